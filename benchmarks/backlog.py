@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.caller import Client
 from benchmarks.served import settled
 from benchmarks.traffic import Length, Sort, of, play_closed
-from maitred.core.token_costs import ServiceWeights
+from maitred.core.flow import ServiceWeights
 from maitred.testing.server_process import ServerProcess
 
 WEIGHTS = {"one": 1.0, "two": 2.0, "three": 3.0, "four": 4.0}

@@ -26,18 +26,18 @@ import uvloop
 
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
-from maitred.admission.work import AdmissionRequest
+from maitred.admission.request import AdmissionRequest
 from maitred.api.application import build
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
-from maitred.app.access import open_access
 from maitred.app.address import bind
-from maitred.app.pipeline import Pipeline
+from maitred.app.assembly.access import open_access
+from maitred.app.assembly.stores import open_stores, running
+from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.router import Router
+from maitred.app.request.pipeline import Pipeline
 from maitred.app.runtime.gc import collect_seldom
 from maitred.app.shutdown import Shutdown
-from maitred.app.stores import open_stores, running
 from maitred.config.loader import load
 from maitred.config.tree import Config
 from maitred.core.answer import Outcome
@@ -52,7 +52,7 @@ from maitred.dispatch.request import Endpoint
 from maitred.engine.models.source import find_model
 from maitred.fleet.remote import RemoteEngine
 from maitred.observe.logs import RequestLog, set_up
-from maitred.observe.metrics import Metrics
+from maitred.observe.metrics.registry import Metrics
 from maitred.routing.catalog import Catalog, ServedModel
 from maitred.store.counters.memory import MemoryCounters
 from maitred.store.journal import Journal

@@ -15,7 +15,7 @@ from maitred.load.play.client.connection import ConnectionFailed, LoadConnection
 from maitred.load.play.client.origin import Origin
 from maitred.load.play.client.pool import ConnectionPool
 from maitred.load.play.clock import RunClock
-from maitred.wire.event_cutter import SseSplitter
+from maitred.wire.sse import SseSplitter
 
 CONNECT_S = 5.0
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

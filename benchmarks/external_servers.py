@@ -17,7 +17,8 @@ from typing import IO
 from benchmarks.environments import CPU_TORCH, Environment
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.replica.http.pool import OpenConnections
-from maitred.replica.upstream.config import DialectName, UpstreamConfig
+from maitred.replica.upstream.config import UpstreamConfig
+from maitred.replica.upstream.dialects import DialectName
 from maitred.replica.upstream.probe import Probe
 from maitred.replica.upstream.replica import UpstreamReplica
 from maitred.testing.server_process import free_port

@@ -24,9 +24,8 @@ from benchmarks.report import Report
 from benchmarks.shapes import random_qwen
 from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
-from maitred.engine.config import EngineConfig
+from maitred.engine.config import AttentionKernels, EngineConfig, GPUConfig
 from maitred.engine.engine import Engine
-from maitred.engine.gpu_config import AttentionKernels, GPUConfig
 
 SEED = 20261122
 SKIPPED = 77

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.report import Report
 from benchmarks.simulated_gateway import Simulation, capacity
-from maitred.dispatch.entry import QueuedRequest
+from maitred.dispatch.pool_queue import QueuedRequest
 from maitred.fairness.config import QueueOrderConfig
 
 SEED = 20_261_122

@@ -30,13 +30,12 @@ from benchmarks import prefix_balance_plot
 from benchmarks.report import RESULTS, Report, percentiles
 from benchmarks.simulated_replicas import BLOCK_TOKENS, Clock, SimulatedReplica
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
-from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.core.flow import Flow, FlowLevel, PriorityClass, ServiceWeights
 from maitred.core.prefix import shared_scope
 from maitred.core.request import EngineRequest, SamplingParams
-from maitred.core.token_costs import ServiceWeights
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.entry import QueuedRequest
+from maitred.dispatch.pool_queue import QueuedRequest
 from maitred.dispatch.request import DispatchRequest, Endpoint
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable

@@ -19,7 +19,7 @@ from maitred.core.replica import LoadReport, ModelCard, StepTimes
 from maitred.core.request import EngineRequest, SamplingParams, TokenLogprobs
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.entry import QueuedRequest, QueueState
+from maitred.dispatch.pool_queue import QueuedRequest, QueueState
 from maitred.dispatch.request import DispatchRequest, Endpoint
 from maitred.dispatch.shedding import QueueAdmission
 from maitred.engine.engine import Engine

@@ -33,7 +33,7 @@ from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
-from maitred.engine.grammar.vocabulary import load_vocabulary
+from maitred.engine.grammar.compiler import load_vocabulary
 from maitred.text.grammar.fault import GrammarFault
 from maitred.text.grammar.language import LIMITS, source_of
 from maitred.text.grammar.reading import grammar_of

@@ -22,10 +22,10 @@ from maitred.api.openapi import describe
 from maitred.api.routes import RouteTable
 from maitred.app.address import bind, url_of
 from maitred.app.admin.on_demand import OnDemandModelAdmin
+from maitred.app.admin.pins import PinAdmin
+from maitred.app.admin.replicas import ReplicaAdmin
+from maitred.app.admin.rollouts import RolloutAdmin
 from maitred.app.admin.sleep import SleepableModelAdmin
-from maitred.app.pins import PinAdmin
-from maitred.app.replicas import ReplicaAdmin
-from maitred.app.rollouts import RolloutAdmin
 from maitred.app.workers.admin import WorkerAdmin
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Conflict, StoreUnavailable, Unauthenticated

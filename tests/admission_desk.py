@@ -2,7 +2,7 @@
 
 from maitred.admission.admission import Admission
 from maitred.admission.config import AdmissionConfig, PriceConfig
-from maitred.admission.work import AdmissionRequest
+from maitred.admission.request import AdmissionRequest
 from maitred.core.errors import StoreUnavailable
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.tenancy import Principal, Scope

@@ -19,9 +19,9 @@ from maitred.api.config import ServerConfig
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
 from maitred.app.address import bind, url_of
-from maitred.app.pipeline import Pipeline
+from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.router import Router
+from maitred.app.request.pipeline import Pipeline
 from maitred.cache.config import IdempotencyConfig
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.config.tree import BUNDLED_MODEL
@@ -34,8 +34,8 @@ from maitred.core.tenancy import ANONYMOUS
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.request import Endpoint
-from maitred.observe.engines import EngineState
-from maitred.observe.metrics import Metrics
+from maitred.observe.metrics.engines import EngineState
+from maitred.observe.metrics.registry import Metrics
 from maitred.replica.engine.client import EngineClient
 from maitred.routing.catalog import Catalog, ServedModel
 from maitred.store.counters.memory import MemoryCounters

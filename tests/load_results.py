@@ -5,7 +5,7 @@ import random
 from array import array
 from collections.abc import Sequence
 
-from maitred.load.measure.record import RequestRecord, RunData, TesterSample, UserOutcome
+from maitred.load.measure.record import LoadTesterSample, RequestRecord, RunData, UserOutcome
 from maitred.load.measure.result import LoadResult
 from maitred.load.spec import ArrivalsSpec, LoadSpec, LoadTarget, LoadTenant, ObjectivesSpec, StopCondition
 
@@ -97,7 +97,7 @@ def synthetic_data(
     seconds = max((record.ended_s for record in records), default=0.0)
     lag_s = array("d", (rng.expovariate(1 / 2e-4) for _ in range(int(seconds * 20))))
     samples = [
-        TesterSample(
+        LoadTesterSample(
             at_s=float(second),
             cpu_share=rng.uniform(0.12, 0.2),
             starved_share=rng.uniform(0, 0.02),

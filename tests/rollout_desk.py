@@ -9,7 +9,7 @@ from maitred.store.rollouts import Change
 
 
 class PaperRollouts:
-    """Implements `maitred.app.rollouts.RolloutPersistence`."""
+    """Implements `maitred.app.admin.rollouts.RolloutPersistence`."""
 
     def __init__(self) -> None:
         self.states: dict[str, RolloutState] = {}

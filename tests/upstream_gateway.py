@@ -18,20 +18,20 @@ from maitred.api.config import ServerConfig
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
 from maitred.app.address import bind, url_of
-from maitred.app.pipeline import Pipeline
+from maitred.app.admin.rollouts import RolloutAdmin
+from maitred.app.models.router import Router, routes_of
+from maitred.app.models.upstreams import open_upstreams
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.retrying import RetryPolicy
-from maitred.app.rollouts import RolloutAdmin
-from maitred.app.router import Router, routes_of
-from maitred.app.trials import RolloutObserver
-from maitred.app.upstreams import open_upstreams
+from maitred.app.request.pipeline import Pipeline
+from maitred.app.request.retry_policy import RetryPolicy
+from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.config.tree import Config, TextModelConfig
 from maitred.core.answer import RequestContext
 from maitred.core.clock import SystemClock
 from maitred.core.cohort import COHORT
+from maitred.core.flow import ServiceWeights
 from maitred.core.limits import Limit
 from maitred.core.tenancy import ANONYMOUS, Principal
-from maitred.core.token_costs import ServiceWeights
 from maitred.dispatch.config import DispatchConfig, ReportsConfig
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.replica.upstream.config import UpstreamConfig

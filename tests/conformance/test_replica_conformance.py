@@ -10,12 +10,11 @@ import pytest
 import uvloop
 
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.fingerprint import ModelFingerprint
+from maitred.core.request import ModelFingerprint
 from maitred.core.secret import Secret
 from maitred.engine.config import EngineConfig
 from maitred.fleet.local import LocalEngine, engine_command
-from maitred.fleet.remote import attached
-from maitred.fleet.same_model import FingerprintCheck
+from maitred.fleet.remote import FingerprintCheck, attached
 from maitred.replica.engine.client import EngineClient
 from maitred.testing.replica_conformance import ReplicaUnderTest, exercise_replica
 from maitred.testing.script import AnswerFault, ScriptedAnswer

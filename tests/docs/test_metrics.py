@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from maitred.app.replicas import ReplicaAdmin
+from maitred.app.admin.replicas import ReplicaAdmin
 from maitred.core.answer import InferenceRequest, ModelSelection, Outcome, RejectedAnswer, RequestContext
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Saturated
@@ -18,15 +18,15 @@ from maitred.core.replica import GpuState, LoadReport, ProcessState
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import ANONYMOUS
 from maitred.dispatch.metrics import state_of
-from maitred.observe.budgets import BudgetUse
 from maitred.observe.config import SloConfig
-from maitred.observe.engines import EngineState
-from maitred.observe.metrics import Metrics
-from maitred.observe.reloads import ReloadState
-from maitred.observe.residency import ResidencyState, ResidentState
-from maitred.observe.rollouts import RolloutsState
-from maitred.observe.store_metrics import AccountsState
-from maitred.observe.upstreams import UpstreamState
+from maitred.observe.metrics.budgets import BudgetUse
+from maitred.observe.metrics.engines import EngineState
+from maitred.observe.metrics.registry import Metrics
+from maitred.observe.metrics.reloads import ReloadState
+from maitred.observe.metrics.residency import ResidencyState, ResidentState
+from maitred.observe.metrics.rollouts import RolloutsState
+from maitred.observe.metrics.stores import AccountsState
+from maitred.observe.metrics.upstreams import UpstreamState
 from maitred.testing.script import SCRIPTED_CARD
 from tests.clock import FakeClock
 from tests.dispatch_desk import Desk

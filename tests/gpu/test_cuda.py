@@ -7,8 +7,7 @@ import torch
 
 from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
-from maitred.engine.config import EngineConfig
-from maitred.engine.gpu_config import GPUConfig
+from maitred.engine.config import EngineConfig, GPUConfig
 from maitred.engine.kernels.gpu.choice import make_attention
 from maitred.engine.kernels.reference import ReferenceAttention
 from maitred.engine.models.token_major import TokenMajorCache

@@ -14,13 +14,11 @@ import pytest
 
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
-from maitred.core.fingerprint import ModelFingerprint
 from maitred.core.replica import LoadReport
-from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta
+from maitred.core.request import EngineRequest, FinishReason, ModelFingerprint, SamplingParams, TokenDelta
 from maitred.core.secret import Secret
 from maitred.engine.server import MAX_PENDING_HANDSHAKES, EngineServer
-from maitred.fleet.remote import RemoteEngine
-from maitred.fleet.same_model import FingerprintCheck
+from maitred.fleet.remote import FingerprintCheck, RemoteEngine
 from maitred.load.chaos.link import TcpLink
 from maitred.replica.engine.client import EngineClient
 from maitred.testing.script import SCRIPTED_CARD, ScriptedAnswer

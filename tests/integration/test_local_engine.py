@@ -15,8 +15,8 @@ import uvloop
 
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.core.request import EngineRequest, SamplingParams
-from maitred.fleet.backoff import Backoff
 from maitred.fleet.local import LocalEngine
+from maitred.fleet.process import Backoff
 
 LIMIT_S = 20.0
 STALLS = {"fault": "stall", "fault_after": 1}

@@ -7,9 +7,8 @@ import pytest
 from aiohttp import web
 
 from maitred.core.clock import SystemClock
-from maitred.core.directory import DirectoryChanges
 from maitred.core.errors import Unauthenticated, Unavailable
-from maitred.core.tenancy import ANONYMOUS, Scope, Tenant, require
+from maitred.core.tenancy import ANONYMOUS, DirectoryChanges, Scope, Tenant, require
 from maitred.identity.config import OidcConfig
 from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity

@@ -16,8 +16,8 @@ from msgspec import inspect
 from msgspec.structs import replace
 
 from maitred.admission.config import PriceConfig
+from maitred.app.assembly.services import open_ground
 from maitred.app.gateway import open_gateway
-from maitred.app.ground import open_ground
 from maitred.app.reload import Reloader
 from maitred.config.comparison import why_restart
 from maitred.config.loader import LoadedConfig

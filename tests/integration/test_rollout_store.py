@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from maitred.app.rollouts import RolloutAdmin
+from maitred.app.admin.rollouts import RolloutAdmin
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound, StoreUnavailable
 from maitred.core.rollout import RolloutPhase

@@ -7,7 +7,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from maitred.app.shadows import ShadowOutcome
+from maitred.app.request.shadow_traffic import ShadowOutcome
 from maitred.core.answer import Outcome
 from maitred.core.errors import Conflict
 from maitred.core.limits import Limit, LimitKind

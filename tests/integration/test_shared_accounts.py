@@ -9,7 +9,7 @@ import httpx
 import pytest
 from msgspec import structs
 
-from maitred.app.stores import open_stores
+from maitred.app.assembly.stores import open_stores
 from maitred.config.tree import Config
 from maitred.core.clock import SystemClock
 from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationGranted

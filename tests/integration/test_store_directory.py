@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 import pytest
 
-from maitred.core.directory import DirectoryChanges
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound, StoreUnavailable
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.secret import Secret
-from maitred.core.tenancy import ApiKey, KeySecret, Scope, Tenant
+from maitred.core.tenancy import ApiKey, DirectoryChanges, KeySecret, Scope, Tenant
 from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.directory import DirectoryStore

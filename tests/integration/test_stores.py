@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from maitred.app.stores import open_stores, recall_rates
+from maitred.app.assembly.stores import open_stores, recall_rates
 from maitred.config.loader import load
 from maitred.core.clock import SystemClock
 from maitred.core.counters import CounterKind, LimitClaim

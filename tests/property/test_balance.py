@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
-from maitred.core.token_costs import ServiceWeights
+from maitred.core.flow import ServiceWeights
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig, PolicyName
 from maitred.routing.balance.loads import ReplicaLoads

@@ -9,7 +9,7 @@ from maitred.core.flow import PriorityClass
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import Principal
 from maitred.observe.config import MetricsConfig, SloConfig
-from maitred.observe.metrics import Metrics
+from maitred.observe.metrics.registry import Metrics
 from maitred.observe.observer_batch import ObserverBatch
 from maitred.observe.recent import RecentTraffic
 from maitred.observe.timelines import TimelineBuffer

@@ -12,7 +12,7 @@ from maitred.core.errors import DeadlineExceeded, ReplicaUnavailable
 from maitred.core.flow import PriorityClass
 from maitred.dispatch.config import DispatchConfig, TenantPoolConfig
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.entry import QueueState
+from maitred.dispatch.pool_queue import QueueState
 from maitred.dispatch.request import Endpoint
 from maitred.fairness.config import QueueOrderConfig
 from tests.dispatch_desk import CARD, EMPTY, SaidReplica, errand

@@ -12,9 +12,8 @@ from jsonschema import Draft202012Validator
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.grammar import Constraint
 from maitred.core.request import SamplingParams
-from maitred.engine.grammar.compiler import GrammarCompiler
+from maitred.engine.grammar.compiler import GrammarCompiler, load_vocabulary
 from maitred.engine.grammar.constraints import Constraints
-from maitred.engine.grammar.vocabulary import load_vocabulary
 from maitred.engine.sampling.sampler import Sampler
 from maitred.text.grammar.reading import grammar_of
 from maitred.text.tokenizer import Tokenizer

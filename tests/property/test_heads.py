@@ -7,8 +7,7 @@ from maitred.api.dialect import ANTHROPIC, OPENAI
 from maitred.api.response_head import lines_of, told_headers, told_lines
 from maitred.core.answer import ModelSelection, RateLimitStatus, RequestContext
 from maitred.core.counters import CounterState
-from maitred.core.flow import PriorityClass
-from maitred.core.queue_position import QueuePosition
+from maitred.core.flow import PriorityClass, QueuePosition
 
 counts = st.integers(-5, 10**9)
 seconds = st.floats(-1, 10**5)

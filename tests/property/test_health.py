@@ -10,9 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from maitred.replica.health.breaker import AttemptOutcome, BreakerState
 from maitred.replica.health.config import BreakerConfig, HealthConfig, OutlierConfig
-from maitred.replica.health.health import ReplicaHealth
+from maitred.replica.health.health import ReplicaHealth, slow_start
 from maitred.replica.health.peers import PoolHealth
-from maitred.replica.health.slow_start import slow_start
 
 NUMBERS = st.integers(0, 4)
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.core.directory import DirectoryChanges
 from maitred.core.errors import Unauthenticated
-from maitred.core.tenancy import ApiKey, Tenant
+from maitred.core.tenancy import ApiKey, DirectoryChanges, Tenant
 from maitred.identity.config import OidcConfig
 from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity

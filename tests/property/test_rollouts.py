@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.app.router import Router, routes_of
+from maitred.app.models.router import Router, routes_of
 from maitred.config.tree import Config
 from maitred.core.answer import InferenceRequest
 from maitred.core.request import SamplingParams

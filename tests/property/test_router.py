@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.app.router import LOCAL_ONLY, Router
+from maitred.app.models.router import LOCAL_ONLY, Router
 from maitred.core.answer import InferenceRequest
 from maitred.core.errors import ContextLengthExceeded, MaitredError, ReplicaLost
 from maitred.core.request import SamplingParams

@@ -15,9 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.core.flow import Flow, FlowLevel, PriorityClass, ServiceWeights
 from maitred.core.request import EngineRequest, FinishReason, PinRequest, SamplingParams
-from maitred.core.token_costs import ServiceWeights
 from maitred.engine.config import KVShareConfig, PinsConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.swap import BlockCopy, SwapSpace

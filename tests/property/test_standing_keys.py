@@ -5,9 +5,8 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.core.directory import DirectoryChanges
 from maitred.core.errors import Unauthenticated
-from maitred.core.tenancy import ANONYMOUS, ApiKey, KeySecret, Scope, Tenant
+from maitred.core.tenancy import ANONYMOUS, ApiKey, DirectoryChanges, KeySecret, Scope, Tenant
 from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity
 from maitred.identity.keys import make_key

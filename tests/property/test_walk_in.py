@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from maitred.core.flow import PriorityClass
 from maitred.core.replica import StepTimes
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.entry import QueueState
+from maitred.dispatch.pool_queue import QueueState
 from maitred.dispatch.request import Endpoint
 from tests.dispatch_desk import EMPTY, errand
 from tests.property.test_dispatch import CONFIGS, Engine

@@ -18,14 +18,13 @@ from maitred.admission.config import AdmissionConfig
 from maitred.admission.grant import Grant, GrantServices
 from maitred.admission.leases import Leases
 from maitred.admission.limit_plans import LimitPlanCache
-from maitred.admission.limit_status import LimitUsage, uses_of
+from maitred.admission.limit_status import LimitUsage, standing_of, uses_of
 from maitred.admission.policy.claims import LimitDemand
 from maitred.admission.policy.output import RequestedOutput, length_of
 from maitred.admission.policy.refusal import RequestedTokens, refusal_of
 from maitred.admission.policy.retry_after import RetryTurns
-from maitred.admission.policy.standing import standing_of
 from maitred.admission.prices import PriceList
-from maitred.admission.work import AdmissionRequest
+from maitred.admission.request import AdmissionRequest
 from maitred.core.answer import RateLimitStatus
 from maitred.core.clock import Clock
 from maitred.core.counters import (

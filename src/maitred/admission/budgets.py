@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from maitred.admission.policy.claims import LimitDemand, spend_claim
+from maitred.admission.policy.claims import LimitDemand, spend_claim, watches_of
 from maitred.admission.policy.rules import LimitRule, each
-from maitred.admission.policy.watches import watches_of
 from maitred.admission.policy.windows import day_at
 from maitred.admission.prices import FREE
 from maitred.core.clock import Clock

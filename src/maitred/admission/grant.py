@@ -13,7 +13,7 @@ from maitred.admission.budgets import SoftBudgets
 from maitred.admission.leases import Leases
 from maitred.admission.limit_plans import LimitPlan
 from maitred.admission.policy.claims import reserved_of, spent_of, taken_of
-from maitred.admission.work import AdmissionRequest
+from maitred.admission.request import AdmissionRequest
 from maitred.core.answer import Outcome, RateLimitStatus
 from maitred.core.clock import Clock
 from maitred.core.counters import CounterState, RequestSize

@@ -8,10 +8,9 @@ import logging
 
 import msgspec
 
-from maitred.admission.policy.claims import LimitDemand, demand_of
+from maitred.admission.policy.claims import LimitDemand, demand_of, watches_of
 from maitred.admission.policy.output import PerRequestLimits, bounds_of
 from maitred.admission.policy.rules import rules_for
-from maitred.admission.policy.watches import watches_of
 from maitred.admission.policy.windows import day_at
 from maitred.admission.prices import PriceList, PriceTag
 from maitred.core.counters import CounterKind

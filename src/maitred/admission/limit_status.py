@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from maitred.admission.policy.claims import spend_claim
+from maitred.admission.policy.claims import spend_claim, watches_of
 from maitred.admission.policy.rules import LimitRule, each
-from maitred.admission.policy.watches import watches_of
 from maitred.admission.policy.windows import day_at
 from maitred.admission.prices import FREE
+from maitred.core.answer import RateLimitStatus
 from maitred.core.clock import Clock
-from maitred.core.counters import Counters
+from maitred.core.counters import CounterKind, Counters, CounterState, LimitClaim
 from maitred.core.limits import Limit, LimitSource
 
 
@@ -51,3 +51,29 @@ async def uses_of(subjects: Sequence[str], limits: LimitSource, counters: Counte
         )
         for (rule, _), reading in zip(watched, readings, strict=True)
     ]
+
+
+_BUCKET = CounterKind.BUCKET
+
+
+def standing_of(claims: Sequence[LimitClaim], readings: Sequence[CounterState]) -> RateLimitStatus | None:
+    """The standing that these readings show, one for each claim; None if no rate is among them.
+
+    Requests are all alike, so the tightest of their limits is the one with the fewest left. Input, output and all
+    tokens are not: of these it is the one with the smallest share left.
+    """
+    requests: CounterState | None = None
+    tokens: CounterState | None = None
+    for claim, reading in zip(claims, readings, strict=True):
+        if claim.kind is not _BUCKET:
+            continue
+        if claim.fixed:
+            if requests is None or reading.remaining < requests.remaining:
+                requests = reading
+        elif tokens is None or _share(reading) < _share(tokens):
+            tokens = reading
+    return None if requests is None and tokens is None else RateLimitStatus(requests, tokens)
+
+
+def _share(reading: CounterState) -> float:
+    return reading.remaining / reading.capacity if reading.capacity > 0 else 0.0

@@ -7,11 +7,10 @@ below is the whole error policy of the HTTP edge.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from maitred.api.cancel_scope import ClientDisconnected
 from maitred.api.errors import Header, let_go_of_frames, public
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
-from maitred.api.in_flight import InFlightLimiter
-from maitred.api.retries import RetryAdvisor
+from maitred.api.in_flight import ClientDisconnected, InFlightLimiter
+from maitred.api.retry_advice import RetryAdvisor
 from maitred.api.routes import Route, RouteTable
 from maitred.core.answer import Outcome, RateLimitStatus, RequestContext, RequestObserver
 from maitred.core.clock import Clock

@@ -14,7 +14,7 @@ from maitred.api.in_flight import InFlightLimiter
 from maitred.api.messages import MessagesRoutes
 from maitred.api.models import ModelRoutes
 from maitred.api.queue import QueueRoutes
-from maitred.api.retries import RetryAdvisor
+from maitred.api.retry_advice import RetryAdvisor
 from maitred.api.routes import Route, RouteTable
 from maitred.cache.config import IdempotencyConfig
 from maitred.cache.idempotency import AnswerStore

@@ -12,10 +12,10 @@ from enum import Enum, auto
 from typing import Any, Self
 from urllib.parse import parse_qsl
 
-from maitred.api.cancel_scope import CancelScope, ClientDisconnected
-from maitred.api.connection import connection_of
 from maitred.api.dialect import OPENAI, ApiDialect
 from maitred.api.errors import Header, headers_of
+from maitred.api.http.connection import connection_of
+from maitred.api.in_flight import CancelScope, ClientDisconnected
 from maitred.api.parsed_head import greeting_of
 from maitred.api.response_head import lines_of, told_headers, told_lines
 from maitred.core.answer import RequestContext

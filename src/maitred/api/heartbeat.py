@@ -15,7 +15,7 @@ from typing import Self
 
 from maitred.api.exchange import HttpExchange
 from maitred.core.answer import RequestContext
-from maitred.core.queue_position import QueuePosition
+from maitred.core.flow import QueuePosition
 from maitred.wire.sse import encode_comment
 
 

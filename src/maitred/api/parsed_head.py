@@ -1,19 +1,17 @@
 """What the head of a request says by itself, read once for all requests of a connection that have the same.
 
 A client repeats its head with each request (see `maitred.api.http.head_cache`). What follows from it alone, or from it
-and
-the configuration, is kept with it: which route it leads to, who has proved to be its sender, what its headers ask for.
+and the
+configuration, is kept with it: which route it leads to, who has proved to be its sender, what its headers ask for.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from maitred.api.headers import Headers
 from maitred.api.priority_headers import retries_in
+from maitred.api.routes import Route, RouteTable
 from maitred.core.tenancy import Principal
-
-if TYPE_CHECKING:
-    from maitred.api.routes import Route, RouteTable
 
 KEPT = "maitred.kept"
 """The key under a scope's `extensions` of what is kept with its head; where there is none, its head is not repeated."""

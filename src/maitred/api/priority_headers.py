@@ -8,8 +8,7 @@ import math
 
 import msgspec
 
-from maitred.api.header_flags import flag_in, wish_in
-from maitred.api.headers import Headers
+from maitred.api.headers import Headers, flag_in, wish_in
 from maitred.api.routing_headers import LOCAL_ONLY, MOST_USD, REGION, bounds_in
 from maitred.core.answer import InferenceRequest
 from maitred.core.errors import InvalidRequest

@@ -13,8 +13,7 @@ from maitred.api.errors import Header, clamped_headers, span_of
 from maitred.api.timing_headers import account_headers, milliseconds
 from maitred.core.answer import RateLimitStatus, RequestContext
 from maitred.core.counters import CounterState
-from maitred.core.flow import PriorityClass
-from maitred.core.queue_position import QueuePosition
+from maitred.core.flow import PriorityClass, QueuePosition
 from maitred.wire.event_template import JsonForm
 
 _PAIR = b": ".join

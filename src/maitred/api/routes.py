@@ -8,15 +8,16 @@ rest, slashes included, because a model's name may hold them; in the middle it t
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from types import UnionType
+from typing import Any
 
 import msgspec
 
 from maitred.api.dialect import OPENAI, ApiDialect
-from maitred.api.exchange import HttpExchange
 from maitred.core.errors import MethodNotAllowed, RouteNotFound
 from maitred.core.tenancy import Scope
 
-Handler = Callable[[HttpExchange], Awaitable[None]]
+Handler = Callable[[Any], Awaitable[None]]
+"""Takes an `HttpExchange`, whose module imports this one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,7 @@
 import math
 from typing import TypedDict
 
-from maitred.api.header_flags import flag_in
-from maitred.api.headers import Headers
+from maitred.api.headers import Headers, flag_in
 from maitred.core.errors import InvalidRequest
 from maitred.wire.openai.faults import shown
 

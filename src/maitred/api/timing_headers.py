@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from maitred.api.errors import Header
 from maitred.core.answer import RejectedAnswer, RequestContext
-from maitred.core.queue_position import QueuePosition
+from maitred.core.flow import QueuePosition
 
 _UNFIT = re.compile(rb"[^ -~]")
 """What a header's value cannot hold. A model's name can."""

@@ -27,22 +27,21 @@ from functools import partial
 from maitred.admission.admission import Admission
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.in_flight import InFlightLimiter
+from maitred.app.admin.live import LiveState
+from maitred.app.admin.pins import PinAdmin
+from maitred.app.admin.replicas import ReplicaAdmin
+from maitred.app.admin.rollouts import RolloutAdmin
 from maitred.app.admin.sleep import SleepableModelAdmin
 from maitred.app.admin.store_health import SoftBudgetAlarm, StoreHealth
 from maitred.app.assembly.build import draft_of, regime_of
 from maitred.app.assembly.generation import ConfigGeneration, GenerationSwitch
-from maitred.app.assembly.services import GatewayServices
-from maitred.app.ground import GatewayResources
-from maitred.app.live import LiveState
+from maitred.app.assembly.queues import open_queues
+from maitred.app.assembly.services import GatewayResources, GatewayServices
+from maitred.app.assembly.stores import recall_rates, running
 from maitred.app.models.registry import roster_of
-from maitred.app.pins import PinAdmin
-from maitred.app.queues import open_queues
 from maitred.app.reload import Reloader
-from maitred.app.replicas import ReplicaAdmin
-from maitred.app.rollouts import RolloutAdmin
+from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.runtime.gc import GcSweep
-from maitred.app.stores import recall_rates, running
-from maitred.app.trials import RolloutObserver
 from maitred.app.workers.admin import WorkerAdmin
 from maitred.app.workers.controller import ControllerServer
 from maitred.app.workers.ipc import IpcDirectory
@@ -53,7 +52,7 @@ from maitred.core.clock import Clock
 from maitred.core.rollout import RolloutState
 from maitred.fleet.engines import Engine
 from maitred.observe.live_diagnosis import LiveDiagnosis
-from maitred.observe.metrics import Metrics
+from maitred.observe.metrics.registry import Metrics
 from maitred.observe.observer_batch import ObserverBatch
 from maitred.observe.recent import RecentTraffic
 from maitred.observe.timelines import TimelineBuffer

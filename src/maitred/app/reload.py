@@ -17,7 +17,7 @@ from maitred.config.render import yaml_of
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid, InvalidRequest, MaitredError
-from maitred.observe.reloads import ReloadState
+from maitred.observe.metrics.reloads import ReloadState
 from maitred.wire.admin.responses import ChangeBody, ConfigBody, ReloadBody
 
 log = logging.getLogger(__name__)

@@ -18,15 +18,15 @@ from rich.markup import escape
 
 from maitred.api.http.server import HttpServer
 from maitred.app.address import url_of
+from maitred.app.assembly.services import GatewayResources, open_ground
 from maitred.app.banner import announce, announce_on_demand, announce_upstreams, show_key
-from maitred.app.encoder import EncoderModels
 from maitred.app.gateway import open_gateway
-from maitred.app.ground import GatewayResources, open_ground
+from maitred.app.models.encoder import EncoderModels
 from maitred.app.reload import Read, Reloader
 from maitred.app.runtime.gc import collect_seldom
 from maitred.app.shutdown import Shutdown
+from maitred.app.workers.controller import PendingWorkers, open_lobby
 from maitred.app.workers.ipc import IpcDirectory
-from maitred.app.workers.lobby import PendingWorkers, open_lobby
 from maitred.config.loader import LoadedConfig
 from maitred.core.clock import Clock
 from maitred.fleet.engines import LocalEngines

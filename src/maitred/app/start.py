@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from maitred.app.address import bind
-from maitred.app.engines import engines_in, make_engines
+from maitred.app.models.engines import engines_in, make_engines
 from maitred.app.workers.ipc import IpcDirectory, open_house
 from maitred.app.workers.supervisor import CONTROLLER, KEEPER, Part, Supervisor
 from maitred.config.loader import LoadedConfig

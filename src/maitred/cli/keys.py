@@ -149,14 +149,14 @@ def _state(key: "KeyBody") -> str:
 def _expiry(text: str | None) -> str | float | None:
     import time
 
-    from maitred.config.duration import parse_seconds
+    from maitred.config.units import parse_seconds
 
     seconds = None if text is None else parse_seconds(text)
     return text if seconds is None else time.time() + seconds
 
 
 def _seconds(option: str, text: str) -> float:
-    from maitred.config.duration import parse_seconds
+    from maitred.config.units import parse_seconds
 
     seconds = parse_seconds(text)
     if seconds is None:

@@ -13,12 +13,12 @@ import msgspec
 
 from maitred.cli.extras import needing
 from maitred.core.errors import CallerError, ConfigInvalid, MaitredError
+from maitred.core.flow import ServiceWeights
 from maitred.core.parent_watch import follow_parent
-from maitred.core.token_costs import ServiceWeights
 from maitred.engine.config import EngineConfig
 from maitred.engine.lean_torch import import_lean_torch
 from maitred.engine.threads import wait_briefly_at_barriers
-from maitred.fleet.passed import EngineArgs
+from maitred.fleet.process import EngineArgs
 from maitred.observe.config import LogConfig
 from maitred.observe.logs import set_up
 from maitred.wire.link.config import LinkConfig

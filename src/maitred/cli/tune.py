@@ -80,9 +80,9 @@ def tune(
     Starts an engine of its own and lets more and more sequences run together, until the time between tokens breaks its
     objective or more of them give no more. Ctrl-C stops it and changes nothing.
     """
-    from maitred.config.duration import parse_seconds
     from maitred.config.edit import lines_of, set_values, write_values
     from maitred.config.loader import DEFAULT_FILE
+    from maitred.config.units import parse_seconds
 
     if write is not None and dry_run:
         raise InvalidRequest("--write and --dry-run exclude each other. Leave one out.")

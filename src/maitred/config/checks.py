@@ -7,13 +7,12 @@ from msgspec import Struct
 
 from maitred.admission.degradation import ladder_faults
 from maitred.config.tree import Config, ServedModelConfig, TextModelConfig
-from maitred.dispatch.faults import dispatch_faults
-from maitred.engine.config import EngineConfig
-from maitred.engine.faults import engine_faults
+from maitred.dispatch.config import dispatch_faults
+from maitred.engine.config import EngineConfig, engine_faults
 from maitred.identity.faults import declaration_faults
 from maitred.identity.providers import provider_faults
 from maitred.observe.config import slo_faults, trace_faults
-from maitred.replica.upstream.faults import continuation_faults, upstream_faults
+from maitred.replica.upstream.config import continuation_faults, upstream_faults
 from maitred.routing.pools.config import PoolConfig, RoutesConfig
 from maitred.routing.pools.faults import route_faults
 from maitred.wire.link.credentials import link_faults

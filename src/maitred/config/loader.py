@@ -7,7 +7,6 @@ from typing import TypeVar
 from msgspec import Struct
 
 from maitred.config.checks import ConfigConflict, conflicts
-from maitred.config.inheritance import with_inherited
 from maitred.config.nodes import DEFAULT_ORIGIN, ConfigFault, ConfigNode, merge
 from maitred.config.profiles import profile_layer
 from maitred.config.sources import read_environment, read_overrides, read_yaml
@@ -121,3 +120,26 @@ def listing(faults: Sequence[ConfigFault], subject: str) -> str:
 def _origin(keys: tuple[str, ...], origins: Mapping[str, str]) -> str:
     """Where the conflict was written: the first of its settings that was set at all."""
     return next((origins[key] for key in keys if origins[key] != DEFAULT_ORIGIN), "")
+
+
+def with_inherited(root: ConfigNode) -> ConfigNode:
+    """The merged layers, with the settings of `engine` in every `models.NAME.engine` that does not say otherwise.
+
+    Each keeps the origin that it was written at. Only models with a `path` have an engine; what is not well-formed is
+    left for the walker to report.
+    """
+    sections = root.value
+    if not isinstance(sections, dict):
+        return root
+    engine, models = sections.get("engine"), sections.get("models")
+    if engine is None or models is None or not isinstance(models.value, dict):
+        return root
+    named = {name: _inheriting(model, engine) for name, model in models.value.items()}
+    return ConfigNode({**sections, "models": ConfigNode(named, models.origin)}, root.origin)
+
+
+def _inheriting(model: ConfigNode, engine: ConfigNode) -> ConfigNode:
+    if not isinstance(model.value, dict) or "path" not in model.value:
+        return model
+    own = model.value.get("engine")
+    return ConfigNode({**model.value, "engine": engine if own is None else merge(engine, own)}, model.origin)

@@ -9,9 +9,9 @@ from msgspec import inspect
 from maitred.config.loader import LoadedConfig
 from maitred.config.nodes import DEFAULT_ORIGIN
 from maitred.config.scalars import bounds
-from maitred.config.size import format_bytes
 from maitred.config.sources import ENVIRONMENT_PREFIX
 from maitred.config.tree import Config
+from maitred.config.units import format_bytes
 from maitred.config.walker import below, unwrap
 from maitred.core.secret import Secret
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from msgspec import UNSET, inspect
 
-from maitred.config.duration import parse_seconds
 from maitred.config.nodes import ConfigNode
-from maitred.config.size import format_bytes, parse_bytes
+from maitred.config.units import format_bytes, parse_bytes, parse_seconds
 
 NULL_WORDS = frozenset({"", "~", "null"})
 _TRUE = frozenset({"true", "yes", "on", "1"})

@@ -16,9 +16,8 @@ from msgspec.structs import replace
 
 from maitred.core.counters import CounterState
 from maitred.core.errors import MaitredError
-from maitred.core.flow import PriorityClass
+from maitred.core.flow import PriorityClass, QueuePosition
 from maitred.core.grammar import Constraint
-from maitred.core.queue_position import QueuePosition
 from maitred.core.replica import ModelCard
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.rollout import RolloutArm
@@ -350,7 +349,7 @@ class PushStream(ABC):
 
 
 class InferenceService(Protocol):
-    """What an API needs of the system behind it; `maitred.app.pipeline` is the one that serves."""
+    """What an API needs of the system behind it; `maitred.app.request.pipeline` is the one that serves."""
 
     def answer(self, ask: InferenceRequest, tally: RequestContext) -> AbstractAsyncContextManager[ResponseStream]:
         """Starts the work for a request; leaving the context ends whatever is unfinished.

@@ -10,7 +10,7 @@ Vector = bytes
 
 
 class EmbeddingService(Protocol):
-    """Computes vectors; `maitred.app.embedding` is the one that serves."""
+    """Computes vectors; `maitred.app.request.embeddings` is the one that serves."""
 
     async def embed(self, ask: InferenceRequest, tally: RequestContext, dimensions: int | None) -> Sequence[Vector]:
         """One vector for each prompt of the request, in their order.

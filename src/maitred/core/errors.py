@@ -49,7 +49,7 @@ what to do. Only `maitred.api.errors` turns an error into HTTP.
 from typing import ClassVar
 
 from maitred.core.counters import CounterState
-from maitred.core.queue_position import QueuePosition
+from maitred.core.flow import QueuePosition
 
 
 class MaitredError(Exception):

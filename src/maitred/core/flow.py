@@ -67,3 +67,36 @@ class Flow(msgspec.Struct, frozen=True, array_like=True, cache_hash=True):
 
 ONE_FLOW = Flow((FlowLevel("*"),))
 """For whoever does not tell callers apart."""
+
+
+class QueuePosition(msgspec.Struct, frozen=True):
+    """Where a request stands in the queue, and what is predicted for it."""
+
+    position: int
+    """Requests that are expected to be released before it."""
+    wait_s: float
+    """From now until it is released to a replica."""
+    ttft_s: float
+    """From now until its first token."""
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """For stories."""
+        return {
+            "position": self.position,
+            "predicted_wait_s": round(self.wait_s, 6),
+            "predicted_ttft_s": round(self.ttft_s, 6),
+        }
+
+
+class ServiceWeights(msgspec.Struct, frozen=True, array_like=True):
+    """Service per token."""
+
+    prompt: float = 1.0
+    """That had to be computed."""
+    cached: float = 0.1
+    output: float = 2.0
+
+    def of(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> float:
+        """The service of so many tokens; `prompt_tokens` includes the cached ones."""
+        return self.prompt * (prompt_tokens - cached_tokens) + self.cached * cached_tokens + self.output * output_tokens

@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from maitred.core.fingerprint import ModelFingerprint
-from maitred.core.request import EngineRequest, TokenDelta
+from maitred.core.request import EngineRequest, ModelFingerprint, TokenDelta
 
 
 class ModelCard(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ everything below it unless something below is stricter. Limits and budgets name 
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import msgspec
 
 from maitred.core.errors import Forbidden, Unauthenticated
 from maitred.core.flow import FlowLevel
+from maitred.core.limits import Limit
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
@@ -154,5 +155,29 @@ class Authenticator(Protocol):
 
         Raises:
             StoreUnavailable: What is known is too old to go by.
+        """
+        ...
+
+
+class DirectoryChanges(msgspec.Struct, frozen=True):
+    """What is new since some version. What was deleted is named by its id alone."""
+
+    version: int
+    tenants: Sequence[Tenant] = ()
+    keys: Sequence[ApiKey] = ()
+    limits: Sequence[Limit] = ()
+    deleted_tenants: Sequence[str] = ()
+    deleted_keys: Sequence[str] = ()
+    deleted_limits: Sequence[str] = ()
+
+
+class DirectorySource(Protocol):
+    """Where the directory is kept."""
+
+    async def changes(self, since: int) -> DirectoryChanges:
+        """Everything that changed after version `since`; 0 asks for all.
+
+        Raises:
+            StoreUnavailable: It cannot be read now.
         """
         ...

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from maitred.core.request import WaitCause
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.endpoint import EndpointState
-from maitred.dispatch.entry import QueuedRequest
 from maitred.dispatch.policy.credits import NOTHING, Cost, sum_of
 from maitred.dispatch.policy.quotas import Quota, Quotas, TenantHoldings
-from maitred.dispatch.pool_queue import PoolQueue
+from maitred.dispatch.pool_queue import PoolQueue, QueuedRequest
 from maitred.dispatch.selector import ReplicaSelector
 
 _ONE = Cost(1, 1)

@@ -1,11 +1,12 @@
 """The `dispatch` section: in which order requests wait, how many and how long, and who has a share of its own."""
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from maitred.core.flow import Flow, PriorityClass
-from maitred.core.token_costs import ServiceWeights
+from maitred.core.flow import Flow, PriorityClass, ServiceWeights
 from maitred.fairness.config import QueueOrderConfig
 
 _Share = Annotated[float, Meta(gt=0, le=1)]
@@ -238,3 +239,28 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
             if level.id in self.tenant_ttft_s:
                 return self.tenant_ttft_s[level.id]
         return self.ttft_s.get(flow.priority)
+
+
+_MOST_SET_ASIDE = 0.95
+"""Of everything; a little must be left for those who are not named."""
+
+
+def dispatch_faults(config: DispatchConfig) -> Iterator[tuple[str, str]]:
+    """The key to point at, and what is wrong."""
+    set_aside = sum(config.reserved.values()) + sum(pool.share for pool in config.pools.values())
+    if set_aside > _MOST_SET_ASIDE:
+        key = "dispatch.pools" if config.pools else "dispatch.reserved"
+        yield (
+            key,
+            f"Reserved shares and pools take {set_aside:.0%} of the replicas, so nothing is left for everybody else. "
+            f"Together they may take {_MOST_SET_ASIDE:.0%}. Lower some of them.",
+        )
+    named = Counter([*config.reserved, *(tenant for pool in config.pools.values() for tenant in set(pool.tenants))])
+    for tenant, times in named.items():
+        if times > 1:
+            key = "dispatch.reserved" if tenant in config.reserved else "dispatch.pools"
+            yield (
+                key,
+                f"{tenant!r} is named {times} times in reserved shares and pools. It can have one part only; leave it "
+                "in the one that it is to use.",
+            )

@@ -23,19 +23,18 @@ from maitred.core.errors import (
     ModelLoading,
     ReplicaUnavailable,
 )
-from maitred.core.queue_position import QueuePosition
+from maitred.core.flow import QueuePosition
 from maitred.core.request import WaitCause
 from maitred.dispatch.capacity import CapacityAllocator, untried
 from maitred.dispatch.config import DispatchConfig
-from maitred.dispatch.counts import DispatchCounters
+from maitred.dispatch.counters import DispatchCounters
 from maitred.dispatch.endpoint import EndpointState
-from maitred.dispatch.entry import Allocation, QueuedRequest, QueueState
 from maitred.dispatch.forecasts import Forecast, ForecastCache
 from maitred.dispatch.load_reports import LoadReports
 from maitred.dispatch.policy.credits import Cost, cost_of
 from maitred.dispatch.policy.outputs import OutputLengths
 from maitred.dispatch.policy.quotas import Quota
-from maitred.dispatch.pool_queue import PoolQueue
+from maitred.dispatch.pool_queue import Allocation, PoolQueue, QueuedRequest, QueueState
 from maitred.dispatch.predictor import LatencyPredictor
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest
 from maitred.dispatch.selector import ReplicaSelector

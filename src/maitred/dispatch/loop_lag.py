@@ -4,7 +4,7 @@ import asyncio
 
 from maitred.core.clock import Clock
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.entry import QueuedRequest
+from maitred.dispatch.pool_queue import QueuedRequest
 
 _BEAT_S = 0.01
 _PUNCTUAL_S = 0.002

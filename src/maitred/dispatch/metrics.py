@@ -1,11 +1,12 @@
 """The queue of one model as metrics show it."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.counts import QUEUE_BUCKETS_S, WaitHistogram
+from maitred.dispatch.counters import QUEUE_BUCKETS_S, WaitHistogram
 from maitred.dispatch.policy.credits import PLENTY
 from maitred.dispatch.request import DispatchRequest
 
@@ -23,7 +24,7 @@ class CreditGauge:
 
 @dataclass(frozen=True, slots=True)
 class DispatchSnapshot:
-    """See `maitred.observe.dispatch.DispatchState`, which says what each field means."""
+    """See `maitred.observe.metrics.dispatch.DispatchState`, which says what each field means."""
 
     waiting: Mapping[str, int]
     predicted_wait_s: Mapping[str, float]
@@ -93,3 +94,30 @@ def state_of(floor: DispatchCore, now_s: float) -> DispatchSnapshot:
         ttft_ratio={name: outlook.calibration.ratio(share) for name, share in _QUANTILES.items()},
         ttft_error={name: outlook.calibration.error(share) for name, share in _QUANTILES.items()},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TenantActivity:
+    """Requests by their organisations."""
+
+    waiting: Mapping[str, int]
+    prefilling: Mapping[str, int]
+    """Sent to a replica, of which nothing has come yet."""
+    decoding: Mapping[str, int]
+    kv_tokens: Mapping[str, Mapping[str, int]]
+    """Replica -> organisation -> tokens of KV cache that its requests there were given credit for."""
+
+
+def crowd_of(floor: DispatchCore) -> TenantActivity:
+    """The crowd now; takes time with the tenants that wait and the requests that run."""
+    waiting, prefilling, decoding = Counter[str](), Counter[str](), Counter[str]()
+    kv_tokens: dict[str, Counter[str]] = {station.post.name: Counter() for station in floor.stations}
+    for room in floor.rooms:
+        for tenant, tickets in room.tenants.items():
+            waiting[tenant] += len(tickets)
+    for ticket in floor.forecaster.at_work:
+        tenant = ticket.tenant.id
+        (decoding if ticket.begun else prefilling)[tenant] += 1
+        if (grip := ticket.grip) is not None:
+            kv_tokens[grip.station.post.name][tenant] += grip.hold.cost.blocks * grip.station.block_tokens
+    return TenantActivity(waiting, prefilling, decoding, kv_tokens)

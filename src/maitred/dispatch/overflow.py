@@ -11,8 +11,8 @@ from maitred.core.flow import PriorityClass
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
 from maitred.dispatch.endpoint import EndpointState
-from maitred.dispatch.entry import QueuedRequest, QueueState
 from maitred.dispatch.policy.overflow import OverflowCandidate, OverflowState, leavers, surplus
+from maitred.dispatch.pool_queue import QueuedRequest, QueueState
 from maitred.dispatch.request import DispatchRequest
 
 _EVERYBODY = ""

@@ -5,18 +5,17 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
-from maitred.core.queue_position import QueuePosition
+from maitred.core.flow import QueuePosition, ServiceWeights
 from maitred.core.replica import StepTimes
 from maitred.core.request import WaitCause
-from maitred.core.token_costs import ServiceWeights
 from maitred.dispatch.endpoint import EndpointState
-from maitred.dispatch.entry import QueuedRequest, QueueState
 from maitred.dispatch.policy.calibration import PredictionCalibration, PredictionCorrection, SafetyMargin
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.outputs import OutputLengths
 from maitred.dispatch.policy.prediction import PredictedWait, QueueAhead, UnreportedPrompts, prefill_of, wait_of
 from maitred.dispatch.policy.rate import ServiceRate, StepParts, TypicalRequest, computed_rate, step_parts
 from maitred.dispatch.policy.simulation import PredictedTurn
+from maitred.dispatch.pool_queue import QueuedRequest, QueueState
 from maitred.fairness.entry import WorkAhead
 
 UNMEASURED = StepTimes()

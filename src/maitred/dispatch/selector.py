@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from maitred.core.balance import CacheAwareBalancer, PlacementRequest, ReplicaCandidate
 from maitred.dispatch.endpoint import EndpointState
-from maitred.dispatch.entry import QueuedRequest, QueueState
 from maitred.dispatch.load_reports import LoadReports, ReportedLoad
+from maitred.dispatch.pool_queue import QueuedRequest, QueueState
 from maitred.dispatch.predictor import UNMEASURED, LatencyPredictor
 from maitred.dispatch.request import DispatchRequest
 

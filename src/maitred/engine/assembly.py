@@ -10,30 +10,26 @@ from pathlib import Path
 import torch
 
 from maitred.core.clock import Clock, SystemClock
+from maitred.core.flow import ServiceWeights
 from maitred.core.replica import ModelCard
-from maitred.core.token_costs import ServiceWeights
-from maitred.engine.bed import LoadedModelMemory, ModelMemory
 from maitred.engine.block_table_rows import BlockTableRows
-from maitred.engine.capacity import KVCachePlan, plan_kv
 from maitred.engine.config import EngineConfig
-from maitred.engine.device import ComputeDevice
+from maitred.engine.device import ComputeDevice, PrecisionPlan
 from maitred.engine.engine import Engine
-from maitred.engine.grammar.compiler import GrammarCompiler
+from maitred.engine.grammar.compiler import GrammarCompiler, load_vocabulary
 from maitred.engine.grammar.constraints import Constraints
-from maitred.engine.grammar.vocabulary import load_vocabulary
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.swap import SwapSpace
-from maitred.engine.loader import ModelLoader
+from maitred.engine.loader import KVCachePlan, ModelLoader, plan_kv
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.host_blocks import HostBlocks
 from maitred.engine.models.kv_cache import KVCache
-from maitred.engine.precision import PrecisionPlan
 from maitred.engine.runner import ForwardModel, ModelRunner
 from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.step_times import TimedStep
-from maitred.engine.sleep import SleepController
+from maitred.engine.sleep import LoadedModelMemory, ModelMemory, SleepController
 from maitred.engine.speculate.build import find_draft_model, make_speculator
 from maitred.engine.speculate.draft_model import DraftModel
 from maitred.engine.threads import step_threads

@@ -3,12 +3,12 @@
 Imports nothing heavy: the gateway reads this section too, and it runs without torch.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from maitred.core.flow import PriorityClass
-from maitred.engine.gpu_config import AttentionKernels, GPUConfig
 from maitred.engine.weights_cache.config import WeightsCacheConfig
 from maitred.fairness.config import QueueOrderConfig
 
@@ -108,6 +108,42 @@ class BatchLineConfig(QueueOrderConfig, frozen=True, kw_only=True):
     The gateway sends hardly more than there is room for, so `dispatch.line` decides more than this; it matters where
     several gateways share an engine.
     """
+
+
+AttentionKernels = Literal["auto", "flashinfer", "triton", "torch"]
+"""Whose kernels compute attention."""
+
+
+class GPUConfig(Struct, frozen=True, kw_only=True):
+    """What an engine on a GPU does there; on a CPU none of it has an effect. See [GPUs](gpu.md)."""
+
+    attention: Annotated[
+        AttentionKernels,
+        Meta(
+            description="Whose kernels compute attention. `triton`: maitred's own. `flashinfer`: FlashInfer's for "
+            "prompts, and maitred's own for everything else. `torch`: torch's, which run everywhere, are not recorded "
+            "in graphs, and are slow with long contexts. `auto` takes FlashInfer if it is installed, else Triton if it "
+            "is, else torch."
+        ),
+    ] = "auto"
+    memory_fraction: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Part of the GPU's memory that the engine takes, weights and all, where `kv_memory_bytes` does "
+            "not say how large the KV cache is. What the largest step needs is measured, and is part of it too.",
+        ),
+    ] = 0.9
+    graph_sequences: Annotated[
+        Annotated[int, Meta(ge=0, le=4096)] | None,
+        Meta(
+            description="Steps in which so many sequences or fewer each get one token are recorded as CUDA graphs at "
+            "the start and replayed, which spares the host launching every kernel. 0 records none; null records up to "
+            "`max_sequences`, but no more than 256.",
+            extra={"unit": "sequences"},
+        ),
+    ] = None
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
@@ -286,3 +322,45 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         if self.guests is not None:
             return self.guests
         return self.max_sequences // 2 if self.line.policy == "fair" else 0
+
+
+def engine_faults(config: EngineConfig) -> Iterator[tuple[str, str]]:
+    """The dotted key of each fault, and the sentence for it."""
+    if config.min_sequences > config.max_sequences:
+        yield (
+            "engine.min_sequences",
+            f"{config.min_sequences} is more than engine.max_sequences, {config.max_sequences}. Lower min_sequences or "
+            "raise max_sequences.",
+        )
+    for tenant, share in config.kv_shares.items():
+        if share.floor > share.ceiling:
+            yield (
+                f"engine.kv_shares.{tenant}.floor",
+                f"{share.floor:g} is more than the tenant's ceiling, {share.ceiling:g}: it could never have what "
+                "others leave to it. Lower the floor or raise the ceiling.",
+            )
+    floors = sum(share.floor for share in config.kv_shares.values())
+    if floors > 1 + 1e-9:
+        yield (
+            "engine.kv_shares",
+            f"The floors add up to {floors:g} of the KV cache, and there is only one. Lower some of them until they "
+            "add up to at most 1.",
+        )
+    yield from speculation_faults(config.speculation)
+
+
+def speculation_faults(speculation: SpeculationConfig) -> Iterator[tuple[str, str]]:
+    """The same of its section `speculation`."""
+    written = speculation.method in ("draft_model", "auto")
+    if written and speculation.draft_model is None:
+        yield (
+            "engine.speculation.method",
+            f"It is {speculation.method}, but no draft model is named. Set engine.speculation.draft_model to the "
+            "folder of a smaller model with the same vocabulary, or the method to ngram.",
+        )
+    if not written and speculation.draft_model is not None:
+        yield (
+            "engine.speculation.draft_model",
+            f"It is set, but engine.speculation.method is {speculation.method}, which does not use it. Set the method "
+            "to draft_model or auto, or draft_model to null.",
+        )

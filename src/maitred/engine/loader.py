@@ -3,21 +3,28 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from maitred.core.errors import ConfigInvalid
 from maitred.engine.accelerator import free_bytes_beside, graphed
-from maitred.engine.capacity import KVCachePlan
 from maitred.engine.config import EngineConfig
-from maitred.engine.device import ComputeDevice, kv_bytes_on_cpu
+from maitred.engine.device import ComputeDevice, PrecisionPlan, kv_bytes_on_cpu
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.load import LoadedModel, load_model
 from maitred.engine.models.token_major import make_cache
-from maitred.engine.precision import PrecisionPlan
 from maitred.engine.runner import ForwardModel
 from maitred.engine.sampling.sampler import Sampler
 
 _MOST_RESERVED_ROWS = 2048
 """Of a step, for which memory is taken at the start. Settings may allow a million, which hardly ever come."""
+
+
+@dataclass(frozen=True)
+class KVCachePlan:
+    """How large the KV cache is, and so how long a sequence can be."""
+
+    blocks: int
+    context_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +91,28 @@ class ModelLoader:
         if self.target.accelerated:
             return graphed(decoder, cache, self.config, plan.context_tokens, self.target), cache
         return decoder, cache
+
+
+def plan_kv(config: EngineConfig, model: ModelConfig, *, block_bytes: int, free_bytes: int) -> KVCachePlan:
+    """Sizes the KV cache.
+
+    A budget that is configured is spent in full. Otherwise the cache gets a share of the free memory, but no more than
+    all sequences at full length could use.
+
+    Raises:
+        ConfigInvalid: The budget does not hold what was asked for.
+    """
+    context = min(config.context_tokens or model.context_tokens, model.context_tokens)
+    wanted = -(-context // config.block_tokens)
+    if config.kv_memory_bytes is not None:
+        blocks = config.kv_memory_bytes // block_bytes
+    else:
+        blocks = min(free_bytes // block_bytes, wanted * config.max_sequences)
+    capacity = blocks * config.block_tokens
+    if capacity < min(context, config.context_tokens or 256):
+        raise ConfigInvalid(
+            f"The KV cache would hold {capacity} tokens, fewer than one sequence of {context}. "
+            f"Raise engine.kv_memory_bytes (a token takes {block_bytes // config.block_tokens} bytes) "
+            "or lower engine.context_tokens."
+        )
+    return KVCachePlan(blocks, min(context, capacity))

@@ -11,17 +11,16 @@ from msgspec.structs import replace
 
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ConfigInvalid
+from maitred.core.flow import ServiceWeights
 from maitred.core.replica import ModelCard
-from maitred.core.token_costs import ServiceWeights
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
-from maitred.engine.device import ComputeDevice
+from maitred.engine.device import ComputeDevice, PrecisionPlan
 from maitred.engine.encoder.build import build_encoder
 from maitred.engine.encoder.shape import is_encoder
 from maitred.engine.lean_torch import complete_torch
 from maitred.engine.models.digest import digest_of
 from maitred.engine.nvml import Gpu, open_gpu
-from maitred.engine.precision import PrecisionPlan
 from maitred.engine.process_stats import ProcessStats
 from maitred.engine.server import EngineServer, StepEngine
 from maitred.engine.threads import step_threads

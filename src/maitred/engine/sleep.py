@@ -15,10 +15,15 @@ engine that says nothing for so long would be taken for lost.
 import ctypes
 import gc
 import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import torch
 
 from maitred.core.clock import Clock
+from maitred.engine.scheduler.scheduler import Scheduler
 
 _LOOK_S = 0.005
 """How often one looks, while there is nothing else to do, whether it is awake."""
@@ -139,3 +144,41 @@ def _give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+class LoadedModelMemory(NamedTuple):
+    """A model with its cache, as whoever computes with them has them.
+
+    Attributes:
+        drop: Lets go of both.
+        restore: Reads the model again, or maps it, and makes an empty cache of the same size.
+    """
+
+    drop: Callable[[], None]
+    restore: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """Implements `maitred.engine.sleep.Sleepable`.
+
+    Attributes:
+        models: All that the engine has.
+        scheduler: Whose blocks lose their contents.
+    """
+
+    models: Sequence[LoadedModelMemory]
+    scheduler: Scheduler
+
+    def lie_down(self) -> None:
+        """See `Bed`."""
+        for model in self.models:
+            model.drop()
+        self.scheduler.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def get_up(self) -> None:
+        """See `Bed`."""
+        for model in self.models:
+            model.restore()

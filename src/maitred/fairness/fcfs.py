@@ -5,9 +5,9 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 from maitred.core.flow import Flow, PriorityClass
-from maitred.fairness.ageing import Ageing
 from maitred.fairness.entry import QueueEntry, WorkAhead
 from maitred.fairness.sorted_entries import LAST, EntryQueue
+from maitred.fairness.vtc import Ageing
 
 T = TypeVar("T")
 

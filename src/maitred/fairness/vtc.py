@@ -32,12 +32,13 @@ exact.
 
 from collections.abc import Iterator, Sequence
 from math import inf
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from maitred.core.flow import Flow, PriorityClass
 from maitred.fairness.config import QueueOrderConfig
 from maitred.fairness.entry import QueueEntry, WorkAhead
 from maitred.fairness.estimate import before_siblings, in_leaf
+from maitred.fairness.heap import Heap
 from maitred.fairness.locality import Locality
 from maitred.fairness.tree import LazyCharges, Node, Ranking, Siblings
 
@@ -364,3 +365,51 @@ def _due_s(entry: QueueEntry[T]) -> float:
     if entry.deadline_s is None:
         return entry.arrived_s + PATIENCE_S
     return entry.deadline_s - SECONDS_PER_SERVICE * entry.service
+
+
+def gives_way(held: int, weight: float, newcomer_held: int, newcomer_weight: float, places: int = 1) -> bool:
+    """Whether a tenant that gives up so many places still has as many, per weight, as the one who gets them.
+
+    So places move towards equal numbers per weight, and never back and forth.
+
+    Args:
+        held: Places of the tenant that would give.
+        weight: Its weight.
+        newcomer_held: Places of the one who would get.
+        newcomer_weight: Its weight.
+        places: How many.
+    """
+    return (held - places) / weight >= (newcomer_held + places) / newcomer_weight
+
+
+class Ageing:
+    """Knows which waiting entry is the next to move up.
+
+    An entry moves up one class each time that its age, counted from its arrival, passes a multiple of `ageing_s`; one
+    that ran and was put back goes on from there.
+
+    Args:
+        ageing_s: Time in each class; None: nobody ever moves.
+    """
+
+    def __init__(self, ageing_s: float | None) -> None:
+        self._ageing_s = ageing_s
+        self._due: Heap[QueueEntry[Any]] = Heap()
+
+    def watch(self, entry: QueueEntry[Any]) -> None:
+        """An entry waits."""
+        if self._ageing_s is not None and entry.rank:
+            classes = entry.flow.priority.rank - entry.rank + 1
+            self._due.push(entry.arrived_s + classes * self._ageing_s, entry.number, entry)
+
+    def forget(self, entry: QueueEntry[Any]) -> None:
+        """An entry waits no more."""
+        self._due.discard(entry)
+
+    def ripe(self, now_s: float) -> QueueEntry[Any] | None:
+        """An entry whose time in its class is up; it is watched no more. None when there is none."""
+        entry = self._due.least()
+        if entry is None or self._due.live[entry][0] > now_s:
+            return None
+        self._due.discard(entry)
+        return entry

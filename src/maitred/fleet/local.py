@@ -23,11 +23,9 @@ import msgspec
 
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import ReplicaUnavailable
-from maitred.core.token_costs import ServiceWeights
+from maitred.core.flow import ServiceWeights
 from maitred.engine.config import EngineConfig
-from maitred.fleet.backoff import Backoff
-from maitred.fleet.passed import EngineArgs
-from maitred.fleet.process import EngineProcess
+from maitred.fleet.process import Backoff, EngineArgs, EngineProcess
 from maitred.observe.config import LogConfig
 from maitred.replica.engine.client import EngineClient
 from maitred.wire.address import Address, parse_address

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from maitred.core.directory import DirectoryChanges
 from maitred.core.flow import HIGHEST_PRIORITY, FlowLevel
 from maitred.core.limits import Limit
-from maitred.core.tenancy import ApiKey, Principal, Scope, Tenant
+from maitred.core.tenancy import ApiKey, DirectoryChanges, Principal, Scope, Tenant
 
 
 class _Path(msgspec.Struct, frozen=True):

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable
 
 from maitred.core.clock import Clock
-from maitred.core.directory import DirectorySource
 from maitred.core.errors import StoreUnavailable
+from maitred.core.tenancy import DirectorySource
 from maitred.identity.directory import Directory
 
 log = logging.getLogger(__name__)

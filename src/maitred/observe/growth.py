@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from maitred.core.clock import Clock
-from maitred.observe.engines import Engines, EngineState
+from maitred.observe.metrics.engines import Engines, EngineState
 from maitred.observe.trend import GrowthTrend, TrendSample, trend_of
 
 _EVERY_S = 120.0

@@ -18,11 +18,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from maitred.core.errors import MaitredError, StoreUnavailable
 from maitred.store.config import StoreConfig
-from maitred.store.driver import ENDS_S, WRITES, breaker_of, engine_of
+from maitred.store.driver import ENDS_S, WRITES, SqliteChangeProbe, breaker_of, engine_of
 from maitred.store.location import data_folder, database_url, make_folder
 from maitred.store.migration import migrate
 from maitred.store.outage import first_line_of, is_outage
-from maitred.store.sqlite_probe import SqliteChangeProbe
 
 __all__ = ["Database", "data_folder", "open_database"]
 

@@ -14,9 +14,8 @@ from sqlalchemy import Column, ColumnElement, Table, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.clock import Clock
-from maitred.core.directory import DirectoryChanges
 from maitred.core.limits import Limit
-from maitred.core.tenancy import ApiKey, KeySecret, Tenant
+from maitred.core.tenancy import ApiKey, DirectoryChanges, KeySecret, Tenant
 from maitred.store import schema
 from maitred.store.admin_replies import AdminReplies
 from maitred.store.database import Database
@@ -41,7 +40,7 @@ T = TypeVar("T")
 
 
 class DirectoryStore:
-    """Tenants, keys and limits in a database; implements `maitred.core.directory.DirectorySource`.
+    """Tenants, keys and limits in a database; implements `maitred.core.tenancy.DirectorySource`.
 
     Every method may raise `StoreUnavailable`; those that take an id `ResourceNotFound`; those that change something
     `InvalidRequest` (it could never be so) and `Conflict` (what exists already does not allow it).
@@ -55,7 +54,7 @@ class DirectoryStore:
         self.remember = replies.remember
 
     async def changes(self, since: int) -> DirectoryChanges:
-        """See `maitred.core.directory.DirectorySource`.
+        """See `maitred.core.tenancy.DirectorySource`.
 
         If the version of the answer is below `since`, the database has gone back in time, as it does when a backup is
         restored: what is known from it is void, and 0 asks for all.

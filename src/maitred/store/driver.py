@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -189,3 +190,40 @@ def breaker_of(driver: Any) -> Callable[[], bool]:  # noqa: ANN401
         return True
 
     return interrupt
+
+
+class SqliteChangeProbe:
+    """Of one file. Belongs to one thread.
+
+    Args:
+        file: The database.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._connection: sqlite3.Connection | None = None
+        self._connections = 0
+
+    def at(self, query: str) -> int | None:
+        """The number that a query gives; None: it cannot be told without waiting."""
+        try:
+            if self._connection is None:
+                address = f"{self._file.absolute().as_uri()}?mode=rw"  # a file that is not there is not made
+                self._connection = sqlite3.connect(address, timeout=0.0, isolation_level=None, uri=True)
+                self._connections += 1
+            return int(self._connection.execute(query).fetchone()[0])
+        except sqlite3.Error:
+            self.close()
+            return None
+
+    def mark(self) -> tuple[int, int] | None:
+        """Another one when anybody has committed anything since; None: it cannot be told without waiting."""
+        # The number is the connection's own, and one that is made anew may come to the same.
+        version = self.at("PRAGMA data_version")
+        return None if version is None else (self._connections, version)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

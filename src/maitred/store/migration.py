@@ -7,8 +7,13 @@ on SQLite for its one writer.
 
 from pathlib import Path
 
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 from sqlalchemy.engine import Connection
+
+from maitred.core.errors import ConfigInvalid
 
 _ADVISORY_LOCK = int.from_bytes(b"maitred", "big")
 """The name that openers queue under; any number that other programs do not use."""
@@ -26,7 +31,7 @@ def migrate(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:name)"), {"name": _ADVISORY_LOCK})
     present = _present(connection)
     if present != {newest_step()}:
-        from maitred.store.steps import run_missing
+        from maitred.store.migration import run_missing
 
         run_missing(connection, present)
 
@@ -41,3 +46,25 @@ def _present(connection: Connection) -> set[str]:
     if not inspect(connection).has_table("alembic_version"):
         return set()
     return set(connection.scalars(text("SELECT version_num FROM alembic_version")))
+
+
+def run_missing(connection: Connection, present: set[str]) -> None:
+    """Runs the steps that come after those that are there.
+
+    Args:
+        connection: In a transaction that may write.
+        present: The last steps that the database has seen.
+
+    Raises:
+        ConfigInvalid: The database was made by a newer version.
+    """
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.attributes["connection"] = connection
+    known = {step.revision for step in ScriptDirectory.from_config(config).walk_revisions()}
+    if unknown := present - known:
+        raise ConfigInvalid(
+            f"The database has the tables of a newer version of maitred (step {min(unknown)}). Run that version, or "
+            "name another database in store.url or store.folder."
+        )
+    command.upgrade(config, "head")

@@ -5,7 +5,9 @@ days and months are those of UTC. Pages continue where the one before ended, by 
 events that come meanwhile neither repeat a line nor skip one.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import csv
+import io
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,7 +33,6 @@ from maitred.store.cursor import cursor_of, place
 from maitred.store.database import Database
 from maitred.store.feedback import feedback_in
 from maitred.store.schema import feedback, usage
-from maitred.store.spreadsheet import lines
 
 FIELDS = ("tenant", "organisation", "key", "model", "rollout", "outcome")
 """What a report can be grouped by, and what lines can be picked by."""
@@ -254,3 +255,18 @@ def _line(event: UsageEvent, thought: Feedback | None) -> tuple[object, ...]:
 
 def _usd(nusd: int) -> str:
     return f"{nusd // NANO}.{nusd % NANO:09d}"
+
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+
+
+def cell(value: object) -> object:
+    """A value as it may stand in a cell; numbers stay numbers."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
+
+
+def lines(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as text (RFC 4180); None is an empty cell."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerows([cell(value) for value in row] for row in rows)
+    return text.getvalue()

@@ -5,7 +5,7 @@ thought. White space around a thought belongs neither to it nor to the answer.
 """
 
 from maitred.text.special_tokens import SpecialTokenText
-from maitred.text.tool_calls.lookout import MarkerScanner
+from maitred.text.tool_calls.events import MarkerScanner
 
 OPEN, CLOSE = "<think>", "</think>"
 

@@ -6,7 +6,7 @@ import msgspec
 
 from maitred.core.counters import CounterState
 from maitred.core.errors import LimitReached, MaitredError, Overloaded
-from maitred.core.queue_position import QueuePosition
+from maitred.core.flow import QueuePosition
 
 
 class WrittenLimit(msgspec.Struct, frozen=True, array_like=True):

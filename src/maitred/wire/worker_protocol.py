@@ -25,11 +25,9 @@ from enum import StrEnum
 import msgspec
 
 from maitred.core.answer import ModelSelection, Outcome, RateLimitStatus, RejectedAnswer
-from maitred.core.directory import DirectoryChanges
-from maitred.core.flow import Flow, PriorityClass
-from maitred.core.queue_position import QueuePosition
+from maitred.core.flow import Flow, PriorityClass, QueuePosition
 from maitred.core.request import FinishReason, SamplingParams, Usage
-from maitred.core.tenancy import Principal
+from maitred.core.tenancy import DirectoryChanges, Principal
 from maitred.core.timeline import TimelineSpan
 from maitred.core.trace_context import TraceContext
 from maitred.wire.error_codec import WrittenError

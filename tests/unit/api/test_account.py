@@ -2,8 +2,7 @@
 
 from maitred.api.timing_headers import account_headers
 from maitred.core.answer import ModelSelection, RequestContext
-from maitred.core.flow import PriorityClass
-from maitred.core.queue_position import QueuePosition
+from maitred.core.flow import PriorityClass, QueuePosition
 
 
 def told(tally, *, explain=False):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from maitred.api.connection import EXTENSION, PlainAsgiConnection
 from maitred.api.exchange import HttpExchange
+from maitred.api.http.connection import EXTENSION, PlainAsgiConnection
 from maitred.api.idempotent import RecordedCall
 from maitred.api.streaming import CollectedChoice, _Outlet, deliver
 from maitred.core.answer import PushStream, TextDelta, TokenLogprob, TokenScore

@@ -6,8 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from maitred.api.cancel_scope import CancelScope, ClientDisconnected
-from maitred.api.in_flight import InFlightLimiter
+from maitred.api.in_flight import CancelScope, ClientDisconnected, InFlightLimiter
 from maitred.core.errors import Draining, Saturated, Unauthenticated
 from maitred.core.tenancy import Principal, Scope
 from tests.clock import FakeClock

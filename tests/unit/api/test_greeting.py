@@ -4,7 +4,7 @@ from maitred.admission.policy.retries import RetryBudget
 from maitred.api.app import GatewayApp
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.parsed_head import KEPT, greeting_of
-from maitred.api.retries import RetryAdvisor
+from maitred.api.retry_advice import RetryAdvisor
 from maitred.api.routes import Route, RouteTable
 from maitred.core.clock import SystemClock
 from maitred.core.tenancy import Principal, Scope

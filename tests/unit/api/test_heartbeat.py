@@ -2,10 +2,10 @@
 
 import asyncio
 
-from maitred.api.connection import EXTENSION, PlainAsgiConnection
 from maitred.api.exchange import HttpExchange
 from maitred.api.heartbeat import StreamHeartbeat
-from maitred.core.queue_position import QueuePosition
+from maitred.api.http.connection import EXTENSION, PlainAsgiConnection
+from maitred.core.flow import QueuePosition
 
 
 class Client:

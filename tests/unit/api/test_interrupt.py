@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from maitred.api.cancel_scope import CancelScope, ClientDisconnected
+from maitred.api.in_flight import CancelScope, ClientDisconnected
 from maitred.core.errors import Draining
 
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from maitred.api.cancel_scope import CancelScope, ClientDisconnected
-from maitred.api.connection import EXTENSION, PlainAsgiConnection
 from maitred.api.exchange import HttpExchange, ResponseState
+from maitred.api.http.connection import EXTENSION, PlainAsgiConnection
+from maitred.api.in_flight import CancelScope, ClientDisconnected
 
 
 def call(connection):

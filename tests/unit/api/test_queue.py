@@ -20,8 +20,7 @@ from maitred.core.errors import (
     ReplicaUnavailable,
     ResourceNotFound,
 )
-from maitred.core.flow import PriorityClass
-from maitred.core.queue_position import QueuePosition
+from maitred.core.flow import PriorityClass, QueuePosition
 from maitred.core.tenancy import Principal, Scope
 from tests.clock import FakeClock
 

@@ -12,7 +12,7 @@ from maitred.core.counters import CounterState
 from maitred.core.errors import StoreUnavailable
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.request import Usage
-from maitred.observe.budgets import BudgetUse
+from maitred.observe.metrics.budgets import BudgetUse
 from maitred.store.counters.memory import MemoryCounters
 from tests.admission_desk import Limits, PaperLedger, StillClock
 

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from maitred.app.pipeline import Pipeline
+from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.router import Router
+from maitred.app.request.pipeline import Pipeline
 from maitred.core.answer import Outcome, RequestContext, TextDelta
 from maitred.core.errors import CallerError, DeadlineExceeded, ReplicaLost, ReplicaUnavailable
 from maitred.core.flow import PriorityClass

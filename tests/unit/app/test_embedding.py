@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.app.embedding import SLICE_TEXTS, shortened, slices_of
+from maitred.app.request.embeddings import SLICE_TEXTS, shortened, slices_of
 
 NUMBERS = st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=32)
 

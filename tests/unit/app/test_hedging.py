@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from maitred.app.hedging import PeekableStream, opened
-from maitred.app.pipeline import Pipeline
+from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.router import Router
-from maitred.app.slot import Slot
+from maitred.app.request.hedging import PeekableStream, opened
+from maitred.app.request.pipeline import Pipeline
+from maitred.app.request.resources import Slot
 from maitred.core.answer import RequestContext
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.app.holding import ResourceStack
+from maitred.app.request.resources import ResourceStack
 
 FAILURES = {"no": None, "error": ValueError, "end": asyncio.CancelledError}
 failures = st.sampled_from([*FAILURES, "no", "no"])

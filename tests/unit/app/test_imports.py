@@ -44,7 +44,7 @@ def imported_by(*modules: str) -> set[str]:
 
 
 def test_serving_imports_nothing_of_any_extra():
-    modules = imported_by("maitred.app.serve", "maitred.replica.upstream.probe", "maitred.store.steps")
+    modules = imported_by("maitred.app.serve", "maitred.replica.upstream.probe", "maitred.store.migration")
     imported = {canonicalize_name(name) for module in modules for name in MODULES.get(module, ())}
     ours = installed_with("maitred")
     assert {"aiohappyeyeballs", "sqlalchemy"} <= imported & ours

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.app.manuscript import TextContinuation
+from maitred.app.request.continuation import TextContinuation
 from maitred.core.answer import TextDelta
 from maitred.core.text_replica import TextRequest
 

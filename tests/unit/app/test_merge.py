@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from maitred.app.merge import merged
+from maitred.app.request.hedging import merged
 from maitred.core.errors import ReplicaLost
 from maitred.core.request import TokenDelta
 

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from maitred.app.pipeline import Pipeline
+from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.router import Router
+from maitred.app.request.pipeline import Pipeline
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.answer import Conversation, InferenceRequest, Outcome, RequestContext, TextDelta
 from maitred.core.clock import SystemClock

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from maitred.app.replicas import ReplicaAdmin
+from maitred.app.admin.replicas import ReplicaAdmin
 from maitred.core.errors import InvalidRequest, ReplicaUnavailable, ResourceNotFound
 from tests.clock import FakeClock
 from tests.dispatch_desk import Desk

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.app.router import Router, routes_of
+from maitred.app.models.router import Router, routes_of
 from maitred.config.tree import Config, TextModelConfig
 from maitred.core.answer import InferenceRequest
 from maitred.core.errors import Forbidden, ModelNotFound

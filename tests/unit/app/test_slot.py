@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from maitred.app.slot import Slot
+from maitred.app.request.resources import Slot
 
 
 class Rooms:

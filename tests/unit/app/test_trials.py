@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from maitred.app.trials import seen_of
+from maitred.app.request.rollout_observer import seen_of
 from maitred.core.answer import RequestContext
 from maitred.core.rollout import RolloutArm, RolloutVersion
 

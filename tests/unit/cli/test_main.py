@@ -17,9 +17,8 @@ from maitred.cli.app import app
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.errors import Bug
-from maitred.core.flow import PriorityClass
+from maitred.core.flow import PriorityClass, ServiceWeights
 from maitred.core.secret import Secret
-from maitred.core.token_costs import ServiceWeights
 from maitred.engine.config import EngineConfig
 from maitred.fleet.local import engine_command
 from maitred.observe.config import LogConfig

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.config.duration import parse_seconds
+from maitred.config.units import parse_seconds
 
 
 @pytest.mark.parametrize(

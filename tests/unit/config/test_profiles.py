@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from maitred.config.duration import parse_seconds
 from maitred.config.loader import load
 from maitred.config.profiles import PROFILES, ConfigProfile, Settings
 from maitred.config.sources import Flag
 from maitred.config.tree import Config
+from maitred.config.units import parse_seconds
 from maitred.core.errors import ConfigInvalid
 from maitred.core.flow import PriorityClass
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.config.size import format_bytes, parse_bytes
+from maitred.config.units import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ import random
 import pytest
 
 from maitred.app.request.upstream_plan import TruncatedPrompt
+from maitred.core.flow import ServiceWeights
 from maitred.core.prefix import BlockNews, chain, shared_scope
 from maitred.core.replica import StepTimes
-from maitred.core.token_costs import ServiceWeights
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.entry import QueueState
+from maitred.dispatch.pool_queue import QueueState
 from maitred.dispatch.request import Endpoint
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig

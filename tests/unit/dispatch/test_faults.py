@@ -1,7 +1,6 @@
 """Parts of the replicas that do not go together."""
 
-from maitred.dispatch.config import DispatchConfig, TenantPoolConfig
-from maitred.dispatch.faults import dispatch_faults
+from maitred.dispatch.config import DispatchConfig, TenantPoolConfig, dispatch_faults
 
 
 def faults(**settings):

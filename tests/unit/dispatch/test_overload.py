@@ -9,7 +9,7 @@ from maitred.core.flow import Flow, FlowLevel
 from maitred.core.replica import LoadReport, ModelCard, StepTimes
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.entry import QueueState
+from maitred.dispatch.pool_queue import QueueState
 from maitred.dispatch.request import DispatchRequest, Endpoint
 from maitred.dispatch.shedding import QueueAdmission
 from maitred.fairness.config import QueueOrderConfig

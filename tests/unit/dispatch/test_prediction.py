@@ -5,9 +5,8 @@ from heapq import heapreplace
 import pytest
 from msgspec.structs import replace
 
-from maitred.core.flow import Flow, FlowLevel
+from maitred.core.flow import Flow, FlowLevel, ServiceWeights
 from maitred.core.replica import LoadReport, StepTimes
-from maitred.core.token_costs import ServiceWeights
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.prediction import QueueAhead, UnreportedPrompts, prefill_of, wait_of
 from maitred.dispatch.policy.rate import ServiceRate, TypicalRequest, computed_rate, step_parts

@@ -7,7 +7,7 @@ import pytest
 from maitred.core.errors import DeadlineUnmeetable
 from maitred.core.replica import StepTimes
 from maitred.dispatch.config import DispatchConfig
-from maitred.dispatch.entry import QueueState
+from maitred.dispatch.pool_queue import QueueState
 from tests.dispatch_desk import Desk
 
 IN_S = 3.0

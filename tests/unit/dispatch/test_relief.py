@@ -7,8 +7,8 @@ import pytest
 
 from maitred.core.errors import DeadlineUnmeetable
 from maitred.core.flow import PriorityClass
+from maitred.dispatch.dispatcher import OverflowRequested
 from maitred.dispatch.policy.credits import Cost
-from maitred.dispatch.seat import OverflowRequested
 from tests.dispatch_desk import Desk, errand
 
 OBJECTIVE_S = 4.5

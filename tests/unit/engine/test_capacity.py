@@ -1,8 +1,8 @@
 import pytest
 
 from maitred.core.errors import ConfigInvalid
-from maitred.engine.capacity import plan_kv
 from maitred.engine.config import EngineConfig
+from maitred.engine.loader import plan_kv
 from maitred.engine.models.config import ModelConfig
 
 MODEL = ModelConfig(

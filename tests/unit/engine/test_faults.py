@@ -1,7 +1,6 @@
 import pytest
 
-from maitred.engine.config import EngineConfig, KVShareConfig, SpeculationConfig
-from maitred.engine.faults import engine_faults
+from maitred.engine.config import EngineConfig, KVShareConfig, SpeculationConfig, engine_faults
 
 
 def keys(config):

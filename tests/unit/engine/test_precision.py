@@ -3,8 +3,8 @@ import torch
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import EngineConfig
+from maitred.engine.device import PrecisionPlan
 from maitred.engine.kernels.linear import torchao_linear
-from maitred.engine.precision import PrecisionPlan
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -1,8 +1,8 @@
 """Waiting makes urgent."""
 
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
-from maitred.fairness.ageing import Ageing
 from maitred.fairness.entry import QueueEntry
+from maitred.fairness.vtc import Ageing
 
 
 def entry(priority, arrived_s=0.0, number=1):

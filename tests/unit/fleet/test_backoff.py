@@ -1,4 +1,4 @@
-from maitred.fleet.backoff import Backoff
+from maitred.fleet.process import Backoff
 
 
 def test_doubles_up_to_a_limit():

@@ -2,8 +2,8 @@ import msgspec
 import pytest
 
 from maitred.core.errors import ReplicaUnavailable
-from maitred.core.fingerprint import ModelFingerprint
-from maitred.fleet.same_model import FingerprintCheck
+from maitred.core.request import ModelFingerprint
+from maitred.fleet.remote import FingerprintCheck
 from maitred.testing.script import SCRIPTED_CARD
 
 

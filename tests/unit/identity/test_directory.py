@@ -1,9 +1,8 @@
 import pytest
 
-from maitred.core.directory import DirectoryChanges
 from maitred.core.flow import FlowLevel
 from maitred.core.limits import Limit, LimitKind
-from maitred.core.tenancy import ApiKey, Scope, Tenant
+from maitred.core.tenancy import ApiKey, DirectoryChanges, Scope, Tenant
 from maitred.identity.directory import Directory
 
 

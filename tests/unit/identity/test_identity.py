@@ -1,8 +1,7 @@
 import pytest
 
-from maitred.core.directory import DirectoryChanges
 from maitred.core.errors import StoreUnavailable, Unauthenticated, Unavailable
-from maitred.core.tenancy import ANONYMOUS, ApiKey, Tenant
+from maitred.core.tenancy import ANONYMOUS, ApiKey, DirectoryChanges, Tenant
 from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity, credential_of
 from maitred.identity.keys import make_key

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from maitred.core.directory import DirectoryChanges
 from maitred.core.errors import ConfigInvalid, Unavailable
-from maitred.core.tenancy import Scope, Tenant
+from maitred.core.tenancy import DirectoryChanges, Scope, Tenant
 from maitred.identity.config import OidcConfig
 from maitred.identity.directory import Directory
 from maitred.identity.oidc import OidcIssuers

@@ -2,9 +2,8 @@ import asyncio
 
 import pytest
 
-from maitred.core.directory import DirectoryChanges
 from maitred.core.errors import StoreUnavailable
-from maitred.core.tenancy import Tenant
+from maitred.core.tenancy import DirectoryChanges, Tenant
 from maitred.identity.directory import Directory
 from maitred.identity.refresh import DirectoryRefresher
 from tests.clock import FakeClock

@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 from maitred.core.answer import RequestContext
 from maitred.core.errors import StoreUnavailable
 from maitred.core.tenancy import Principal
-from maitred.observe.budgets import BudgetMetrics, BudgetUse
+from maitred.observe.metrics.budgets import BudgetMetrics, BudgetUse
 
 
 class Counters:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, Summary
 from prometheus_client.exposition import generate_latest
 
-from maitred.observe.distributions import LabelledHistograms, LabelledSummaries
+from maitred.observe.metrics.distributions import LabelledHistograms, LabelledSummaries
 
 BOUNDS = (0.002, 0.5, 1, 4, 16384)
 VALUES = st.lists(st.one_of(st.sampled_from(BOUNDS), st.integers(0, 20_000), st.sampled_from((0.001, 3.5))))

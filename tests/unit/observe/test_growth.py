@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from maitred.core.replica import LoadReport, ProcessState
-from maitred.observe.engines import EngineState
 from maitred.observe.growth import GrowthWatch
+from maitred.observe.metrics.engines import EngineState
 from tests.clock import FakeClock
 
 HOURLY = 3600 / 120

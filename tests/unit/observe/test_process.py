@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from maitred.observe.process import CpuWaits, resources
+from maitred.observe.metrics.process import CpuWaits, resources
 
 CROWDED = """
 import os, time
-from maitred.observe.process import CpuWaits
+from maitred.observe.metrics.process import CpuWaits
 
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 waits = CpuWaits()

@@ -2,7 +2,7 @@
 
 from maitred.observe.diagnosis.finding import FindingKind
 from maitred.observe.live_diagnosis import LiveDiagnosis
-from maitred.observe.metrics import Metrics
+from maitred.observe.metrics.registry import Metrics
 from maitred.observe.samples import MetricSamples, MetricSeries, parse_metrics
 from tests.clock import FakeClock
 

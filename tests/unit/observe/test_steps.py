@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry
 
 from maitred.core.replica import LoadReport
-from maitred.observe.steps import StepMetrics
+from maitred.observe.metrics.steps import StepMetrics
 
 WHERE = ("m", "local")
 

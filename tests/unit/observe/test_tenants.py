@@ -6,8 +6,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from maitred.core.answer import Outcome, RequestContext
 from maitred.core.tenancy import Principal
 from maitred.observe.config import MetricsConfig
-from maitred.observe.metrics import Metrics
-from maitred.observe.tenants import TenantMetrics
+from maitred.observe.metrics.registry import Metrics
+from maitred.observe.metrics.tenants import TenantMetrics
 
 
 def ended(organisation, *, model="m", outcome=Outcome.FINISHED, tokens=3):

@@ -15,8 +15,8 @@ from maitred.core.replica import LoadReport
 from maitred.core.request import FinishReason, SamplingParams
 from maitred.dispatch.metrics import state_of
 from maitred.observe.config import MetricsConfig
-from maitred.observe.engines import EngineState
-from maitred.observe.metrics import Metrics
+from maitred.observe.metrics.engines import EngineState
+from maitred.observe.metrics.registry import Metrics
 from maitred.testing.script import SCRIPTED_CARD
 from tests.dispatch_desk import Desk
 

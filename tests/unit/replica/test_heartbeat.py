@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.replica import LoadReport, StepTimes
-from maitred.replica.heartbeat import TICKS, HeartbeatAction, HeartbeatMonitor
+from maitred.replica.engine.connection import TICKS, HeartbeatAction, HeartbeatMonitor
 
 IDLE = LoadReport()
 

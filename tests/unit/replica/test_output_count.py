@@ -1,7 +1,7 @@
 """What an engine has generated, over lives and connections."""
 
 from maitred.core.replica import LoadReport
-from maitred.replica.output_count import LifetimeTokenCount
+from maitred.replica.engine.client import LifetimeTokenCount
 from maitred.testing.script import SCRIPTED_CARD
 from maitred.wire.frames import PROTOCOL_VERSION, EngineHello
 

@@ -5,8 +5,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.replica.upstream.external_load import ExternalLoadTracker
-from maitred.replica.upstream.gauges import ServerLoad
+from maitred.replica.upstream.external_load import ExternalLoadTracker, ServerLoad
 
 
 def test_our_own_requests_are_not_counted_twice():

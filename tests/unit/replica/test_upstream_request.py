@@ -17,7 +17,7 @@ from maitred.replica.http.pool import OpenConnections
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import DIALECTS
 from maitred.replica.upstream.errors import ServerError, error_in, failure_of, retry_after_of
-from maitred.replica.upstream.gauges import ServerLoad, load_in
+from maitred.replica.upstream.external_load import ServerLoad, load_in
 from maitred.replica.upstream.probe import window_in
 from maitred.replica.upstream.replica import UpstreamReplica
 from maitred.replica.upstream.request_body import body_of

@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from maitred.store.sqlite_probe import SqliteChangeProbe
+from maitred.store.driver import SqliteChangeProbe
 
 COUNT = "SELECT count(*) FROM things"
 

@@ -1,6 +1,6 @@
 import pytest
 
-from maitred.wire.event_cutter import SseSplitter
+from maitred.wire.sse import SseSplitter
 
 STREAMS = {
     "plain": b'data: {"a":1}\n\ndata: {"b":2}\n\ndata: [DONE]\n\n',

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from maitred.admission.policy.refusal import of_model, whose
 from maitred.admission.policy.rules import LimitRule, tightest
-from maitred.admission.policy.wording import of_model, whose
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.limits import LimitKind
 

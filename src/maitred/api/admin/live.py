@@ -8,8 +8,8 @@ import msgspec
 from msgspec.structs import replace
 
 from maitred.api.admin.directory_admin import DirectoryAdmin
-from maitred.api.cancel_scope import CancelScope
 from maitred.api.exchange import HttpExchange
+from maitred.api.in_flight import CancelScope
 from maitred.api.routes import Route
 from maitred.core.errors import Unauthenticated
 from maitred.core.tenancy import Principal, Scope

@@ -55,7 +55,7 @@ class _Whole(RequestResponseCycle):
 
 
 class FastPathProtocol(UpgradeIgnoringProtocol):
-    """uvicorn's protocol, with ways around its messages. See `maitred.api.connection.ServerConnection` for each."""
+    """uvicorn's protocol with ways around ASGI's messages; `api.http.connection.ServerConnection` describes each."""
 
     _running: RequestResponseCycle | None = None
     """The request that is being answered, or was last."""

@@ -19,7 +19,7 @@ from typing import Any, cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from maitred.api.connection import EXTENSION
+from maitred.api.http.connection import EXTENSION
 from maitred.api.http.fast_path import FastPathProtocol
 from maitred.api.http.head_cache import CachedHead
 from maitred.core.ids import new_request_id
@@ -49,7 +49,7 @@ _NOT_HTTP += b'"type":"invalid_request_error","param":null,"code":"invalid_reque
 class HttpProtocol(FastPathProtocol):
     """A protocol which hangs up on heads that are too long or too slow, and on clients that do not read.
 
-    Implements `maitred.api.connection.ServerConnection`.
+    Implements `maitred.api.http.connection.ServerConnection`.
 
     Args:
         stall_grace_s: How long what waits to be sent may take to go out.
@@ -204,7 +204,7 @@ class HttpProtocol(FastPathProtocol):
             self.linger()
 
     def linger(self) -> None:
-        """See `maitred.api.connection.ServerConnection`."""
+        """See `maitred.api.http.connection.ServerConnection`."""
         if self._unsent:
             self._wait_for_reader()
 

@@ -4,14 +4,14 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from maitred.admission.admission import Admission
-from maitred.app.access import AccessServices
-from maitred.app.stores import GatewayStores
+from maitred.app.assembly.access import AccessServices
+from maitred.app.assembly.stores import GatewayStores
 from maitred.core.counters import CounterState
 from maitred.core.limits import Limit
 from maitred.core.money import usd_of
 from maitred.core.request import Usage
-from maitred.observe.budgets import BudgetUse
-from maitred.observe.store_metrics import AccountsState
+from maitred.observe.metrics.budgets import BudgetUse
+from maitred.observe.metrics.stores import AccountsState
 from maitred.replica.engine.client import EngineClient
 
 log = logging.getLogger(__name__)

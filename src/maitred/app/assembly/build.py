@@ -8,22 +8,22 @@ from maitred.api.admin.routes import administration
 from maitred.api.application import build
 from maitred.api.feedback import FeedbackRoutes
 from maitred.app.admin.caller_usage import CallerUsage
+from maitred.app.assembly.console import open_console
 from maitred.app.assembly.generation import ConfigGeneration
 from maitred.app.assembly.services import GatewayServices
-from maitred.app.console import open_console
-from maitred.app.embedding import Embedder
-from maitred.app.local import LocalModel
+from maitred.app.models.local import LocalModel
 from maitred.app.models.registry import EngineRegistry
-from maitred.app.pipeline import Pipeline
+from maitred.app.models.router import Router, routes_of
+from maitred.app.models.upstreams import UpstreamModels
+from maitred.app.request.embeddings import Embedder
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.retrying import RetryPolicy
-from maitred.app.router import Router, routes_of
-from maitred.app.upstreams import UpstreamModels
+from maitred.app.request.pipeline import Pipeline
+from maitred.app.request.retry_policy import RetryPolicy
 from maitred.config.tree import Config
 from maitred.core.answer import RequestObserver
 from maitred.dispatch.request import AnyEndpoint
 from maitred.observe.logs import RequestLog
-from maitred.observe.requests import RequestMetrics
+from maitred.observe.metrics.requests import RequestMetrics
 from maitred.routing.catalog import Catalog
 from maitred.routing.rollout.live import LiveRollouts
 

@@ -15,8 +15,8 @@ from functools import partial
 
 from maitred.api.app import GatewayApp
 from maitred.api.exchange import Receive, Scope, Send
+from maitred.app.models.upstreams import UpstreamModels
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.upstreams import UpstreamModels
 from maitred.config.tree import Config
 from maitred.core.answer import RequestObserver
 

@@ -1,21 +1,31 @@
 """The parts of a gateway that stay when its configuration changes, and how they are told."""
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from maitred.admission.admission import Admission
+from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.in_flight import InFlightLimiter
+from maitred.app.admin.live import LiveState
+from maitred.app.admin.pins import PinAdmin
+from maitred.app.admin.replicas import ReplicaAdmin
+from maitred.app.admin.rollouts import RolloutAdmin
 from maitred.app.admin.sleep import SleepableModelAdmin
 from maitred.app.admin.store_health import StoreHealth
-from maitred.app.ground import GatewayResources
-from maitred.app.live import LiveState
+from maitred.app.assembly.access import AccessServices, open_access
+from maitred.app.assembly.queues import Queues
+from maitred.app.assembly.stores import GatewayStores, open_stores
+from maitred.app.assembly.tracing import open_traces
+from maitred.app.models.encoder import EncoderModels, open_encoders
+from maitred.app.models.local import LocalModel, local_model
+from maitred.app.models.on_demand import OnDemandModelSet, open_local_models
 from maitred.app.models.registry import EngineRegistry
-from maitred.app.pins import PinAdmin
-from maitred.app.queues import Queues
+from maitred.app.models.upstreams import Upstreams, open_upstreams
 from maitred.app.reload import Reloader
-from maitred.app.replicas import ReplicaAdmin
-from maitred.app.rollouts import RolloutAdmin
-from maitred.app.trials import RolloutObserver
+from maitred.app.request.escalation import open_schemas
+from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.workers.admin import WorkerAdmin
 from maitred.app.workers.controller import ControllerServer
 from maitred.cache.memory import MemoryIdempotencyStore
@@ -23,12 +33,43 @@ from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions
 from maitred.core.clock import Clock
 from maitred.core.tenancy import ANONYMOUS
+from maitred.fleet.engines import LocalEngines
 from maitred.observe.logs import set_up
-from maitred.observe.metrics import Metrics
+from maitred.observe.metrics.registry import Metrics
 from maitred.observe.observer_batch import ObserverBatch
 from maitred.observe.recent import RecentTraffic
 from maitred.observe.timelines import TimelineBuffer
+from maitred.observe.traces import TraceObserver
+from maitred.routing.escalation.schemas import Schemas
 from maitred.routing.rollout.live import LiveRollouts
+from maitred.store.orphan_journal import NOTHING, SurvivingWork
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayResources:
+    """Made by `open_ground`.
+
+    Attributes:
+        traces: None: nobody traces.
+        stores: Tenants, usage, counters.
+        access: Who may call.
+        upstreams: Servers of others.
+        local: The model that is always there, on engines of ours; None: there is none.
+        on_demand: Models of ours that come and go.
+        encoders: For embeddings.
+        schemas: Judges answers by their schemas.
+        grammars: Compiles what answers have to look like.
+    """
+
+    traces: TraceObserver | None
+    stores: GatewayStores
+    access: AccessServices
+    upstreams: Upstreams
+    local: LocalModel | None
+    on_demand: OnDemandModelSet
+    encoders: EncoderModels
+    schemas: Schemas
+    grammars: GrammarValidator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +140,37 @@ class GatewayServices:
         self.metrics.adopt(config.metrics, config.slos)
         self.sessions.adopt(config.console.session_s, config.console.sessions)
         self.live_state.pulse.adopt(config.console.viewers)
+
+
+@asynccontextmanager
+async def open_ground(
+    config: Config,
+    engines: LocalEngines | None,
+    clock: Clock,
+    show_key: Callable[[str], None],
+    outlived: SurvivingWork = NOTHING,
+) -> AsyncIterator[GatewayResources]:
+    """Opens all of it. Engines begin to start, those of the `model` section have begun, and none is waited for.
+
+    Args:
+        config: The settings.
+        engines: Of the `model` section; None where only others run any model.
+        clock: The time.
+        show_key: Told the first key, when one had to be made.
+        outlived: See `open_stores`.
+
+    Raises:
+        ConfigInvalid: No model is where the configuration says, or a setting names what cannot be used.
+    """
+    on_demand = open_local_models(config, clock)
+    local = None if engines is None else local_model(config, engines)
+    async with (
+        open_traces(config.traces, clock) as traces,
+        open_stores(config, clock, outlived) as stores,
+        open_access(config, stores.directory, clock, show_key) as access,
+        open_upstreams(config.models, config.health) as upstreams,
+        open_encoders(config, local.name if local else "", clock) as encoders,
+        open_schemas(config.routing.auto) as schemas,
+        GrammarValidator(config.admission.grammars) as grammars,
+    ):
+        yield GatewayResources(traces, stores, access, upstreams, local, on_demand, encoders, schemas, grammars)

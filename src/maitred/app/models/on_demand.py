@@ -9,8 +9,8 @@ import psutil
 from msgspec.structs import replace
 
 from maitred.app.admin.on_demand import OnDemandModelAdmin
-from maitred.app.pins import PinnableModel
-from maitred.app.stores import running
+from maitred.app.admin.pins import PinnableModel
+from maitred.app.assembly.stores import running
 from maitred.config.tree import Config, TextModelConfig
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
@@ -25,7 +25,7 @@ from maitred.fleet.residency.footprint import Footprint, footprint_of, mebibytes
 from maitred.fleet.residency.load_times import LoadTimes
 from maitred.fleet.residency.manager import ModelManager
 from maitred.fleet.residency.on_demand_replica import ModelDescription, OnDemandReplica
-from maitred.observe.residency import ResidencyState, ResidentState
+from maitred.observe.metrics.residency import ResidencyState, ResidentState
 from maitred.routing.catalog import ServedModel
 from maitred.store.database import data_folder
 from maitred.text.answer_format import AnswerFormat

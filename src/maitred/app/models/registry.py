@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from maitred.app.encoder import EncoderModels
-from maitred.app.local import LocalModel
+from maitred.app.admin.pins import PinnableModel
+from maitred.app.models.encoder import EncoderModels
+from maitred.app.models.local import LocalModel
 from maitred.app.models.on_demand import OnDemandModelSet
-from maitred.app.pins import PinnableModel
 from maitred.config.tree import Config
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.request import AnyEndpoint
 from maitred.fleet.engines import Engine
-from maitred.observe.engines import Engines, EngineState
+from maitred.observe.metrics.engines import Engines, EngineState
 from maitred.replica.engine.client import EngineClient
 from maitred.routing.catalog import AnyModel
 

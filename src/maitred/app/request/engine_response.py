@@ -10,13 +10,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Self
 
-from maitred.app.continuation import ReplicaAttempt, TokenContinuation, attempt
-from maitred.app.hedging import opened
-from maitred.app.holding import Holder
+from maitred.app.request.continuation import ReplicaAttempt, TokenContinuation, attempt
 from maitred.app.request.engine_spans import tell_course
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
+from maitred.app.request.hedging import opened
 from maitred.app.request.output import OutputProcessor
-from maitred.app.slot import Slot
+from maitred.app.request.resources import Holder, Slot
 from maitred.core.answer import Outcome, PushStream, RequestContext, StreamSink, TextDelta
 from maitred.core.clock import Clock
 from maitred.core.errors import DeadlineExceeded, ReplicaLost, ReplicaUnavailable

@@ -5,13 +5,15 @@ A model that fails before anything of its answer has been seen is followed by th
 caller is told of the first failure: it is that of the model that was asked for.
 """
 
+import copy
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Self
 
 from maitred.core.answer import PushStream, RequestContext, ResponseStream, StreamSink, TextDelta
-from maitred.core.errors import MaitredError
+from maitred.core.errors import DeadlineUnmeetable, MaitredError
+from maitred.dispatch.dispatcher import DispatchEntry, OverflowRequested
 from maitred.routing.pools.route_table import RoutePlan, RouteTarget
 
 Serve = Callable[[RouteTarget], Awaitable[AbstractAsyncContextManager[ResponseStream]]]
@@ -105,3 +107,61 @@ class FallbackStream(PushStream):
             raise self.first_failure from failure
         self._tally.begin_anew(f"{target.rank}={target.name}")
         return target
+
+
+Work = Callable[[], AbstractAsyncContextManager[ResponseStream]]
+"""Takes what a request needs at a model, and waits there; leaving the context gives everything back."""
+
+
+class OverflowStream:
+    """Implements `maitred.core.answer.ResponseStream`. A context; leaving it ends what is unfinished.
+
+    Args:
+        here: Where it waits first.
+        elsewhere: Where it may be sent.
+        tally: What is known of the request; as it was, when it stays.
+    """
+
+    def __init__(self, here: Work, elsewhere: Work, tally: RequestContext) -> None:
+        self._here = here
+        self._elsewhere = elsewhere
+        self._tally = tally
+        self._running = AsyncExitStack()
+        self._batches: AsyncIterator[list[TextDelta]] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._batches = aiter(await self._running.enter_async_context(self._here()))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._running.__aexit__(kind, error, trace)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[TextDelta]:
+        assert self._batches is not None
+        while True:
+            try:
+                return await anext(self._batches)
+            except OverflowRequested as asked:
+                await self._move(asked.seat)
+
+    async def _move(self, seat: DispatchEntry) -> None:
+        """Leaves for elsewhere, if it is taken there and has not got its turn here meanwhile."""
+        before, there = copy.copy(self._tally), AsyncExitStack()
+        try:
+            batches = aiter(await there.enter_async_context(self._elsewhere()))
+        except MaitredError:
+            self._tally.go_back(before)
+            seat.stay()
+            return
+        leaving = DeadlineUnmeetable("It waits for another model now.")
+        if seat.move():
+            there, self._running, self._batches = self._running, there, batches
+            await there.__aexit__(type(leaving), leaving, None)
+        else:
+            await there.__aexit__(type(leaving), leaving, None)
+            self._tally.go_back(before)

@@ -11,19 +11,17 @@ from msgspec.structs import replace
 
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
-from maitred.admission.work import AdmissionRequest
-from maitred.app.holding import Holder
+from maitred.admission.request import AdmissionRequest
+from maitred.app.request.resources import Holder
 from maitred.core.answer import Outcome, RateLimitStatus
 from maitred.core.clock import Clock
+from maitred.core.flow import QueuePosition
 from maitred.core.money import Price
-from maitred.core.queue_position import QueuePosition
 from maitred.core.request import Usage
 from maitred.core.tenancy import Principal
 from maitred.core.timeline import RequestTimeline, SpanName
-from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.dispatcher import DispatchEntry, Dispatcher, HedgeAllocation
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest
-from maitred.dispatch.seat import DispatchEntry
-from maitred.dispatch.spare import HedgeAllocation
 
 
 class GrantHandle(Protocol):
@@ -53,7 +51,7 @@ class GrantHandle(Protocol):
 
 
 class DispatchHandle(Protocol):
-    """A place in the line, then at a replica; see `maitred.dispatch.seat.DispatchEntry`."""
+    """A place in the line, then at a replica; see `maitred.dispatch.dispatcher.DispatchEntry`."""
 
     async def granted(self) -> AnyEndpoint:
         """See `DispatchEntry.granted`."""

@@ -5,26 +5,25 @@ it is told so now. Nothing is held by a plan, and nothing has to be given back.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.policy.ladder import DEGRADABLE, DegradationLadder, DegradedRequest, overflowing
-from maitred.app.flows import flow_of
-from maitred.app.forms import in_form
-from maitred.app.limits import check_fits, check_generates, check_needs, check_sampling, check_size
-from maitred.app.prompts import tokens_of
+from maitred.app.models.router import Router
+from maitred.app.request.constraints import in_form, rules_for, with_tools
 from maitred.app.request.escalation import with_scores
 from maitred.app.request.flow_control import FlowController
+from maitred.app.request.limits import check_fits, check_generates, check_needs, check_sampling, check_size
+from maitred.app.request.prompts import tokens_of
 from maitred.app.request.tokenized import TokenizedRequest
 from maitred.app.request.upstream_plan import UpstreamRequestPlan, estimate_text, read_text
-from maitred.app.router import Router
-from maitred.app.tooling import rules_for, with_tools
 from maitred.core.answer import InferenceRequest, RequestContext
 from maitred.core.errors import MaitredError, Overloaded, TooExpensive
+from maitred.core.flow import Flow, FlowLevel, PriorityClass, QueuePosition, class_of
 from maitred.core.money import usd_of
-from maitred.core.queue_position import QueuePosition
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.request import DispatchRequest
 from maitred.routing.catalog import TextModel
@@ -238,3 +237,16 @@ def _errand(principal: Principal, tally: RequestContext, reading: AnyReading, ma
         session=None if ask.session is None else f"{principal.tenants[-1]}/{ask.session}",
         story=tally.story,
     )
+
+
+def flow_of(principal: Principal, ask: InferenceRequest) -> Flow:
+    """The flow of a request: as urgent as it asks to be, up to its tenant's ceiling."""
+    asked = PriorityClass.STANDARD.priority if ask.priority is None else ask.priority
+    ceiling = principal.priority_ceiling
+    return _flow(principal.shares or (FlowLevel(principal.key),), asked if asked < ceiling else ceiling)
+
+
+@lru_cache(maxsize=4096)
+def _flow(path: tuple[FlowLevel, ...], priority: int) -> Flow:
+    """One object for all requests of a flow: it is looked up several times on each one's way."""
+    return Flow(path, class_of(priority))

@@ -16,12 +16,11 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from maitred.app.hedging import PeekableStream, opened
-from maitred.app.holding import Holder
-from maitred.app.manuscript import TextContinuation
+from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
+from maitred.app.request.hedging import PeekableStream, opened
+from maitred.app.request.resources import Holder, Slot
 from maitred.app.request.usage_counter import UpstreamUsageCounter
-from maitred.app.slot import Slot
 from maitred.core.answer import Outcome, PushStream, RequestContext, StreamSink, TextDelta
 from maitred.core.backoff import GiveUpReason, RetryState
 from maitred.core.clock import Clock

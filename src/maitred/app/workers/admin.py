@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection
 
 import psutil
 
+from maitred.app.workers.controller import WorkerSession
 from maitred.app.workers.ipc import IpcDirectory
-from maitred.app.workers.session import WorkerSession
 from maitred.core.errors import Conflict
 from maitred.wire.admin.responses import WorkerBody
 from maitred.wire.admin.times import iso_of

@@ -14,9 +14,9 @@ from typing import Protocol
 
 import msgspec
 
-from maitred.app.workers.line import IpcConnection
-from maitred.core.directory import DirectoryChanges
+from maitred.app.workers.ipc import IpcConnection
 from maitred.core.errors import MaitredError, StoreUnavailable, Unavailable
+from maitred.core.tenancy import DirectoryChanges
 from maitred.wire.error_codec import read_error
 from maitred.wire.worker_protocol import (
     ControllerSnapshot,
@@ -210,7 +210,7 @@ class ControllerClient:
             del self._answers[number]
 
     async def changes(self, since: int) -> DirectoryChanges:
-        """See `maitred.core.directory.DirectorySource`."""
+        """See `maitred.core.tenancy.DirectorySource`."""
         try:
             news = await self.ask(lambda number: DirectoryQuery(number, since))
         except Unavailable as away:

@@ -7,7 +7,7 @@ the workers know where they listen.
 import asyncio
 import signal
 
-from maitred.app.engines import make_engines
+from maitred.app.models.engines import make_engines
 from maitred.app.workers.ipc import IpcDirectory
 from maitred.config.tree import Config
 from maitred.core.clock import SystemClock

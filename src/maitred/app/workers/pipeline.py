@@ -8,7 +8,7 @@ that come and go, choices among models, ladders whose steps depend on the queue,
 from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager
 
-from maitred.app.pipeline import Pipeline
+from maitred.app.request.pipeline import Pipeline
 from maitred.config.tree import Config
 from maitred.core.answer import InferenceRequest, RequestContext, ResponseStream
 from maitred.routing.pools.config import RoutesConfig

@@ -14,19 +14,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from maitred.admission.grant import Grant
-from maitred.admission.work import AdmissionRequest
-from maitred.api.cancel_scope import ClientDisconnected
-from maitred.api.in_flight import InFlightLimiter, InFlightSlot
-from maitred.app.holding import ResourceStack
+from maitred.admission.request import AdmissionRequest
+from maitred.api.in_flight import ClientDisconnected, InFlightLimiter, InFlightSlot
 from maitred.app.request.flow_control import LocalFlowController
+from maitred.app.request.resources import ResourceStack
 from maitred.app.request.upstream_plan import TruncatedPrompt
 from maitred.core.answer import RequestContext
 from maitred.core.clock import Clock
 from maitred.core.errors import Bug, MaitredError, ReplicaUnavailable
 from maitred.core.tenancy import ANONYMOUS
 from maitred.core.timeline import TimelineSpan
+from maitred.dispatch.dispatcher import DispatchEntry
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest
-from maitred.dispatch.seat import DispatchEntry
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt
 from maitred.wire.error_codec import read_error, write_error
 from maitred.wire.worker_protocol import (

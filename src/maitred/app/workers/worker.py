@@ -24,24 +24,22 @@ from maitred.api.health import LIVE
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.messages import MessagesRoutes
-from maitred.api.retries import RetryAdvisor
+from maitred.api.retry_advice import RetryAdvisor
 from maitred.api.routes import Handler, Route, RouteTable
-from maitred.app.local import LocalModel, local_model
-from maitred.app.retrying import RetryPolicy
-from maitred.app.router import Router, routes_of
+from maitred.app.assembly.stores import running
+from maitred.app.assembly.tracing import open_traces
+from maitred.app.models.local import LocalModel, local_model
+from maitred.app.models.router import Router, routes_of
+from maitred.app.models.upstreams import open_upstreams
+from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.runtime.gc import collect_seldom
 from maitred.app.shutdown import Shutdown
-from maitred.app.stores import running
-from maitred.app.tracing import open_traces
-from maitred.app.upstreams import open_upstreams
 from maitred.app.workers.client import ControllerClient
 from maitred.app.workers.context_codec import ended_of
-from maitred.app.workers.far_standing import RemoteUpstreamStatus
 from maitred.app.workers.ipc import RETIRE, IpcDirectory
 from maitred.app.workers.pipeline import ForwardToController, LocalModelNames, WorkerPipeline, within_reach
 from maitred.app.workers.proxy import ControllerProxy
-from maitred.app.workers.remote_flow import RemoteFlowController
-from maitred.app.workers.submissions import SubmissionTracker
+from maitred.app.workers.remote_flow import RemoteFlowController, RemoteUpstreamStatus, SubmissionTracker
 from maitred.config.tree import Config
 from maitred.core.answer import RequestContext
 from maitred.core.clock import Clock
@@ -51,8 +49,7 @@ from maitred.dispatch.request import AnyEndpoint
 from maitred.engine.models.digest import digest_of
 from maitred.engine.models.source import find_model
 from maitred.fleet.engines import LocalEngines
-from maitred.fleet.remote import RemoteEngine, attached
-from maitred.fleet.same_model import FingerprintCheck
+from maitred.fleet.remote import FingerprintCheck, RemoteEngine, attached
 from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity
 from maitred.identity.providers import token_issuers

@@ -60,7 +60,7 @@ def sweep(
     from maitred.cli.load.compare import parse_share
     from maitred.cli.load.output import announce, beside, out_path, print_document, write_reports
     from maitred.cli.terminal import command_line
-    from maitred.config.duration import parse_seconds
+    from maitred.config.units import parse_seconds
 
     with needing("load", "The load tester"):
         from maitred.cli.load.session import measure, run_loop

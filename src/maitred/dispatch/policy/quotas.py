@@ -11,7 +11,7 @@ from math import inf
 
 from maitred.core.flow import FlowLevel, PriorityClass
 from maitred.dispatch.policy.credits import Cost, CostSum
-from maitred.fairness.places import gives_way
+from maitred.fairness.vtc import gives_way
 
 _REMEMBER_S = 60.0
 """A tenant that has sent nothing for so long is not expected any more."""

@@ -4,8 +4,8 @@ import math
 
 from msgspec import Struct
 
+from maitred.core.flow import ServiceWeights
 from maitred.core.replica import StepTimes
-from maitred.core.token_costs import ServiceWeights
 
 _SETTLED_S = 2.0
 """Measured time from which on the measure is believed alone."""

@@ -169,7 +169,7 @@ class _Race:
     def _guest(self, head: int) -> int | None:
         """Who comes in beyond the places: the head, or who holds least of those who may come before their turn.
 
-        See `maitred.fairness.places.gives_way`: who has most per weight gives way first, and nobody to itself.
+        See `maitred.fairness.vtc.gives_way`: who has most per weight gives way first, and nobody to itself.
         """
         more, counters = self._more, self._counters
         given = max(self._fewer)

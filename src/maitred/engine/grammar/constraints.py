@@ -27,8 +27,7 @@ from llguidance import LLExecutor
 from maitred.core.request import SamplingParams
 from maitred.engine.grammar.compiler import GrammarCompiler
 from maitred.engine.grammar.masks import WORD_BITS, RowMasks
-from maitred.engine.grammar.state import GrammarState
-from maitred.engine.grammar.supposition import SpeculativeGrammarState
+from maitred.engine.grammar.state import GrammarState, SpeculativeGrammarState
 
 _MASK_THREADS = 2
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from maitred.core.fingerprint import ModelFingerprint
+from maitred.core.request import ModelFingerprint
 
 SLICES = 16
 SLICE_BYTES = 4096

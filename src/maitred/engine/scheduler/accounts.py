@@ -9,20 +9,9 @@ service of the tokens that are billed for it.
 from collections.abc import Iterable
 from typing import Any
 
-from maitred.core.flow import Flow
-from maitred.core.token_costs import ServiceWeights
-from maitred.engine.scheduler.sequence import Sequence
+from maitred.core.flow import Flow, ServiceWeights
+from maitred.engine.scheduler.sequence import FlowCharge, Sequence
 from maitred.fairness.fair_queue import FairQueue
-
-
-class FlowCharge:
-    """One flow that has sequences here."""
-
-    __slots__ = ("flow", "sequences")
-
-    def __init__(self, flow: Flow) -> None:
-        self.flow = flow
-        self.sequences = 0
 
 
 class FlowCharges:

@@ -15,7 +15,7 @@ Tenants are the first level of `Flow.path`. A class gives way to equally or more
 from collections.abc import Iterable, Mapping
 
 from maitred.engine.scheduler.sequence import Sequence
-from maitred.fairness.places import gives_way
+from maitred.fairness.vtc import gives_way
 
 _NOBODY: frozenset[int] = frozenset()
 

@@ -33,9 +33,9 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from maitred.core.flow import ServiceWeights
 from maitred.core.replica import StepTimes
 from maitred.core.request import EngineRequest, FinishReason, WaitCause
-from maitred.core.token_costs import ServiceWeights
 from maitred.engine.config import KVShareConfig, PinsConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.accounts import FlowCharges
@@ -52,7 +52,7 @@ from maitred.engine.scheduler.sequence_factory import SequenceFactory
 from maitred.engine.scheduler.state import SchedulerCounters, SchedulerState
 from maitred.engine.scheduler.step_size import StepSizer
 from maitred.engine.scheduler.step_times import StepWork, TimedStep
-from maitred.engine.scheduler.swapping import SwapPolicy
+from maitred.engine.scheduler.victims import SwapPolicy
 from maitred.engine.scheduler.wait_queue import WaitQueue
 from maitred.fairness.fair_queue import FairQueue, QueueOrderConfig, make_line
 

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
+from maitred.core.flow import Flow
 from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.kv.table import BlockTable
 from maitred.fairness.fair_queue import QueueEntry
 
 if TYPE_CHECKING:
-    from maitred.engine.scheduler.accounts import FlowCharge
     from maitred.engine.scheduler.wait_clock import ClockMark
 
 MAX_PREEMPTIONS = 3
@@ -139,3 +139,13 @@ class Sequence:
         if token in self.stop_tokens and output >= self.min_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if output + 1 >= self.max_tokens else None
+
+
+class FlowCharge:
+    """One flow that has sequences here."""
+
+    __slots__ = ("flow", "sequences")
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.sequences = 0

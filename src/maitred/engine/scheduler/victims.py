@@ -8,6 +8,7 @@ computed is therefore the first to go; a long one near its end the last.
 from collections.abc import Callable, Iterable
 
 from maitred.core.flow import Flow
+from maitred.core.replica import StepTimes
 from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS, Sequence
 
 
@@ -40,3 +41,22 @@ def choose_victim(
         if score > best_score:
             best, best_score = sequence, score
     return best
+
+
+class SwapPolicy:
+    """The decision.
+
+    Args:
+        block_copy_s: Seconds to copy a block one way; infinite where there is no room for any.
+        times: What steps take, as of now.
+    """
+
+    def __init__(self, block_copy_s: float, times: Callable[[], StepTimes]) -> None:
+        self._block_copy_s = block_copy_s
+        self._times = times
+
+    def pays(self, sequence: Sequence) -> bool:
+        """Whether to copy what the sequence has computed, should its blocks be needed."""
+        block_tokens = sequence.table.block_tokens
+        blocks = sequence.computed // block_tokens
+        return blocks > 0 and 2 * blocks * self._block_copy_s <= self._times().chunk(0, blocks * block_tokens)

@@ -1,9 +1,8 @@
 """The sequences that wait for admission: the line that orders them, and what they will need."""
 
-from maitred.core.token_costs import ServiceWeights
-from maitred.engine.scheduler.accounts import FlowCharge
+from maitred.core.flow import ServiceWeights
 from maitred.engine.scheduler.kv_shares import KVShares
-from maitred.engine.scheduler.sequence import Sequence
+from maitred.engine.scheduler.sequence import FlowCharge, Sequence
 from maitred.fairness.fair_queue import FairQueue, QueueEntry
 
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
-from maitred.engine.config import SpeculationConfig
-from maitred.engine.faults import speculation_faults
+from maitred.engine.config import SpeculationConfig, speculation_faults
 from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.models.source import find_model
 from maitred.engine.speculate.draft_model import DraftModel

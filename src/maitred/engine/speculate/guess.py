@@ -6,7 +6,7 @@ computes its guesses token by token, so each has its price, and how many are wan
 
 from typing import NamedTuple, Protocol
 
-from maitred.engine.grammar.supposition import SpeculativeGrammarState
+from maitred.engine.grammar.state import SpeculativeGrammarState
 from maitred.engine.scheduler.sequence import Sequence
 
 WRITTEN = -1

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from maitred.core.clock import Clock
 from maitred.core.replica import StepTimes
 from maitred.engine.grammar.constraints import Constraints
-from maitred.engine.grammar.supposition import SpeculativeGrammarState
+from maitred.engine.grammar.state import SpeculativeGrammarState
 from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepWork

@@ -16,8 +16,8 @@ from maitred.core.clock import Clock
 from maitred.core.errors import ModelHeld, ModelLoadFailed, ModelLoading, ReplicaUnavailable
 from maitred.core.replica import LoadReport, ModelCard, TokenStream
 from maitred.core.request import EngineRequest
-from maitred.fleet.backoff import Backoff
 from maitred.fleet.local import LocalEngine
+from maitred.fleet.process import Backoff
 from maitred.fleet.residency.footprint import Footprint
 
 _FIRST_S, _MOST_S = 2.0, 300.0

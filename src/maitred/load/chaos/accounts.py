@@ -4,7 +4,7 @@ import math
 
 from maitred.load.chaos.evidence import ChaosEvidence, ChaosPhase, text_of
 from maitred.load.chaos.meter import TokenBill
-from maitred.load.chaos.verdict import InvariantResult, decided, unchecked
+from maitred.load.chaos.outcome import InvariantResult, decided, unchecked
 from maitred.load.measure.record import RequestRecord, UserOutcome
 
 _ROUNDING_TOKENS = 1

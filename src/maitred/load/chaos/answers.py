@@ -4,7 +4,7 @@ import math
 from collections import Counter
 
 from maitred.load.chaos.evidence import ChaosEvidence, Question, named, text_of
-from maitred.load.chaos.verdict import InvariantResult, decided, unchecked
+from maitred.load.chaos.outcome import InvariantResult, decided, unchecked
 from maitred.load.measure.record import RequestRecord, UserOutcome
 
 _FINISHED = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from maitred.load.chaos.accounts import bounded_overshoot, budgets_kept, no_double_bill
 from maitred.load.chaos.answers import every_request_ends, same_answers
 from maitred.load.chaos.evidence import ChaosEvidence, EndState
+from maitred.load.chaos.outcome import InvariantResult, decided, unchecked
 from maitred.load.chaos.plan import Invariants
 from maitred.load.chaos.recovery import first_answer, throughput
-from maitred.load.chaos.verdict import InvariantResult, decided, unchecked
 
 KV_FREE, KV_TOTAL = "maitred_engine_kv_blocks_free", "maitred_engine_kv_blocks_total"
 MUST_BE_ZERO = {

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -11,11 +11,31 @@ from maitred.load import result_file
 from maitred.load.chaos.evidence import ChaosEvidence
 from maitred.load.chaos.plan import ChaosPlan
 from maitred.load.chaos.timeline import FaultLog
-from maitred.load.chaos.verdict import InvariantResult
 from maitred.load.measure.result import LoadResult
 
 FORMAT = "maitred-chaos/1"
 """Changes with any change that an old reader would misread. New fields may come without."""
+
+
+State = Literal["held", "broken", "unchecked"]
+
+
+class InvariantResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One promise.
+
+    Attributes:
+        name: Of the promise.
+        state: `held`, `broken`, or `unchecked` where the evidence does not suffice.
+        bound: What was promised.
+        found: What was seen, or why it could not be checked.
+        examples: The first few violations.
+    """
+
+    name: str
+    state: State
+    bound: str
+    found: str
+    examples: list[str] = []
 
 
 class ChaosRun(msgspec.Struct, kw_only=True):
@@ -102,3 +122,17 @@ class ChaosRun(msgspec.Struct, kw_only=True):
             InvalidRequest: There is no such file, or it is another kind of file, or it is damaged.
         """
         return result_file.load(path, cls, FORMAT, by="maitred load chaos", again="Play the plan again.")
+
+
+MOST_EXAMPLES = 5
+
+
+def decided(name: str, bound: str, found: str, violations: list[str]) -> InvariantResult:
+    """Broken by any violation, else held."""
+    state: State = "broken" if violations else "held"
+    return InvariantResult(name=name, state=state, bound=bound, found=found, examples=violations[:MOST_EXAMPLES])
+
+
+def unchecked(name: str, bound: str, why: str) -> InvariantResult:
+    """Neither held nor broken, because of `why`."""
+    return InvariantResult(name=name, state="unchecked", bound=bound, found=why)

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maitred.load.chaos.evidence import ChaosEvidence
+from maitred.load.chaos.outcome import InvariantResult, decided, unchecked
 from maitred.load.chaos.timeline import FaultLog
-from maitred.load.chaos.verdict import InvariantResult, decided, unchecked
 from maitred.load.measure.record import RequestRecord, UserOutcome
 
 WINDOW_S = 3.0

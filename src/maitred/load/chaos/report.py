@@ -4,9 +4,8 @@ from collections import Counter
 
 import numpy as np
 
-from maitred.load.chaos.outcome import ChaosRun
+from maitred.load.chaos.outcome import ChaosRun, State
 from maitred.load.chaos.timeline import FaultLog
-from maitred.load.chaos.verdict import State
 from maitred.load.measure.record import UserOutcome
 from maitred.load.measure.result import LoadResult
 from maitred.load.report import canvas, markdown

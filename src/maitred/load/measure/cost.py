@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from maitred.load.measure.record import RunData, TesterSample
+from maitred.load.measure.record import LoadTesterSample, RunData
 from maitred.load.measure.times import Floats
 
 Limit = Literal["none", "tester", "machine"]
@@ -101,7 +101,7 @@ def judge(data: RunData) -> TesterCost:
     )
 
 
-def _cause(samples: list[TesterSample], reason: str) -> tuple[Limit, str]:
+def _cause(samples: list[LoadTesterSample], reason: str) -> tuple[Limit, str]:
     """What took the processor in the seconds with the longest delays, and what to do about it."""
     worst = sorted(samples, key=lambda sample: sample.lag_s)[-max(1, len(samples) // 4) :]
     cpu_share = float(np.mean([sample.cpu_share for sample in worst])) if worst else 0.0

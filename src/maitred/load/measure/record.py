@@ -70,7 +70,7 @@ class RequestRecord:
 
 
 @dataclass(slots=True)
-class TesterSample:
+class LoadTesterSample:
     """The tester's own state over one interval (about a second).
 
     Attributes:
@@ -131,7 +131,7 @@ class RunData:
     """
 
     records: list[RequestRecord]
-    samples: list[TesterSample]
+    samples: list[LoadTesterSample]
     seconds: float
     started_unix_s: float
     lag_s: "array[float]" = field(default_factory=lambda: array("d"))

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from maitred.load.measure.record import RunData, RunProgress, TesterSample
+from maitred.load.measure.record import LoadTesterSample, RunData, RunProgress
 from maitred.load.play.client.origin import Origin
 from maitred.load.play.client.pool import ConnectionPool
 from maitred.load.play.clock import RunClock
 from maitred.load.play.collector import calm_collector
 from maitred.load.play.conversation import Conversations
 from maitred.load.play.doors import StartGate
-from maitred.load.play.monitor import TesterMonitor
+from maitred.load.play.monitor import LoadTesterMonitor
 from maitred.load.play.target import calibrate
 from maitred.load.spec import LoadSpec
 from maitred.load.workload.arrivals import parse_profile
@@ -75,7 +75,7 @@ async def run(
         with calm_collector():
             clock.restart()
             started_unix_s = time.time()
-            async with TesterMonitor(clock.now_s, lambda: conversations.open, progress.report) as monitor:
+            async with LoadTesterMonitor(clock.now_s, lambda: conversations.open, progress.report) as monitor:
                 await _Crowd(spec, workload, conversations, doors, clock.now_s).play()
                 return RunData(
                     records=conversations.records,
@@ -172,7 +172,7 @@ class _ProgressReport:
         self._last_s = 0.0
         self._last_pieces = 0
 
-    def report(self, sample: TesterSample) -> None:
+    def report(self, sample: LoadTesterSample) -> None:
         """Passes the figures since the last report on."""
         if self._watch is None:
             return

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 
-from maitred.load.measure.record import TesterSample
+from maitred.load.measure.record import LoadTesterSample
 
 PROBE_S = 0.01
 SAMPLE_S = 1.0
@@ -20,7 +20,7 @@ _SCHEDSTAT = Path("/proc/self/schedstat")
 _STATM = Path("/proc/self/statm")
 
 
-class TesterMonitor:
+class LoadTesterMonitor:
     """Watches this process while a run lasts. Enter it in the run's event loop.
 
     Args:
@@ -30,9 +30,12 @@ class TesterMonitor:
     """
 
     def __init__(
-        self, now_s: Callable[[], float], count_open: Callable[[], int], each_sample: Callable[[TesterSample], object]
+        self,
+        now_s: Callable[[], float],
+        count_open: Callable[[], int],
+        each_sample: Callable[[LoadTesterSample], object],
     ) -> None:
-        self.samples: list[TesterSample] = []
+        self.samples: list[LoadTesterSample] = []
         self.lag_s: array[float] = array("d")
         self._now_s = now_s
         self._count_open = count_open
@@ -50,7 +53,7 @@ class TesterMonitor:
         """Most memory that this process ever held."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    async def __aenter__(self) -> "TesterMonitor":
+    async def __aenter__(self) -> "LoadTesterMonitor":
         self._task = asyncio.create_task(self._watch(), name="load monitor")
         return self
 
@@ -72,7 +75,7 @@ class TesterMonitor:
             span_s = now_s - sampled_s
             if span_s >= SAMPLE_S:
                 cpu_now_s, starved_now_s = time.process_time(), _starved_s()
-                sample = TesterSample(
+                sample = LoadTesterSample(
                     at_s=now_s,
                     cpu_share=(cpu_now_s - cpu_s) / span_s,
                     starved_share=(starved_now_s - starved_s) / span_s,

@@ -1,7 +1,5 @@
 """The figures of a run that show who got what, and how values are spread."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from maitred.load.measure.record import UserOutcome
@@ -9,9 +7,6 @@ from maitred.load.measure.result import LoadResult
 from maitred.load.report import canvas
 from maitred.load.report.canvas import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 from maitred.load.report.quantity import count, duration, exact, share
-
-if TYPE_CHECKING:
-    pass
 
 CURVE_POINTS = 300
 OUTCOME_COLOURS = {

@@ -5,9 +5,12 @@ import lzma
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
+
+import msgspec
 
 from maitred.core.errors import InvalidRequest
+from maitred.load.workload.tables import fault
 
 
 @contextmanager
@@ -34,3 +37,23 @@ def _open(path: Path) -> TextIO:
     if path.suffix == ".xz":
         return lzma.open(path, "rt", encoding="utf-8", newline="")
     return path.open(encoding="utf-8", newline="")
+
+
+T = TypeVar("T")
+
+
+def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
+    """Every line that is not empty, with its number from 1.
+
+    Raises:
+        InvalidRequest: The file cannot be read, or a line is not of this kind.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    with open_text(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.isspace():
+                continue
+            try:
+                yield number, decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                raise fault(path, number, str(error)) from None

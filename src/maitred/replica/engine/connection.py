@@ -7,7 +7,9 @@ frame, a gap in the sequence, silence), and never comes back; `EngineLink` makes
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from typing import cast
 
 import msgspec
@@ -18,7 +20,6 @@ from maitred.core.replica import LoadReport
 from maitred.core.request import EngineRequest
 from maitred.core.secret import Secret
 from maitred.replica.engine.stream import PAUSE_AT_TOKENS, EngineStream
-from maitred.replica.heartbeat import HeartbeatAction, HeartbeatMonitor
 from maitred.wire.frames import (
     PROTOCOL_VERSION,
     Cancel,
@@ -43,6 +44,48 @@ some 0.05 ms to be sent on, and a request that has just come is accepted, read a
 loop: it must not wait in each of them for all the answers under way."""
 
 _log = logging.getLogger(__name__)
+
+
+class HeartbeatAction(Enum):
+    """What to do after an interval."""
+
+    NOTHING = auto()
+    ASK = auto()
+    GIVE_UP = auto()
+
+
+class HeartbeatMonitor:
+    """Counts silent intervals.
+
+    Args:
+        timeout_s: The most time without a word. It takes 5/6 of it at least, and an engine that answers within 2/3 is
+            never given up.
+
+    Attributes:
+        interval_s: How often to call `tick`.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.interval_s = timeout_s / TICKS
+        self._silent = 0
+
+    def heard(self) -> None:
+        """Something came."""
+        self._silent = 0
+
+    def tick(self, load: LoadReport) -> HeartbeatAction:
+        """Another interval is over.
+
+        Args:
+            load: The engine's last report, which foresees how long a step takes.
+        """
+        self._silent += 1
+        if self._silent == 1:
+            return HeartbeatAction.ASK
+        step_s = load.times.of(load.step_tokens, 0, chunks=1)
+        if self._silent >= max(TICKS, math.ceil(STEPS * step_s / self.interval_s)):
+            return HeartbeatAction.GIVE_UP
+        return HeartbeatAction.NOTHING
 
 
 class EngineConnection(asyncio.Protocol):
@@ -283,3 +326,7 @@ class EngineConnection(asyncio.Protocol):
             return
         self._blocks_heard = news.sequence
         self._blocks(news)
+
+
+TICKS = 6
+STEPS = 3

@@ -7,8 +7,8 @@ documentation, named beside each entry.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from maitred.replica.upstream.config import DialectName
 from maitred.wire.anthropic.outbound import VERSION
 
 _OPENAI_FIELDS = frozenset(
@@ -74,6 +74,23 @@ _MODELS = "models"
 """The list of models, which every one has; with credentials it also tells whether these are good."""
 ANTHROPIC = UpstreamDialect(_MODELS, key_header="x-api-key", headers={"anthropic-version": VERSION})
 """Of all servers of the kind `anthropic`; what may be sent to them is decided in `maitred.wire.anthropic.outbound`."""
+
+
+DialectName = Literal[
+    "generic",
+    "vllm",
+    "sglang",
+    "tgi",
+    "trtllm",
+    "llamacpp",
+    "transformers",
+    "ollama",
+    "litellm",
+    "openai",
+    "azure",
+    "groq",
+    "together",
+]
 
 DIALECTS: Mapping[DialectName, UpstreamDialect] = {
     "generic": UpstreamDialect(_MODELS, fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),

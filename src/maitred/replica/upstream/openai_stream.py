@@ -17,11 +17,18 @@ from maitred.core.answer import TextDelta
 from maitred.core.errors import MaitredError, ReplicaLost
 from maitred.core.request import FinishReason, Usage
 from maitred.core.text_replica import TextBatch
-from maitred.replica.upstream.chunk import ChunkChoice, ChunkDelta, UpstreamChunk, are_calls, chunk_of, chunks_of
+from maitred.replica.upstream.chunk import (
+    ChunkChoice,
+    ChunkDelta,
+    UpstreamChunk,
+    are_calls,
+    chunk_of,
+    chunks_of,
+    scores_of,
+)
 from maitred.replica.upstream.dialects import UpstreamDialect
 from maitred.replica.upstream.errors import ServerError, error_in, failure_of
-from maitred.replica.upstream.logprobs import scores_of
-from maitred.wire.event_cutter import SseSplitter
+from maitred.wire.sse import SseSplitter
 
 MOST_EVENT_BYTES = 8 << 20
 """Of one event. The largest honest ones have log-probabilities for many tokens."""

@@ -15,7 +15,7 @@ import msgspec
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.replica.http.connection import ResponseBroken
 from maitred.replica.upstream.dialects import LoadGauges
-from maitred.replica.upstream.gauges import ServerLoad, load_in
+from maitred.replica.upstream.external_load import ServerLoad, load_in
 from maitred.replica.upstream.openai_stream import how_broken
 from maitred.replica.upstream.replica import UpstreamReplica
 

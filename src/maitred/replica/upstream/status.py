@@ -13,9 +13,8 @@ from maitred.core.admin_state import AdminState
 from maitred.core.errors import ReplicaUnavailable
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt, BreakerState
 from maitred.replica.health.config import HealthConfig
-from maitred.replica.health.health import ReplicaHealth
+from maitred.replica.health.health import ReplicaHealth, slow_start
 from maitred.replica.health.peers import PoolHealth
-from maitred.replica.health.slow_start import slow_start
 
 
 class UpstreamStatus:

@@ -9,7 +9,7 @@
 from collections.abc import Callable, Sequence
 
 from maitred.core.balance import LoadBalancer, PlacementRequest, ReplicaCandidate
-from maitred.core.token_costs import ServiceWeights
+from maitred.core.flow import ServiceWeights
 from maitred.routing.balance.affinity import home_of
 from maitred.routing.balance.bounded_load import LoadBound
 from maitred.routing.balance.by_load import LeastRequests, LeastTokens, PowerOfTwo

@@ -5,7 +5,7 @@ thousand tokens is no match for a hundred short ones.
 """
 
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
-from maitred.core.token_costs import ServiceWeights
+from maitred.core.flow import ServiceWeights
 
 
 class ReplicaLoads:

@@ -8,8 +8,7 @@ from collections.abc import Set
 
 from maitred.text.special_tokens import SpecialTokenText
 from maitred.text.tool_calls.call_object import CallObject
-from maitred.text.tool_calls.events import Event, TextEvent
-from maitred.text.tool_calls.lookout import MarkerScanner
+from maitred.text.tool_calls.events import Event, MarkerScanner, TextEvent
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

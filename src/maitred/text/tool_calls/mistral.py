@@ -11,8 +11,7 @@ from collections.abc import Set
 from maitred.text.json_scan import JsonScan
 from maitred.text.special_tokens import SpecialTokenText
 from maitred.text.tool_calls.call_object import CallObject
-from maitred.text.tool_calls.events import Event, TextEvent, ToolCallArguments, ToolCallStart
-from maitred.text.tool_calls.lookout import MarkerScanner
+from maitred.text.tool_calls.events import Event, MarkerScanner, TextEvent, ToolCallArguments, ToolCallStart
 
 OPEN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _MOST_ID_CHARACTERS = 64

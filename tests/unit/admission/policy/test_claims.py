@@ -2,9 +2,8 @@
 
 import pytest
 
-from maitred.admission.policy.claims import demand_of, reserved_of, spent_of, taken_of
+from maitred.admission.policy.claims import demand_of, reserved_of, spent_of, taken_of, watches_of
 from maitred.admission.policy.rules import LimitRule, rules_for
-from maitred.admission.policy.watches import watches_of
 from maitred.admission.policy.windows import day_at
 from maitred.core.answer import Outcome
 from maitred.core.counters import CounterKind, LimitClaim, RequestSize

@@ -2,12 +2,10 @@
 
 import pytest
 
-from maitred.admission.policy.claims import demand_of
-from maitred.admission.policy.refusal import RequestedTokens, refusal_of
+from maitred.admission.policy.claims import demand_of, watches_of
+from maitred.admission.policy.refusal import RequestedTokens, refusal_of, span
 from maitred.admission.policy.rules import LimitRule
-from maitred.admission.policy.watches import watches_of
 from maitred.admission.policy.windows import day_at
-from maitred.admission.policy.wording import span
 from maitred.core.counters import CounterState, RequestSize, ReservationDenied
 from maitred.core.errors import QuotaExceeded, RateLimited
 from maitred.core.limits import LimitKind

@@ -1,9 +1,8 @@
 """Which rate is the tightest."""
 
-from maitred.admission.policy.claims import demand_of
+from maitred.admission.limit_status import standing_of
+from maitred.admission.policy.claims import demand_of, watches_of
 from maitred.admission.policy.rules import LimitRule
-from maitred.admission.policy.standing import standing_of
-from maitred.admission.policy.watches import watches_of
 from maitred.core.answer import RateLimitStatus
 from maitred.core.counters import CounterState
 from maitred.core.money import Price

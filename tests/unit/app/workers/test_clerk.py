@@ -8,9 +8,7 @@ import pytest
 from maitred.api.in_flight import InFlightLimiter
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.workers.context_codec import ended_of
-from maitred.app.workers.controller import ControllerServer
-from maitred.app.workers.lobby import PendingWorkers
-from maitred.app.workers.session import WorkerSession
+from maitred.app.workers.controller import ControllerServer, PendingWorkers, WorkerSession
 from maitred.core.answer import Outcome, RequestContext
 from maitred.core.flow import ONE_FLOW
 from maitred.core.request import Usage

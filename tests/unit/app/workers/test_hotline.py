@@ -3,10 +3,10 @@
 import asyncio
 from pathlib import Path
 
-from maitred.app.stores import running
+from maitred.app.assembly.stores import running
 from maitred.app.workers import client as hotline
 from maitred.app.workers.client import ControllerClient
-from maitred.app.workers.line import IpcConnection
+from maitred.app.workers.ipc import IpcConnection
 from maitred.wire.worker_protocol import ControllerSnapshot, DirectoryAck, ToController, WorkerHello
 
 

@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 from typer.testing import Result as Invocation
 
 from maitred.cli.app import app
-from maitred.load.chaos.outcome import ChaosRun
+from maitred.load.chaos.outcome import ChaosRun, InvariantResult, State
 from maitred.load.chaos.plan import ChaosPlan
 from maitred.load.chaos.timeline import FaultLog
-from maitred.load.chaos.verdict import InvariantResult, State
 from maitred.load.measure.record import RequestRecord, RunData, UserOutcome
 from maitred.load.measure.result import LoadResult
 

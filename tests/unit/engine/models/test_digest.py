@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.fingerprint import ModelFingerprint
+from maitred.core.request import ModelFingerprint
 from maitred.engine.models.digest import digest_of
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from maitred.core.replica import StepTimes
-from maitred.engine.scheduler.swapping import SwapPolicy
+from maitred.engine.scheduler.victims import SwapPolicy
 
 MEASURED = StepTimes(token_s=0.001)
 

@@ -11,7 +11,7 @@ from maitred.core.grammar import Constraint
 from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
-from maitred.engine.grammar.supposition import SpeculativeGrammarState
+from maitred.engine.grammar.state import SpeculativeGrammarState
 from maitred.engine.speculate.speculator import Speculator
 from maitred.text.grammar.reading import grammar_of
 from maitred.text.tokenizer import Tokenizer

@@ -3,7 +3,7 @@ from array import array
 import pytest
 
 from maitred.load.measure.cost import judge
-from maitred.load.measure.record import RequestRecord, RunData, TesterSample, UserOutcome
+from maitred.load.measure.record import LoadTesterSample, RequestRecord, RunData, UserOutcome
 
 
 def a_run(*, lag_s=0.0005, cpu_share=0.3, starved_share=0.0, send_delay_s=0.0005, ttft_s=0.2, itl_s=0.05):
@@ -22,7 +22,7 @@ def a_run(*, lag_s=0.0005, cpu_share=0.3, starved_share=0.0, send_delay_s=0.0005
         )
         for number in range(100)
     ]
-    samples = [TesterSample(second + 1.0, cpu_share, starved_share, lag_s, 7, 50_000_000) for second in range(10)]
+    samples = [LoadTesterSample(second + 1.0, cpu_share, starved_share, lag_s, 7, 50_000_000) for second in range(10)]
     return RunData(
         records, samples, 10.0, 0.0, array("d", [lag_s] * 900), cpu_seconds=3.0, peak_memory_bytes=60_000_000
     )

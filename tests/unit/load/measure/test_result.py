@@ -11,7 +11,7 @@ import pytest
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.secret import Secret
-from maitred.load.measure.record import RequestRecord, RunData, TesterSample, UserOutcome
+from maitred.load.measure.record import LoadTesterSample, RequestRecord, RunData, UserOutcome
 from maitred.load.measure.result import LoadResult
 from maitred.load.spec import LoadSpec, LoadTarget, LoadTenant, ObjectivesSpec, StopCondition
 from tests.load_results import synthetic_result
@@ -123,7 +123,10 @@ def test_the_series_of_a_known_run() -> None:
         session=1, turn=0, tenant="a", intended_s=1.5, asked_tokens=4, ended_s=3.0, outcome=UserOutcome.FAILED
     )
     data = RunData(
-        [first, second], [TesterSample(1.0, 0.5, 0.0, 0.01, 1, 1), TesterSample(2.0, 0.25, 0.0, 0.0, 1, 1)], 3.0, 0.0
+        [first, second],
+        [LoadTesterSample(1.0, 0.5, 0.0, 0.01, 1, 1), LoadTesterSample(2.0, 0.25, 0.0, 0.0, 1, 1)],
+        3.0,
+        0.0,
     )
     spec = LoadSpec(bounds=StopCondition(duration_s=3), objectives=ObjectivesSpec(ttft_s=1))
     series = LoadResult.of(spec, data, command="", workload="").series

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
-from maitred.core.token_costs import ServiceWeights
+from maitred.core.flow import ServiceWeights
 from maitred.routing.balance.affinity import home_of
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.bounded_load import LoadBound

@@ -8,8 +8,8 @@ from collections import OrderedDict
 import pytest
 
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
+from maitred.core.flow import ServiceWeights
 from maitred.core.prefix import chain
-from maitred.core.token_costs import ServiceWeights
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig
 from maitred.routing.prefix.index import PrefixIndex

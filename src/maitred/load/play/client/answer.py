@@ -8,7 +8,7 @@ import msgspec
 
 from maitred.load.measure.record import RequestRecord, UserOutcome
 from maitred.load.play.client.refrain import EventFrame
-from maitred.wire.event_cutter import SseSplitter
+from maitred.wire.sse import SseSplitter
 
 _LONGEST_QUOTE = 300
 

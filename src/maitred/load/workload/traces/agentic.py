@@ -15,9 +15,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from maitred.load.workload.files import read_lines
 from maitred.load.workload.session import LoadSession, SessionTurn, Workload
 from maitred.load.workload.tables import fault
-from maitred.load.workload.traces.lines import read_lines
 
 DEFAULT_BLOCK_TOKENS = 64
 LOCAL_IDS = 1 << 32

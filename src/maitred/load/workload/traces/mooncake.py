@@ -16,9 +16,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from maitred.load.workload.files import read_lines
 from maitred.load.workload.session import LoadSession, SessionTurn, Workload
 from maitred.load.workload.tables import fault
-from maitred.load.workload.traces.lines import read_lines
 
 BLOCK_TOKENS = 512
 STEP_S = 3.0

@@ -5,9 +5,8 @@ import torch
 
 from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
-from maitred.engine.config import EngineConfig
+from maitred.engine.config import EngineConfig, GPUConfig
 from maitred.engine.device import ComputeDevice
-from maitred.engine.gpu_config import GPUConfig
 from tests.models import make_model
 
 pytest.importorskip("triton")

@@ -1,0 +1,105 @@
+"""The encoder that is served beside the model that generates: one, or none."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from maitred.app.assembly.stores import running
+from maitred.config.tree import Config
+from maitred.core.clock import Clock
+from maitred.core.errors import ConfigInvalid
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.request import Endpoint
+from maitred.engine.encoder.shape import is_bert
+from maitred.engine.models.config import ModelConfig
+from maitred.engine.models.digest import digest_of
+from maitred.engine.models.source import find_model
+from maitred.fleet.local import LocalEngine, engine_command
+from maitred.fleet.remote import FingerprintCheck, RemoteEngine, attached
+from maitred.routing.catalog import ServedModel
+from maitred.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ServedEncoder:
+    """What the rest of the gateway needs of it."""
+
+    model: ServedModel
+    engine: LocalEngine | RemoteEngine
+    dispatcher: Dispatcher
+
+
+class EncoderModels:
+    """Those that are served, by name; empty without one.
+
+    Attributes:
+        models: For the catalog.
+        engines: Where they run.
+        dispatchers: The queues before them.
+    """
+
+    def __init__(self, served: Sequence[ServedEncoder]) -> None:
+        self.models = [encoder.model for encoder in served]
+        self.engines: Mapping[str, LocalEngine | RemoteEngine] = {e.model.name: e.engine for e in served}
+        self.dispatchers: Mapping[str, Dispatcher] = {e.model.name: e.dispatcher for e in served}
+
+    async def started(self) -> None:
+        """Waits until each has been ready once.
+
+        Raises:
+            ReplicaUnavailable: The process of one cannot start.
+        """
+        for engine in self.engines.values():
+            await engine.started()
+
+
+@asynccontextmanager
+async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncIterator[EncoderModels]:
+    """Starts the encoder that the configuration names, if it names one; leaving stops it.
+
+    Args:
+        config: The settings.
+        taken_name: The name of the other model.
+        clock: For its queue.
+
+    Raises:
+        ConfigInvalid: The folder holds no model that embeds, or its name is taken.
+    """
+    settings = config.encoder
+    if not settings.path:
+        yield EncoderModels([])
+        return
+    folder = find_model(settings.path)
+    _check_reads(folder)
+    name = settings.served_name or folder.resolve().name
+    if name == taken_name:
+        raise ConfigInvalid(f"encoder.served_name: both models are called {name}. Give one another name.")
+    tokenizer = Tokenizer.load(folder)
+    engine: LocalEngine | RemoteEngine
+    if settings.engine_address is not None:
+        same = FingerprintCheck(await asyncio.to_thread(digest_of, folder))
+        engine = attached(settings.engine_address, config.engine_link, same)
+    else:
+        silence_timeout_s = config.engine_link.silence_timeout_s
+        command = engine_command(folder, settings.engine(), log=config.log)
+        engine = LocalEngine(command, clock=clock, silence_timeout_s=silence_timeout_s)
+    async with engine:
+        dispatcher = Dispatcher(
+            name, [Endpoint(settings.engine_address or "local", engine.link)], config.dispatch, clock
+        )
+        async with running(dispatcher.run(), "encoder dispatch"):
+            yield EncoderModels([ServedEncoder(ServedModel(name, engine.link, tokenizer), engine, dispatcher)])
+
+
+def _check_reads(folder: Path) -> None:
+    """Raises ConfigInvalid where the model is neither of the BERT family nor one that our engine could generate with.
+
+    The engine would say so too, but in a log, and seconds later.
+    """
+    if not is_bert(folder):
+        try:
+            ModelConfig.load(folder)
+        except ConfigInvalid as fault:
+            raise ConfigInvalid(f"encoder.path: {fault} Models of the BERT family can be named, too.") from fault

@@ -1,0 +1,87 @@
+"""The engines of the `model` section: started here, or found where they run.
+
+A gateway of several processes has one that keeps them (see `maitred.app.workers.engine_host`), and the others find them
+in its house.
+"""
+
+import asyncio
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from maitred.app.workers.ipc import IpcDirectory
+from maitred.config.tree import Config
+from maitred.core.clock import Clock
+from maitred.engine.models.digest import digest_of
+from maitred.engine.models.source import find_model
+from maitred.fleet.engines import LocalEngines
+from maitred.fleet.local import Command, LocalEngine, engine_command, listens_at
+from maitred.fleet.remote import FingerprintCheck, RemoteEngine, attached
+
+
+async def make_engines(
+    config: Config, command: Command | None, clock: Clock, house: IpcDirectory | None = None
+) -> LocalEngines:
+    """All of them; enter what comes back to start them.
+
+    Args:
+        config: The settings.
+        command: Starts an engine; None: that of this installation.
+        clock: For them.
+        house: Where others find those that are started here; None: nobody else looks for them.
+
+    Raises:
+        ConfigInvalid: No model is where the configuration says.
+    """
+    folder = find_model(config.model.folder)
+    if config.model.attached:
+        same = FingerprintCheck(await asyncio.to_thread(digest_of, folder))
+        engines = LocalEngines(
+            {address: attached(address, config.engine_link, same) for address in config.model.attached},
+        )
+    else:
+        engines = _started_here(config, command or _command(config, folder), clock, house)
+    return _bounded(engines, config)
+
+
+def engines_in(house: IpcDirectory, config: Config) -> LocalEngines:
+    """Those that another process of this gateway keeps."""
+    silence_timeout_s = config.engine_link.silence_timeout_s
+    engines = {
+        name: RemoteEngine(listens_at(house.engine(name)), silence_timeout_s=silence_timeout_s)
+        for name in _names(config)
+    }
+    return _bounded(LocalEngines(engines), config)
+
+
+def _bounded(engines: LocalEngines, config: Config) -> LocalEngines:
+    for engine in engines.values():
+        engine.link.unread_tokens = config.server.unread_tokens
+    return engines
+
+
+def _names(config: Config) -> list[str]:
+    count = config.model.replicas
+    return [f"local-{number}" for number in range(count)] if count > 1 else ["local"]
+
+
+def _command(config: Config, folder: Path) -> Command:
+    each = replace(config.engine, machine_share=config.engine.machine_share / config.model.replicas)
+    return engine_command(folder, each, config.dispatch.service.weights, config.log)
+
+
+def _started_here(config: Config, command: Command, clock: Clock, house: IpcDirectory | None) -> LocalEngines:
+    silence_timeout_s = config.engine_link.silence_timeout_s
+    engines: LocalEngines = LocalEngines(
+        {
+            name: LocalEngine(
+                command,
+                clock=clock,
+                silence_timeout_s=silence_timeout_s,
+                others_serve=lambda: engines.ready,
+                folder=None if house is None else house.engine(name),
+            )
+            for name in _names(config)
+        }
+    )
+    return engines

@@ -1,0 +1,274 @@
+"""Models that servers of others run: opened, looked at, changed, closed."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from maitred.app.runtime.tasks import KeyedTasks
+from maitred.config.tree import TextModelConfig
+from maitred.core.errors import ConfigInvalid
+from maitred.dispatch.request import AnyEndpoint, Endpoint
+from maitred.observe.metrics.upstreams import UpstreamState
+from maitred.replica.health.config import HealthConfig
+from maitred.replica.health.peers import PoolHealth
+from maitred.replica.upstream.config import UpstreamConfig
+from maitred.routing.catalog import TextModel
+from maitred.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from maitred.replica.http.pool import OpenConnections
+    from maitred.replica.upstream.replica import UpstreamReplica
+    from maitred.replica.upstream.status import UpstreamStatus
+
+_FIRST_LOOK_S = 0.5
+"""A server that is new must not keep the others' settings waiting for longer; it counts as away until it is seen."""
+_HEALTH = HealthConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamModels:
+    """What servers of others run under one configuration.
+
+    Attributes:
+        models: For the catalog.
+        servers: Each model with its servers.
+    """
+
+    models: Sequence[TextModel]
+    servers: "Mapping[str, Sequence[UpstreamReplica]]"
+
+    def posts(self) -> dict[str, list[AnyEndpoint]]:
+        """For dispatch. Nobody knows what such servers have left: their windows are learnt."""
+        return {
+            name: [
+                Endpoint(
+                    server.name,
+                    server,
+                    exact=False,
+                    duty=server.standing.duty,
+                    hearsay=None if server.dialect.gauges is None else server.hearsay,
+                )
+                for server in servers
+            ]
+            for name, servers in self.servers.items()
+        }
+
+    def all(self) -> "Iterable[UpstreamReplica]":
+        """Every server, once for each model that it runs."""
+        return (server for servers in self.servers.values() for server in servers)
+
+
+class Upstreams:
+    """The models that servers of others run, as of now.
+
+    A configuration that comes is prepared first, which may fail and changes nothing, and then adopted, which cannot
+    fail. A server whose settings are the same stays the object that it is, with its connections. One that is spoken to
+    in another way, at the same address and under the same name, keeps what is known of its health.
+
+    Args:
+        probes: Looks at those that serve.
+        stack: Closes the connections, once there are any.
+
+    Attributes:
+        served: What they run now.
+    """
+
+    def __init__(self, probes: "KeyedTasks[UpstreamReplica]", stack: AsyncExitStack) -> None:
+        self.served = UpstreamModels([], {})
+        self._connections: OpenConnections | None = None
+        self._probes = probes
+        self._stack = stack
+        self._peers: dict[str, PoolHealth] = {}
+        self._tokenizers: dict[str, str | None] = {}
+
+    @property
+    def models(self) -> Sequence[TextModel]:
+        """For the catalog."""
+        return self.served.models
+
+    def posts(self) -> dict[str, list[AnyEndpoint]]:
+        """For dispatch."""
+        return self.served.posts()
+
+    def windows(self) -> dict[str, int]:
+        """How long prompt and answer may be together, by the word of a model's servers."""
+        return {
+            name: server.window_tokens
+            for name, servers in self.served.servers.items()
+            for server in servers
+            if server.window_tokens is not None
+        }
+
+    async def prepare(self, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> UpstreamModels:
+        """What they would run.
+
+        Raises:
+            ConfigInvalid: A URL, a file of certificates or a tokenizer cannot be used.
+        """
+        configs = {name: config for name, config in configs.items() if config.upstreams}
+        if not configs:
+            return UpstreamModels([], {})
+        if self._connections is None:
+            # A gateway with engines of its own alone starts sooner without an HTTP client.
+            from maitred.replica.http.pool import OpenConnections
+
+            self._connections = await self._stack.enter_async_context(OpenConnections())
+        return await asyncio.to_thread(self._prepared, configs, self._connections, health)
+
+    def _prepared(
+        self, configs: Mapping[str, TextModelConfig], connections: "OpenConnections", health: HealthConfig
+    ) -> UpstreamModels:
+        """Reads files, so it is for a thread."""
+        servers = {
+            name: [self._server(upstream, name, config, connections, health) for upstream in config.upstreams]
+            for name, config in configs.items()
+        }
+        before = {model.name: model for model in self.served.models}
+        return UpstreamModels(
+            [self._model(name, config, servers[name], before) for name, config in configs.items()], servers
+        )
+
+    async def look(self, served: UpstreamModels) -> None:
+        """Takes a first look at those that are new, so that they need not begin as if they were away."""
+        from maitred.replica.upstream.probe import Probe
+
+        known = {server.standing for server in self.served.all()}
+        unseen = [server for server in served.all() if server.standing not in known]
+        if unseen:
+            looks = [asyncio.create_task(Probe(server).look(), name=f"look at {server.name}") for server in unseen]
+            _, late = await asyncio.wait(looks, timeout=_FIRST_LOOK_S)
+            for look in late:
+                look.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    def adopt(self, served: UpstreamModels, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> None:
+        """They run this from now on."""
+        staying = {server.standing for server in served.all()}
+        for server in self.served.all():
+            if server.standing not in staying:
+                server.standing.join(PoolHealth(health.outliers, []))  # what runs there is compared with nobody
+        self.served = served
+        self._tokenizers = {name: config.tokenizer for name, config in configs.items()}
+        self._peers = {name: self._peers.get(name) or PoolHealth(health.outliers, []) for name in served.servers}
+        for name, servers in served.servers.items():
+            for server in servers:
+                server.standing.join(self._peers[name])
+                server.standing.adopt(server.config.probe_every_s, health)
+        self._probes.begin(served.all())
+
+    def retire(self, in_use: Iterable[UpstreamModels]) -> None:
+        """Looks no more at servers that nobody serves from any more."""
+        self._probes.only(server for served in in_use for server in served.all())
+
+    def states(self) -> dict[tuple[str, str], UpstreamState]:
+        """For metrics."""
+        return {
+            (name, server.name): UpstreamState(
+                server.standing.up,
+                server.open_streams,
+                server.reported.running,
+                server.reported.waiting,
+                server.reported.kv_usage,
+                server.standing.breaker,
+                server.weight,
+            )
+            for name, servers in self.served.servers.items()
+            for server in servers
+        }
+
+    def _server(
+        self,
+        config: UpstreamConfig,
+        name: str,
+        model: TextModelConfig,
+        connections: "OpenConnections",
+        health: HealthConfig,
+    ) -> "UpstreamReplica":
+        here = self.served.servers.get(name, ())
+        before = next((server for server in here if server.is_at(config)), None)
+        if before is not None and before.settings == (config, model.context_tokens, model.max_choices):
+            return before
+        return _upstream(config, name, model, connections, health, before)
+
+    def _model(
+        self, name: str, config: TextModelConfig, servers: "Sequence[UpstreamReplica]", before: Mapping[str, TextModel]
+    ) -> TextModel:
+        known = before.get(name)
+        if known is None:
+            return TextModel(name, servers, _tokenizer(config), reprompts=config.reprompts)
+        same = self._tokenizers.get(name) == config.tokenizer
+        return known.at(servers, known.tokenizer if same else _tokenizer(config), reprompts=config.reprompts)
+
+
+@asynccontextmanager
+async def open_upstreams(
+    models: Mapping[str, TextModelConfig],
+    health: HealthConfig = _HEALTH,
+    *,
+    standing: "Callable[[UpstreamReplica], UpstreamStatus] | None" = None,
+) -> AsyncIterator[Upstreams]:
+    """The models of the configuration. Somebody begins to look at their servers.
+
+    Args:
+        models: Those that have upstreams are opened.
+        health: When one of their servers gets fewer requests or none.
+        standing: Where another process decides that and looks after them: what stands for it here.
+
+    Raises:
+        ConfigInvalid: A URL, a file of certificates or a tokenizer cannot be used.
+    """
+    async with (
+        AsyncExitStack() as stack,
+        KeyedTasks(_probing, lambda server: f"probe of {server.name}") as probes,
+    ):
+        upstreams = Upstreams(probes, stack)
+        served = await upstreams.prepare(models, health)
+        if standing is None:
+            upstreams.adopt(served, models, health)
+        else:
+            upstreams.served = served
+            for server in served.all():
+                server.standing = standing(server)
+        yield upstreams
+
+
+async def _probing(server: "UpstreamReplica") -> None:
+    from maitred.replica.upstream.probe import Probe
+
+    await Probe(server).run()
+
+
+def _upstream(
+    config: UpstreamConfig,
+    name: str,
+    model: TextModelConfig,
+    connections: "OpenConnections",
+    health: HealthConfig,
+    before: "UpstreamReplica | None",
+) -> "UpstreamReplica":
+    from maitred.replica.upstream.replica import UpstreamReplica
+
+    try:
+        return UpstreamReplica(
+            config,
+            name,
+            connections,
+            context_tokens=model.context_tokens,
+            max_choices=model.max_choices,
+            health=health,
+            before=before,
+        )
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigInvalid(f"The certificates in {config.ca_file} cannot be used: {error}.") from error
+
+
+def _tokenizer(config: TextModelConfig) -> Tokenizer | None:
+    if config.tokenizer is None:
+        return None
+    path = Path(config.tokenizer)
+    return Tokenizer.load(path.parent if path.name == "tokenizer.json" else path)

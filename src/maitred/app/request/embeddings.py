@@ -1,0 +1,277 @@
+"""The way of a request for embeddings: the stages of `maitred.app.request.pipeline`, for answers that are vectors.
+
+A request may bring thousands of texts. Granted as a whole it would hold the encoder for seconds, and whoever has one
+sentence would wait behind it. So it is cut into slices, each of which has a seat of its own in the fair queue, a few of
+them at a time: between two slices others have their turn. Admission and ledger see one request.
+"""
+
+import asyncio
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from maitred.admission.admission import Admission
+from maitred.admission.grant import Grant
+from maitred.admission.request import AdmissionRequest
+from maitred.app.models.router import Router
+from maitred.app.request.engine_spans import EncodingSpans
+from maitred.app.request.limits import check_embeds, check_text
+from maitred.app.request.planner import flow_of
+from maitred.app.request.prompts import tokens_of
+from maitred.core.answer import InferenceRequest, Outcome, RequestContext
+from maitred.core.clock import Clock
+from maitred.core.embedding import Vector
+from maitred.core.errors import DeadlineExceeded, ReplicaLost
+from maitred.core.flow import Flow
+from maitred.core.replica import ModelCard, TokenStream
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta
+from maitred.core.tenancy import ANONYMOUS, Principal
+from maitred.core.timeline import SpanName
+from maitred.dispatch.dispatcher import DispatchEntry, Dispatcher
+from maitred.dispatch.request import DispatchRequest
+from maitred.routing.catalog import AnyModel, ServedModel
+
+SLICE_TEXTS = 32
+"""Texts that are granted together, at most."""
+_SLICES_AT_ONCE = 4
+"""Of one request, in the queue or at work: enough that the encoder does not wait for us."""
+_NOTHING_GENERATED = SamplingParams(max_tokens=0, seed=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One request on its way."""
+
+    ask: InferenceRequest
+    tally: RequestContext
+    texts: Sequence[list[int]]
+    slices: Sequence[range]
+    """Of the texts, by index."""
+    flow: Flow
+    principal_org: str
+    dispatcher: Dispatcher
+    vectors: list[Vector]
+    """Filled as they come."""
+
+    def errand(self, part: range) -> DispatchRequest:
+        """A slice as the queue sees it."""
+        ask, tally, texts = self.ask, self.tally, [self.texts[index] for index in part]
+        wishes = [wish_s for wish_s in (ask.ttft_in_s, ask.deadline_in_s) if wish_s is not None]
+        return DispatchRequest(
+            id=tally.request_id,
+            principal_org=self.principal_org,
+            flow=self.flow,
+            prompt_tokens=sum(map(len, texts)),
+            prompts=texts,
+            max_tokens=0,
+            choices=len(texts),
+            arrived_s=tally.started_s,
+            deadline_s=tally.started_s + min(wishes) if wishes else None,
+            story=tally.story,
+        )
+
+    def request(self, index: int, lease: str, now_s: float) -> EngineRequest:
+        """What the replica is asked for one text, under an id that leads to the line in the ledger."""
+        deadline_in_s = self.ask.deadline_in_s
+        return EngineRequest(
+            id=f"{lease}-{index}",
+            prompt=self.texts[index],
+            sampling=_NOTHING_GENERATED,
+            flow=self.flow,
+            deadline_in_s=None if deadline_in_s is None else self.tally.started_s + deadline_in_s - now_s,
+            known_as=self.tally.request_id,
+            trace_id=self.tally.story.trace_id,
+        )
+
+
+class Embedder:
+    """Takes requests for embeddings through the stages. Implements `maitred.core.embedding.EmbeddingService`.
+
+    Args:
+        router: What is served, under which names.
+        dispatchers: For each model of the catalog, the queue before its replicas.
+        admission: Who may run.
+        clock: For the times in the tally.
+    """
+
+    def __init__(
+        self, router: Router, dispatchers: Mapping[str, Dispatcher], admission: Admission, clock: Clock
+    ) -> None:
+        self._router = router
+        self._dispatchers = dispatchers
+        self._admission = admission
+        self._clock = clock
+
+    async def embed(self, ask: InferenceRequest, tally: RequestContext, dimensions: int | None) -> Sequence[Vector]:
+        """See `Embedding.embed`."""
+        principal = tally.principal or ANONYMOUS
+        tally.ask = ask
+        model = self._resolved(ask, principal, tally)
+        card = model.card()
+        check_embeds(card, model.name, dimensions)
+        assert isinstance(model, ServedModel), "servers of others compute no vectors, so the check has refused them"
+        job = await self._planned(model, card, ask, principal, tally)
+        # May the caller have it? Then wait in line, slice by slice, and settle before anybody sees the end.
+        async with AsyncExitStack() as running:
+            with tally.story.telling(SpanName.ADMISSION, self._clock.monotonic_s) as chapter:
+                work = _work(principal, tally, ask, job.texts)
+                grant = await running.enter_async_context(self._admission.admit(work))
+                chapter.facts["lease"] = grant.lease
+            await self._run(job, grant)
+            await grant.settle(tally.usage, Outcome.FINISHED)
+        if dimensions is None or dimensions == card.embedding_dimensions:
+            return job.vectors
+        return [shortened(vector, dimensions) for vector in job.vectors]
+
+    def _resolved(self, ask: InferenceRequest, principal: Principal, tally: RequestContext) -> AnyModel:
+        """Who serves it."""
+        with tally.story.telling(SpanName.RESOLVE, self._clock.monotonic_s, asked=ask.model):
+            model = self._router.named(ask.model, principal)
+        tally.model = model.name
+        return model
+
+    async def _planned(
+        self, model: ServedModel, card: ModelCard, ask: InferenceRequest, principal: Principal, tally: RequestContext
+    ) -> _Job:
+        """Reads the texts, and predicts when their turn will come: who would be served too late is told so now."""
+        with tally.story.telling(SpanName.PLAN, self._clock.monotonic_s, model=model.name) as chapter:
+            texts = [
+                model.tokenizer.closed(tokens) if isinstance(prompt, str) else tokens
+                for prompt, tokens in zip(ask.prompts, await tokens_of(model, ask.prompts), strict=True)
+            ]
+            for index, text in enumerate(texts):
+                check_text(card, text, ask.prompt_param if len(texts) == 1 else f"{ask.prompt_param}[{index}]")
+            tally.prompt_tokens = sum(map(len, texts))
+            job = _Job(
+                ask,
+                tally,
+                texts,
+                list(slices_of([len(text) for text in texts], card.kv_capacity_tokens // _SLICES_AT_ONCE)),
+                flow_of(principal, ask),
+                principal.tenants[-1],
+                self._dispatchers[model.name],
+                [b""] * len(texts),
+            )
+            tally.priority = job.flow.priority
+            tally.forecast = place = job.dispatcher.check(job.errand(job.slices[0]))
+            chapter.facts |= {
+                "texts": len(texts),
+                "slices": len(job.slices),
+                "prompt_tokens": tally.prompt_tokens,
+                "position": place.position,
+                "predicted_wait_s": round(place.wait_s, 6),
+                "predicted_ttft_s": round(place.ttft_s, 6),
+            }
+        return job
+
+    async def _run(self, job: _Job, grant: Grant) -> None:
+        if len(job.slices) == 1:
+            await self._slice(job, job.slices[0], grant)
+            return
+        waiting = iter(job.slices)
+
+        async def work() -> None:
+            for part in waiting:  # shared: each worker takes the next one
+                await self._slice(job, part, grant)
+
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(min(_SLICES_AT_ONCE, len(job.slices))):
+                    workers.create_task(work(), name="embedding slice")
+        except ExceptionGroup as failures:
+            # One slice's failure is the request's; the group has ended the others.
+            raise failures.exceptions[0] from None
+
+    async def _slice(self, job: _Job, part: range, grant: Grant) -> None:
+        """Waits for the slice's turn, and computes it."""
+        tally = job.tally
+        async with AsyncExitStack() as running:
+            seat = await running.enter_async_context(job.dispatcher.seat(job.errand(part)))
+            if part.start == 0:
+                tally.place = seat.place
+            post = await seat.granted()
+            now_s = self._clock.monotonic_s()
+            if tally.released_s is None:
+                tally.place, tally.released_s = None, now_s
+                grant.replica = post.name
+            streams = []
+            chapter = running.enter_context(
+                tally.story.telling(
+                    SpanName.ATTEMPT, self._clock.monotonic_s, replica=post.name, first=part.start, texts=len(part)
+                )
+            )
+            for index in part:
+                request = job.request(index, grant.lease, now_s)
+                streams.append(await running.enter_async_context(post.replica.generate(request)))
+                seat.submitted()
+            encoding = EncodingSpans()
+            for index, stream in zip(part, streams, strict=True):
+                delta = await self._encoded(stream, seat, tally)
+                job.vectors[index] = delta.embedding or b""
+                encoding.heard(delta, len(job.texts[index]))
+                seat.took(prompt_tokens=len(job.texts[index]))
+            encoding.tell(chapter, self._clock.monotonic_s())
+
+    async def _encoded(self, stream: TokenStream, seat: DispatchEntry, tally: RequestContext) -> TokenDelta:
+        """What has a text's vector."""
+        async for deltas in stream:
+            for delta in deltas:
+                if delta.finish is FinishReason.DEADLINE:
+                    raise DeadlineExceeded
+                if delta.embedding is not None:
+                    self._note(delta.waited_ms or {}, seat, tally)
+                    return delta
+        raise ReplicaLost
+
+    def _note(self, engine_waits: Mapping[str, float], seat: DispatchEntry, tally: RequestContext) -> None:
+        """Something came: for the caller's account the longest waits count, for they overlap."""
+        if tally.first_token_s is None:
+            tally.first_token_s = self._clock.monotonic_s()
+        if not seat.ticket.begun:
+            seat.first_token()
+        for waits in (seat.waited_ms, engine_waits):
+            for cause, waited_ms in waits.items():
+                tally.waited_ms[cause] = max(tally.waited_ms.get(cause, 0.0), waited_ms)
+
+
+def slices_of(lengths: Sequence[int], tokens: int) -> Iterator[range]:
+    """Cuts texts into runs of at most `SLICE_TEXTS` texts and so many tokens; one that is longer is a run by itself."""
+    start = total = 0
+    for index, length in enumerate(lengths):
+        if index > start and (index - start == SLICE_TEXTS or total + length > tokens):
+            yield range(start, index)
+            start, total = index, 0
+        total += length
+    yield range(start, len(lengths))
+
+
+def shortened(vector: Vector, dimensions: int) -> Vector:
+    """The first numbers of a vector, scaled to length 1 again.
+
+    That keeps most of the meaning only in models that were trained for it (Kusupati et al., "Matryoshka Representation
+    Learning", 2022).
+    """
+    numbers = struct.unpack_from(f"<{dimensions}f", vector)
+    length = math.hypot(*numbers) or 1.0
+    return struct.pack(f"<{dimensions}f", *(number / length for number in numbers))
+
+
+def _work(
+    principal: Principal, tally: RequestContext, ask: InferenceRequest, texts: Sequence[list[int]]
+) -> AdmissionRequest:
+    """The request as admission sees it."""
+    return AdmissionRequest(
+        principal=principal,
+        request_id=tally.request_id,
+        route=tally.route,
+        model=tally.model,
+        prompt_tokens=tally.prompt_tokens,
+        longest_prompt=max(map(len, texts)),
+        max_tokens=0,
+        window_left=0,
+        choices=len(texts),
+        prompt_param=ask.prompt_param,
+        tally=tally,
+    )

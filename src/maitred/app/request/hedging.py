@@ -1,0 +1,193 @@
+"""The beginning of an answer, by whichever of two replicas is the first to give one.
+
+A second one is asked only where the first is late and another has room at this moment (see `dispatch.policy.hedging`).
+As soon as one has begun, the other is left, which ends the work there; so all that is ever done twice is the beginning.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Generic, Protocol, Self, TypeVar
+
+from maitred.app.request.flow_control import DispatchHandle
+from maitred.app.request.resources import Slot
+from maitred.core.answer import RequestContext
+from maitred.core.replica import TokenStream
+from maitred.core.request import TokenDelta
+from maitred.dispatch.dispatcher import HedgeAllocation
+from maitred.dispatch.request import AnyEndpoint
+
+T = TypeVar("T")
+
+
+class FirstItemAwaitable(Protocol):
+    """An answer whose first part can be waited for without being taken."""
+
+    async def begun(self) -> None:
+        """Waits for it."""
+        ...
+
+
+B = TypeVar("B", bound=FirstItemAwaitable)
+Open = Callable[[AnyEndpoint, Callable[[], None]], AbstractAsyncContextManager[B]]
+"""Sends the request to a replica, and says so after each submission; leaving the context ends the work there."""
+_Runner = asyncio.Task[tuple[B, AsyncExitStack]]
+
+
+class PeekableStream(Generic[T]):
+    """An iterator that implements `FirstItemAwaitable`."""
+
+    def __init__(self, items: AsyncIterator[T]) -> None:
+        self._items = items
+        self._first: list[T] = []
+
+    async def begun(self) -> None:
+        """See `FirstItemAwaitable`. Also returns where there is nothing at all."""
+        async for item in self._items:
+            self._first.append(item)
+            return
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Awaitable[T]:
+        return _there(self._first.pop()) if self._first else anext(self._items)
+
+
+async def _there(item: T) -> T:
+    return item
+
+
+async def opened(
+    seat: DispatchHandle, post: AnyEndpoint, open_at: Open[B], at_replica: Slot, tally: RequestContext
+) -> tuple[AnyEndpoint, B]:
+    """Sends a request to the replica that it was granted, and to another one if that is late.
+
+    Args:
+        seat: Its place.
+        post: The replica.
+        open_at: Sends it.
+        at_replica: Holds what was opened.
+        tally: Is told of a second replica.
+
+    Returns:
+        Who answers, and the answer.
+    """
+    after_s = seat.hedge_after_s()
+    if after_s is None:
+        return post, await at_replica.enter(open_at(post, seat.submitted))
+    spare: HedgeAllocation | None = None
+    won: _Runner[B] | None = None
+    runners = [first := asyncio.create_task(_run(open_at, post, seat.submitted), name="first replica")]
+    try:
+        await asyncio.wait(runners, timeout=after_s)
+        if not first.done() and (spare := seat.spare()) is not None:
+            runners.append(asyncio.create_task(_run(open_at, spare.post, spare.submitted), name="second replica"))
+        won = await _first_of(runners)
+        if won is None:
+            raise first.exception() or RuntimeError("No runner has won, and the first one has not failed.")
+        answer, running = won.result()
+        await at_replica.enter(running)
+    finally:
+        await _leave([runner for runner in runners if runner is not won])
+        if spare is not None:
+            tally.hedged = "second" if won is runners[-1] else "first"
+            spare.settle(won=won is runners[-1])
+    return (spare.post if spare is not None and won is runners[-1] else post), answer
+
+
+async def _run(open_at: Open[B], post: AnyEndpoint, submitted: Callable[[], None]) -> tuple[B, AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        answer = await stack.enter_async_context(open_at(post, submitted))
+        await answer.begun()
+        return answer, stack.pop_all()
+
+
+async def _first_of(runners: list[_Runner[B]]) -> _Runner[B] | None:
+    """The first that begins to answer; None: all have failed."""
+    running = {*runners}
+    while running:
+        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for runner in runners:
+            if runner in done and runner.exception() is None:
+                return runner
+    return None
+
+
+async def _leave(runners: list[_Runner[B]]) -> None:
+    """Ends the work of those that were not the first."""
+    for runner in runners:
+        runner.cancel()
+    if runners:
+        await asyncio.wait(runners)
+    for runner in runners:
+        if not runner.cancelled() and runner.exception() is None:
+            await runner.result()[1].aclose()
+
+
+Batch = tuple[int, list[TokenDelta]]
+"""The number of a stream, and what came of it."""
+
+
+@asynccontextmanager
+async def merged(streams: Mapping[int, TokenStream]) -> AsyncIterator[AsyncIterator[Batch]]:
+    """All batches of all streams, by number, as they come; ends when all have ended.
+
+    Raises:
+        ReplicaLost: From the iterator, when any of the streams broke: the rest would not be the whole answer.
+    """
+    if len(streams) == 1:
+        # By far the most common case needs neither task nor queue.
+        ((number, stream),) = streams.items()
+        yield _SingleStream(number, stream)
+        return
+    news = _MergedStream(unfinished=len(streams))
+    pumps = [asyncio.create_task(news.pump(number, stream)) for number, stream in streams.items()]
+    try:
+        yield news
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.wait(pumps)
+
+
+class _SingleStream:
+    def __init__(self, number: int, stream: TokenStream) -> None:
+        self._number = number
+        self._stream = aiter(stream)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        return self._number, await anext(self._stream)
+
+
+class _MergedStream:
+    """What the pumps bring, in order of arrival."""
+
+    def __init__(self, unfinished: int) -> None:
+        self._unfinished = unfinished
+        self._queue: asyncio.Queue[Batch | Exception | None] = asyncio.Queue(maxsize=unfinished)
+
+    async def pump(self, number: int, stream: TokenStream) -> None:
+        """Moves a stream's batches into the queue; None after the last one."""
+        try:
+            async for batch in stream:
+                await self._queue.put((number, batch))
+            await self._queue.put(None)
+        except Exception as error:  # raised again where it is read
+            await self._queue.put(error)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        while self._unfinished:
+            item = await self._queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is not None:
+                return item
+            self._unfinished -= 1
+        raise StopAsyncIteration

@@ -1,0 +1,160 @@
+"""What a trial sees of a request: one observation of the side that it was on, whatever became of it afterwards.
+
+A request that the canary could not answer and the stable version did is the canary's failure; what the stable version
+made of it says nothing, for it came late through no fault of its own.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from maitred.app.admin.rollouts import RolloutAdmin
+from maitred.app.request.fallback import FallbackStream
+from maitred.app.request.shadow_traffic import Serve, ShadowRequest, ShadowTraffic
+from maitred.core.answer import InferenceRequest, RequestContext, ResponseStream, TextDelta
+from maitred.core.clock import Clock
+from maitred.core.errors import (
+    CallerError,
+    Draining,
+    Forbidden,
+    LimitReached,
+    MaitredError,
+    ModelNotFound,
+    Refused,
+    StoreUnavailable,
+    Unauthenticated,
+)
+from maitred.core.rollout import RolloutArm
+from maitred.routing.pools.route_table import RoutePlan
+from maitred.routing.rollout.live import LiveRollout, LiveRollouts
+from maitred.routing.rollout.observations import PendingObservation
+from maitred.routing.rollout.trial import TrialObservation
+
+_ABOUT_OTHERS = (LimitReached, Unauthenticated, Forbidden, ModelNotFound, StoreUnavailable, Draining)
+"""Failures that say nothing of the version: the caller's own limits and keys, or ours."""
+_SAME_MODEL = "max_tokens="
+"""How a step of a degradation ladder begins that stays at the model."""
+
+
+class RolloutObserver:
+    """Watches requests for the trials of their rollouts.
+
+    Args:
+        live: The rollouts.
+        rollouts: Does what a trial says.
+        clock: The time.
+
+    Attributes:
+        shadows: The copies. Its `run` must be running, or there are none.
+    """
+
+    def __init__(self, live: LiveRollouts, rollouts: RolloutAdmin, clock: Clock) -> None:
+        self._live = live
+        self._rollouts = rollouts
+        self._clock = clock
+        self.shadows = ShadowTraffic(clock, self._compared)
+
+    def watched(
+        self, answers: FallbackStream, way: RoutePlan, ask: InferenceRequest, tally: RequestContext, serve: Serve
+    ) -> AbstractAsyncContextManager[ResponseStream]:
+        """The same answer; if a trial is on, it is told how it went.
+
+        Args:
+            answers: The answer, not entered.
+            way: Where it may go.
+            ask: The request.
+            tally: What is known of it.
+            serve: Starts the work at a model, for a copy.
+        """
+        arm = way.arm
+        rollout = None if arm is None else self._live.get(arm.rollout)
+        if arm is None or rollout is None or not arm.tried or not rollout.on_trial:
+            return answers
+        return self._on_trial(rollout, arm, answers, way, ask, tally, serve)
+
+    @asynccontextmanager
+    async def _on_trial(
+        self,
+        rollout: LiveRollout,
+        arm: RolloutArm,
+        answers: FallbackStream,
+        way: RoutePlan,
+        ask: InferenceRequest,
+        tally: RequestContext,
+        serve: Serve,
+    ) -> AsyncIterator[ResponseStream]:
+        def so_far(now_s: float) -> TrialObservation:
+            return seen_of(arm, answers, tally, now_s)
+
+        entry = PendingObservation(arm.version, tally.started_s, so_far)
+        rollout.enter(entry)
+        copy: ShadowRequest | None = None
+        try:
+            async with answers as answer:
+                # Only what was taken is copied, whatever becomes of it: so that says nothing of how the copy will fare.
+                if way.copy_to is not None and tally.arm == arm and rollout.split.shadows(tally.request_id):
+                    copy = self.shadows.begin(rollout, ask, tally, way.copy_to, serve)
+                yield answer if copy is None else _overheard(answer, copy.heard)
+        except (asyncio.CancelledError, GeneratorExit) as left:
+            ours = bool(left.args) and isinstance(left.args[0], MaitredError)
+            entry.end(None if ours else so_far(self._clock.monotonic_s()))
+            if copy is not None:
+                copy.drop()
+            raise
+        except Exception as error:
+            entry.end(_judged(answers.first_failure or error))
+            if copy is not None:
+                copy.failed()
+            raise
+        else:
+            seen = so_far(self._clock.monotonic_s())
+            whole = not (seen.failed or seen.refused)
+            entry.end(_with_tokens(seen, tally.completion_tokens) if whole else seen)
+            if copy is not None:
+                copy.whole() if whole else copy.failed()
+        finally:
+            self._rollouts.follow(rollout, rollout.advance(self._clock.monotonic_s()))
+
+    def _compared(self, rollout: LiveRollout, seen: TrialObservation) -> None:
+        self._rollouts.follow(rollout, rollout.compared(seen))
+
+
+async def _overheard(
+    answer: ResponseStream, heard: Callable[[list[TextDelta]], None]
+) -> AsyncIterator[list[TextDelta]]:
+    """The same answer, of which somebody else hears."""
+    async for parts in answer:
+        heard(parts)
+        yield parts
+
+
+def seen_of(arm: RolloutArm, answers: FallbackStream, tally: RequestContext, now_s: float) -> TrialObservation:
+    """What is seen of a request at a time: who waits for its first token has waited so long at least.
+
+    The wait in the queue here is left out. How much room there is at a version depends on who came to which when, and
+    of servers of others it is learnt; a version that is slow is so from the moment that it has the request.
+    """
+    if tally.arm != arm:
+        return _judged(answers.first_failure) or TrialObservation(failed=True)
+    if any(not step.startswith(_SAME_MODEL) for step in tally.degraded):
+        return TrialObservation(refused=True)  # another model answers, for want of room at this one
+    # A replica that lost the request has cost its caller the time until then.
+    begun_s = tally.started_s if tally.recoveries else tally.released_s
+    first_s = now_s if tally.first_token_s is None else tally.first_token_s
+    between = tally.completion_tokens - 1
+    itl_s = sum(tally.gaps_s) / between if tally.gaps_s and between > 0 else None
+    return TrialObservation(ttft_s=None if begun_s is None else first_s - begun_s, itl_s=itl_s)
+
+
+def _judged(failure: BaseException | None) -> TrialObservation | None:
+    """What a failure says of the version; None: nothing."""
+    if isinstance(failure, _ABOUT_OTHERS):
+        return None
+    if isinstance(failure, CallerError | Refused):
+        # Bad requests meet both sides alike; of a version that takes fewer of them there are more.
+        return TrialObservation(refused=True)
+    return TrialObservation(failed=True)
+
+
+def _with_tokens(seen: TrialObservation, tokens: int) -> TrialObservation:
+    return TrialObservation(ttft_s=seen.ttft_s, itl_s=seen.itl_s, tokens=tokens)

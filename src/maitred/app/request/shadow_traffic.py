@@ -1,0 +1,255 @@
+"""Copies of requests that a canary answers for nobody to see, so that its answers can be compared.
+
+A copy begins with the request that it copies, and has a task, a tally and an account of its own: nothing of it is on
+the way of the caller's answer. It is in the lowest class, and there is none where it would have to wait. Its owner ends
+all that are under way when the gateway ends.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from enum import StrEnum
+
+from msgspec.structs import replace
+
+from maitred.app.assembly.access import OPERATORS
+from maitred.core.answer import InferenceRequest, RequestContext, ResponseStream, TextDelta
+from maitred.core.clock import Clock
+from maitred.core.errors import CallerError, MaitredError, Refused
+from maitred.core.flow import LOWEST_PRIORITY, FlowLevel
+from maitred.core.ids import new_object_id
+from maitred.core.rollout import RolloutArm, RolloutVersion
+from maitred.core.tenancy import Principal, Scope
+from maitred.routing.pools.route_table import RouteTarget
+from maitred.routing.rollout.agreement import agree, with_calls
+from maitred.routing.rollout.live import LiveRollout
+from maitred.routing.rollout.trial import TrialObservation
+
+log = logging.getLogger(__name__)
+
+Serve = Callable[
+    [InferenceRequest, Principal, RequestContext, RouteTarget], Awaitable[AbstractAsyncContextManager[ResponseStream]]
+]
+"""Plans the work at one model. Entering the context begins it; leaving ends it."""
+Told = Callable[[LiveRollout, TrialObservation], None]
+
+_LONGEST_S = 300.0
+"""A copy that has not ended by then has failed."""
+_MOST_WAIT_S = 1.0
+"""If it would have to wait longer, there is none."""
+
+
+class _ShadowPrincipal(Principal, frozen=True, kw_only=True):
+    """Whose copies are: of the operators, and of none of those whose requests are limited together."""
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """Without the whole installation: copies must not take what callers would have got."""
+        return super().subjects[:-1]
+
+
+SHADOW = _ShadowPrincipal(
+    key="shadow",
+    tenants=(OPERATORS,),
+    scopes=frozenset({Scope.INFERENCE}),
+    priority_ceiling=LOWEST_PRIORITY,
+    shares=(FlowLevel(OPERATORS), FlowLevel("shadow")),
+)
+"""The account of all copies."""
+
+
+class ShadowOutcome(StrEnum):
+    """What became of a copy."""
+
+    AGREED = "agreed"
+    DISAGREED = "disagreed"
+    ANSWERED = "answered"
+    """The two answers could not be compared."""
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    """There was no room."""
+    DROPPED = "dropped"
+    """What it copies ended early, or this gateway did."""
+
+
+class ShadowRequest:
+    """One of them, as the request that it copies sees it."""
+
+    def __init__(self) -> None:
+        self._parts: list[TextDelta] = []
+        self._original: asyncio.Future[Sequence[str] | None] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None] | None = None
+
+    def heard(self, parts: Sequence[TextDelta]) -> None:
+        """What the caller got."""
+        self._parts += parts
+
+    def whole(self) -> None:
+        """The caller has got everything."""
+        self._end(texts_of(self._parts))
+
+    def failed(self) -> None:
+        """The caller got an error: there is nothing to compare."""
+        self._end(None)
+
+    def drop(self) -> None:
+        """The caller has left: nobody needs it."""
+        self._end(None)
+        if self.task is not None:
+            self.task.cancel()
+
+    async def original(self) -> Sequence[str] | None:
+        """The texts that the caller got, once it has them; None: it did not."""
+        return await self._original
+
+    def _end(self, texts: Sequence[str] | None) -> None:
+        self._parts = []
+        if not self._original.done():
+            self._original.set_result(texts)
+
+
+class ShadowTraffic:
+    """Makes copies. A context that owns them; without it there are none.
+
+    Args:
+        clock: The time.
+        told: Told how one ended, if that says something of the canary.
+
+    Attributes:
+        ends: Rollout and end -> copies.
+    """
+
+    def __init__(self, clock: Clock, told: Told) -> None:
+        self._clock = clock
+        self._told = told
+        self._under_way: Counter[str] = Counter()
+        self._group: asyncio.TaskGroup | None = None
+        self.ends: Counter[tuple[str, str]] = Counter()
+
+    async def run(self) -> None:
+        """Owns the copies until it is cancelled, and then ends them."""
+        async with asyncio.TaskGroup() as self._group:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._group = None
+
+    @property
+    def under_way(self) -> int:
+        """Copies that have not ended."""
+        return self._under_way.total()
+
+    def begin(
+        self, rollout: LiveRollout, ask: InferenceRequest, tally: RequestContext, target: RouteTarget, serve: Serve
+    ) -> ShadowRequest | None:
+        """A copy of a request that begins now; None: there is no room for one.
+
+        Args:
+            rollout: Which one.
+            ask: The request.
+            tally: What is known of it.
+            target: Where the canary is.
+            serve: Starts the work there.
+        """
+        name = rollout.state.name
+        if self._group is None:
+            return None
+        if self._under_way[name] >= rollout.config.shadow_limit:
+            self.ends[name, ShadowOutcome.SKIPPED] += 1
+            return None
+        copy = ShadowRequest()
+        self._under_way[name] += 1
+        copy.task = self._group.create_task(
+            self._run(copy, rollout, _quiet(ask), tally.route, target, serve), name="shadow copy"
+        )
+        copy.task.add_done_callback(lambda _: self._ended(name))
+        return copy
+
+    def _ended(self, name: str) -> None:
+        self._under_way[name] -= 1
+
+    async def _run(
+        self,
+        copy: ShadowRequest,
+        rollout: LiveRollout,
+        ask: InferenceRequest,
+        route: str,
+        target: RouteTarget,
+        serve: Serve,
+    ) -> None:
+        """Takes a copy to its end, whatever that is: no fault of it goes further."""
+        name, trial = rollout.state.name, rollout.trial
+        tally = RequestContext(new_object_id("copy"), self._clock.monotonic_s(), route, SHADOW)
+        tally.arm = RolloutArm(name, RolloutVersion.CANARY)
+        end = ShadowOutcome.DROPPED
+        try:
+            end, seen = await self._answered(copy, rollout, ask, tally, target, serve)
+            if seen is not None and rollout.trial is trial:
+                self._told(rollout, seen)
+        except Exception:
+            log.exception("A copy of a request to %s broke.", name)
+        finally:
+            self.ends[name, end] += 1
+
+    async def _answered(
+        self,
+        copy: ShadowRequest,
+        rollout: LiveRollout,
+        ask: InferenceRequest,
+        tally: RequestContext,
+        target: RouteTarget,
+        serve: Serve,
+    ) -> tuple[ShadowOutcome, TrialObservation | None]:
+        """How it ended, and what that says of the canary."""
+        parts: list[TextDelta] = []
+        failed = TrialObservation(failed=True, copied=True)
+        try:
+            async with asyncio.timeout(_LONGEST_S), await serve(ask, SHADOW, tally, target) as answer:
+                place = tally.forecast
+                if place is not None and (place.position > 0 or place.wait_s > _MOST_WAIT_S):
+                    return ShadowOutcome.SKIPPED, None
+                async for some in answer:
+                    parts += some
+        except (Refused, CallerError):
+            return ShadowOutcome.SKIPPED, None
+        except (TimeoutError, MaitredError):
+            # What was never sent says nothing of the canary: it waited, or came while a failure was got over.
+            return (ShadowOutcome.SKIPPED, None) if tally.released_s is None else (ShadowOutcome.FAILED, failed)
+        seen = TrialObservation(tokens=tally.completion_tokens, copied=True)
+        trial, greedy = rollout.config.trial, ask.sampling.temperature == 0
+        similarity = trial.similarity if greedy else trial.sampled_similarity
+        original = await copy.original()
+        if original is None or similarity is None:
+            return ShadowOutcome.ANSWERED, seen
+        agreed = agree(original, texts_of(parts), similarity, greedy=greedy)
+        return ShadowOutcome.AGREED if agreed else ShadowOutcome.DISAGREED, replace(seen, agreed=agreed)
+
+
+def texts_of(parts: Sequence[TextDelta]) -> list[str]:
+    """What each choice of an answer says, and what it calls."""
+    count = 1 + max((part.index for part in parts), default=-1)
+    return [
+        with_calls(
+            "".join(part.text for part in parts if part.index == index),
+            [part.extra for part in parts if part.index == index and part.extra],
+        )
+        for index in range(count)
+    ]
+
+
+def _quiet(ask: InferenceRequest) -> InferenceRequest:
+    """The same in no hurry, and for nobody."""
+    return replace(
+        ask,
+        priority=LOWEST_PRIORITY,
+        ttft_in_s=None,
+        itl_objective_s=None,
+        deadline_in_s=None,
+        partial=False,
+        degradable=False,
+        most_usd=None,
+        whole=True,
+        retries=0,
+    )

@@ -1,0 +1,204 @@
+"""What requests did, counted from their tallies when they end.
+
+Labels have bounded values: routes and models as *resolved* here, never as the client wrote them.
+"""
+
+from collections import Counter as Tallied
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
+from operator import add
+
+from prometheus_client import CollectorRegistry, Counter
+
+from maitred.core.answer import Outcome, RequestContext
+from maitred.core.request import Usage
+from maitred.observe.metrics.distributions import LabelledHistograms
+
+_REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+_TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 40)
+_ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_LENGTH_BUCKETS_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_CHOICES = (1, 2, 4, 8, 16, 32, 64, 128)
+_STEPS: Mapping[str, str] = {"max_tokens": "shorten"}
+"""What was taken from a request -> the step of the degradation ladder that took it, where the two differ."""
+
+_COUNTERS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "maitred_requests": ("Requests that ended.", ("route", "outcome", "status")),
+    "maitred_model_requests": (
+        "Requests that ended, of which it was known which model they are for.",
+        ("model", "class", "outcome"),
+    ),
+    "maitred_errors": ("Requests that were answered with an error, refusals included.", ("model", "code")),
+    "maitred_limit_refusals": ("Requests that a limit had no room for.", ("limit",)),
+    "maitred_clamped_requests": ("Requests whose max_tokens a limit lowered.", ()),
+    "maitred_degraded_requests": ("Requests that got less, so as not to be refused.", ("step",)),
+    "maitred_degradation_skips": ("Steps of a degradation ladder that were no help.", ("step", "reason")),
+    "maitred_stalled_requests": ("Requests that were ended because their clients had stopped reading.", ()),
+    "maitred_chosen": (
+        "Requests whose model was chosen by what their prompts look like.",
+        ("name", "model", "reason"),
+    ),
+    "maitred_fallbacks": (
+        "Times that a request went on to another model because one had failed it.",
+        ("chain", "model"),
+    ),
+    "maitred_escalations": (
+        "Whole answers that failed a check, and whether a larger model's was given instead.",
+        ("model", "reason", "result"),
+    ),
+    "maitred_hedges": (
+        "Requests that were sent to a second replica because the first was late, and who answered.",
+        ("model", "answered"),
+    ),
+    "maitred_recoveries": (
+        "Times that a request went on at another replica because its own had failed.",
+        ("model",),
+    ),
+    "maitred_continued": ("Times that a stream went on at another server by its text.", ("model",)),
+    "maitred_choices": ("Choices that came to an end.", ("model", "finish_reason")),
+    "maitred_prompt_tokens": ("Prompt tokens of requests that ran.", ("model",)),
+    "maitred_cached_tokens": ("Of these, tokens found in the prefix cache.", ("model",)),
+    "maitred_output_tokens": ("Tokens generated for clients.", ("model",)),
+}
+_BY_ROUTE: Mapping[str, tuple[str, Sequence[float]]] = {
+    "maitred_request_seconds": ("From the head of the request to the end of the answer.", _REQUEST_BUCKETS_S),
+}
+_BY_MODEL: Mapping[str, tuple[str, Sequence[float]]] = {
+    "maitred_ttft_seconds": ("From the head of the request to its first token.", _TTFT_BUCKETS_S),
+    "maitred_itl_seconds": ("Between two deliveries of tokens of one choice.", _ITL_BUCKETS_S),
+    "maitred_tpot_seconds": ("Per output token of a choice behind its first, of one request.", _ITL_BUCKETS_S),
+    "maitred_queue_seconds": ("What a request waited in all, for its turn and for room.", _TTFT_BUCKETS_S),
+    "maitred_prefill_seconds": (
+        "From the head of the request to its first token, without what it waited.",
+        _TTFT_BUCKETS_S,
+    ),
+    "maitred_decode_seconds": ("From a request's first token to the end of its answer.", _REQUEST_BUCKETS_S),
+    "maitred_inference_seconds": ("Prefill and decode of a request together.", _REQUEST_BUCKETS_S),
+    "maitred_e2e_seconds": (
+        "From the head of a request that got tokens to the end of its answer.",
+        _REQUEST_BUCKETS_S,
+    ),
+    "maitred_request_prompt_tokens": ("Prompt tokens of one request.", _LENGTH_BUCKETS_TOKENS),
+    "maitred_request_computed_tokens": (
+        "Prompt tokens of one request that were not found in the prefix cache.",
+        _LENGTH_BUCKETS_TOKENS,
+    ),
+    "maitred_request_max_tokens": ("The max_tokens of requests that named one.", _LENGTH_BUCKETS_TOKENS),
+    "maitred_request_choices": ("Choices that a request asked for, of each of its prompts.", _CHOICES),
+    "maitred_request_output_tokens": ("Tokens that one request was answered with.", _LENGTH_BUCKETS_TOKENS),
+}
+"""Histograms of requests that got tokens."""
+
+
+class RequestMetrics:
+    """Counts ended requests. Implements `maitred.core.answer.RequestObserver`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counters = {name: Counter(name, text, labels, registry=registry) for name, (text, labels) in _COUNTERS.items()}
+        by_route, by_model = LabelledHistograms(_BY_ROUTE, "route"), LabelledHistograms(_BY_MODEL, "model")
+        registry.register(by_route)
+        registry.register(by_model)
+        # The library takes a lock and makes a string of every label to find a series.
+        self._counter = cache(lambda name, *labels: counters[name].labels(*labels) if labels else counters[name])
+        self._of_route = by_route.of
+        self._of_model = by_model.of
+
+    def ended(self, *tallies: RequestContext) -> None:
+        """Counts some: each sort of them at once, and then those that something has happened to."""
+        sorts = Tallied([(each.route, each.outcome or Outcome.FAILED, each.status) for each in tallies])
+        for (route, outcome, status), number in sorts.items():
+            self._count("maitred_requests", route, outcome, status, by=number)
+        of_models = Tallied(
+            [(each.model, each.priority or "", each.outcome or Outcome.FAILED) for each in tallies if each.model]
+        )
+        for sort, number in of_models.items():
+            self._count("maitred_model_requests", *sort, by=number)
+        for route in {route for route, _, _ in sorts}:
+            took_s = [each.ended_s - each.started_s for each in tallies if each.route == route]
+            self._of_route("maitred_request_seconds", route).add(took_s)
+        got_tokens = [each for each in tallies if each.first_token_s is not None]
+        for model in dict.fromkeys(each.model for each in got_tokens):
+            self._measure(model, [each for each in got_tokens if each.model == model])
+        for tally in tallies:
+            self._count_incidents(tally)
+
+    def degradation_skipped(self, step: str, reason: str) -> None:
+        """Counts a step of a degradation ladder that was no help, and why."""
+        self._count("maitred_degradation_skips", step, reason)
+
+    def _measure(self, model: str, tallies: Sequence[RequestContext]) -> None:
+        """What requests of one model that got tokens took, whole and in parts, and how long they were."""
+        for name, values in _measured(tallies).items():
+            if values:
+                self._of_model(name, model).add(values)
+        self._of_model("maitred_itl_seconds", model).add([gap_s for each in tallies for gap_s in each.gaps_s])
+        self._count("maitred_prompt_tokens", model, by=sum([each.prompt_tokens for each in tallies]))
+        self._count("maitred_cached_tokens", model, by=sum([each.cached_tokens for each in tallies]))
+        self._count("maitred_output_tokens", model, by=sum([each.completion_tokens for each in tallies]))
+        for reason, number in Tallied([reason for each in tallies for reason in each.finishes]).items():
+            self._count("maitred_choices", model, reason, by=number)
+
+    def _count_incidents(self, tally: RequestContext) -> None:
+        """What happens to few."""
+        model = tally.model
+        if tally.failure is not None:
+            self._count("maitred_errors", model, tally.failure.code)
+        if tally.refused_by:
+            self._count("maitred_limit_refusals", tally.refused_by)
+        if tally.stalled:
+            self._count("maitred_stalled_requests")
+        if tally.clamped_max_tokens is not None:
+            self._count("maitred_clamped_requests")
+        if (chosen := tally.chosen) is not None:
+            self._count("maitred_chosen", chosen.name, chosen.model, chosen.reason)
+        for fallback in tally.fallbacks:
+            self._count("maitred_fallbacks", *fallback.split("=", 1))
+        for failed in tally.failed:
+            self._count("maitred_escalations", failed.model, failed.reason, "replaced" if failed.replaced else "given")
+            if failed.replaced:
+                self._count_tokens(failed.model, failed.usage)
+        if tally.hedged:
+            self._count("maitred_hedges", model, tally.hedged)
+        if tally.recoveries:
+            self._count("maitred_recoveries", model, by=tally.recoveries)
+        if tally.continued:
+            self._count("maitred_continued", model, by=tally.continued)
+        if tally.first_token_s is not None:
+            for taken in tally.degraded:
+                what = taken.partition("=")[0]
+                self._count("maitred_degraded_requests", _STEPS.get(what, what))
+
+    def _count(self, name: str, *labels: Hashable, by: int = 1) -> None:
+        self._counter(name, *labels).inc(by)
+
+    def _count_tokens(self, model: str, usage: Usage) -> None:
+        self._count("maitred_prompt_tokens", model, by=usage.prompt_tokens)
+        self._count("maitred_cached_tokens", model, by=usage.cached_tokens)
+        self._count("maitred_output_tokens", model, by=usage.completion_tokens)
+
+
+def _measured(tallies: Sequence[RequestContext]) -> Mapping[str, Sequence[float]]:
+    """The values of requests that got tokens, by their histograms."""
+    ttft_s = [(each.first_token_s or 0.0) - each.started_s for each in tallies]
+    decode_s = [each.ended_s - (each.first_token_s or 0.0) for each in tallies]
+    queue_s = [sum(each.waited_ms.values()) / 1000 if each.waited_ms else 0.0 for each in tallies]
+    prefill_s = [max(0.0, first_s - waited_s) for first_s, waited_s in zip(ttft_s, queue_s, strict=True)]
+    asks = [each.ask for each in tallies if each.ask is not None]
+    return {
+        "maitred_ttft_seconds": ttft_s,
+        "maitred_tpot_seconds": [
+            took_s * choices / (each.completion_tokens - choices)
+            for each, took_s in zip(tallies, decode_s, strict=True)
+            if each.completion_tokens > (choices := max(1, len(each.finishes)))
+        ],
+        "maitred_queue_seconds": queue_s,
+        "maitred_prefill_seconds": prefill_s,
+        "maitred_decode_seconds": decode_s,
+        "maitred_inference_seconds": [*map(add, prefill_s, decode_s)],
+        "maitred_e2e_seconds": [*map(add, ttft_s, decode_s)],
+        "maitred_request_prompt_tokens": [each.prompt_tokens for each in tallies],
+        "maitred_request_computed_tokens": [each.prompt_tokens - each.cached_tokens for each in tallies],
+        "maitred_request_max_tokens": [ask.max_tokens for ask in asks if ask.max_tokens is not None],
+        "maitred_request_choices": [ask.sampling.n for ask in asks],
+        "maitred_request_output_tokens": [each.completion_tokens for each in tallies],
+    }
