@@ -7,9 +7,6 @@ on SQLite for its one writer.
 
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 from sqlalchemy.engine import Connection
 
@@ -31,8 +28,6 @@ def migrate(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:name)"), {"name": _ADVISORY_LOCK})
     present = _present(connection)
     if present != {newest_step()}:
-        from maitred.store.migration import run_missing
-
         run_missing(connection, present)
 
 
@@ -58,6 +53,11 @@ def run_missing(connection: Connection, present: set[str]) -> None:
     Raises:
         ConfigInvalid: The database was made by a newer version.
     """
+    # Only a database with other tables needs Alembic: its import takes longer than opening the database.
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.attributes["connection"] = connection

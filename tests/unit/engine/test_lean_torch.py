@@ -3,7 +3,7 @@ import sys
 
 LEAN = """
 import sys
-from maitred.engine.compiled import complete_torch, import_lean_torch
+from maitred.engine.lean_torch import complete_torch, import_lean_torch
 
 import_lean_torch()
 import torch

@@ -9,7 +9,7 @@ from typing import Self
 import msgspec
 
 from maitred.admission.grammars.config import GrammarsConfig
-from maitred.admission.grammars.worker import GrammarResult
+from maitred.admission.grammars.result import GrammarResult
 from maitred.admission.grammars.workers import GrammarCompilerPort, GrammarWorkers
 from maitred.core.errors import InvalidRequest, Saturated
 from maitred.core.grammar import Constraint, Grammar

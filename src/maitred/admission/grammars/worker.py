@@ -12,7 +12,8 @@ import threading
 
 import msgspec
 
-from maitred.core.grammar import Constraint, Grammar
+from maitred.admission.grammars.result import LENGTH_BYTES, GrammarResult
+from maitred.core.grammar import Constraint
 from maitred.text.grammar.fault import GrammarFault
 from maitred.text.grammar.language import STACK_BYTES
 from maitred.text.grammar.reading import grammar_of
@@ -42,13 +43,6 @@ def _answer_all() -> None:
         answer = msgspec.msgpack.encode(_verdict_on(questions.read(int.from_bytes(length))))
 
 
-class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
-    """What has come of a question: a grammar, or what is wrong with it."""
-
-    grammar: Grammar | None = None
-    fault: str = ""
-
-
 def _verdict_on(question: bytes) -> GrammarResult:
     try:
         return GrammarResult(grammar_of(msgspec.msgpack.decode(question, type=Constraint)))
@@ -60,7 +54,3 @@ def _verdict_on(question: bytes) -> GrammarResult:
 
 if __name__ == "__main__":
     main()
-
-
-LENGTH_BYTES = 4
-"""Before each question and each answer."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from maitred.admission.grammars.worker import LENGTH_BYTES, GrammarResult
+from maitred.admission.grammars.result import LENGTH_BYTES, GrammarResult
 
 _START_S = 30.0
 _CRASHED = "It is too deeply nested, or too large, to compile. Send a simpler one."

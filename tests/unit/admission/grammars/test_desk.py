@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from maitred.admission.grammars.config import GrammarsConfig
+from maitred.admission.grammars.result import GrammarResult
 from maitred.admission.grammars.validator import GrammarValidator
-from maitred.admission.grammars.worker import GrammarResult
 from maitred.admission.grammars.workers import GrammarWorkers
 from maitred.core.errors import InvalidRequest, Saturated
 from maitred.core.grammar import Constraint, Grammar

@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from maitred.engine.scheduler.step_times import StepWork, TimedStep
-from maitred.engine.trials import notes as module
+from maitred.engine.trials import cache as module
 from maitred.engine.trials.cache import StepTimeCache
 
 STEPS = [TimedStep(StepWork(1, 32), 0.004), TimedStep(StepWork(8, 96, 1, 64, 2080), 0.02)]
