@@ -38,14 +38,14 @@ check: .venv/dev.stamp ## Everything that CI runs: format, lint, types, import r
 
 bench: .venv/dev.stamp ## Run every benchmark in its quick form; BENCH=name runs one.
 	@missed=; \
-	for name in $(or $(BENCH),$(basename $(notdir $(shell grep -l '"--quick"' benchmarks/*.py)))); do \
+	for name in $(or $(BENCH),$(basename $(notdir $(shell grep -l '"--quick"' benchmarks/*/*.py)))); do \
 		echo "== $$name"; \
-		$(BIN)/python -m benchmarks.$$name --quick $(ARGS) || missed="$$missed $$name"; \
+		$(BIN)/python -m benchmarks $$name --quick $(ARGS) || missed="$$missed $$name"; \
 	done; \
 	if [ -n "$$missed" ]; then echo "A bar was missed, or the run failed:$$missed" >&2; exit 1; fi
 
 docs: .venv/dev.stamp ## Write what is rendered: the pages of settings, the dashboards, and the README's figures.
-	@$(BIN)/python -m benchmarks.summary
+	@$(BIN)/python -m benchmarks summary
 	@$(BIN)/python -m scripts.dashboards
 	@$(BIN)/maitred config docs > docs/configuration.md.new && mv docs/configuration.md.new docs/configuration.md
 	@$(BIN)/maitred load docs > docs/load-settings.md.new && mv docs/load-settings.md.new docs/load-settings.md

@@ -1,6 +1,6 @@
 """The README's figures, rendered from the result files, so that no number is typed by hand.
 
-``python -m benchmarks.summary`` puts them between the markers in README.md.
+``python -m benchmarks summary`` puts them between the markers in README.md.
 """
 
 import json
@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fair_summary, gateways_summary, rival_summary, routing_summary
-from benchmarks.report import RESULTS
+from benchmarks.support.figures import fair_summary, gateways_summary, rival_summary, routing_summary
+from benchmarks.support.report import RESULTS
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"

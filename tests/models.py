@@ -1,4 +1,7 @@
-"""Small random models, saved as their own library saves them: encoders, and the decoders of `benchmarks.families`."""
+"""Small random models, saved as their own library saves them.
+
+Encoders, and the decoders of `benchmarks.support.families`.
+"""
 
 from pathlib import Path
 
@@ -6,7 +9,7 @@ import tokenizers
 import torch
 import transformers
 
-from benchmarks.families import FAMILIES, make_model
+from benchmarks.support.families import FAMILIES, make_model
 
 __all__ = ["ENCODERS", "FAMILIES", "make_encoder", "make_model", "save_words"]
 

@@ -1,6 +1,6 @@
 """Servers behind our adapter, put to `exercise_text_replica`: our own, and those of others where they are installed.
 
-``python -m benchmarks.externals install`` installs them, and ``pytest -m external`` runs them.
+``python -m benchmarks externals install`` installs them, and ``pytest -m external`` runs them.
 """
 
 import asyncio
@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from benchmarks import external_table, externals
-from benchmarks.external_servers import EXTERNALS
-from benchmarks.report import RESULTS
+from benchmarks.rivals import externals
+from benchmarks.support.figures import external_table
+from benchmarks.support.report import RESULTS
+from benchmarks.support.rivals.external_servers import EXTERNALS
 from maitred.replica.http.pool import OpenConnections
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.probe import Probe
@@ -91,7 +92,7 @@ async def test_a_server_that_breaks_its_promises_is_caught(fault, check):
 @pytest.mark.parametrize("external", EXTERNALS, ids=lambda external: external.name)
 async def test_servers_of_others(external):
     if not external.installed:
-        pytest.skip(f"not installed: python -m benchmarks.externals install {external.name}")
+        pytest.skip(f"not installed: python -m benchmarks externals install {external.name}")
     checks = await externals.conformance(external)
     assert set(checks.values()) <= {externals.KEPT, externals.CANNOT}, checks
 
@@ -99,4 +100,4 @@ async def test_servers_of_others(external):
 def test_the_page_has_the_servers_that_were_measured():
     found = json.loads((RESULTS / "externals.json").read_text())["figures"]["servers"]
     written = external_table.PAGE.read_text().partition(external_table.BEGIN)[2].partition(external_table.END)[0]
-    assert written.strip() == external_table.render(found).strip(), "run: python -m benchmarks.externals"
+    assert written.strip() == external_table.render(found).strip(), "run: python -m benchmarks externals"

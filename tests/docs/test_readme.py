@@ -50,7 +50,7 @@ def test_the_python_block_prints_an_answer(server):
 
 def test_the_figures_are_those_of_the_result_files():
     figures = README.partition(summary.BEGIN)[2].partition(summary.END)[0]
-    assert figures.strip() == summary.render().strip(), "run: python -m benchmarks.summary"
+    assert figures.strip() == summary.render().strip(), "run: python -m benchmarks summary"
 
 
 @pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda page: page.name)

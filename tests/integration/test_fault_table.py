@@ -1,12 +1,13 @@
-"""Some rows of the fault table; `python -m benchmarks.faults` plays all of them."""
+"""Some rows of the fault table; `python -m benchmarks faults` plays all of them."""
 
 import json
 
 import pytest
 
-from benchmarks import fault_table, faults
-from benchmarks.fault_cases import CASES, Time
-from benchmarks.report import RESULTS
+from benchmarks.chaos import faults
+from benchmarks.support.chaos import fault_table
+from benchmarks.support.chaos.fault_cases import CASES, Time
+from benchmarks.support.report import RESULTS
 
 CHOSEN = (
     "no-tls",
@@ -38,4 +39,4 @@ def test_the_table_has_every_kind_of_fault_by_its_own_name():
 def test_the_page_has_the_cells_that_were_measured():
     cells = json.loads((RESULTS / "faults.json").read_text())["figures"]["cells"]
     written = fault_table.PAGE.read_text().partition(fault_table.BEGIN)[2].partition(fault_table.END)[0]
-    assert written.strip() == fault_table.render(cells).strip(), "run: python -m benchmarks.faults"
+    assert written.strip() == fault_table.render(cells).strip(), "run: python -m benchmarks faults"

@@ -1,4 +1,4 @@
-"""The judge and the schedule of `benchmarks.chaos`: a run without a fault proves nothing if none could be found."""
+"""Judge and schedule of `benchmarks.chaos.chaos`: a run without a fault proves nothing if none could be found."""
 
 import itertools
 import random
@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.caller import CHAT, Reply
-from benchmarks.chaos_answers import BOTH_ENDS, DIFFERENT, HANGING, SILENT, Asked, Question
-from benchmarks.chaos_judge import CHARGED, NOT_ONE_LINE, OTHER_TOKENS, Line, account_of
-from benchmarks.chaos_trouble import ENGINE_KINDS, UPSTREAM_KINDS, schedule
+from benchmarks.support.chaos.chaos_answers import BOTH_ENDS, DIFFERENT, HANGING, SILENT, Asked, Question
+from benchmarks.support.chaos.chaos_judge import CHARGED, NOT_ONE_LINE, OTHER_TOKENS, Line, account_of
+from benchmarks.support.chaos.chaos_trouble import ENGINE_KINDS, UPSTREAM_KINDS, schedule
+from benchmarks.support.single_request import CHAT, Reply
 
 QUESTION = Question({"model": "scripted", "max_tokens": 3}, CHAT, "0 1 2")
 WHOLE = {"status": 200, "text": "0 1 2", "prompt_tokens": 7, "output_tokens": 3, "done": True, "whole": True}

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.canned_upstream import paced_events
-from benchmarks.gateway_bars import hold
-from benchmarks.report import Report
-from benchmarks.turns import HUNG_UP, Lane, Turn
+from benchmarks.support.canned_upstream import paced_events
+from benchmarks.support.connection_rounds import HUNG_UP, Lane, Turn
+from benchmarks.support.gateways.gateway_bars import hold
+from benchmarks.support.report import Report
 
 BODY = b'{"content":" word word w"}'
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)

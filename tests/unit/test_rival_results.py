@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report, rival_results
-from benchmarks.report import Report
-from benchmarks.rival_results import Results, kept_figures
+from benchmarks.support import report
+from benchmarks.support.report import Report
+from benchmarks.support.rivals import rival_results
+from benchmarks.support.rivals.rival_results import Results, kept_figures
 
 SHAPE = {"requests": 32, "prompt_tokens": 128, "shared_tokens": 0, "output_tokens": 64}
 

@@ -4,7 +4,7 @@ The length of a prompt says next to nothing about it. What it is about says more
 how it is written (options to choose from, statements to judge, numbers, negations) says the rest. A logistic
 regression over both is enough, and a few hundred multiplications are no work for a gateway, which has no NumPy.
 
-The weights are made by ``benchmarks/router_quality.py``, which also says how good they are.
+The weights are made by ``benchmarks/routing/router_quality.py``, which also says how good they are.
 """
 
 import json
@@ -100,7 +100,9 @@ class ComplexityModel(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigInvalid(f"{path} holds no weights of a complexity model: {fault}.") from fault
         sizes = {len(model.means), len(model.spreads), len(model.weights)}
         if model.surface != SURFACE or len(sizes) != 1:
-            raise ConfigInvalid(f"{path} was made for other features. Train it again (benchmarks/router_quality.py).")
+            raise ConfigInvalid(
+                f"{path} was made for other features. Train it again (benchmarks/routing/router_quality.py)."
+            )
         return model
 
     def save(self, path: Path) -> None:

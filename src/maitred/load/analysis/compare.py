@@ -4,7 +4,7 @@ Two runs of the same server never agree to the last digit. `compare` says which 
 metric an interval of the change, wide enough that *all* intervals of the table hold at once with the confidence asked
 for. So whoever compares the same thing with itself sees an untouched table in 19 of 20 cases, not one in which some of
 fifteen rows is red. Simulated, 9 of 596 such tables were touched (2026-11-21, margin of 3 %, 300 to 2,000 requests;
-`benchmarks/compare_calibration.py`).
+`benchmarks/load/compare_calibration.py`).
 """
 
 from collections import Counter

@@ -1,8 +1,9 @@
 """Which of several models a request is for: by what kind of work it is, else by how hard it looks.
 
 How hard it looks is the probability that a small model answers it wrong (`maitred.routing.complexity`), from how it is
-written alone. An embedding would tell a little more (AUC 0.72 instead of 0.70, see `benchmarks/router_quality.py`), and
-cost each request a wait for an encoder instead of a fraction of a millisecond.
+written alone. An embedding would tell a little more (AUC 0.72 instead of 0.70, see
+`benchmarks/routing/router_quality.py`), and cost each request a wait for an encoder instead of a fraction of a
+millisecond.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,1 @@
+"""Benchmarks of limits, budgets and the ledger under races and crashes."""

@@ -1,0 +1,1 @@
+"""Benchmarks that break engines and upstream servers under load."""

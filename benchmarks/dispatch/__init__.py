@@ -1,0 +1,1 @@
+"""Benchmarks of dispatch: fairness, queues, overload, predictions."""

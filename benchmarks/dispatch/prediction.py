@@ -1,0 +1,91 @@
+"""What the predicted time to the first token is wrong by, and what of that could be known.
+
+The traffic of `overload` in simulated time, where steps take exactly what the model of them says (or that, times a
+random factor), so that what is left of the error is the prediction's own and that of the future. How much the future is
+worth is measured, too: at some arrivals the world is copied with all that is hidden from the gateway (the true length
+of every answer, the end of the step under way), and goes on with other requests than came in fact, and with other
+random factors. The median of the copies is what somebody would say who knows everything but who comes next and how long
+steps take; *foresight* is what that is wrong by. Under a fair order no prediction can be expected to be better, because
+somebody who comes later may be served before.
+
+Nothing is measured here, so the machine does not matter.
+"""
+
+import argparse
+import statistics
+import sys
+from typing import Any
+
+from benchmarks.support.report import Report
+from benchmarks.support.simulated_gateway import Simulation, capacity
+from maitred.dispatch.pool_queue import QueuedRequest
+from maitred.fairness.config import QueueOrderConfig
+
+SEED = 20_261_122
+LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 10.0)
+OBJECTIVE_S = 1.0
+WARM_UP_S = 10.0
+COPIES = 9
+EVERY = 25
+"""Requests let in, of which one is foreseen."""
+JITTERS = {"exact steps": 0.0, "steps vary by a quarter": 0.25}
+
+
+def main() -> int:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="20 s of three loads, and steps that do not vary")
+    arguments = parser.parse_args()
+    loads, seconds = ((0.8, 1.5, 10.0), 20.0) if arguments.quick else (LOADS, 40.0)
+    jitters = dict(list(JITTERS.items())[:1]) if arguments.quick else JITTERS
+    report = Report("prediction", seed=SEED, quick=arguments.quick)
+    requests_per_s = capacity(QueueOrderConfig(policy="fifo"))
+    report.figures = {"capacity_requests_per_s": requests_per_s, "objective_s": OBJECTIVE_S}
+    for line in (QueueOrderConfig(), QueueOrderConfig(policy="fifo")):
+        for name, jitter in jitters.items():
+            for load in loads:
+                play = Simulation(load * requests_per_s, line, objective_s=OBJECTIVE_S, seed=SEED, jitter=jitter)
+                figures = errors(play, seconds, foresee=line.policy == "fair")
+                report.figures.setdefault(line.policy, {}).setdefault(name, {})[f"{load:g}"] = figures
+                print(line.policy, name, f"{load:g} x", figures, flush=True)
+    return report.finish()
+
+
+def errors(play: Simulation, seconds: float, *, foresee: bool) -> dict[str, Any]:
+    """Lets a simulation run, and holds what was said against what came."""
+    for _ in play.run(WARM_UP_S):
+        pass
+    foreseen: dict[QueuedRequest, float] = {}
+    watched: set[QueuedRequest] = set()
+    for number, ticket in enumerate(play.run(seconds)):
+        watched.add(ticket)
+        if foresee and number % EVERY == 0:
+            seeds = range(number * COPIES, (number + 1) * COPIES)
+            copies = [play.outcome(ticket, SEED + seed, 3 * OBJECTIVE_S) for seed in seeds]
+            if len(seen := [copy for copy in copies if copy is not None]) > COPIES / 2:
+                foreseen[ticket] = statistics.median(seen)
+    after_s = {ticket: seconds for ticket, seconds in play.answered if ticket in watched}
+    told = {ticket: ticket.predicted.ttft_s for ticket in after_s if ticket.predicted is not None}
+    figures: dict[str, Any] = {
+        "requests": len(told),
+        "waited": sum(ticket.raw_wait_s > 0 for ticket in told) / len(told),
+        "ttft_p50_s": statistics.median(after_s.values()),
+        "error": _spread([abs(said - after_s[ticket]) / after_s[ticket] for ticket, said in told.items()]),
+    }
+    both = [ticket for ticket in foreseen if ticket in told]
+    if both:
+        figures["of_those_foreseen"] = {
+            "requests": len(both),
+            "error": _spread([abs(told[ticket] - after_s[ticket]) / after_s[ticket] for ticket in both]),
+            "foresight": _spread([abs(foreseen[ticket] - after_s[ticket]) / after_s[ticket] for ticket in both]),
+        }
+    return figures
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    tenths = statistics.quantiles(values, n=10)
+    return {"p50": statistics.median(values), "p90": tenths[-1]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

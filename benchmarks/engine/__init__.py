@@ -1,0 +1,1 @@
+"""Benchmarks of the engine: kernels, steps, sampling, speculation, start-up."""

@@ -1,0 +1,1 @@
+"""Benchmarks of the gateway: processor time and latency for a request, a stream, a token."""

@@ -1,0 +1,1 @@
+"""Benchmarks of the load tester, and loads played by it."""

@@ -1,0 +1,1 @@
+"""Benchmarks beside other engines, and conformance of real servers."""

@@ -1,0 +1,1 @@
+"""Benchmarks of routing: replicas, canaries, model choice, models on demand."""

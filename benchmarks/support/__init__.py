@@ -1,0 +1,1 @@
+"""Modules that benchmarks share; nothing here is run by itself."""

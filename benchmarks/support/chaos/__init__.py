@@ -1,0 +1,1 @@
+"""Faults, and the checks of what callers saw of them."""

@@ -1,0 +1,1 @@
+"""Plots and tables for README and docs, rendered from result files."""

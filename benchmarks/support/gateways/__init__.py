@@ -1,0 +1,1 @@
+"""Gateways that are compared, and how each is measured."""

@@ -1,0 +1,1 @@
+"""Other engines: how each is installed, started and asked."""

@@ -1,0 +1,289 @@
+"""A gateway before one engine in simulated time: requests that come at random, and what becomes of them.
+
+Gatekeeper, queue, forecast, engine and scheduler are those of production; simulated are the clock, the time that a step
+takes, and the way between the two processes. All that happens follows from the seed.
+"""
+
+import heapq
+import math
+import os
+import random
+from collections.abc import Iterator
+from itertools import count
+
+from benchmarks.support.simulated_replicas import Clock as SimulatedClock
+from maitred.core.clock import Clock
+from maitred.core.errors import Refused
+from maitred.core.flow import Flow, FlowLevel
+from maitred.core.replica import LoadReport, ModelCard, StepTimes
+from maitred.core.request import EngineRequest, SamplingParams, TokenLogprobs
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.core import DispatchCore
+from maitred.dispatch.pool_queue import QueuedRequest, QueueState
+from maitred.dispatch.request import DispatchRequest, Endpoint
+from maitred.dispatch.shedding import QueueAdmission
+from maitred.engine.engine import Engine
+from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.scheduler.plan import StepPlan
+from maitred.engine.scheduler.scheduler import Scheduler
+from maitred.engine.scheduler.sequence import Sequence
+from maitred.engine.scheduler.step_times import StepWork
+from maitred.fairness.config import QueueOrderConfig
+from maitred.wire.frames import TokenOutput
+
+TIMES = StepTimes(fixed_s=0.0047, token_s=0.00011, decode_s=0.0001, chunk_s=0.002)
+"""Roughly those of the bundled model on two cores."""
+PLACES, GUESTS, BLOCKS, BLOCK_TOKENS, STEP_TOKENS, CONTEXT_TOKENS = 32, 16, 1200, 16, 768, 2048
+CARD = ModelCard(
+    name="simulated",
+    context_tokens=CONTEXT_TOKENS,
+    vocab_size=40_000,
+    eos_token_ids=(),
+    max_sequences=PLACES,
+    kv_capacity_tokens=BLOCKS * BLOCK_TOKENS,
+    max_choices=8,
+    dtype="float32",
+    device="cpu",
+)
+TENANTS, PROMPT_TOKENS, OUTPUT_TOKENS = 5, (40, 80), (60, 140)
+WAY_S = 0.001
+"""From the engine to the gateway."""
+OWNER = "gateway"
+
+
+class NoModel:
+    """Computes nothing; every token is the same.
+
+    Attributes:
+        work: Of the last step.
+    """
+
+    def __init__(self) -> None:
+        self.work = StepWork()
+
+    def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
+        """See `maitred.engine.engine.PlanRunner`."""
+        self.work = StepWork.of(plan)
+        return [[5] for _ in plan.sampling], [None] * len(plan.sampling)
+
+    def forget(self, sequence: Sequence) -> None:
+        """See `maitred.engine.engine.PlanRunner`."""
+
+
+def make_engine(model: NoModel, line: QueueOrderConfig, clock: Clock) -> Engine:
+    """The engine of production around a model that computes nothing."""
+    scheduler = Scheduler(
+        BlockPool(BLOCKS),
+        block_tokens=BLOCK_TOKENS,
+        max_sequences=PLACES,
+        guests=GUESTS,
+        step_tokens=STEP_TOKENS,
+        context_tokens=CONTEXT_TOKENS,
+        eos_token_ids=(),
+        prefix_cache=False,
+        line=line,
+        itl_objective_s=None,
+    )
+    return Engine(scheduler, model, clock, vocab_size=CARD.vocab_size, max_choices=CARD.max_choices)
+
+
+class HeardReplica:
+    """What the gateway knows of the engine: what it said last."""
+
+    weight = 1.0
+
+    def __init__(self, report: LoadReport) -> None:
+        self.report = report
+        self.sent = 0
+        self.read = 0
+
+    def card(self) -> ModelCard:
+        """See `maitred.core.replica.ReplicaBase`."""
+        return CARD
+
+    def load(self) -> LoadReport:
+        """See `maitred.core.replica.ReplicaBase`."""
+        return self.report
+
+    def unheard(self) -> int:
+        """See `maitred.core.replica.ReplicaBase`."""
+        return self.sent - self.read
+
+
+class Simulation:
+    """Requests of several tenants, in a Poisson stream, for one engine.
+
+    Args:
+        requests_per_s: How many come.
+        line: The order in which they are served.
+        objective_s: When a first token must be there; who is predicted later is refused.
+        seed: Of all that is drawn.
+        jitter: Standard deviation of the logarithm of what a step takes beside what the model says.
+
+    Attributes:
+        answered: Those who have had their first token, and after how long.
+        output_tokens: That all have had.
+    """
+
+    def __init__(
+        self, requests_per_s: float, line: QueueOrderConfig, *, objective_s: float, seed: int, jitter: float = 0.0
+    ) -> None:
+        self.answered: list[tuple[QueuedRequest, float]] = []
+        self.output_tokens = 0
+        self._requests_per_s = requests_per_s
+        self._objective_s = objective_s
+        self._jitter = jitter
+        self._numbers = count()
+        self._clock = SimulatedClock()
+        self._model = NoModel()
+        self._engine = make_engine(self._model, line, self._clock)
+        self._replica = HeardReplica(self._engine.load())
+        config = DispatchConfig(line=line)
+        self._floor = DispatchCore([Endpoint("engine", self._replica)], config)
+        self._keeper = QueueAdmission(self._floor, config, lambda: 0.0)
+        self._tickets: dict[str, QueuedRequest] = {}
+        self._step_ends_s = math.inf
+        self._told: tuple[LoadReport, list[TokenOutput], int] = self._replica.report, [], 0
+        """By the step that is under way: its report, its tokens, and how many requests it knew of."""
+        self._on_the_way: list[tuple[float, int, tuple[LoadReport, list[TokenOutput], int]]] = []
+        self._reseed(seed)
+
+    @property
+    def now_s(self) -> float:
+        """Simulated."""
+        return self._clock.now_s
+
+    def run(self, seconds: float) -> Iterator[QueuedRequest]:
+        """Lets time go by; gives each request as it is let in."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            if (ticket := self._next()) is not None:
+                yield ticket
+
+    def outcome(self, watched: QueuedRequest, seed: int, within_s: float) -> float | None:
+        """When the first token of a request would come if other requests came from now on; None: not within that time.
+
+        The simulation is copied as it stands, with everything that is hidden from the gateway; it does not change.
+        """
+        reader, writer = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                os.write(writer, repr(self._branch(watched, seed, within_s)).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            said = pipe.read()
+        os.waitpid(child, 0)
+        return None if said == "None" else float(said)
+
+    def _branch(self, watched: QueuedRequest, seed: int, within_s: float) -> float | None:
+        self._reseed(seed)
+        before = len(self.answered)
+        for _ in self.run(within_s):
+            for ticket, after_s in self.answered[before:]:
+                if ticket is watched:
+                    return after_s
+            before = len(self.answered)
+        return None
+
+    def _reseed(self, seed: int) -> None:
+        self._draw, self._steps_draw = random.Random(seed), random.Random(seed + 1)
+        self._next_comes_s = self.now_s + self._draw.expovariate(self._requests_per_s)
+
+    def _next(self) -> QueuedRequest | None:
+        """The next thing that happens."""
+        told_s = self._on_the_way[0][0] if self._on_the_way else math.inf
+        self._clock.now_s = min(told_s, self._step_ends_s, self._next_comes_s)
+        if self.now_s == told_s:
+            self._hear(*heapq.heappop(self._on_the_way)[2])
+        elif self.now_s == self._step_ends_s:
+            heapq.heappush(self._on_the_way, (self.now_s + WAY_S, next(self._numbers), self._told))
+            self._step()
+        else:
+            self._next_comes_s += self._draw.expovariate(self._requests_per_s)
+            return self._arrive()
+        return None
+
+    def _arrive(self) -> QueuedRequest | None:
+        errand = self._errand()
+        try:
+            self._keeper.check(errand, self.now_s)
+        except Refused:
+            return None
+        ticket = self._tickets[errand.id] = self._floor.ticket(errand)
+        self._floor.join(ticket, self.now_s)
+        self._turn()
+        return ticket
+
+    def _errand(self) -> DispatchRequest:
+        tenant, prompt_tokens = self._draw.randrange(TENANTS), self._draw.randint(*PROMPT_TOKENS)
+        return DispatchRequest(
+            id=str(next(self._numbers)),
+            principal_org=f"tenant-{tenant}",
+            flow=Flow((FlowLevel(f"tenant-{tenant}"), FlowLevel("key"))),
+            prompt_tokens=prompt_tokens,
+            prompts=[[7] * prompt_tokens],
+            max_tokens=self._draw.randint(*OUTPUT_TOKENS),
+            choices=1,
+            arrived_s=self.now_s,
+            deadline_s=self.now_s + self._objective_s,
+        )
+
+    def _turn(self) -> None:
+        """The gateway releases what it can, and gives up what is too late."""
+        for ticket in self._floor.turn(self.now_s):
+            errand = ticket.errand
+            if ticket.state is not QueueState.RELEASED:
+                self._floor.leave(ticket, self.now_s, finished=False)
+                del self._tickets[errand.id]
+                continue
+            sampling = SamplingParams(max_tokens=errand.max_tokens, seed=0)
+            request = EngineRequest(
+                errand.id, list(errand.prompts[0]), sampling, flow=errand.flow, expected_tokens=ticket.expected_tokens
+            )
+            self._engine.submit(OWNER, request)
+            self._replica.sent += 1
+            self._floor.submitted(ticket)
+            if self._step_ends_s == math.inf:
+                self._step()
+
+    def _step(self) -> None:
+        """The engine begins a step, if it has work; what comes of it is known when it ends."""
+        if not self._engine.busy:
+            self._step_ends_s = math.inf
+            return
+        read = self._replica.sent
+        outputs = self._engine.step().get(OWNER, [])
+        takes_s = self._model.work.seconds(TIMES) * math.exp(self._steps_draw.gauss(0, self._jitter))
+        self._step_ends_s = self.now_s + takes_s
+        self._told = self._engine.load(), outputs, read
+
+    def _hear(self, report: LoadReport, outputs: list[TokenOutput], read: int) -> None:
+        """The gateway is told what a step has made."""
+        floor = self._floor
+        self._replica.report, self._replica.read = report, read
+        floor.refresh(self.now_s)
+        for output in outputs:
+            ticket = self._tickets[output.request_id]
+            first = ticket.output_tokens == 0
+            floor.took(ticket, ticket.errand.prompt_tokens if first else 0, 0, 1)
+            self.output_tokens += 1
+            if first:
+                floor.first_token(ticket, self.now_s)
+                self.answered.append((ticket, self.now_s - ticket.joined_s))
+            if output.delta.finish is not None:
+                floor.leave(ticket, self.now_s, finished=True)
+                del self._tickets[output.request_id]
+        self._turn()
+
+
+def capacity(line: QueueOrderConfig) -> float:
+    """Requests per second that the engine can serve when there are always some."""
+    crowd = Simulation(100.0, line, objective_s=1e9, seed=0)
+    for _ in crowd.run(5):
+        pass
+    before = crowd.output_tokens
+    for _ in crowd.run(20):
+        pass
+    return (crowd.output_tokens - before) / 20 / (sum(OUTPUT_TOKENS) / 2)
