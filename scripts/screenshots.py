@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.console import CHROMIUM, Consoled, consoled
+from tests.support.console_server import CHROMIUM, Consoled, consoled
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images"
 WATCHED_MS = 45_000
@@ -29,7 +29,7 @@ def main() -> None:
         system.put("limits/3", {"subject": "tenant:research", "kind": "tokens_per_minute", "value": 6000})
         system.put("limits/4", {"subject": "tenant:night-shift", "kind": "requests_per_minute", "value": 600})
         crowds = [
-            subprocess.Popen([sys.executable, "-m", "tests.crowd", system.url, keys[tenant], users])
+            subprocess.Popen([sys.executable, "-m", "tests.support.concurrent_users", system.url, keys[tenant], users])
             for tenant, users in (("acme", "40"), ("research", "6"), ("night-shift", "5"))
         ]
         try:

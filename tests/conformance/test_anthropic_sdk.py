@@ -8,7 +8,7 @@ import pytest
 
 from maitred.core.limits import Limit, LimitKind
 from maitred.testing.script import AnswerFault, ScriptedAnswer
-from tests.gateway import MODEL, gateway, tokens_of
+from tests.support.gateway import MODEL, gateway, tokens_of
 
 EOS = 2
 TEXT = "Hello there, my friend. How are you?"

@@ -26,7 +26,7 @@ from maitred.wire.openai.responses import (
     UsageBody,
     encode,
 )
-from tests.openai_schemas import validate
+from tests.support.openai_schemas import validate
 
 USAGE = UsageBody.of(Usage(12, 5, 8))
 CHAT_LOGPROBS = ChatLogprobs(

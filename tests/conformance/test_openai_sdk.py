@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from maitred.testing.script import AnswerFault, ScriptedAnswer
-from tests.gateway import MODEL, gateway, tokens_of
+from tests.support.gateway import MODEL, gateway, tokens_of
 
 EOS = 2
 TEXT = "Hello there, my friend. How are you?"

@@ -20,8 +20,8 @@ from maitred.testing.replica_conformance import ReplicaUnderTest, exercise_repli
 from maitred.testing.script import AnswerFault, ScriptedAnswer
 from maitred.testing.scripted_engine import ScriptedEngine
 from maitred.wire.link.config import LinkConfig
-from tests.certificates import Authority
-from tests.integration.test_remote_engines import SECRET, engine
+from tests.integration.engine.test_remote_engines import SECRET, engine
+from tests.support.certificates import Authority
 
 
 def linked_to(answers):

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from maitred.testing.script import AnswerFault, ScriptedAnswer
-from tests.gateway import CARD, MODEL, gateway
-from tests.tool_models import save_tool_tokenizer
+from tests.support.gateway import CARD, MODEL, gateway
+from tests.support.tool_models import save_tool_tokenizer
 
 END = 4
 LOOK = {

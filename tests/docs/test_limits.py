@@ -19,7 +19,7 @@ from maitred.core.errors import QuotaExceeded, RateLimited
 from maitred.core.money import NANO
 from maitred.core.request import Usage
 from maitred.testing.server_process import serving
-from tests.admission_desk import Desk, limit
+from tests.support.admission_services import Desk, limit
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
@@ -63,7 +63,7 @@ def installation(folder: Path, config: str, environment: dict[str, str]):
         "--config",
         str(path),
         environment={"PYTHONPATH": str(ROOT), **environment},
-        program=("-m", "tests.scripted_gateway"),
+        program=("-m", "tests.support.scripted_gateway"),
     )
 
 

@@ -14,7 +14,7 @@ from maitred.load.measure.machine import Machine
 from maitred.load.measure.result import LoadResult, PromptCalibration, TargetSeen
 from maitred.load.measure.series import TimeSeries
 from maitred.load.measure.summary import Quantiles, Summary
-from tests.load_results import synthetic_result
+from tests.support.load_results import synthetic_result
 
 PAGE = (Path(__file__).parents[2] / "docs/load-format.md").read_text(encoding="utf-8")
 

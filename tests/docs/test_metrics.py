@@ -28,8 +28,8 @@ from maitred.observe.metrics.rollouts import RolloutsState
 from maitred.observe.metrics.stores import AccountsState
 from maitred.observe.metrics.upstreams import UpstreamState
 from maitred.testing.script import SCRIPTED_CARD
-from tests.clock import FakeClock
-from tests.dispatch_desk import Desk
+from tests.support.clock import FakeClock
+from tests.support.dispatchers import Desk
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 CARD = msgspec.structs.replace(SCRIPTED_CARD, kv_capacity_tokens=160)

@@ -11,7 +11,7 @@ from maitred.engine.config import EngineConfig, GPUConfig
 from maitred.engine.kernels.gpu.choice import make_attention
 from maitred.engine.kernels.reference import ReferenceAttention
 from maitred.engine.models.token_major import TokenMajorCache
-from tests.models import FAMILIES, make_model
+from tests.support.models import FAMILIES, make_model
 from tests.unit.engine.kernels.test_attention import NUM_BLOCKS, config_of, step_of
 
 pytestmark = [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.postgres_server import postgres_server, postgres_url
-from tests.stores import store_config
+from tests.support.postgres_server import postgres_server, postgres_url
+from tests.support.stores import store_config
 
 __all__ = ["postgres_server", "postgres_url", "store_config"]
 

@@ -18,7 +18,7 @@ from maitred.core.errors import (
 from maitred.core.money import NANO
 from maitred.core.request import Usage
 from maitred.core.usage import UsageEvent
-from tests.admission_desk import BOB, SATURDAY_S, Desk, limit
+from tests.support.admission_services import BOB, SATURDAY_S, Desk, limit
 
 DAY = "usd_per_day|tenant:acme|*|2026-11-21"
 

@@ -4,7 +4,7 @@ import pytest
 
 from maitred.core.answer import Outcome
 from maitred.core.request import Usage
-from tests.admission_desk import BOB, SATURDAY_S, Desk, limit
+from tests.support.admission_services import BOB, SATURDAY_S, Desk, limit
 
 MIDNIGHT_S = SATURDAY_S + 9 * 3600
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from maitred.core.answer import Outcome
 from maitred.core.errors import Draining, ReplicaLost, Unauthenticated
 from maitred.core.request import Usage
-from tests.admission_desk import Desk, limit
+from tests.support.admission_services import Desk, limit
 
 REQUESTS = "requests_per_minute|key:alice|*"
 TOKENS = "tokens_per_minute|tenant:acme|*"

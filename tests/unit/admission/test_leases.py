@@ -7,7 +7,7 @@ import pytest
 from maitred.admission.leases import Leases
 from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationGranted
 from maitred.core.errors import StoreUnavailable
-from tests.admission_desk import FlakyCounters, StillClock
+from tests.support.admission_services import FlakyCounters, StillClock
 
 LEASE_S = 30.0
 POOL = LimitClaim("pool", CounterKind.POOL, 10, 1)

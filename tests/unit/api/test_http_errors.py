@@ -8,7 +8,7 @@ from maitred.api.errors import body_of, clamped_headers, headers_of, public, sta
 from maitred.core import errors
 from maitred.core.answer import RateLimitStatus
 from maitred.core.counters import CounterState
-from tests.openai_schemas import validate
+from tests.support.openai_schemas import validate
 
 
 def tree(kind=errors.MaitredError):

@@ -22,7 +22,7 @@ from maitred.core.errors import (
 )
 from maitred.core.flow import PriorityClass, QueuePosition
 from maitred.core.tenancy import Principal, Scope
-from tests.clock import FakeClock
+from tests.support.clock import FakeClock
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"x"}]}'
 

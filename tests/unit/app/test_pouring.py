@@ -9,7 +9,7 @@ from maitred.core.answer import PushStream, RequestContext, TextDelta
 from maitred.core.errors import ReplicaLost
 from maitred.core.request import FinishReason, TokenDelta
 from maitred.replica.engine.stream import EngineStream
-from tests.unit.app.test_pipeline import MemoryReplica, ask, ids, pipeline
+from tests.unit.app.request.test_pipeline import MemoryReplica, ask, ids, pipeline
 
 
 class Outlet:

@@ -6,7 +6,7 @@ import pytest
 
 from maitred.console.pulse import LiveFeed
 from maitred.core.errors import Saturated
-from tests.clock import FakeClock
+from tests.support.clock import FakeClock
 
 
 class Source:

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from maitred.console.sessions import COOKIE, ConsoleSessions, SessionIdentity, same_origin
 from maitred.core.tenancy import ANONYMOUS, Principal, Scope
-from tests.clock import FakeClock
+from tests.support.clock import FakeClock
 
 ADA = Principal(key="ada0000000000000", tenants=("acme",), scopes=frozenset({Scope.INFERENCE}))
 HOST = {b"host": "maitred.test:8000"}

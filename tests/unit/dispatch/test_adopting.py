@@ -11,7 +11,7 @@ from maitred.core.flow import PriorityClass
 from maitred.dispatch.config import DispatchConfig, TenantPoolConfig
 from maitred.dispatch.request import Endpoint
 from maitred.fairness.config import QueueOrderConfig
-from tests.dispatch_desk import Desk, SaidReplica
+from tests.support.dispatchers import Desk, SaidReplica
 from tests.unit.dispatch.test_dispatcher import Guest, turn
 
 PLAIN = DispatchConfig(headroom=0.0, unknown_output_share=1.0)

@@ -9,7 +9,7 @@ from maitred.core.flow import PriorityClass
 from maitred.core.request import WaitCause
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.request import Endpoint
-from tests.dispatch_desk import Desk, SaidReplica, errand
+from tests.support.dispatchers import Desk, SaidReplica, errand
 
 NOW_S = 1_000_000.0
 

@@ -10,7 +10,7 @@ from maitred.core.flow import PriorityClass
 from maitred.core.replica import StepTimes
 from maitred.dispatch.config import TenantPoolConfig
 from maitred.fairness.config import QueueOrderConfig
-from tests.dispatch_desk import Desk, errand
+from tests.support.dispatchers import Desk, errand
 
 
 async def turn():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from maitred.core.flow import PriorityClass
 from maitred.dispatch.config import HedgingConfig
 from maitred.dispatch.policy.hedging import HedgePolicy
-from tests.dispatch_desk import EMPTY, Desk, errand
+from tests.support.dispatchers import EMPTY, Desk, errand
 
 ON = HedgingConfig(models=["m"], least_s=0.01, most_tokens=64, share=0.5)
 INTERACTIVE = {"priority": PriorityClass.INTERACTIVE}

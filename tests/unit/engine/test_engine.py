@@ -6,7 +6,7 @@ from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
-from tests.clock import FakeClock
+from tests.support.clock import FakeClock
 
 
 class CountingRunner:

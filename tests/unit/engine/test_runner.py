@@ -7,7 +7,7 @@ import pytest
 from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
-from tests.models import make_model
+from tests.support.models import make_model
 
 
 class Foretold:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from maitred.fleet.policy.load_eta import ready_in_s
-from tests.machine_desk import TICK_S, UNLOAD_S, machine
+from tests.support.model_machine import TICK_S, UNLOAD_S, machine
 
 LEAST_S = 4 * TICK_S
 """What is shorter is mostly how coarse the machine's clock is."""

@@ -1,6 +1,6 @@
 from maitred.fleet.policy.load_eta import ready_in_s
 from maitred.fleet.policy.model_residency import ResidencyPhase
-from tests.machine_desk import TICK_S, UNLOAD_S, WAKE_S, machine
+from tests.support.model_machine import TICK_S, UNLOAD_S, WAKE_S, machine
 
 
 def test_what_fits_is_loaded_on_demand_and_stays():

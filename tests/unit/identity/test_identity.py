@@ -5,7 +5,7 @@ from maitred.core.tenancy import ANONYMOUS, ApiKey, DirectoryChanges, Tenant
 from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity, credential_of
 from maitred.identity.keys import make_key
-from tests.clock import FakeClock
+from tests.support.clock import FakeClock
 
 INVALID = "This API key is not valid here. Check it, or ask for a new one."
 

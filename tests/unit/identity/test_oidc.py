@@ -13,8 +13,8 @@ from maitred.identity.directory import Directory
 from maitred.identity.oidc import OidcIssuers
 from maitred.identity.providers import provider_faults, token_issuers
 from maitred.identity.trust import is_trustworthy
-from tests.clock import FakeClock
-from tests.identity_provider import KEYS, Provider, jwk
+from tests.support.clock import FakeClock
+from tests.support.identity_provider import KEYS, Provider, jwk
 
 
 class Fixture:

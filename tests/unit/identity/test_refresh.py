@@ -6,7 +6,7 @@ from maitred.core.errors import StoreUnavailable
 from maitred.core.tenancy import DirectoryChanges, Tenant
 from maitred.identity.directory import Directory
 from maitred.identity.refresh import DirectoryRefresher
-from tests.clock import FakeClock
+from tests.support.clock import FakeClock
 
 
 class Source:

@@ -7,7 +7,7 @@ import pytest
 from maitred.core.replica import LoadReport, ProcessState
 from maitred.observe.growth import GrowthWatch
 from maitred.observe.metrics.engines import EngineState
-from tests.clock import FakeClock
+from tests.support.clock import FakeClock
 
 HOURLY = 3600 / 120
 

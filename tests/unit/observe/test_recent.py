@@ -8,7 +8,7 @@ from maitred.core.answer import Outcome, RequestContext
 from maitred.core.errors import QueueFull, Saturated
 from maitred.core.tenancy import Principal
 from maitred.observe.recent import POINTS, RecentTraffic
-from tests.clock import FakeClock
+from tests.support.clock import FakeClock
 
 
 def of(tenant="acme", *, model="tiny", outcome=Outcome.FINISHED, failure=None, gaps_s=(), **more):

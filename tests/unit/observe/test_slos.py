@@ -7,7 +7,7 @@ from maitred.core.answer import Outcome, RequestContext
 from maitred.core.flow import PriorityClass
 from maitred.observe.config import SloConfig, slo_faults
 from maitred.observe.slos import SloMetrics
-from tests.clock import FakeClock
+from tests.support.clock import FakeClock
 
 DAY_S = 86_400
 

@@ -9,7 +9,7 @@ from maitred.core.answer import Outcome
 from maitred.core.errors import StoreUnavailable
 from maitred.store.journal import Journal, JournalPosition
 from maitred.store.orphan_journal import adopt, orphans
-from tests.usage_events import usage_event
+from tests.support.usage_events import usage_event
 
 
 def make(folder, **options):

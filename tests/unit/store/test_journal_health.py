@@ -7,7 +7,7 @@ import pytest
 from maitred.core.errors import StoreUnavailable
 from maitred.store.journal import Journal
 from maitred.store.orphan_journal import adopt, orphans
-from tests.usage_events import usage_event
+from tests.support.usage_events import usage_event
 
 
 @pytest.fixture

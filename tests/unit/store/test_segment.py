@@ -6,7 +6,7 @@ import pytest
 
 from maitred.core.errors import StoreUnavailable
 from maitred.store.segment import BeginRecord, Segment, UsageRecord, frame
-from tests.usage_events import usage_event
+from tests.support.usage_events import usage_event
 
 FIRST_FORMAT = zlib.decompress(
     base64.b85decode(

@@ -7,7 +7,7 @@ from maitred.text.answer_format import AnswerFormat
 from maitred.text.detokenizer import Detokenizer
 from maitred.text.tokenizer import Tokenizer
 from maitred.text.tool_calls.history import ToolHistory
-from tests.tool_models import save_tool_tokenizer
+from tests.support.tool_models import save_tool_tokenizer
 
 
 @pytest.mark.parametrize(

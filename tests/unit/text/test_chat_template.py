@@ -6,7 +6,7 @@ import pytest
 
 from maitred.core.errors import ConfigInvalid, InvalidRequest
 from maitred.text.chat_template import ChatTemplate
-from tests.vocabularies import byte_level
+from tests.support.tokenizers import byte_level
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from maitred.text.detokenizer import Detokenizer
-from tests.vocabularies import byte_level, sentencepiece
+from tests.support.tokenizers import byte_level, sentencepiece
 
 
 def pushed(tokenizer, tokens, tail=()):

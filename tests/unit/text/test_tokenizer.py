@@ -10,7 +10,7 @@ from tokenizers import models
 
 from maitred.core.errors import ConfigInvalid
 from maitred.text.tokenizer import Tokenizer
-from tests.vocabularies import LINES, TINY, byte_level, data_folder, gpt2, sentencepiece
+from tests.support.tokenizers import LINES, TINY, byte_level, data_folder, gpt2, sentencepiece
 
 
 @pytest.fixture

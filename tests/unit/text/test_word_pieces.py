@@ -3,7 +3,7 @@
 import pytest
 
 from maitred.text.tokenizer import Tokenizer
-from tests.models import save_words
+from tests.support.models import save_words
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from maitred.core.secret import Secret
 from maitred.wire.address import parse_address
 from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import engine_credentials, gateway_credentials
-from tests.certificates import Authority
+from tests.support.certificates import Authority
 
 SECRET = Secret("sixteen letters.", "{env: A}")
 EVERYWHERE = ["tcp:0.0.0.0:9100", "tcp:10.0.0.1:9100", "tcp:[::]:9100", "tcp:engine-1:9100"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from maitred.wire.sse import DONE, Event, SSEDecoder, encode_comment, encode_event
-from tests.vocabularies import data_folder
+from tests.support.tokenizers import data_folder
 
 VECTORS = Path(__file__).parents[2] / "data" / "sse" / "vectors.json"
 

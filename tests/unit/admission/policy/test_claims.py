@@ -10,7 +10,7 @@ from maitred.core.counters import CounterKind, LimitClaim, RequestSize
 from maitred.core.limits import LimitKind
 from maitred.core.money import Price
 from maitred.core.request import Usage
-from tests.admission_desk import ALICE, SATURDAY_S, Limits, limit
+from tests.support.admission_services import ALICE, SATURDAY_S, Limits, limit
 
 PRICE = Price.per_million_usd(1.0, 0.1, 2.0)
 SIZE = RequestSize(prompt_tokens=10, choices=3)

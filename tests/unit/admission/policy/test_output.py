@@ -5,7 +5,7 @@ import pytest
 from maitred.admission.policy.output import OutputLimit, RequestedOutput, bounds_of, length_of
 from maitred.admission.policy.rules import LimitRule
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
-from tests.admission_desk import limit
+from tests.support.admission_services import limit
 
 
 def bounds(**limits):

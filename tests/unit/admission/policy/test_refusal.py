@@ -10,7 +10,7 @@ from maitred.core.counters import CounterState, RequestSize, ReservationDenied
 from maitred.core.errors import QuotaExceeded, RateLimited
 from maitred.core.limits import LimitKind
 from maitred.core.money import NANO, Price
-from tests.admission_desk import SATURDAY_S, limit
+from tests.support.admission_services import SATURDAY_S, limit
 
 DOLLAR_PER_THOUSAND = Price.per_million_usd(1000.0, None, 1000.0)
 

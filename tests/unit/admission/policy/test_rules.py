@@ -4,7 +4,7 @@ import pytest
 
 from maitred.admission.policy.rules import LimitRule, each, rules_for, tightest
 from maitred.core.limits import LimitKind
-from tests.admission_desk import ALICE, Limits, limit
+from tests.support.admission_services import ALICE, Limits, limit
 
 
 def test_limits_hold_from_the_key_to_the_installation():

@@ -11,7 +11,7 @@ from torch.nn import functional
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.encoder.decoder import PooledDecoder
 from maitred.text.tokenizer import Tokenizer
-from tests.models import FAMILIES, make_model
+from tests.support.models import FAMILIES, make_model
 
 LENGTHS = (3, 1, 60, 17, 17, 40, 2, 61, 300)
 HIDDEN = 64

@@ -8,7 +8,7 @@ from maitred.core.flow import Flow, FlowLevel
 from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.encoder.engine import BLOCK_TOKENS, EncoderEngine
 from maitred.fairness.fair_queue import QueueOrderConfig
-from tests.clock import FakeClock
+from tests.support.clock import FakeClock
 
 NOTHING = SamplingParams(max_tokens=0, seed=0)
 

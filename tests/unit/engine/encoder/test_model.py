@@ -10,7 +10,7 @@ from torch.nn import functional
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.encoder.model import Encoder
 from maitred.engine.encoder.shape import EncoderShape, is_encoder
-from tests.models import ENCODERS, make_encoder, make_model
+from tests.support.models import ENCODERS, make_encoder, make_model
 
 LENGTHS = (3, 1, 60, 17, 17, 40, 2, 61)
 

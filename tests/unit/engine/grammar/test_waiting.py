@@ -14,7 +14,7 @@ from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.text.grammar.fault import GrammarFault
-from tests.clock import FakeClock
+from tests.support.clock import FakeClock
 
 
 class CountingRunner:

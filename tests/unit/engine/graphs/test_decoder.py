@@ -11,7 +11,7 @@ from maitred.engine.graphs.decoder import GraphedDecoder, graph_sizes
 from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.load import load_model
 from maitred.engine.models.token_major import make_cache
-from tests.models import make_model
+from tests.support.models import make_model
 
 BLOCK_TOKENS = 4
 TABLE_WIDTH = 6

@@ -8,7 +8,7 @@ import torch
 from maitred.engine.kernels import linear as kernels
 from maitred.engine.kernels.linear import KINDS, PackedLinear, PlainLinear, TiledLinear, Unchanged, make_linear, packed
 from maitred.engine.kernels.linear.strips import NARROW, OF_MKL, TileShape, strips_product
-from tests.intel import MKL_WITH_AVX_512
+from tests.support.processors import MKL_WITH_AVX_512
 
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 

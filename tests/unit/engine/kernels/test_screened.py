@@ -7,7 +7,7 @@ from maitred.engine.kernels.linear import KINDS, PackedLinear, ScreenedLinear, T
 from maitred.engine.kernels.linear.screened import HeadSearch, searchable
 from maitred.engine.kernels.linear.strips import MOST_ROWS, NARROW, OF_MKL
 from maitred.engine.kernels.tape import Tape
-from tests.intel import MKL_WITH_AVX_512
+from tests.support.processors import MKL_WITH_AVX_512
 
 SHAPES = [(96, 200), (1152, 896), (4096, 256), (16, 8), (3312, 704)]
 """Outputs and inputs: strips of 48 alone, and with one of 32 or 16 at the end of a part; one block and several."""

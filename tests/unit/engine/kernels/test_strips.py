@@ -3,7 +3,7 @@ import torch
 
 from maitred.engine.kernels.linear import PackedLinear, make_linear, packed
 from maitred.engine.kernels.linear.strips import MOST_ROWS, find_layout
-from tests.intel import MKL_WITH_AVX_512
+from tests.support.processors import MKL_WITH_AVX_512
 
 pytestmark = pytest.mark.skipif(not MKL_WITH_AVX_512, reason="the layout is known of MKL with AVX-512 alone")
 

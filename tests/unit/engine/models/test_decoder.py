@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from maitred.engine.models.load import LoadedModel, load_model
-from tests.models import FAMILIES, make_model
+from tests.support.models import FAMILIES, make_model
 from tests.unit.engine.models.steps import Driver, random_tokens
 
 

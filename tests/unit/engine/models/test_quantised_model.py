@@ -5,7 +5,7 @@ import torch
 
 from maitred.engine.models import weights
 from maitred.engine.models.load import load_model
-from tests.models import make_model
+from tests.support.models import make_model
 from tests.unit.engine.kernels.test_quantised_linear import rounded_rows, rounded_weight
 from tests.unit.engine.models.steps import Driver, random_tokens
 

@@ -6,7 +6,7 @@ import torch
 from maitred.engine.kernels.linear import ScreenedLinear
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.load import load_model
-from tests.models import make_model
+from tests.support.models import make_model
 from tests.unit.engine.models.steps import Driver, random_tokens
 
 

@@ -9,7 +9,7 @@ from maitred.core.errors import ConfigInvalid
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.load import load_model
 from maitred.engine.models.weights import load_weights
-from tests.models import make_model
+from tests.support.models import make_model
 from tests.unit.engine.models.steps import Driver, random_tokens
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from maitred.engine.sampling.device_rows import DeviceRows
 from maitred.engine.sampling.draw import DrawParameters
 from maitred.engine.sampling.philox import random_bits
 from maitred.engine.sampling.row_kernels import NOT_A_NUMBER, draw_rows
-from tests import sampling_reference as reference
+from tests.support import sampling_reference as reference
 
 
 def on_host(logits, params, bits):

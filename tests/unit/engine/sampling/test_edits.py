@@ -6,7 +6,7 @@ import torch
 
 from maitred.core.request import SamplingParams
 from maitred.engine.sampling.edits import RowEdits
-from tests import sampling_reference as reference
+from tests.support import sampling_reference as reference
 
 VOCABULARY = 300
 EOS = [0, 9]

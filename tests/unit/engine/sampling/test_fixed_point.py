@@ -5,7 +5,7 @@ import torch
 
 from maitred.engine.sampling import device_rows
 from maitred.engine.sampling.fixed_point import LOG2_E, ONE, share_of, weight
-from tests import sampling_reference as reference
+from tests.support import sampling_reference as reference
 
 
 def test_weights_are_relative_probabilities():

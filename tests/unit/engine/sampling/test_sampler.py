@@ -6,7 +6,7 @@ from maitred.core.errors import Bug
 from maitred.core.request import SamplingParams
 from maitred.engine.sampling.logprobs import LogprobRows
 from maitred.engine.sampling.sampler import Sampler
-from tests import sampling_reference as reference
+from tests.support import sampling_reference as reference
 
 CPU = torch.device("cpu")
 VOCABULARY = 211

@@ -12,7 +12,7 @@ from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS
 from maitred.engine.scheduler.step_times import StepWork
 from maitred.fairness.fair_queue import QueueOrderConfig
-from tests.charges import listen
+from tests.support.charges import listen
 
 
 def make_scheduler(*, blocks=64, block_tokens=4, max_sequences=8, step_tokens=16, policy="fair", **options):

@@ -13,9 +13,9 @@ from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.speculate.guess import DraftTokens
 from maitred.engine.speculate.speculator import Speculator
-from tests.clock import FakeClock
-from tests.guesses import Always
-from tests.models import make_model
+from tests.support.clock import FakeClock
+from tests.support.drafters import Always
+from tests.support.models import make_model
 
 PROMPT = [5, 9, 17, 33]
 ANSWERS = 6000

@@ -9,8 +9,8 @@ from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.speculate.draft_position import DraftModelPosition
 from maitred.engine.speculate.vocabulary import check_same_vocabulary
-from tests.guesses import Always
-from tests.models import make_model
+from tests.support.drafters import Always
+from tests.support.models import make_model
 
 SHARED = [5 + position % 97 for position in range(40)]
 

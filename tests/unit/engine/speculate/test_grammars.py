@@ -15,8 +15,8 @@ from maitred.engine.grammar.state import SpeculativeGrammarState
 from maitred.engine.speculate.speculator import Speculator
 from maitred.text.grammar.reading import grammar_of
 from maitred.text.tokenizer import Tokenizer
-from tests.clock import FakeClock
-from tests.guesses import Always, Rumour
+from tests.support.clock import FakeClock
+from tests.support.drafters import Always, Rumour
 
 TOKENIZER = Tokenizer.load(BUNDLED_MODEL)
 SCHEMA = {

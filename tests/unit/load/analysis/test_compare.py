@@ -10,7 +10,7 @@ from maitred.load.analysis.comparison import ComparisonRow, RunComparison
 from maitred.load.analysis.statistics import simultaneous
 from maitred.load.measure.result import LoadResult
 from maitred.load.spec import ObjectivesSpec
-from tests.load_results import synthetic_result
+from tests.support.load_results import synthetic_result
 
 OBJECTIVES = ObjectivesSpec(ttft_s=0.8, tpot_s=0.05)
 

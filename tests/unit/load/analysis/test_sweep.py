@@ -13,7 +13,7 @@ from maitred.core.errors import InvalidRequest
 from maitred.load.analysis.sweep import MOST_TRIALS, KneeSearch, RateEvidence, Sweep, SweepTrial, sweep
 from maitred.load.measure.result import LoadResult
 from maitred.load.spec import ArrivalsSpec, LoadSpec, ObjectivesSpec, ShapeSpec
-from tests.load_results import synthetic_result
+from tests.support.load_results import synthetic_result
 
 
 def trial(rate: float, *, met: float = 1.0, growth: float = 0.0, judged: int = 1000, limit: str = "none") -> SweepTrial:

@@ -14,7 +14,7 @@ from maitred.core.secret import Secret
 from maitred.load.measure.record import LoadTesterSample, RequestRecord, RunData, UserOutcome
 from maitred.load.measure.result import LoadResult
 from maitred.load.spec import LoadSpec, LoadTarget, LoadTenant, ObjectivesSpec, StopCondition
-from tests.load_results import synthetic_result
+from tests.support.load_results import synthetic_result
 
 
 def test_a_file_comes_back_as_it_went(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from maitred.load.report import canvas
 from maitred.load.report.canvas import MOST_DOTS
 from maitred.load.report.plots import PLOTS, draw
 from maitred.load.spec import LoadSpec, ObjectivesSpec
-from tests.load_results import synthetic_result
+from tests.support.load_results import synthetic_result
 
 ALWAYS = {"ttft-over-time", "itl-over-time", "distributions", "ttft-by-prompt", "throughput", "arrivals", "tester"}
 

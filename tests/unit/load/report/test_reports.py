@@ -15,7 +15,7 @@ from maitred.load.report.document import CalloutLevel, Table
 from maitred.load.report.outline import outline
 from maitred.load.report.plots import draw
 from maitred.load.spec import ObjectivesSpec
-from tests.load_results import synthetic_result
+from tests.support.load_results import synthetic_result
 
 VOID = {"meta", "br", "hr", "img", "link"}
 

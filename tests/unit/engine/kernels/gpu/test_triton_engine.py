@@ -7,7 +7,7 @@ from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, GPUConfig
 from maitred.engine.device import ComputeDevice
-from tests.models import make_model
+from tests.support.models import make_model
 
 pytest.importorskip("triton")
 

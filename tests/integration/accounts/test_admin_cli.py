@@ -1,0 +1,183 @@
+"""The administration's commands against real HTTP and a real file."""
+
+import asyncio
+import json
+import os
+import re
+import sys
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from maitred.cli.app import app
+from maitred.core.feedback import Feedback
+from maitred.core.tenancy import Principal, Tenant
+from maitred.identity.keys import parse
+from maitred.store.feedback import FeedbackStore
+from tests.integration.accounts.test_admin_api import event
+from tests.support.admin_app import ADMIN_KEY, Administered, administered
+
+
+class Operator:
+    """Someone at a terminal."""
+
+    def __init__(self, system: Administered) -> None:
+        self.system = system
+
+    async def run(self, *arguments: str, key: str | None = ADMIN_KEY, url: str | None = None) -> Result:
+        env = {"MAITRED_URL": url or self.system.url, "MAITRED_ADMIN_KEY": key, "COLUMNS": "200", "TERM": "dumb"}
+        return await asyncio.to_thread(CliRunner().invoke, app, list(arguments), env=env)
+
+    async def does(self, *arguments: str) -> str:
+        result = await self.run(*arguments)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    async def cannot(self, *arguments: str, code: int = 2, **more: str | None) -> str:
+        result = await self.run(*arguments, **more)
+        assert (result.exit_code, result.stdout) == (code, ""), result.output
+        assert result.stderr.count("\n") == 1, result.stderr
+        return result.stderr
+
+
+@pytest.fixture
+async def operator(tmp_path):
+    async with administered(tmp_path) as system:
+        yield Operator(system)
+
+
+def rows(text):
+    """The cells of a printed table."""
+    return [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+
+
+async def test_tenants(operator):
+    await operator.does("tenants", "create", "acme", "--name", "Acme [bold]Inc.")
+    await operator.does(
+        *("tenants", "create", "research", "--parent", "acme", "--weight", "2", "--model", "a", "--model", "b"),
+        *("--priority-ceiling", "7", "--region", "eu", "--tag", "local-only"),
+    )
+    assert rows(await operator.does("tenants", "list")) == [
+        ["TENANT", "PARENT", "NAME", "WEIGHT", "MODELS", "PRIORITY", "REGIONS", "TAGS", "DISABLED"],
+        ["acme", "-", "Acme [bold]Inc.", "1", "all", "-", "-", "-", "no"],
+        ["operators", "-", "-", "1", "all", "-", "-", "-", "no"],
+        ["research", "acme", "-", "2", "a, b", "7", "eu", "local-only", "no"],
+    ]
+    assert [row[0] for row in rows(await operator.does("tenants", "list", "--parent", "acme"))] == [
+        "TENANT",
+        "research",
+    ]
+    await operator.does("tenants", "update", "research", "--all-models", "--disable", "--weight", "3")
+    shown = json.loads(await operator.does("tenants", "show", "research", "--json"))
+    assert [(entry["models"], entry["disabled"], entry["weight"], entry["tags"]) for entry in shown] == [
+        (None, True, 3.0, ["local-only"])
+    ]
+    await operator.does("tenants", "update", "research", "--enable")
+    assert await operator.does("tenants", "delete", "research") == "Deleted research.\n"
+    assert "no tenant" in await operator.cannot("tenants", "show", "research")
+    assert "no tenant" in await operator.cannot("tenants", "show", "../keys")
+
+
+async def test_lists_longer_than_a_page(operator):
+    await operator.system.store.load_many(Tenant(id=f"t{number:03}") for number in range(205))
+    assert len(json.loads(await operator.does("tenants", "list", "--json"))) == 206
+
+
+async def test_keys(operator):
+    await operator.does("tenants", "create", "acme")
+    made = await operator.run("keys", "create", "acme", "--name", "ci", "--scope", "metrics", "--expires", "90d")
+    key = made.stdout.strip()
+    public_id, _ = parse(key)
+    assert made.stdout == f"{key}\n"  # a script can take it from there
+    assert "cannot be shown again" in made.stderr
+    assert await operator.system.caller(key)
+    (listed,) = rows(await operator.does("keys", "list", "--tenant", "acme"))[1:]
+    assert listed[:4] == [public_id, "acme", "ci", "metrics"]
+    assert listed[5] == "valid"
+    rotated = (await operator.does("keys", "rotate", public_id, "--overlap", "1h")).splitlines()[0]
+    assert await operator.system.caller(key)
+    assert await operator.system.caller(rotated)
+    assert "in rotation" in await operator.does("keys", "list")
+    last = json.loads(await operator.does("keys", "rotate", public_id, "--overlap", "0", "--json"))
+    assert await operator.system.caller(rotated) is None
+    assert await operator.does("keys", "revoke", public_id) == f"Revoked {public_id}.\n"
+    assert await operator.system.caller(last["key"]) is None
+    assert "revoked" in await operator.does("keys", "list")
+    assert "--overlap must be a time" in await operator.cannot("keys", "rotate", public_id, "--overlap", "soon")
+    assert "expires_at must be a time" in await operator.cannot("keys", "create", "acme", "--expires", "soon")
+    assert "no tenant" in await operator.cannot("keys", "create", "nobody")
+
+
+async def test_limits(operator):
+    await operator.does("tenants", "create", "acme")
+    arguments = ("limits", "set", "tenant:acme", "tokens_per_minute", "100000", "--model", "maitred-tiny")
+    assert rows(await operator.does(*arguments, "--burst", "20000"))[1][1:] == [
+        *("tenant:acme", "tokens_per_minute", "100,000", "maitred-tiny", "20,000", "-")
+    ]
+    await operator.does(*arguments[:4], "500", "--model", "maitred-tiny")
+    await operator.does("limits", "set", "tenant:acme", "usd_per_month", "50.25")
+    await operator.does("limits", "set", "tenant:acme", "usd_per_month", "40", "--soft")
+    await operator.does("limits", "set", "key:*", "concurrent_requests", "8")
+    listed = rows(await operator.does("limits", "list", "--subject", "tenant:acme"))[1:]
+    assert sorted(row[1:] for row in listed) == [
+        ["tenant:acme", "tokens_per_minute", "500", "maitred-tiny", "-", "-"],
+        ["tenant:acme", "usd_per_month", "$40", "all", "-", "no"],
+        ["tenant:acme", "usd_per_month", "$50.25", "all", "-", "yes"],
+    ]
+    budgets = rows(await operator.does("limits", "budgets"))
+    assert sorted(row[:7] for row in budgets[1:]) == [
+        ["tenant:acme", "usd_per_month", "all", "40", "0", "0", "40"],
+        ["tenant:acme", "usd_per_month", "all", "50.25", "0", "0", "50.25"],
+    ]
+    assert await operator.does("limits", "delete", listed[0][0]) == f"Deleted {listed[0][0]}.\n"
+    assert "no limit" in await operator.cannot("limits", "delete", listed[0][0])
+    assert "value must be at least 1" in await operator.cannot("limits", "set", "*", "requests_per_minute", "--", "-5")
+    assert "VALUE must be" in await operator.cannot("limits", "set", "*", "requests_per_minute", "nan")
+    assert "VALUE must be" in await operator.cannot("limits", "set", "*", "usd_total", "inf")
+    assert "subject must be" in await operator.cannot("limits", "set", "acme", "usd_total", "5")
+    assert "kind" in await operator.cannot("limits", "set", "*", "usd_per_year", "5")
+
+
+async def test_setting_one_limit_at_once_sets_it_once(operator):
+    command = (sys.executable, "-m", "maitred", "limits", "set", "*", "requests_per_minute")
+    env = {**os.environ, "MAITRED_URL": operator.system.url, "MAITRED_ADMIN_KEY": ADMIN_KEY}
+    out = asyncio.subprocess.DEVNULL
+    processes = [await asyncio.create_subprocess_exec(*command, str(value), env=env, stdout=out) for value in (1, 2, 3)]
+    assert [await process.wait() for process in processes] == [0, 0, 0]
+    assert len(rows(await operator.does("limits", "list"))) == 2
+
+
+async def test_usage(operator):
+    now_s = operator.system.clock.wall_s()
+    await operator.system.record(
+        [event(number, time_s=now_s - 60, tenant=tenant) for number, tenant in enumerate(("acme", "acme", "research"))]
+    )
+    await operator.system.record([event(9, time_s=now_s - 86_400 * 20, tenant="past")])
+    system = operator.system
+    acme = Principal(key="5b1f0c9e7d2a4c6f", tenants=("acme",), scopes=frozenset())
+    await FeedbackStore(system.database, system.ledger.flush, system.clock).keep(acme, "req-0", Feedback(score=0.75))
+    assert rows(await operator.does("usage", "--since", "7d")) == [
+        ["TENANT", "MODEL", "REQUESTS", "PROMPT", "CACHED", "OUTPUT", "USD", "RATED", "SCORE"],
+        ["acme", "m", "2", "20", "0", "10", "0.003", "1", "0.75"],
+        ["research", "m", "1", "10", "0", "5", "0.0015", "0", "-"],
+    ]
+    assert len(rows(await operator.does("usage", "--group-by", "tenant", "--organisation", "acme"))) == 4
+    csv = await operator.does("usage", "--group-by", "tenant", "--since", "7d", "--csv")
+    assert csv.splitlines()[1].startswith("acme,2,20,0,10,")
+    (total,) = json.loads(await operator.does("usage", "--group-by", "", "--key-id", "5b1f0c9e7d2a4c6f", "--json"))
+    assert total["requests"] == 4
+    assert "group_by must hold" in await operator.cannot("usage", "--group-by", "colour")
+    assert "start must be a time" in await operator.cannot("usage", "--since", "yesterday")
+
+
+async def test_every_failure_is_a_sentence(operator):
+    assert "An admin key is needed" in await operator.cannot("tenants", "list", key="")
+    assert "characters that no key has" in await operator.cannot("tenants", "list", key="sk-mtd-\nx")
+    assert "characters that no key has" in await operator.cannot("tenants", "list", key="ключ")
+    assert "invalid_api_key" in await operator.cannot("tenants", "list", key="sk-mtd-wrong")
+    await operator.does("tenants", "create", "acme")
+    plain = (await operator.does("keys", "create", "acme")).splitlines()[0]
+    assert "scope" in await operator.cannot("usage", key=plain)
+    assert "Nothing answers" in await operator.cannot("usage", url="http://127.0.0.1:1", code=1)
+    assert "not an address" in await operator.cannot("usage", url="acme")
+    assert ADMIN_KEY not in (await operator.run("tenants", "list", "--help")).output

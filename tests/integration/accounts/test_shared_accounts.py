@@ -1,0 +1,187 @@
+"""Two gateways with one Redis, one PostgreSQL and one engine: one account between them."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from msgspec import structs
+
+from maitred.app.assembly.stores import open_stores
+from maitred.config.tree import Config
+from maitred.core.clock import SystemClock
+from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationGranted
+from maitred.core.secret import Secret
+from maitred.identity.keys import make_key
+from maitred.store.config import StoreConfig
+from maitred.store.counters.config import CountersConfig
+from maitred.store.journal import Journal
+from maitred.testing.server_process import serving
+from tests.support.redis_server import redis_server
+from tests.support.usage_events import usage_event
+
+LIMIT_S = 15.0
+COST_USD = 0.001 * 4 + 0.002 * 8
+"""Of one request: four tokens of prompt, eight of answer."""
+
+CONFIG = """
+admission:
+  lease_s: 2
+  prices:
+    "*": {prompt: 1000, output: 2000}
+store:
+  url: {env: DATABASE}
+counters:
+  url: {env: REDIS}
+  recovery_s: 0
+  slice_share: 0.1
+tenants:
+  acme:
+    limits: {usd_total: 1, requests_per_minute: 6000}
+    keys:
+      one: {secret: {env: ACME_KEY}}
+  house:
+    keys:
+      admin: {secret: {env: ADMIN_KEY}, scopes: [admin]}
+"""
+
+
+@contextmanager
+def two_gateways(folder, redis, database, keys):
+    (folder / "maitred.yaml").write_text(CONFIG)
+    environment = {"PYTHONPATH": str(Path.cwd()), "DATABASE": database, "REDIS": redis.url.reveal(), **keys}
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                serving(
+                    "--config",
+                    str(folder / "maitred.yaml"),
+                    settings={"server.allow_unauthenticated": "false"},
+                    environment=environment,
+                    program=("-m", "tests.support.scripted_gateway"),
+                )
+            )
+            for _ in range(2)
+        ]
+
+
+@pytest.fixture
+def redis():
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def keys():
+    return {name: make_key().plaintext for name in ("ACME_KEY", "ADMIN_KEY")}
+
+
+def post(server, key):
+    body = {"model": "maitred-tiny", "prompt": "one two three", "max_tokens": 8}
+    return httpx.post(f"{server.url}/v1/completions", json=body, headers={"x-api-key": key}, timeout=LIMIT_S)
+
+
+def admin(server, keys, path, **query):
+    answer = httpx.get(f"{server.url}/admin/v1/{path}", params=query, headers={"x-api-key": keys["ADMIN_KEY"]})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["data"]
+
+
+def eventually(condition, what):
+    deadline_s = time.monotonic() + LIMIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.05)
+    return found
+
+
+def crowd(gateways, key, count):
+    """Many callers at once, half of them at each gateway; the answers."""
+    with ThreadPoolExecutor(8) as callers:
+        return list(callers.map(lambda turn: post(gateways[turn % 2], key), range(count)))
+
+
+def test_two_gateways_cannot_spend_one_budget_twice(tmp_path, redis, postgres_url, keys):
+    with two_gateways(tmp_path, redis, postgres_url, keys) as gateways:
+        answers = crowd(gateways, keys["ACME_KEY"], 80)
+        served = [answer for answer in answers if answer.status_code == 200]
+        assert {answer.status_code for answer in answers} == {200, 429}
+        eventually(
+            lambda: sum(row["requests"] for row in admin(gateways[0], keys, "usage", group_by="tenant")) == len(served),
+            "the ledger lacks lines",
+        )
+        (row,) = admin(gateways[1], keys, "usage", group_by="tenant")
+        assert row["cost_usd"] <= 1
+        # What nobody holds in advance was used: at most a slice of each gateway, and the last answer, may be left.
+        assert row["cost_usd"] >= 0.8
+        (budget,) = admin(gateways[1], keys, "budgets", subject="tenant:acme")
+        assert budget["charged_usd"] == pytest.approx(row["cost_usd"])
+        assert budget["reserved_usd"] <= 0.2
+
+
+def test_a_key_that_one_gateway_revokes_is_refused_by_the_other_within_a_second(tmp_path, redis, postgres_url, keys):
+    with two_gateways(tmp_path, redis, postgres_url, keys) as (here, there):
+        operator = {"x-api-key": keys["ADMIN_KEY"]}
+        made = httpx.post(f"{here.url}/admin/v1/keys", json={"tenant": "acme"}, headers=operator).json()
+        eventually(lambda: post(there, made["key"]).status_code == 200, "the other gateway does not know the key")
+        httpx.post(f"{here.url}/admin/v1/keys/{made['id']}/revoke", headers=operator).raise_for_status()
+        began_s = time.monotonic()
+        while post(there, made["key"]).status_code == 200:
+            assert time.monotonic() - began_s < 1
+        assert post(there, made["key"]).status_code == 401
+
+
+def test_without_redis_keys_work_and_nothing_fails_open(tmp_path, redis, postgres_url, keys):
+    with two_gateways(tmp_path, redis, postgres_url, keys) as gateways:
+        for answer in crowd(gateways, keys["ACME_KEY"], 10):
+            assert answer.status_code == 200
+        time.sleep(1.5)  # slices are made in the background, once a second
+        redis.kill()
+        away = crowd(gateways, keys["ACME_KEY"], 20)
+        assert {answer.status_code for answer in away} <= {200, 503}, [a.text for a in away]
+        served_away = sum(answer.status_code == 200 for answer in away)
+        assert 0 < served_away * COST_USD <= 2 * 0.1 + 1e-9, "more than the slices was given, or nothing"
+        health = httpx.get(f"{gateways[0].url}/health/ready").json()
+        assert (health["status"], health["away"]) == ("degraded", ["counters"])
+        redis.start()
+        for gateway in gateways:
+            eventually(
+                lambda gateway=gateway: httpx.get(f"{gateway.url}/health/ready").json()["status"] == "ok", "still away"
+            )
+        answers = crowd(gateways, keys["ACME_KEY"], 80)
+        assert {answer.status_code for answer in answers} == {200, 429}
+        served = 10 + served_away + sum(answer.status_code == 200 for answer in answers)
+        (row,) = eventually(
+            lambda: (
+                (rows := admin(gateways[0], keys, "usage", group_by="tenant"))
+                and rows[0]["requests"] >= served
+                and rows
+            ),
+            "the ledger lacks lines",
+        )
+        assert row["cost_usd"] <= 1 + 2 * 0.1
+
+
+async def test_usage_that_a_dead_gateway_could_not_settle_is_charged_where_all_count(tmp_path, redis, postgres_url):
+    config = structs.replace(
+        Config(),
+        store=StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, "{env: DATABASE}")),
+        counters=CountersConfig(url=redis.url, recovery_s=0),
+    )
+    claim = LimitClaim("spend|tenant:acme|total", CounterKind.BUDGET, capacity=1000, fixed=300)
+    async with open_stores(config, SystemClock()) as stores:
+        assert isinstance(
+            await stores.counters.reserve(Reservation("use-1", [claim], 1, 1, lease_s=30)), ReservationGranted
+        )
+        # It dies when the usage is journaled and the counters are not told yet.
+        journal = Journal(tmp_path / "journal")
+        journal.record(usage_event(1, id="use-1", charges={claim.counter: 200}))
+        journal.close()
+        (held,) = await stores.counters.read([claim])
+        assert (held.used, held.reserved) == (0, 300)
+    for _ in range(2):  # once, however often gateways start
+        async with open_stores(config, SystemClock()) as stores:
+            (settled,) = await stores.counters.read([claim])
+            assert (settled.used, settled.reserved) == (200, 0)

@@ -1,0 +1,304 @@
+"""The console in a real browser: what people see and do, and what it never says to its own log."""
+
+import re
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from tests.support.console_server import AXE, CHROMIUM, Complaints, consoled
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="Playwright is not installed: pip install 'maitred[dev]'"
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="There is no chromium on the path: scripts/services.sh has it."
+)
+expect = playwright.expect
+
+WIDE = {"width": 1280, "height": 900}
+PHONE = {"width": 375, "height": 780}
+PAGES = ("live", "playground", "use", "keys")
+
+
+@pytest.fixture(scope="module")
+def system():
+    """A gateway with the small model that comes with maitred, in an engine that takes four at once."""
+    with consoled(engine__threads=1, engine__max_sequences=4) as running:
+        running.key("acme")
+        running.put("limits/acme", {"subject": "tenant:acme", "kind": "concurrent_requests", "value": 24})
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as drivers:
+        one = drivers.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield one
+        one.close()
+
+
+@pytest.fixture
+def opened(browser, system):
+    """Opens pages, and holds at the end that none of them complained or asked anybody else."""
+    complaints, contexts = Complaints(system.url), []
+
+    def open_(where="", *, url=system.url, **options):
+        context = browser.new_context(**{"viewport": WIDE, "reduced_motion": "reduce", **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        complaints.watch(page)
+        page.goto(f"{url}/console{where}")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert complaints.said == []
+
+
+def log_in(page, key):
+    page.get_by_role("button", name="Log in").click()
+    page.get_by_label("API key").fill(key)
+    page.get_by_label("API key").press("Enter")
+    expect(page.get_by_role("button", name="Log out")).to_be_visible()
+
+
+def test_a_chat_streams_with_its_tokens_and_times(opened):
+    page = opened("#playground")
+    page.get_by_label("Max tokens").fill("120")
+    page.get_by_label("Your message").fill("Once upon a time")
+    page.get_by_label("Your message").press("Enter")
+    lengths = set()
+    answer = page.locator(".turn.model .text").last
+    while page.locator(".turn.model[aria-busy]").count():
+        lengths.add(len(answer.inner_text()))
+    assert len(lengths) > 3, "the answer came at once"
+    facts = page.locator(".turn.model .facts")
+    for told in ("first token", "in all", "answer 120 tokens", "pace", "ended by length"):
+        expect(facts).to_contain_text(told)
+
+
+def test_two_answers_stand_side_by_side_and_can_be_stopped(opened):
+    page = opened("#playground")
+    page.get_by_label("Compare two models").check()
+    page.get_by_label("Max tokens").fill("1500")
+    page.get_by_label("Your message").fill("Tell me a long story")
+    page.get_by_role("button", name="Send").click()
+    for side in ("A", "B"):
+        log = page.get_by_role("log", name=f"Conversation {side}")
+        expect(log.locator(".turn.model .text").last).not_to_be_empty()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("Stopped.")).to_have_count(2)
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+
+
+def test_a_flood_is_seen_as_it_happens(opened, system):
+    page = opened()
+    log_in(page, system.admin_key)
+    expect(page.locator(".pill")).to_have_text("Live")
+    queued = page.locator(".stage.queued b")
+    expect(queued).to_have_text("0")
+    flood = [sys.executable, "-m", "tests.support.concurrent_users", system.url, system.key("acme"), "40"]
+    with subprocess.Popen(flood) as running:
+        try:
+            expect(queued).not_to_have_text("0")
+            tenants = page.get_by_role("region", name="Tenants")
+            expect(tenants.get_by_role("row", name="acme")).to_contain_text("Concurrent requests: 24 of 24")
+            refusals = page.get_by_role("region", name="Last refusals")
+            expect(refusals.get_by_role("row", name="acme").first).to_contain_text("rate_limit_exceeded")
+            expect(page.locator(".queue .tenants")).to_contain_text("acme")
+            expect(page.locator(".engine .facts")).to_contain_text("4 of 4")
+            expect(page.locator(".map .t1").first).to_be_attached()
+            expect(page.get_by_role("img", name="Time to first token")).to_have_attribute(
+                "aria-label", re.compile(r"Now: median [\d.]+ m?s")
+            )
+        finally:
+            running.kill()
+    expect(queued).to_have_text("0")
+    expect(page.locator(".stage.decoding b")).to_have_text("0")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_holds_requests_up_is_named_as_the_doctor_names_it(opened, system, scheme):
+    page = opened(viewport=PHONE, color_scheme=scheme)
+    log_in(page, system.admin_key)
+    found = page.get_by_role("region", name="What holds requests up")
+    expect(found).to_contain_text("Nothing does.", timeout=20_000)
+    flood = [sys.executable, "-m", "tests.support.concurrent_users", system.url, system.key("acme"), "20"]
+    with subprocess.Popen(flood) as running:
+        try:
+            # A machine with others on it has the engine waiting for a core: then it is the size of the batch.
+            either = page.get_by_role("heading", name=re.compile("^(Compute|Queue) maitred-tiny"))
+            batch = found.get_by_role("listitem").filter(has=either)
+            expect(batch).to_have_count(1, timeout=20_000)
+            expect(batch.locator(".hint").first).to_contain_text("wait beside")
+            expect(batch.locator(".remedy")).to_contain_text(re.compile("replicas|max_sequences"))
+            page.evaluate(AXE.read_text())
+            faults = page.evaluate("() => axe.run('.findings')")["violations"]
+            assert [one["id"] for one in faults] == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+            command = ["maitred", "doctor", "--url", system.url, "--key", system.admin_key, "--for", "2"]
+            doctor = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
+            assert re.search(r"\. (compute|queue) \(maitred-tiny\)", doctor.stdout), doctor.stdout + doctor.stderr
+        finally:
+            running.kill()
+    expect(found).to_contain_text("Nothing does.", timeout=20_000)
+
+
+def test_a_key_is_made_shown_once_used_and_revoked(opened, system):
+    page = opened("#keys")
+    log_in(page, system.admin_key)
+    page.goto(f"{system.url}/console#keys")
+    form = page.get_by_role("form", name="New key")
+    form.get_by_label("Tenant").fill("newcomers")
+    form.get_by_label("Name").fill("of the browser")
+    form.get_by_role("button", name="Create key").click()
+    key = page.get_by_role("dialog").get_by_label("Key").input_value()
+    page.get_by_role("dialog").get_by_role("button", name="I have it").click()
+    assert key.startswith("sk-mtd-")
+    assert key not in page.content()
+    with httpx.Client(base_url=system.url, headers={"authorization": f"Bearer {key}"}, trust_env=False) as caller:
+        assert caller.get("/v1/models").status_code == 200
+        row = page.get_by_role("row", name="of the browser")
+        expect(row).to_contain_text("active")
+        row.get_by_role("button", name="Revoke").click()
+        page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+        expect(row).to_contain_text("revoked")
+        assert caller.get("/v1/models").status_code == 401
+
+
+def test_a_limit_is_set_changed_and_deleted(opened, system):
+    page = opened()
+    log_in(page, system.admin_key)
+    page.get_by_role("link", name="Keys and limits").click()
+    form = page.get_by_role("form", name="New limit")
+    form.get_by_label("Who").fill("tenant:operators")
+    form.get_by_label("Kind").select_option("requests_per_minute")
+    form.get_by_label("Value").fill("40")
+    form.get_by_role("button", name="Set limit").click()
+    row = page.get_by_role("row", name="tenant:operators")
+    expect(row).to_contain_text("40")
+    row.get_by_role("button", name="Change").click()
+    page.get_by_label("New value").fill("70")
+    page.get_by_role("button", name="Save").click()
+    expect(row).to_contain_text("70")
+    limits = {one["subject"]: one["value"] for one in system.admin.get("/admin/v1/limits").json()["data"]}
+    assert limits["tenant:operators"] == 70
+    row.get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(row).to_have_count(0)
+
+
+def test_a_key_for_inference_gets_the_playground_and_its_own_use(opened, system):
+    page = opened()
+    log_in(page, system.key("acme"))
+    links = page.get_by_role("navigation").get_by_role("link")
+    expect(links).to_have_text(["Playground", "My use"])
+    page.get_by_role("link", name="My use").click()
+    expect(page.get_by_text("Concurrent requests: 0 of 24")).to_be_visible()
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_role("button", name="Log in")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_stands_in_anybodys_way(opened, system, scheme):
+    page = opened(color_scheme=scheme)
+    log_in(page, system.admin_key)
+    # A driver's script passes by the page's policy; one that the page loaded would not.
+    page.evaluate(AXE.read_text())
+    for name in PAGES:
+        page.evaluate("name => { location.hash = name }", name)
+        expect(page.get_by_role("navigation").locator("[aria-current]")).to_have_attribute("href", f"#{name}")
+        page.wait_for_timeout(700)  # filled, and drawn
+        found = page.evaluate("() => axe.run(document)")["violations"]
+        serious = [
+            (one["id"], [node["html"] for node in one["nodes"]])
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
+        assert serious == [], name
+
+
+def test_a_phone_scrolls_down_only(opened, system):
+    page = opened(viewport=PHONE)
+    log_in(page, system.admin_key)
+    for name in PAGES:
+        page.evaluate("name => { location.hash = name }", name)
+        page.wait_for_timeout(700)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], name
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+def test_a_long_name_pushes_no_button_off_the_screen(opened, system, size):
+    named = {"tenant": "operators", "name": "verylong" * 25}
+    system.admin.post("/admin/v1/keys", json=named).raise_for_status()
+    page = opened("#keys", viewport=size)
+    log_in(page, system.admin_key)
+    page.goto(f"{system.url}/console#keys")
+    box = page.get_by_role("button", name=f"Revoke {named['name']}").first.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= size["width"]
+
+
+def test_it_works_by_the_keyboard_alone(opened):
+    page = opened()
+    expect(page.locator(".pill")).to_have_text("Live")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Playground")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Your message")).to_be_focused()
+    page.keyboard.type("Hello")
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn.model .facts")).to_contain_text("tokens")
+
+
+def test_dark_and_light_are_as_the_system_says_until_one_chooses(opened):
+    page = opened(color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(ground)
+    page.emulate_media(color_scheme="light")
+    light = page.evaluate(ground)
+    assert light != dark
+    switch = page.locator("#theme")
+    switch.click()  # light
+    switch.click()  # dark
+    assert page.evaluate(ground) == dark
+    page.reload()
+    assert page.evaluate(ground) == dark
+
+
+def test_a_server_that_goes_away_is_waited_for(browser, tmp_path):
+    with consoled(program=("-m", "tests.support.scripted_gateway")) as first:
+        context = browser.new_context(viewport=WIDE)
+        page = context.new_page()
+        page.goto(f"{first.url}/console")
+        expect(page.locator(".pill")).to_have_text("Live")
+        first.server.stop()
+        expect(page.locator(".pill")).to_have_text("Reconnecting…")
+        expect(page.get_by_role("alert").first).to_contain_text("Trying again")
+        port = first.url.rpartition(":")[2]
+        with subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.support.scripted_gateway",
+                "--port",
+                port,
+                "--set",
+                f"store.folder={tmp_path}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as again:
+            try:
+                expect(page.locator(".pill")).to_have_text("Live", timeout=30_000)
+                expect(page.get_by_role("alert").first).to_be_hidden()
+            finally:
+                again.terminate()
+        context.close()

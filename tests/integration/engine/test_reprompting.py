@@ -1,0 +1,210 @@
+"""Streams of servers of others that break in their middle and go on at another one, by their text: real HTTP.
+
+The servers here count in words: who is given "0 1 2" to go on with says " 3" next, and one that was not told to go on
+begins at 0 again, so a text without a gap and without a repetition was put together rightly.
+"""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import takewhile
+
+import httpx
+import pytest
+from aiohttp import web
+
+from maitred.config.tree import TextModelConfig
+from maitred.core.answer import Outcome
+from maitred.replica.upstream.config import UpstreamConfig
+from tests.integration.upstream.test_upstream_faults import QUICK
+from tests.integration.upstream.test_upstream_passing import running
+from tests.support.upstream_gateway import upstream_gateway
+
+TEXT = "0 1 2 3 4 5 6 7"
+PROMPT_TOKENS = 40
+
+
+class Teller:
+    """A server that counts.
+
+    Args:
+        breaks: For its first requests, after how many words each breaks off; None: it does not.
+        counts: Whether it says with every chunk what it has counted.
+    """
+
+    def __init__(self, *breaks, counts=False, refuses=False):
+        self.breaks = list(breaks)
+        self.counts = counts
+        self.refuses = refuses
+        self.bodies = []
+
+    async def answer(self, request):
+        if request.method == "GET":
+            return web.json_response({"data": [{"id": "far", "max_model_len": 4096}]})
+        body = await request.json()
+        self.bodies.append(body)
+        given = self.given(body)
+        if self.refuses and given:
+            return web.json_response({"error": {"message": "No prefill here.", "type": "bad"}}, status=400)
+        breaks = self.breaks.pop(0) if self.breaks else None
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        chat = "messages" in body
+        first = len(given.split())
+        for made, number in enumerate(range(first, first + body["max_tokens"]), 1):
+            text = f" {number}" if number else "0"
+            delta = {"delta": {"content": text}} if chat else {"text": text}
+            event = {"id": "x", "choices": [{"index": 0, **delta, "finish_reason": None}]}
+            if self.counts:
+                event["usage"] = {"prompt_tokens": PROMPT_TOKENS + first, "completion_tokens": made}
+            await self.send(response, event)
+            if made == breaks:
+                request.transport.abort()
+                return response
+        end = {"delta": {}} if chat else {"text": ""}
+        await self.send(response, {"id": "x", "choices": [{"index": 0, **end, "finish_reason": "length"}]})
+        usage = {"prompt_tokens": PROMPT_TOKENS + first, "completion_tokens": body["max_tokens"]}
+        await self.send(response, {"id": "x", "choices": [], "usage": usage})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    @staticmethod
+    def given(body):
+        if "prompt" in body:
+            return "".join(
+                takewhile(lambda letter: letter.isdigit() or letter == " ", body["prompt"].partition(":")[2])
+            )
+        return body["messages"][-1]["content"] if body.get("continue_final_message") else ""
+
+    @staticmethod
+    async def send(response, event):
+        await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        await asyncio.sleep(0.005)  # so that what was sent arrives before the connection breaks
+
+
+@asynccontextmanager
+async def gateway_before(*tellers, dialect="vllm", continuation="reprompt", retries=2):
+    """A gateway whose one model these run."""
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(running(teller.answer)) for teller in tellers]
+        upstreams = [
+            UpstreamConfig(url=f"{url}/v1", name=f"server-{number}", dialect=dialect, **QUICK)
+            for number, url in enumerate(urls)
+        ]
+        model = TextModelConfig(upstreams=upstreams, continuation=continuation)
+        yield await stack.enter_async_context(upstream_gateway("", model=model, retries=retries))
+
+
+async def streamed(system, path="/v1/chat/completions", **fields):
+    """The events, whether ``[DONE]`` came, and whether the connection ended as it should."""
+    body = {"model": "far", "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}}
+    body |= {"messages": [{"role": "user", "content": "Count."}]} if "chat" in path else {"prompt": "Count:"}
+    lines, clean = [], True
+    async with system.client.stream("POST", path, json=body | fields) as response:
+        assert response.status_code == 200, await response.aread()
+        try:
+            async for line in response.aiter_lines():
+                lines.append(line)  # noqa: PERF401 - kept also when the connection breaks
+        except httpx.RemoteProtocolError:
+            clean = False
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return [json.loads(entry) for entry in data if entry != "[DONE]"], "[DONE]" in data, clean
+
+
+def text_of(events):
+    choices = [choice for event in events for choice in event.get("choices", ())]
+    return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "llamacpp"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_stream_goes_on_at_another_server_and_says_where(dialect, path):
+    first, second = Teller(3), Teller(3)
+    async with gateway_before(first, second, dialect=dialect, retries=3) as system:
+        events, done, clean = await streamed(system, path)
+        assert (text_of(events), done, clean) == (TEXT, True, True)
+        # Twice it broke: after three words, and after three more.
+        assert [text_of([event]) for event in events if event.get("maitred") == {"continued": True}] == [" 3", " 6"]
+        (tally,) = system.tallies
+        assert (tally.continued, tally.recoveries) == (2, 2)
+        (event,) = system.ledger.events
+        assert event.outcome is Outcome.FINISHED
+        assert sorted(event.replica.split(",")) == ["server-0", "server-1"]
+        asked = sorted(first.bodies + second.bodies, key=lambda body: -body["max_tokens"])
+        assert [body["max_tokens"] for body in asked] == [8, 5, 2]
+        await system.wait_until(lambda: system.nothing_left)
+        assert system.admission.leases.held == 0
+
+
+@pytest.mark.parametrize("counts", [True, False])
+async def test_it_is_billed_once_for_what_the_caller_got(counts):
+    async with gateway_before(Teller(3, counts=counts)) as system:
+        events, done, _ = await streamed(system)
+        assert (text_of(events), done) == (TEXT, True)
+        (event,) = system.ledger.events
+        assert event.output_tokens == events[-1]["usage"]["completion_tokens"] == 8
+        # The prompt counts once, and what the second server read of the answer is no part of it.
+        assert event.prompt_tokens == pytest.approx(PROMPT_TOKENS, abs=0 if counts else 1)
+        # What nobody has counted, because the server broke off before it did, is an estimate.
+        assert events[-1]["usage"].get("estimated", False) is not counts
+        assert event.replica == "server-0"
+
+
+async def test_without_the_setting_it_ends_with_an_error():
+    async with gateway_before(Teller(3), Teller(), continuation="none") as system:
+        for _ in range(2):
+            events, done, clean = await streamed(system)
+            if "error" in events[-1]:
+                break
+        assert (events[-1]["error"]["code"], done, clean) == ("replica_lost", False, False)
+        assert all("maitred" not in event for event in events)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]},
+        {"response_format": {"type": "json_object"}},
+        {"logprobs": True},
+        {"presence_penalty": 0.5},
+        {"stop": ["2 3"]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_what_cannot_be_gone_on_with_ends_with_an_error(fields):
+    teller = Teller(3)
+    async with gateway_before(teller) as system:
+        events, done, _ = await streamed(system, **fields)
+        assert (events[-1]["error"]["code"], done) == ("replica_lost", False)
+        assert len(teller.bodies) == 1
+        await system.wait_until(lambda: system.nothing_left)
+        (event,) = system.ledger.events
+        assert (event.outcome, event.cost_nusd) == (Outcome.FAILED, 0)
+
+
+async def test_a_server_that_refuses_to_go_on_is_no_fault_of_the_caller():
+    async with gateway_before(Teller(3, refuses=True)) as system:
+        events, done, _ = await streamed(system)
+        assert (events[-1]["error"]["code"], done) == ("replica_lost", False)
+        await system.wait_until(lambda: system.nothing_left)
+
+
+async def test_it_is_tried_as_often_as_a_request_may_be_tried():
+    teller = Teller(*[1] * 9)
+    async with gateway_before(teller) as system:
+        events, done, _ = await streamed(system)
+        assert (text_of(events), done) == ("0 1 2", False)
+        assert events[-1]["error"]["code"] == "replica_lost"
+        assert [body["max_tokens"] for body in teller.bodies] == [8, 7, 6]
+
+
+async def test_messages_are_marked_in_their_own_shape():
+    async with gateway_before(Teller(3)) as system:
+        body = {"model": "far", "max_tokens": 8, "stream": True, "messages": [{"role": "user", "content": "Count."}]}
+        response = await system.client.post("/v1/messages", json=body, headers={"anthropic-version": "2023-06-01"})
+        data = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+        pieces = [event for event in data if event["type"] == "content_block_delta"]
+        assert "".join(event["delta"]["text"] for event in pieces) == TEXT
+        assert [event["delta"]["text"] for event in pieces if event.get("maitred")] == [" 3"]
+        assert data[-1]["type"] == "message_stop"

@@ -1,0 +1,146 @@
+"""Models that sleep, as real processes: their memory is given back, and requests wake them."""
+
+import asyncio
+import json
+import re
+from contextlib import AsyncExitStack
+
+import httpx
+import psutil
+from typer.testing import CliRunner
+
+from maitred.cli.app import app
+from maitred.config.tree import BUNDLED_MODEL
+from maitred.fleet.local import ENGINE_MODULE
+from maitred.testing.server_process import serving
+from tests.integration.engine.test_on_demand import configured
+from tests.integration.engine.test_remote_engines import engine, gateway
+
+BODY = {"prompt": "Once upon a time there was a small village " * 8, "max_tokens": 12, "temperature": 0}
+KV_BYTES = 256 << 20
+WEIGHTS_BYTES = 2 * (BUNDLED_MODEL / "model.safetensors").stat().st_size  # bf16 there, and fp32 in memory
+
+
+def resident_bytes(pid):
+    return psutil.Process(pid).memory_info().rss
+
+
+def key_of(server):
+    return re.search(r"sk-mtd-\S+", server.log.read_text())[0]
+
+
+def maitred(server, *words):
+    environment = {"MAITRED_URL": server.url, "MAITRED_ADMIN_KEY": key_of(server)}
+    done = CliRunner().invoke(app, ["models", *words, "--json"], env=environment)
+    assert done.exit_code == 0, done.output
+    (state,) = json.loads(done.output)
+    return state
+
+
+def engine_pid(server):
+    (child,) = [
+        child
+        for child in psutil.Process(server.process.pid).children(recursive=True)
+        if ENGINE_MODULE in child.cmdline()
+    ]
+    return child.pid
+
+
+def test_a_model_that_sleeps_gives_its_memory_back_and_a_request_wakes_it():
+    with (
+        serving("--kv-memory", str(KV_BYTES), "--max-sequences", "4") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        free_blocks = server.metrics()["maitred_engine_kv_blocks_free"]
+        first = client.post("/v1/completions", json={"model": "maitred-tiny", **BODY}).json()
+        again = client.post("/v1/completions", json={"model": "maitred-tiny", **BODY}).json()
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        pid = engine_pid(server)
+        awake_bytes = resident_bytes(pid)
+        state = maitred(server, "sleep", "maitred-tiny", "--wait")
+        assert (state["state"], state["engines"]) == ("asleep", 1)
+        assert state["measured_bytes"] > 0
+        assert awake_bytes - resident_bytes(pid) > WEIGHTS_BYTES
+        metrics = server.metrics()
+        assert metrics["maitred_engine_asleep"] == metrics["maitred_engine_up"] == 1
+        assert metrics["maitred_engine_kv_blocks_free"] == free_blocks
+        assert client.get("/v1/models/maitred-tiny").json()["ready"], "a request can wait for it"
+
+        explained = {"x-maitred-explain": "true"}
+        woken = client.post("/v1/completions", json={"model": "maitred-tiny", **BODY}, headers=explained)
+        assert woken.json()["choices"] == first["choices"]
+        assert woken.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, "what it held is gone"
+        assert "cold_start" in woken.headers["x-maitred-waited"]
+        assert engine_pid(server) == pid, "its process is the same"
+        assert server.metrics()["maitred_engine_asleep"] == 0
+
+        maitred(server, "sleep", "maitred-tiny", "--wait")
+        assert maitred(server, "wake", "maitred-tiny", "--wait")["state"] == "awake"
+        with client.stream(
+            "POST", "/v1/completions", json={"model": "maitred-tiny", **BODY, "max_tokens": 400, "stream": True}
+        ) as stream:
+            lines = stream.iter_lines()
+            next(line for line in lines if line.startswith("data: {"))
+            assert maitred(server, "sleep", "maitred-tiny")["state"] == "draining"
+            rest = list(lines)
+        assert [line for line in rest if line][-1] == "data: [DONE]", "what runs comes to its end"
+        refused = client.post("/admin/v1/models/sleep", json={"model": "nobody"}, headers={"x-api-key": key_of(server)})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (404, "model")
+
+
+def test_a_model_that_is_loaded_on_demand_sleeps_beside_another_that_takes_its_room(tmp_path):
+    with serving("--config", configured(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        # Told while it is being loaded, it sleeps once it is there.
+        maitred(server, "wake", "red")
+        assert maitred(server, "sleep", "red", "--wait")["state"] == "asleep"
+        red = client.post("/v1/completions", json={"model": "red", **BODY}).json()
+        (memory,) = [one for one in listed(client, server) if one["model"] == "red"]
+        state = maitred(server, "sleep", "red", "--wait")
+        assert state["state"] == "asleep"
+        assert state["measured_bytes"] < memory["measured_bytes"]
+        assert state["wakes_in_s"] < memory["predicted_load_s"] / 2
+        back = client.post("/v1/completions", json={"model": "red", **BODY}).json()
+        assert back["choices"] == red["choices"]
+        metrics = server.metrics()
+        assert metrics["maitred_model_loads_total"] == 1
+        assert metrics["maitred_model_sleeps_total"] == metrics["maitred_model_wakes_total"] == 2
+        maitred(server, "sleep", "red", "--wait")
+        assert maitred(server, "wake", "red", "--wait")["state"] == "awake"
+        # Room for one: what sleeps is ended where it is in the way.
+        maitred(server, "sleep", "red", "--wait")
+        assert client.post("/v1/completions", json={"model": "blue", **BODY}).status_code == 200
+        states = {one["model"]: one["state"] for one in listed(client, server)}
+        assert states["blue"] == "serving"
+        assert states["red"] in ("asleep", "out")
+        again = client.post("/v1/completions", json={"model": "red", **BODY}).json()
+        assert again["choices"] == red["choices"]
+
+
+def listed(client, server):
+    return client.get("/admin/v1/models", headers={"x-api-key": key_of(server)}).json()["data"]
+
+
+async def test_an_engine_that_two_gateways_share_sleeps_for_both_and_wakes_for_either():
+    async with asyncio.timeout(170), AsyncExitStack() as stack:
+        port, process = await stack.enter_async_context(engine())
+        address = f"tcp://127.0.0.1:{port}"
+        one = await stack.enter_async_context(gateway(address))
+        other = await stack.enter_async_context(gateway(address))
+        clients = [
+            await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, timeout=60))
+            for server in (one, other)
+        ]
+
+        async def ask(client):
+            return (await client.post("/v1/completions", json={"model": "maitred-tiny", **BODY})).json()["choices"]
+
+        answers = [await ask(client) for client in clients]
+        assert answers[0] == answers[1]
+        awake_bytes = resident_bytes(process.pid)
+        state = await asyncio.to_thread(maitred, one, "sleep", "maitred-tiny", "--wait")
+        assert (state["state"], state["measured_bytes"]) == ("asleep", None)
+        assert resident_bytes(process.pid) < awake_bytes
+        assert await ask(clients[1]) == answers[1], "woken by the gateway that had not sent it to sleep"
+        assert await ask(clients[0]) == answers[0]
+        for server in (one, other):
+            assert server.metrics()["maitred_engine_asleep"] == 0

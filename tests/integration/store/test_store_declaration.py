@@ -1,0 +1,80 @@
+"""What a configuration declares and what the API made, in one directory."""
+
+import logging
+
+import pytest
+
+from maitred.core.errors import ConfigInvalid
+from maitred.core.limits import Limit, LimitKind
+from maitred.core.tenancy import ApiKey, KeySecret, Tenant
+from maitred.store.config import StoreConfig
+from maitred.store.database import open_database
+from maitred.store.directory import DirectoryStore
+from tests.support.clock import FakeClock
+
+ACME = Tenant(id="acme")
+KEY = ApiKey(id="k" * 16, tenant="acme", secrets=(KeySecret(b"1" * 32),))
+
+
+def rate(limit_id, value, model=None):
+    kind = LimitKind.REQUESTS_PER_MINUTE
+    return Limit(id=limit_id, subject="tenant:acme", kind=kind, value=value, model=model)
+
+
+@pytest.fixture
+async def store(tmp_path):
+    async with open_database(StoreConfig(folder=str(tmp_path))) as database:
+        yield DirectoryStore(database, FakeClock(now_s=1_800_000_000.0))
+
+
+async def limits(store):
+    return {limit.id: limit.value for limit in await store.limits()}
+
+
+async def test_the_same_again_changes_nothing(store):
+    await store.declare([ACME], [KEY], [rate("config-1", 5)])
+    before = await store.changes(0)
+    await store.declare([ACME], [KEY], [rate("config-1", 5)])
+    after = await store.changes(0)
+    assert (before.tenants, before.keys, before.limits) == (after.tenants, after.keys, after.limits)
+
+
+async def test_a_declared_limit_takes_the_place_of_one_that_was_made(store, caplog):
+    await store.create_tenant(ACME)
+    for made in (rate("made", 7), rate("other-model", 8, "small")):
+        await store.put_limit(made)
+    version = (await store.changes(0)).version
+    with caplog.at_level(logging.WARNING):
+        await store.declare([ACME], [], [rate("config-1", 5)])
+    assert await limits(store) == {"config-1": 5, "other-model": 8}
+    assert "made" in caplog.text
+    assert (await store.changes(version)).deleted_limits == ["made"]
+
+
+async def test_what_was_changed_since_is_as_declared_again(store):
+    await store.declare([ACME], [KEY], [rate("config-1", 5)])
+    await store.put_limit(rate("config-1", 500))
+    await store.update_tenant("acme", weight=9.0)
+    await store.declare([ACME], [KEY], [rate("config-1", 5)])
+    assert await limits(store) == {"config-1": 5}
+    assert (await store.tenant("acme")).weight == 1.0
+
+
+async def test_what_is_no_longer_declared_ends_and_can_come_back_but_for_keys(store):
+    await store.declare([ACME], [KEY], [rate("config-1", 5)])
+    await store.declare([], [], [])
+    assert (await store.tenant("acme")).disabled
+    assert (await store.key(KEY.id)).revoked
+    assert await limits(store) == {}
+    await store.declare([ACME], [KEY], [rate("config-1", 6)])
+    assert not (await store.tenant("acme")).disabled
+    assert (await store.key(KEY.id)).revoked
+    assert await limits(store) == {"config-1": 6}
+
+
+async def test_a_key_does_not_move(store):
+    for tenant in ("acme", "other"):
+        await store.create_tenant(Tenant(id=tenant))
+    await store.create_key(ApiKey(id=KEY.id, tenant="other", secrets=KEY.secrets))
+    with pytest.raises(ConfigInvalid, match="belongs to other"):
+        await store.declare([ACME], [KEY], [])

@@ -1,0 +1,168 @@
+"""A model behind a server that speaks Anthropic: chat completions and messages through the gateway, and failures."""
+# ruff: noqa: SIM117 - nested contexts say who lives within whom
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from maitred.core.secret import Secret
+from maitred.testing.scripted_anthropic import PING, Reply, ScriptedAnthropic, error, start, text, tool_use
+from tests.support.upstream_gateway import MODEL, upstream_gateway
+
+ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is the fox?"}]
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+WORDS = ("In ", "the ", "wood.")
+
+
+def behind(server, **settings):
+    return upstream_gateway(server.url, kind="anthropic", **settings)
+
+
+def client_of(system):
+    return openai.AsyncOpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0)
+
+
+async def test_a_chat_completion_whole_and_streamed():
+    async with ScriptedAnthropic([Reply([PING, *text(*WORDS, prompt_tokens=10, cached_tokens=4)])]) as server:
+        async with behind(server) as system, client_of(system) as client:
+            whole = await client.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=20, temperature=1.5)
+            assert whole.choices[0].message.content == "".join(WORDS)
+            assert whole.choices[0].finish_reason == "stop"
+            assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (10, 3)
+            assert whole.usage.prompt_tokens_details.cached_tokens == 4
+            stream = await client.chat.completions.create(
+                model=MODEL, messages=ASKED, stream=True, stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+            pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+            assert "".join(pieces) == "".join(WORDS)
+            assert chunks[-1].usage.completion_tokens == 3
+            await system.wait_until(lambda: system.nothing_left)
+            billed = system.ledger.events[0]
+            assert (billed.prompt_tokens, billed.cached_tokens, billed.output_tokens) == (10, 4, 3)
+        asked = server.asked[0]
+        assert asked.path == "/v1/messages"
+        assert asked.headers["anthropic-version"] == "2023-06-01"
+        assert asked.body["system"] == "Be brief."
+        assert asked.body["messages"] == [{"role": "user", "content": "Where is the fox?"}]
+        assert (asked.body["max_tokens"], asked.body["temperature"], asked.body["stream"]) == (20, 1, True)
+
+
+async def test_the_key_goes_into_the_header_of_that_api_and_parameters_into_the_body():
+    async with ScriptedAnthropic([Reply(text("x"))]) as server:
+        key = Secret("sk-ant-1", "env KEY")
+        async with behind(
+            server, api_key=key, parameters={"max_tokens": 77, "thinking": {"type": "adaptive"}}
+        ) as system:
+            answer = await system.client.post("/v1/chat/completions", json={"model": MODEL, "messages": ASKED})
+            assert answer.status_code == 200
+        assert server.asked[0].headers["x-api-key"] == "sk-ant-1"
+        assert "authorization" not in server.asked[0].headers
+        assert server.asked[0].body["thinking"] == {"type": "adaptive"}
+        assert server.asked[0].body["max_tokens"] == 77
+
+
+async def test_tools_both_ways():
+    async with ScriptedAnthropic([Reply(tool_use("look", '{"at": ', '"wood"}'))]) as server:
+        async with behind(server) as system, client_of(system) as client:
+            whole = await client.chat.completions.create(model=MODEL, messages=ASKED, tools=[TOOL], max_tokens=20)
+            (call,) = whole.choices[0].message.tool_calls
+            assert (call.function.name, call.function.arguments) == ("look", '{"at": "wood"}')
+            assert whole.choices[0].finish_reason == "tool_calls"
+        assert server.asked[0].body["tools"] == [{"name": "look", "input_schema": {"type": "object"}}]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_client_that_speaks_anthropic_gets_tools_through(streams):
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    asked = {"model": MODEL, "messages": ASKED[1:], "max_tokens": 20, "tools": tools}
+    async with ScriptedAnthropic([Reply(tool_use("look", '{"at": ', '"wood"}'))]) as server:
+        async with behind(server) as system:
+            async with anthropic.AsyncAnthropic(base_url=system.url, api_key="none", max_retries=0) as client:
+                if streams:
+                    async with client.messages.stream(**asked) as stream:
+                        message = await stream.get_final_message()
+                else:
+                    message = await client.messages.create(**asked)
+        (block,) = message.content
+        assert (block.type, block.id, block.name, block.input) == ("tool_use", "toolu_1", "look", {"at": "wood"})
+        assert message.stop_reason == "tool_use"
+        assert server.asked[0].body["tools"] == tools
+
+
+CUT = text(*WORDS)
+BROKEN = {
+    "cut before its end": Reply(CUT[:4], cut=True),
+    "no message_stop": Reply(CUT[:-1]),
+    "no reason for the end": Reply([*CUT[:-2], CUT[-1]]),
+    "a block lost": Reply([CUT[0], *CUT[2:]]),
+    "an error in its middle": Reply([*CUT[:4], error("overloaded_error", "secret words")]),
+    "no JSON": Reply([*CUT[:4], "data: {oops\n\n"]),
+    "half an event": Reply([*CUT[:4], 'event: content_block_delta\ndata: {"type": "content_bl']),
+}
+
+
+@pytest.mark.parametrize("reply", BROKEN.values(), ids=BROKEN)
+async def test_an_answer_that_is_not_whole_never_looks_so(reply):
+    async with ScriptedAnthropic([reply]) as server, behind(server) as system:
+        answer = await system.chat()
+        assert answer.status_code == 502
+        assert answer.json()["error"]["code"] == "replica_lost"
+        assert "secret words" not in answer.text
+        streamed, cut = b"", False
+        body = {"model": MODEL, "messages": ASKED, "stream": True}
+        try:
+            async with system.client.stream("POST", "/v1/chat/completions", json=body) as response:
+                async for piece in response.aiter_bytes():
+                    streamed += piece
+        except httpx.RemoteProtocolError:
+            cut = True
+        # If all of it came at once, nothing had been passed on yet.
+        assert cut or response.status_code == 502
+        assert b"[DONE]" not in streamed
+        assert b'"finish_reason":"stop"' not in streamed
+        assert b"replica_lost" in streamed
+        await system.wait_until(lambda: system.nothing_left)
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "code"),
+    [
+        (Reply(status=529, error=("overloaded_error", "x"), headers={"retry-after": "7"}), 503, "replica_unavailable"),
+        (Reply(status=429, error=("rate_limit_error", "x"), headers={"retry-after": "7"}), 503, "replica_unavailable"),
+        (Reply(status=401, error=("authentication_error", "x")), 503, "replica_unavailable"),
+        (Reply(status=400, error=("invalid_request_error", "max_tokens: too many")), 400, "invalid_value"),
+        (Reply(status=500), 502, "replica_lost"),
+        (Reply([error("overloaded_error", "x")]), 503, "replica_unavailable"),
+        (Reply([start(3, 0), error("api_error", "x")]), 502, "replica_lost"),
+        (Reply(["<html>"], content_type="text/html"), 502, "replica_lost"),
+        (Reply(), 502, "replica_lost"),
+    ],
+)
+async def test_a_refusal_is_told_as_what_it_is(reply, status, code):
+    async with ScriptedAnthropic([reply]) as server, behind(server) as system:
+        answer = await system.chat()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        if "retry-after" in reply.headers:
+            assert answer.headers["retry-after"] == "7"
+        if status == 400:
+            assert "max_tokens: too many" in answer.json()["error"]["message"]
+
+
+async def test_what_the_api_cannot_say_is_refused_before_anybody_is_asked():
+    async with ScriptedAnthropic([Reply(text("x"))]) as server, behind(server) as system:
+        answer = await system.chat(presence_penalty=1)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "presence_penalty")
+        answer = await system.client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+        assert answer.status_code == 400
+        assert server.asked == []
+
+
+async def test_silence_in_the_middle_is_a_failure_and_the_connection_is_closed():
+    async with ScriptedAnthropic([Reply(CUT[:4], stall=True)]) as server:
+        async with behind(server, idle_timeout_s=0.2) as system:
+            answer = await system.chat()
+            assert answer.status_code == 502
+            await system.wait_until(lambda: server.left == 1)
+            await system.wait_until(lambda: system.nothing_left)

@@ -1,0 +1,144 @@
+"""What fails before the first part of an answer is tried again, elsewhere if there is an elsewhere.
+
+Who asks sees none of it, and is billed once.
+"""
+
+import asyncio
+
+import pytest
+
+from maitred.config.tree import TextModelConfig
+from maitred.core.answer import Outcome
+from maitred.replica.health.breaker import BreakerState
+from maitred.replica.upstream.config import UpstreamConfig
+from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
+from tests.integration.upstream.test_upstream_faults import AFTER, BEFORE, QUICK, TEXT, name, stream, texts
+from tests.support.upstream_gateway import upstream_gateway
+
+SOUND = ServerScript(ttft=DelayDistribution(mean_s=0.01), itl=DelayDistribution(mean_s=0.002))
+
+
+def once(fault, **how):
+    """A server whose first request alone meets the fault."""
+    return ServerScript(ttft=SOUND.ttft, itl=SOUND.itl, faults=[ScriptedFault(kind=fault, requests=[0], **how)])
+
+
+def servers(*urls, **settings):
+    return TextModelConfig(
+        upstreams=[
+            UpstreamConfig(url=f"{url}/v1", name=f"server-{number}", **{"dialect": "sglang", **QUICK, **settings})
+            for number, url in enumerate(urls)
+        ]
+    )
+
+
+@pytest.mark.parametrize("behaviour", BEFORE, ids=name)
+async def test_with_a_sound_server_beside_it_nobody_sees_the_failure(behaviour):
+    with scripted_openai(behaviour) as broken, scripted_openai(SOUND) as sound:
+        async with upstream_gateway("", model=servers(broken.url, sound.url, dialect="generic"), retries=2) as system:
+            # Two at a time, so that one of them goes to each server.
+            for _ in range(2):
+                answers = await asyncio.gather(system.chat(), system.chat())
+                assert [answer.json()["choices"][0]["message"]["content"] for answer in answers] == [TEXT, TEXT]
+            (_, events, done, clean) = await stream(system)
+            assert (texts(events), done, clean) == (TEXT, True, True)
+            await system.wait_until(lambda: system.nothing_left)
+            assert [event.outcome for event in system.ledger.events] == [Outcome.FINISHED] * 5
+            assert sum(tally.recoveries for tally in system.tallies) >= 1
+            assert {event.replica for event in system.ledger.events} & {"server-0,server-1"}
+
+
+@pytest.mark.parametrize("behaviour", AFTER, ids=name)
+async def test_who_waits_for_the_whole_has_seen_nothing_of_a_broken_part(behaviour):
+    with scripted_openai(behaviour) as broken, scripted_openai(SOUND) as sound:
+        async with upstream_gateway("", model=servers(broken.url, sound.url), retries=2) as system:
+            answers = await asyncio.gather(system.chat(), system.chat())
+            for answer in answers:
+                assert answer.json()["choices"][0]["message"]["content"] == TEXT
+                assert answer.json()["usage"]["completion_tokens"] == 8
+            await system.wait_until(lambda: system.nothing_left)
+            events = system.ledger.events
+            assert [(event.outcome, event.output_tokens) for event in events] == [(Outcome.FINISHED, 8)] * 2
+            assert sum(tally.recoveries for tally in system.tallies) >= 1
+
+
+@pytest.mark.parametrize("behaviour", AFTER, ids=name)
+async def test_what_breaks_in_its_middle_is_not_begun_anew(behaviour):
+    """The client has seen a part of it already."""
+    with scripted_openai(behaviour) as broken:
+        async with upstream_gateway("", model=servers(broken.url), retries=2) as system:
+            _, events, done, clean = await stream(system)
+            assert events[-1]["error"]["code"] == "replica_lost"
+            assert not done
+            assert not clean
+            assert [tally.recoveries for tally in system.tallies] == [0]
+
+
+@pytest.mark.parametrize("fault", [FaultKind.CLOSE, FaultKind.EMPTY, FaultKind.HTML, FaultKind.ERROR_BODY])
+async def test_the_only_server_is_asked_again_after_a_pause(fault):
+    with scripted_openai(once(fault)) as server:
+        async with upstream_gateway(f"{server.url}/v1", retries=2, **QUICK) as system:
+            answer = await system.chat()
+            assert answer.json()["choices"][0]["message"]["content"] == TEXT
+            (event,) = system.ledger.events
+            assert (event.outcome, event.output_tokens) == (Outcome.FINISHED, 8)
+            assert [tally.recoveries for tally in system.tallies] == [1]
+
+
+async def test_the_only_server_is_not_asked_before_the_time_that_it_names():
+    fault = once(FaultKind.STATUS, status=429, headers={"retry-after-ms": "700"})
+    with scripted_openai(fault) as server:
+        async with upstream_gateway(f"{server.url}/v1", retries=2, **QUICK) as system:
+            begun_s = asyncio.get_running_loop().time()
+            assert (await system.chat()).status_code == 200
+            assert asyncio.get_running_loop().time() - begun_s >= 0.7
+
+
+async def test_a_long_pause_is_told_instead_of_waited_for():
+    fault = once(FaultKind.STATUS, status=503, headers={"retry-after": "60"})
+    with scripted_openai(fault) as server:
+        async with upstream_gateway(f"{server.url}/v1", retries=2, **QUICK) as system:
+            refused = await system.chat()
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "60")
+
+
+async def test_a_credential_that_is_not_accepted_is_not_sent_again():
+    fault = once(FaultKind.STATUS, status=401)
+    with scripted_openai(fault) as server:
+        async with upstream_gateway(f"{server.url}/v1", retries=2, **QUICK) as system:
+            assert (await system.chat()).status_code == 503
+            assert [tally.recoveries for tally in system.tallies] == [0]
+
+
+async def test_a_server_that_keeps_failing_is_left_alone():
+    broken = ServerScript(
+        ttft=SOUND.ttft, itl=SOUND.itl, faults=[ScriptedFault(kind=FaultKind.STATUS, status=500, share=1.0)]
+    )
+    with scripted_openai(broken) as bad, scripted_openai(SOUND) as good:
+        async with upstream_gateway("", model=servers(bad.url, good.url), retries=2) as system:
+            for _ in range(12):
+                answers = await asyncio.gather(*(system.chat() for _ in range(4)))
+                assert {answer.status_code for answer in answers} == {200}
+            first = system.model.replicas[0]
+            assert first.standing.breaker is not BreakerState.CLOSED
+            assert first.weight < 1.0
+
+
+@pytest.mark.parametrize("behaviour", AFTER, ids=name)
+async def test_a_server_that_keeps_breaking_off_is_left_alone(behaviour):
+    with scripted_openai(behaviour) as broken:
+        async with upstream_gateway("", model=servers(broken.url), retries=0) as system:
+            statuses = [(await system.chat()).status_code for _ in range(12)]
+            # It may have been asked again since: the time for which it is left alone is drawn.
+            assert (statuses[:5], set(statuses)) == ([502] * 5, {502, 503})
+            assert system.upstream.open_streams == 0
+
+
+async def test_retries_come_from_the_tenants_budget():
+    broken = ServerScript(ttft=SOUND.ttft, itl=SOUND.itl, faults=[ScriptedFault(kind=FaultKind.CLOSE, share=1.0)])
+    with scripted_openai(broken) as server:
+        async with upstream_gateway(f"{server.url}/v1", retries=5, **QUICK) as system:
+            for _ in range(6):
+                assert (await system.chat()).status_code in (502, 503)
+            made = sum(tally.recoveries for tally in system.tallies)
+            assert made <= 10 + 0.2 * 6, "what the budget has"

@@ -1,0 +1,229 @@
+"""Requests join, run, are put back, cut off and leave in every order, before a replica that hears late, refuses and
+dies; then nothing is left of them, at no time was more released than the replica has, and each was charged what it got.
+"""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
+
+from maitred.core.errors import DeadlineExceeded, ReplicaUnavailable
+from maitred.core.flow import PriorityClass
+from maitred.dispatch.config import DispatchConfig, TenantPoolConfig
+from maitred.dispatch.core import DispatchCore
+from maitred.dispatch.pool_queue import QueueState
+from maitred.dispatch.request import Endpoint
+from maitred.fairness.config import QueueOrderConfig
+from tests.support.dispatchers import CARD, EMPTY, SaidReplica, errand
+
+SLOTS, BLOCKS = EMPTY.free_sequences, EMPTY.total_blocks
+CONFIGS = [
+    DispatchConfig(headroom=0.0, line=QueueOrderConfig(policy="fifo")),
+    DispatchConfig(headroom=0.25),
+    DispatchConfig(headroom=0.25, reserved={"org-1": 0.25}),
+    DispatchConfig(headroom=0.0, pools={"own": TenantPoolConfig(tenants=["org-1"], share=0.5)}),
+]
+
+
+class Engine(SaidReplica):
+    """Holds what was submitted and heard, and reports it when it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.underway = []
+        """Messages that it has not read: (ticket, cost), or (ticket, None) for a cancellation."""
+        self.runs = []
+
+    weight = 1.0
+
+    def unheard(self):
+        return sum(cost is not None for _, cost in self.underway)
+
+    def hear(self, count):
+        for ticket, cost in self.underway[:count]:
+            if cost is None:
+                self.runs = [run for run in self.runs if run[0] is not ticket]
+            else:
+                self.runs.append((ticket, cost))
+        del self.underway[:count]
+        self._load = replace(
+            self._load,
+            running=len(self.runs),
+            free_sequences=SLOTS - sum(cost.slots for _, cost in self.runs),
+            free_blocks=BLOCKS - sum(cost.blocks for _, cost in self.runs),
+        )
+
+    def die(self):
+        self.up = False
+        self.underway.clear()
+        self.runs.clear()
+        self._load = EMPTY
+
+
+class DispatchMachine(RuleBasedStateMachine):
+    @initialize(config=st.sampled_from(CONFIGS))
+    def start(self, config):
+        self.config = config
+        self.engine = Engine()
+        self.floor = DispatchCore([Endpoint("post", self.engine)], config)
+        self.now_s = 1_000_000.0
+        self.made = 0
+        self.waiting = []
+        self.running = []
+        self.ended = []
+        self.unsent = {}
+        self.got = 0.0
+
+    @rule(
+        org=st.integers(0, 3),
+        tokens=st.integers(1, 300),
+        max_tokens=st.integers(1, 300),
+        prompts=st.integers(1, 2),
+        choices=st.integers(1, 3),
+        priority=st.sampled_from(PriorityClass),
+        deadline_s=st.none() | st.floats(0.1, 100),
+    )
+    def join(self, org, deadline_s, prompts, choices, **fields):
+        self.made += 1
+        deadline_s = None if deadline_s is None else self.now_s + deadline_s
+        made = errand(
+            self.made,
+            f"org-{org}",
+            prompts=prompts,
+            choices=prompts * choices,
+            arrived_s=self.now_s,
+            deadline_s=deadline_s,
+            **fields,
+        )
+        ticket = self.floor.ticket(made)
+        self.floor.join(ticket, self.now_s)
+        self.waiting.append(ticket)
+
+    @rule(passes_s=st.sampled_from([0.0, 0.0, 0.1, 5.0, 70.0]))
+    def turn(self, passes_s):
+        self.now_s += passes_s
+        idle = not (self.running or self.engine.runs or self.engine.underway)
+        for ticket in self.floor.turn(self.now_s):
+            self.waiting.remove(ticket)
+            if ticket.state is QueueState.FAILED:
+                assert isinstance(ticket.failure, DeadlineExceeded | ReplicaUnavailable)
+                self.ended.append(ticket)
+            else:
+                assert self.engine.up
+                self.running.append(ticket)
+                self.unsent[ticket] = list(ticket.costs)
+                assert idle or self._fits(), "more was released than there is"
+                idle = False
+
+    def _fits(self):
+        return (
+            sum(ticket.cost.slots for ticket in self.running) <= SLOTS
+            and sum(ticket.cost.blocks for ticket in self.running) <= BLOCKS
+        ) or any(ticket.cost.slots > SLOTS or ticket.cost.blocks > BLOCKS for ticket in self.running)
+
+    @precondition(lambda self: self.waiting or self.running or self.ended)
+    @rule(data=st.data(), finished=st.booleans(), again=st.booleans())
+    def leave(self, data, finished, again):
+        ticket = data.draw(st.sampled_from(self.waiting + self.running + self.ended))
+        for group in (self.waiting, self.running, self.ended):
+            if ticket in group:
+                group.remove(ticket)
+        if self.unsent.pop(ticket, None) is not None and self.engine.up:
+            self.engine.underway.append((ticket, None))
+        self.floor.leave(ticket, self.now_s, finished=finished)
+        if again:
+            self.floor.leave(ticket, self.now_s, finished=finished)
+
+    @precondition(lambda self: self.running and self.engine.up)
+    @rule(data=st.data(), told=st.booleans())
+    def submit(self, data, told):
+        ticket = data.draw(st.sampled_from(self.running))
+        if self.unsent[ticket]:
+            self.engine.underway.append((ticket, self.unsent[ticket].pop(0)))
+            self.floor.submitted(ticket)
+
+    @precondition(lambda self: self.engine.underway)
+    @rule(data=st.data())
+    def hear(self, data):
+        self.engine.hear(data.draw(st.integers(1, len(self.engine.underway))))
+
+    @precondition(lambda self: self.engine.runs)
+    @rule(data=st.data(), tokens=st.integers(1, 50))
+    def answer(self, data, tokens):
+        weights = self.floor.weights
+        ticket = data.draw(st.sampled_from([run[0] for run in self.engine.runs]))
+        if ticket in self.running and not self.unsent[ticket]:
+            prompt_tokens = 0 if ticket.begun else ticket.errand.prompt_tokens
+            if not ticket.begun:
+                self.floor.first_token(ticket, self.now_s)
+            self.floor.took(ticket, prompt_tokens, 0, tokens)
+            self.got += weights.prompt * prompt_tokens + weights.output * tokens
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), in_s=st.none() | st.floats(0.1, 100))
+    def put_back(self, data, in_s):
+        ticket = data.draw(st.sampled_from(self.running))
+        prompts = data.draw(st.sets(st.sampled_from(range(len(ticket.errand.prompts))), min_size=1))
+        self._put_back(ticket, prompts, in_s=in_s)
+        if self.engine.up:
+            self.engine.underway.append((ticket, None))
+
+    def _put_back(self, ticket, prompts, *, in_s=None):
+        self.running.remove(ticket)
+        self.unsent.pop(ticket)
+        answer_by_s = None if in_s is None else self.now_s + in_s
+        self.floor.put_back(ticket, self.now_s, prompts=sorted(prompts), answer_by_s=answer_by_s, draw=0.0)
+        self.waiting.append(ticket)
+
+    @precondition(lambda self: self.engine.up)
+    @rule(again=st.booleans())
+    def die(self, again):
+        self.engine.die()
+        for ticket in list(self.running):
+            if again:
+                self._put_back(ticket, range(len(ticket.errand.prompts)))
+            else:
+                self.floor.leave(ticket, self.now_s, finished=False, lost=True)
+        self.running.clear()
+        self.unsent.clear()
+
+    @precondition(lambda self: not self.engine.up)
+    @rule()
+    def revive(self):
+        self.engine.up = True
+
+    @invariant()
+    def everybody_is_where_they_should_be(self):
+        if not hasattr(self, "floor"):
+            return
+        assert self.floor.waiting == len(self.waiting)
+        assert self.floor.running == len(self.running)
+        assert self.floor.stations[0].credits.held == len(self.running)
+        assert self.floor.allotment.holdings.slots == sum(ticket.cost.slots for ticket in self.running)
+
+    @invariant()
+    def nobody_waits_beside_an_empty_replica(self):
+        if hasattr(self, "floor") and self.engine.up and not self.running:
+            self.engine.hear(len(self.engine.underway))
+            if not self.config.pools and not self.config.reserved:
+                self.turn(0.0)
+                assert self.running or not self.waiting
+
+    def teardown(self):
+        if not hasattr(self, "floor"):
+            return
+        for ticket in self.waiting + self.running + self.ended:
+            self.floor.leave(ticket, self.now_s, finished=False)
+        account = self.floor.stations[0].credits
+        assert account.uncounted == account.outstanding == (0, 0, 0)
+        assert account.held == self.floor.running == self.floor.waiting == self.floor.allotment.holdings.slots == 0
+        assert all(quota.used == (0, 0, 0) for quota in self.floor.allotment.quotas.all)
+        assert all(len(room.waits) == 0 and room.waits.weight == 0 for room in self.floor.rooms)
+        assert all(not room.returned for room in self.floor.rooms)
+        assert self.floor.outlook.served == pytest.approx(self.got), "charged otherwise than computed"
+        assert CARD.max_sequences == SLOTS
+
+
+TestDispatch = DispatchMachine.TestCase
+TestDispatch.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -1,0 +1,124 @@
+"""What is counted some at a time is what is counted one by one, whenever somebody looks."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maitred.core.answer import InferenceRequest, ModelSelection, Outcome, RejectedAnswer, RequestContext
+from maitred.core.errors import QueueFull
+from maitred.core.flow import PriorityClass
+from maitred.core.request import FinishReason, SamplingParams, Usage
+from maitred.core.tenancy import Principal
+from maitred.observe.config import MetricsConfig, SloConfig
+from maitred.observe.metrics.registry import Metrics
+from maitred.observe.observer_batch import ObserverBatch
+from maitred.observe.recent import RecentTraffic
+from maitred.observe.timelines import TimelineBuffer
+from maitred.wire.admin.responses import encode
+from tests.support.clock import FakeClock
+
+SLOS = {
+    "answered": SloConfig(indicator="availability", objective=0.9),
+    "soon": SloConfig(indicator="ttft", objective=0.9, within_s=1.0, model="small"),
+    "smooth": SloConfig(indicator="itl", objective=0.9, within_s=0.1),
+}
+TIMES_S = st.sampled_from([0.0, 0.001, 0.02, 0.3, 1.0, 7.5, 200.0])
+TOKENS = st.sampled_from([0, 1, 16, 300, 60_000])
+ASK = InferenceRequest(model="any", prompts=["x"], sampling=SamplingParams(max_tokens=0, seed=0))
+
+
+@st.composite
+def tallies(draw):
+    """One request, as it may end."""
+    tally = RequestContext(
+        draw(st.sampled_from("abcdef")), draw(TIMES_S), route=draw(st.sampled_from(["/v1/models", "/v1/x"]))
+    )
+    tally.model = draw(st.sampled_from(["", "small", "large"]))
+    tenant = draw(st.sampled_from(["", "one", "two", "three"]))
+    if tenant:
+        tally.principal = Principal(key="k", tenants=(f"team-{tenant}", tenant), scopes=frozenset())
+    tally.priority = draw(st.sampled_from([None, *PriorityClass]))
+    tally.prompt_tokens, tally.completion_tokens = draw(TOKENS), draw(TOKENS)
+    tally.cached_tokens = min(draw(TOKENS), tally.prompt_tokens)
+    tally.ask = draw(
+        st.sampled_from([None, ASK, InferenceRequest("any", [[1]], ASK.sampling, max_tokens=64, stops=(".",))])
+    )
+    if draw(st.booleans()):
+        tally.first_token_s = tally.started_s + draw(TIMES_S)
+        tally.gaps_s = draw(st.lists(TIMES_S, max_size=100))
+        tally.finishes = draw(st.lists(st.sampled_from(FinishReason), max_size=2))
+    tally.waited_ms = draw(st.sampled_from([{}, {"slots": 12.5, "kv": 0.1}]))
+    tally.degraded = draw(st.sampled_from([[], ["max_tokens=16", "model=small"]]))
+    if draw(st.integers(0, 3)) == 3:
+        tally.failure, tally.refused_by = QueueFull(), draw(st.sampled_from(["", "tokens_per_minute"]))
+        tally.recoveries, tally.continued, tally.hedged, tally.stalled = 2, 1, "second", True
+        tally.clamped_max_tokens, tally.chosen = 5, ModelSelection("auto", "small", "code")
+        tally.fallbacks, tally.failed = (
+            ["general=large"],
+            [RejectedAnswer("small", "schema", Usage(3, 4), replaced=True)],
+        )
+    outcome = draw(st.sampled_from(Outcome))
+    tally.close(outcome, 200 if outcome is Outcome.FINISHED else 429, (tally.first_token_s or 0.0) + draw(TIMES_S))
+    return tally
+
+
+class Watchers:
+    """All that count, told at once or through a digest."""
+
+    def __init__(self, digest):
+        clock = FakeClock()
+        self.metrics = Metrics(lambda: 0, dict, config=MetricsConfig(tenants=2), slos=SLOS, clock=clock, digest=digest)
+        self.stories, self.recent = TimelineBuffer(4, clock, digest), RecentTraffic(clock, digest)
+        self.told = [*self.metrics.observers, self.stories, self.recent] if digest is None else [digest]
+
+    def ended(self, tally):
+        for observer in self.told:
+            observer.ended(tally)
+
+    def seen(self, what):
+        match what:
+            case "scrape":
+                lines = self.metrics.render()[0].decode().splitlines()
+                # What is asked for at each scrape anew is not of requests.
+                return {line for line in lines if not line.startswith(("#", "maitred_process", "maitred_event_loop"))}
+            case "list":
+                return encode([*self.stories.latest()])
+            case "story":
+                return [encode(self.stories.of(head.id)) for head in self.stories.latest()]
+            case "tenants":
+                return [*self.recent.tenants.items()]
+            case "refusals":
+                return [*self.recent.refusals.items()]
+            case "second":
+                return self.recent.tick(0, 0)
+
+
+LOOKS = st.sampled_from(["scrape", "list", "story", "tenants", "refusals", "second"])
+
+
+@given(st.lists(st.one_of(tallies(), LOOKS), max_size=100))
+def test_nobody_can_tell_that_requests_are_counted_some_at_a_time(history):
+    at_once, some = Watchers(None), Watchers(ObserverBatch())
+    for one in [*history, "scrape", "story", "tenants", "refusals", "second"]:
+        if isinstance(one, RequestContext):
+            at_once.ended(one)
+            some.ended(one)
+        else:
+            assert some.seen(one) == at_once.seen(one), one
+
+
+def test_what_was_asked_is_not_kept_for_long():
+    told = []
+
+    class Observer:
+        def ended(self, *tallies):
+            told.append(len(tallies))
+
+    digest = ObserverBatch(Observer())
+    for _ in range(40):
+        digest.ended(RequestContext("r", 0.0, prompt_tokens=20_000))
+    assert told == [3] * 13
+    for _ in range(100):
+        digest.ended(RequestContext("r", 0.0))
+    assert told[13:] == [32, 32, 32]
+    digest.fold()
+    assert sum(told) == 140

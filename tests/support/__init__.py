@@ -1,0 +1,1 @@
+"""Servers, models and stand-ins that tests share; nothing here is a test."""

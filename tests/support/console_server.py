@@ -1,0 +1,65 @@
+"""A server with a console, as a process of its own, and a browser to look at it."""
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from maitred.testing.server_process import ServerProcess, serving
+
+CHROMIUM = shutil.which("chromium")
+AXE = Path(__file__).parents[1] / "vendor" / "axe.min.js"
+
+
+@dataclass
+class Consoled:
+    """A server, its admin key, and somebody who administers it."""
+
+    server: ServerProcess
+    admin_key: str
+    admin: httpx.Client
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def put(self, path: str, body: object) -> None:
+        self.admin.put(f"/admin/v1/{path}", json=body).raise_for_status()
+
+    def key(self, tenant: str, scopes: Sequence[str] = ("inference",)) -> str:
+        """A new key of a tenant, which is made if need be."""
+        self.admin.post("/admin/v1/tenants", json={"id": tenant})
+        made = self.admin.post("/admin/v1/keys", json={"tenant": tenant, "scopes": list(scopes)})
+        made.raise_for_status()
+        return str(made.json()["key"])
+
+
+@contextmanager
+def consoled(*, program: Sequence[str] = ("-m", "maitred", "serve"), **settings: object) -> Iterator[Consoled]:
+    """Starts one. Settings with two underscores for each dot."""
+    dotted = {name.replace("__", "."): value for name, value in settings.items()}
+    environment = {"PYTHONPATH": f"{Path.cwd()}:{Path.cwd() / 'src'}"}
+    with serving(program=program, settings=dotted, environment=environment) as server:
+        found = re.search(r"sk-mtd-\S+", server.log.read_text())
+        assert found is not None
+        with httpx.Client(
+            base_url=server.url, headers={"authorization": f"Bearer {found[0]}"}, timeout=30, trust_env=False
+        ) as admin:
+            yield Consoled(server, found[0], admin)
+
+
+@dataclass
+class Complaints:
+    """What a page complains of, and whom it asks beside its own server."""
+
+    url: str
+    said: list[str] = field(default_factory=list)
+
+    def watch(self, page) -> None:
+        page.on("console", lambda said: self.said.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("request", lambda asked: None if asked.url.startswith(self.url) else self.said.append(asked.url))

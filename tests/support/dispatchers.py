@@ -1,0 +1,122 @@
+"""A replica that says what it is told to say, and a dispatcher in front of it."""
+
+from msgspec.structs import replace
+
+from maitred.core.errors import ReplicaUnavailable
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.core.replica import LoadReport, ModelCard
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.request import DispatchRequest, Endpoint
+from tests.support.clock import FakeClock
+
+CARD = ModelCard(
+    name="m",
+    context_tokens=4096,
+    vocab_size=100,
+    eos_token_ids=(0,),
+    max_sequences=4,
+    kv_capacity_tokens=1600,
+    max_choices=4,
+    dtype="float32",
+    device="cpu",
+)
+EMPTY = LoadReport(free_blocks=100, total_blocks=100, free_sequences=4, step_tokens=256)
+
+
+class SaidReplica:
+    """Reports what the test says. Each `submit` is unheard until `say`."""
+
+    def __init__(self, card=CARD, load=EMPTY):
+        self._card = card
+        self._load = load
+        self._unheard = 0
+        self._listeners = []
+        self.up = True
+
+    def card(self):
+        if not self.up:
+            raise ReplicaUnavailable(retry_after_s=3.0)
+        return self._card
+
+    def load(self):
+        return self._load
+
+    weight = 1.0
+
+    def unheard(self):
+        return self._unheard
+
+    def watch(self, listener):
+        self._listeners.append(listener)
+
+    def generate(self, request):
+        raise NotImplementedError
+
+    def submit(self):
+        self._unheard += 1
+
+    def say(self, **gauges):
+        """A report that has heard everything."""
+        self._load = replace(self._load, **gauges)
+        self._unheard = 0
+        self.tell()
+
+    def set_up(self, up):
+        self.up = up
+        self._unheard = 0
+        self.tell()
+
+    def tell(self):
+        for listener in self._listeners:
+            listener()
+
+
+def errand(number=1, org="acme", *, weight=1.0, tokens=16, max_tokens=32, choices=1, prompts=1, **fields):
+    priority = fields.pop("priority", PriorityClass.STANDARD)
+    fields = {"arrived_s": 1_000_000.0, "id": f"req-{number}", "deadline_s": None} | fields
+    return DispatchRequest(
+        principal_org=org,
+        flow=Flow((FlowLevel(org, weight), FlowLevel(f"{org}-key")), priority),
+        prompt_tokens=tokens * prompts,
+        prompts=[[7] * tokens] * prompts,
+        max_tokens=max_tokens,
+        choices=choices,
+        **fields,
+    )
+
+
+class Desk:
+    """A dispatcher with its replica and a clock that stands still."""
+
+    def __init__(self, config=None, *, replicas=1, exact=True, **settings):
+        settings = {"headroom": 0.0, "unknown_output_share": 1.0} | settings
+        self.clock = FakeClock()
+        self.replicas = [SaidReplica() for _ in range(replicas)]
+        self.replica = self.replicas[0]
+        posts = [Endpoint(f"post-{number}", replica, exact) for number, replica in enumerate(self.replicas)]
+        self.dispatcher = Dispatcher("m", posts, config or DispatchConfig(**settings), self.clock, draw=lambda: 0.0)
+        self.floor = self.dispatcher.floor
+
+    def check(self, *args, **fields):
+        return self.dispatcher.check(errand(*args, **fields))
+
+    def seat(self, *args, **fields):
+        return self.dispatcher.seat(errand(*args, **fields))
+
+    def assert_empty(self):
+        assert self.floor.waiting == 0
+        assert self.floor.running == 0
+        assert self.floor.allotment.holdings.slots == 0
+        assert not self.dispatcher._seats
+        assert not self.dispatcher._by_id
+        for quota in self.floor.allotment.quotas.all:
+            assert quota.used == (0, 0, 0)
+        for room in self.floor.rooms:
+            assert len(room.waits) == 0
+        for station in self.floor.stations:
+            assert station.credits.held == 0
+            assert station.credits.uncounted == (0, 0, 0)
+            assert station.credits.outstanding == (0, 0, 0)
+            assert station.credits.unanswered_tokens == 0
+            assert station.post.duty.running == 0

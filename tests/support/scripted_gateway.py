@@ -1,0 +1,33 @@
+"""`maitred serve` with a scripted engine in place of the real one: ``python -m tests.support.scripted_gateway``."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from maitred.app.start import run
+from maitred.config.loader import LoadedConfig, load
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--script", default="{}")
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--port", default="0")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    arguments = parser.parse_args()
+    overrides: dict[str, object] = {"server.port": arguments.port}
+    overrides |= dict(assignment.split("=", 1) for assignment in arguments.set)
+
+    def command(address: str) -> list[str]:
+        engine = [sys.executable, "-m", "maitred.testing.scripted_engine"]
+        return [*engine, "--listen", address, "--script", arguments.script]
+
+    def read() -> LoadedConfig:
+        return load(arguments.config, os.environ, overrides)
+
+    return run(read(), command, read=read)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""A gateway in the test's own event loop whose one model is run by another server: real HTTP on both sides."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+from msgspec.structs import replace
+
+from maitred.admission.admission import Admission
+from maitred.admission.config import AdmissionConfig
+from maitred.admission.policy.ladder import DegradationLadder
+from maitred.admission.policy.retries import RetryBudget
+from maitred.api.application import build
+from maitred.api.config import ServerConfig
+from maitred.api.http.server import HttpServer
+from maitred.api.in_flight import InFlightLimiter
+from maitred.app.address import bind, url_of
+from maitred.app.admin.rollouts import RolloutAdmin
+from maitred.app.models.router import Router, routes_of
+from maitred.app.models.upstreams import open_upstreams
+from maitred.app.request.flow_control import LocalFlowController
+from maitred.app.request.pipeline import Pipeline
+from maitred.app.request.retry_policy import RetryPolicy
+from maitred.app.request.rollout_observer import RolloutObserver
+from maitred.config.tree import Config, TextModelConfig
+from maitred.core.answer import RequestContext
+from maitred.core.clock import SystemClock
+from maitred.core.cohort import COHORT
+from maitred.core.flow import ServiceWeights
+from maitred.core.limits import Limit
+from maitred.core.tenancy import ANONYMOUS, Principal
+from maitred.dispatch.config import DispatchConfig, ReportsConfig
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.replica.upstream.config import UpstreamConfig
+from maitred.replica.upstream.replica import UpstreamReplica
+from maitred.routing.balance.balancer import Balancer
+from maitred.routing.balance.config import BalanceConfig
+from maitred.routing.catalog import Catalog, TextModel
+from maitred.routing.config import RoutingConfig
+from maitred.routing.escalation.schemas import Schemas
+from maitred.routing.prefix.balancer import PrefixCacheBalancer
+from maitred.routing.rollout.live import LiveRollouts
+from maitred.store.counters.memory import MemoryCounters
+from tests.support.admission_services import Limits, PaperLedger
+from tests.support.gateway import Anyone
+from tests.support.rollout_store import PaperRollouts
+
+MODEL = "far"
+
+
+@dataclass
+class UpstreamGateway:
+    """Everything a test may want to look at."""
+
+    url: str
+    client: httpx.AsyncClient
+    model: TextModel
+    upstream: UpstreamReplica
+    gate: InFlightLimiter
+    dispatcher: Dispatcher
+    ledger: PaperLedger
+    admission: Admission
+    rollouts: RolloutAdmin
+    trials: RolloutObserver
+    dispatchers: Sequence[Dispatcher] = ()
+    tallies: list[RequestContext] = field(default_factory=list)
+
+    def ended(self, tally: RequestContext) -> None:
+        self.tallies.append(tally)
+
+    @property
+    def nothing_left(self) -> bool:
+        """Whether nobody holds anything any more."""
+        stations = [station for each in self.dispatchers for station in each.floor.stations]
+        held = sum(station.credits.held for station in stations)
+        open_streams = sum(station.post.replica.open_streams for station in stations)
+        return (open_streams, self.gate.inside, held) == (0, 0, 0)
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not condition():  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.01)
+
+    async def chat(self, **fields: object) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "one two three"}], "max_tokens": 8, **fields}
+        return await self.client.post("/v1/chat/completions", json=body)
+
+
+@asynccontextmanager
+async def upstream_gateway(
+    url: str,
+    *,
+    model: TextModelConfig | None = None,
+    limited: Sequence[Limit] = (),
+    admitting: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - frozen
+    up: bool = True,
+    retries: int = 0,
+    models: Mapping[str, TextModelConfig] | None = None,
+    routing: RoutingConfig = RoutingConfig(),  # noqa: B008 - frozen
+    principal: Principal = ANONYMOUS,
+    schemas: Schemas | None = None,
+    reports: ReportsConfig = ReportsConfig(),  # noqa: B008 - frozen
+    balance: BalanceConfig | None = None,
+    dispatching: DispatchConfig = DispatchConfig(),  # noqa: B008 - frozen
+    **settings: object,
+) -> AsyncIterator[UpstreamGateway]:
+    """A gateway on a free port.
+
+    Args:
+        url: Of the API behind it.
+        model: Its configuration; by default one server with `settings`.
+        limited: Limits of everybody.
+        admitting: How requests are admitted.
+        up: Whether to wait until the servers behind were found.
+        retries: How often a request is tried again after a failure before its first part.
+        models: Several models instead of one.
+        routing: The names that lead to them.
+        principal: Who calls.
+        schemas: Puts answers to their schemas.
+        reports: How long what the servers say of their load is believed.
+        balance: Which of several servers takes a request; None: the one with the most room.
+        dispatching: How requests wait, and for whom.
+        **settings: Of the upstream.
+    """
+    config = ServerConfig(port=0, heartbeat_s=60.0)
+    listener = bind(config)
+    gate = InFlightLimiter(config.max_in_flight)
+    clock = SystemClock()
+    if model is None:
+        model = TextModelConfig(upstreams=[UpstreamConfig(url=url, **{"dialect": "sglang", **settings})])
+    system_config = Config(models=dict(models or {MODEL: model}), routing=routing)
+    async with open_upstreams(system_config.models) as upstreams:
+        text_model = upstreams.models[0]
+        upstream = text_model.replicas[0]
+        ledger = PaperLedger()
+        admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
+        dispatchers = {
+            name: Dispatcher(
+                *(name, posts, replace(dispatching, reports=reports), clock),
+                placement=None
+                if balance is None
+                else PrefixCacheBalancer(Balancer(balance, ServiceWeights(), random.random)),
+            )
+            for name, posts in upstreams.posts().items()
+        }
+        dispatcher = dispatchers[text_model.name]
+        catalog = Catalog(upstreams.models)
+        live = LiveRollouts()
+        router = Router(catalog, routes_of(system_config, catalog), live)
+        rollouts = RolloutAdmin(PaperRollouts(), live, router.names, clock)
+        await rollouts.open(routing.rollouts)
+        ladders = {name: DegradationLadder(each.degradation) for name, each in system_config.models.items()}
+        again = RetryPolicy(retries, RetryBudget(0.2, 10), clock)
+        trials = RolloutObserver(live, rollouts, clock)
+        pipeline = Pipeline(
+            router,
+            LocalFlowController(dispatchers, admission, clock),
+            ladders,
+            clock,
+            retries=again,
+            schemas=schemas,
+            trials=trials,
+        )
+        observers = []
+        edge = build(config, pipeline, Anyone(principal), gate, observers, bytes, clock)
+        server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
+        async with httpx.AsyncClient(base_url=url_of(listener), timeout=30) as client:
+            system = UpstreamGateway(
+                *(
+                    url_of(listener),
+                    client,
+                    text_model,
+                    upstream,
+                    gate,
+                    dispatcher,
+                    ledger,
+                    admission,
+                    rollouts,
+                    trials,
+                ),
+                [*dispatchers.values()],
+            )
+            observers.append(system)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            ticking = [asyncio.create_task(each.run()) for each in (*dispatchers.values(), rollouts, trials.shadows)]
+            while not server.started:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0)
+            try:
+                if up:
+                    servers = [server for each in upstreams.models for server in each.replicas]
+                    await system.wait_until(lambda: all(server.standing.up for server in servers))
+                yield system
+            finally:
+                gate.end_now()
+                server.stop(at_once=True)
+                for each in ticking:
+                    each.cancel()
+                await serving
+                assert COHORT.empty

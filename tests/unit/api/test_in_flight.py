@@ -1,0 +1,141 @@
+"""Who may come in, and how those inside are shown out."""
+# ruff: noqa: PT012 - the block is what is tested
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+from maitred.api.in_flight import CancelScope, ClientDisconnected, InFlightLimiter
+from maitred.core.errors import Draining, Saturated, Unauthenticated
+from maitred.core.tenancy import Principal, Scope
+from tests.support.clock import FakeClock
+
+
+async def inside(gate, until, principal=None):
+    with gate.enter(principal):
+        await until.wait()
+
+
+def principal(tenant, key="one"):
+    return Principal(key=key, tenants=(tenant,), scopes=frozenset({Scope.INFERENCE}))
+
+
+async def test_no_more_than_its_capacity():
+    gate = InFlightLimiter(2)
+    with gate.enter(), gate.enter():
+        assert gate.inside == 2
+        with pytest.raises(Saturated) as refusal, gate.enter():
+            pass
+        assert refusal.value.retry_after_s
+    assert gate.inside == 0
+
+
+async def test_the_time_to_come_back_is_the_pace_at_which_places_come_free():
+    clock = FakeClock()
+    gate = InFlightLimiter(2, clock, draw=lambda: 0.5)
+
+    async def refused_s(tenant):
+        with pytest.raises(Saturated) as refusal, gate.enter(principal(tenant)):
+            pass
+        return refusal.value.retry_after_s
+
+    with gate.enter(), ExitStack() as other:
+        other.enter_context(gate.enter())
+        assert await refused_s("a") == pytest.approx(1.05), "a guess, until somebody has left"
+        for _ in range(4):
+            clock.now_s += 5.0
+            other.close()
+            other.enter_context(gate.enter())
+        assert await refused_s("b") == pytest.approx(5.25)
+        assert await refused_s("b") == pytest.approx(10.5), "one behind the other"
+        assert await refused_s("c") == pytest.approx(5.25), "and not behind those of others"
+
+
+async def test_some_come_in_even_if_it_is_full_but_not_when_it_closes():
+    gate = InFlightLimiter(1)
+    with gate.enter(), gate.enter(even_if_full=True):
+        assert gate.inside == 2
+    gate.close()
+    with pytest.raises(Draining), gate.enter(even_if_full=True):
+        pass
+
+
+async def test_an_empty_house_drains_at_once():
+    gate = InFlightLimiter(1)
+    assert await gate.drain(1000) == 0
+    with pytest.raises(Draining), gate.enter():
+        pass
+
+
+async def test_those_inside_may_finish():
+    gate, door = InFlightLimiter(9), asyncio.Event()
+    guest = asyncio.create_task(inside(gate, door))
+    await asyncio.sleep(0)
+    draining = asyncio.create_task(gate.drain(1000))
+    await asyncio.sleep(0)
+    assert not draining.done()
+    door.set()
+    assert await draining == 0
+    await guest
+
+
+async def test_who_is_still_there_after_the_grace_period_is_told_why():
+    gate, door = InFlightLimiter(9), asyncio.Event()
+    guests = [asyncio.create_task(inside(gate, door)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert await gate.drain(0) == 3
+    results = await asyncio.gather(*guests, return_exceptions=True)
+    assert [type(result) for result in results] == [Draining] * 3
+    assert gate.inside == 0
+
+
+async def test_whose_key_is_no_longer_valid_is_shown_out_and_nobody_else():
+    gate, door, asked = InFlightLimiter(9), asyncio.Event(), []
+    keys = [principal("a", "good"), principal("a", "revoked"), principal("a", "revoked"), None]
+    guests = [asyncio.create_task(inside(gate, door, key)) for key in keys]
+    await asyncio.sleep(0)
+
+    def holds(one):
+        asked.append(one.key)
+        return one.key != "revoked"
+
+    assert gate.recheck(holds) == 2
+    assert asked == ["good", "revoked"]
+    await asyncio.wait(guests[1:3])
+    door.set()
+    results = await asyncio.gather(*guests, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), Unauthenticated, Unauthenticated, type(None)]
+
+
+async def test_an_interruption_leaves_with_its_reason_and_only_the_first():
+    async with asyncio.timeout(1):
+        with pytest.raises(ClientDisconnected), CancelScope() as block:
+            asyncio.get_running_loop().call_soon(block.interrupt, ClientDisconnected())
+            asyncio.get_running_loop().call_soon(block.interrupt, Draining())
+            await asyncio.Event().wait()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_an_interruption_after_the_end_does_nothing():
+    with CancelScope() as block:
+        pass
+    block.interrupt(ClientDisconnected())
+    await asyncio.sleep(0)
+
+
+async def test_a_cancellation_from_outside_stays_one():
+    async def work(blocks):
+        with CancelScope() as block:
+            blocks.append(block)
+            await asyncio.Event().wait()
+
+    blocks = []
+    task = asyncio.create_task(work(blocks))
+    await asyncio.sleep(0)
+    task.cancel()
+    blocks[0].interrupt(ClientDisconnected())
+    with pytest.raises(asyncio.CancelledError):
+        await task

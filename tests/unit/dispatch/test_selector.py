@@ -1,0 +1,171 @@
+"""Several replicas with room: which of them gets a request."""
+
+import random
+
+import pytest
+
+from maitred.app.request.upstream_plan import TruncatedPrompt
+from maitred.core.flow import ServiceWeights
+from maitred.core.prefix import BlockNews, chain, shared_scope
+from maitred.core.replica import StepTimes
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.core import DispatchCore
+from maitred.dispatch.pool_queue import QueueState
+from maitred.dispatch.request import Endpoint
+from maitred.routing.balance.balancer import Balancer
+from maitred.routing.balance.config import BalanceConfig
+from maitred.routing.prefix.balancer import PrefixCacheBalancer
+from tests.support.dispatchers import CARD, SaidReplica, errand
+
+TIMES = StepTimes(fixed_s=0.01, token_s=0.001)
+
+
+class Pool:
+    """Replicas with room for anything, and a floor before them."""
+
+    def __init__(self, count=3, *, times=TIMES, **settings):
+        load = {"free_blocks": 10_000, "total_blocks": 10_000, "times": times}
+        self.replicas = {}
+        for number in range(count):
+            replica = self.replicas[f"r{number}"] = SaidReplica(CARD)
+            replica.say(**load)
+        placement = PrefixCacheBalancer(Balancer(BalanceConfig(**settings), ServiceWeights(), random.Random(1).random))
+        posts = [Endpoint(name, replica) for name, replica in self.replicas.items()]
+        self.floor = DispatchCore(posts, DispatchConfig(headroom=0.0), placement)
+        self.now_s = 1_000_000.0
+        self.made = 0
+
+    def ask(self, prompt, org="acme", **fields):
+        """Where a request goes; it has ended when this returns."""
+        self.made += 1
+        self.now_s += 1.0
+        asked = errand(self.made, org, tokens=len(prompt), arrived_s=self.now_s, **fields)
+        asked.prompts[:] = [prompt]
+        ticket = self.floor.ticket(asked)
+        self.floor.join(ticket, self.now_s)
+        assert self.floor.turn(self.now_s) == [ticket]
+        assert ticket.state is QueueState.RELEASED
+        name = ticket.grip.station.post.name
+        self.floor.leave(ticket, self.now_s, finished=True)
+        return name
+
+
+def text(seed, length=640):
+    words = random.Random(seed)
+    return [words.randrange(100) for _ in range(length)]
+
+
+def test_the_next_turn_goes_where_the_last_one_was():
+    pool = Pool(bound=None)
+    homes = {}
+    for seed in range(6):
+        homes[seed] = pool.ask(text(seed))
+    assert len(set(homes.values())) == 3, "what nobody holds is spread"
+    for seed, home in homes.items():
+        assert pool.ask(text(seed) + text(100 + seed, 64)) == home
+
+
+def test_a_session_stays_whatever_it_says():
+    pool = Pool()
+    for session in ("acme/1", "acme/2", "acme/3", "acme/4"):
+        assert len({pool.ask(text(seed), session=session) for seed in range(20)}) == 1
+
+
+def test_another_organisation_finds_nothing():
+    pool = Pool(count=2, bound=None)
+    home = pool.ask(text(1))
+    assert {pool.ask(text(1), org=f"org-{number}") for number in range(4)} == set(pool.replicas)
+    assert pool.ask(text(1)) == home
+
+
+def test_an_engine_that_has_started_anew_holds_nothing():
+    pool = Pool(count=2, bound=None)
+    for replica in pool.replicas.values():
+        replica.say(steps=500)
+    home = pool.ask(text(1))
+    assert pool.ask(text(1)) == pool.ask(text(1)) == home
+    pool.replicas[home].say(steps=2)
+    assert pool.ask(text(1)) != home, "it is the other one's turn"
+
+
+def test_who_has_much_to_compute_is_passed_over():
+    pool = Pool(count=2, bound=None)
+    home = pool.ask(text(1))
+    pool.replicas[home].say(waiting_prompt_tokens=5_000, running=1)
+    assert pool.ask(text(1)) != home
+
+
+def test_before_anything_was_measured_tokens_decide():
+    pool = Pool(count=2, times=StepTimes(), bound=None)
+    home = pool.ask(text(1))
+    assert pool.ask(text(1)) == home
+    pool.replicas[home].say(waiting_prompt_tokens=5_000, running=1)
+    assert pool.ask(text(1)) != home
+
+
+def test_the_bound_spreads_what_one_prompt_would_keep_together():
+    pool = Pool(count=2)
+    for replica in pool.replicas.values():
+        replica.say(waiting_prompt_tokens=10, running=1)
+    given = [pool.ask(text(seed % 2)) for seed in range(2)] + [pool.ask(text(0)) for _ in range(200)]
+    assert 0.35 < given.count("r0") / len(given) < 0.65
+
+
+def test_a_replica_without_room_is_not_asked():
+    pool = Pool(count=2, bound=None)
+    home = pool.ask(text(1))
+    pool.replicas[home].say(free_sequences=0, running=4)
+    assert pool.ask(text(1)) != home
+
+
+class Alone(Pool):
+    """One engine that tells what it holds: of `known` all whole blocks of 16 tokens."""
+
+    def __init__(self, known, org="acme"):
+        super().__init__(1)
+        self.replicas["r0"].say(step_tokens=10_000)
+        keys = b"".join(chain(shared_scope(org), known, 16))
+        self.placement = self.floor.choice.placement
+        self.placement.heard("r0", BlockNews(1, 16, 1_000, stored=keys, whole=True))
+
+    def foreseen_s(self, prompt, org="acme"):
+        """What is foretold of the prompt's first token where nobody waits and nothing runs."""
+        asked = errand(1, org, tokens=len(prompt), arrived_s=self.now_s)
+        asked.prompts[:] = [prompt]
+        ticket = self.floor.ticket(asked)
+        assert self.floor.walk_in(ticket, self.now_s)
+        return ticket.prefill_s
+
+
+def test_what_the_engine_holds_of_a_prompt_is_not_foretold_to_take_time():
+    whole_s = pytest.approx(0.01 + 0.640)
+    assert Alone(text(1)).foreseen_s(text(2)) == whole_s
+    assert Alone(text(1)).foreseen_s(text(1)) == pytest.approx(0.01 + 0.016), "the last token is computed: its block is"
+    assert Alone(text(1)).foreseen_s(text(1) + text(2)) == whole_s
+    assert Alone(text(1)).foreseen_s(text(1), org="another") == whole_s, "nothing is shared with others"
+    pool = Alone(text(1))
+    pool.placement.heard("r0", BlockNews(2, 16, 1_000, removed=b"".join(chain(shared_scope("acme"), text(1), 16))))
+    assert pool.foreseen_s(text(1)) == whole_s
+
+
+def test_what_the_engine_holds_of_a_prompt_counts_while_others_wait():
+    pool = Alone(text(1))
+    pool.replicas["r0"].say(free_sequences=0, running=4)
+    waits = {}
+    for seed in (1, 2):
+        asked = errand(seed, "acme", tokens=640, arrived_s=pool.now_s)
+        asked.prompts[:] = [text(seed)]
+        ticket = pool.floor.ticket(asked)
+        pool.floor.foretell(ticket, pool.floor.refresh(pool.now_s), pool.now_s)
+        waits[seed] = ticket.prefill_s
+    assert waits[2] - waits[1] == pytest.approx(0.624)
+
+
+def test_of_a_prompt_whose_tokens_nobody_knows_as_much_is_computed_as_usual():
+    foreseen_s = []
+    for prompt in (TruncatedPrompt((), 640), text(2)):
+        pool = Alone(text(1))
+        for _ in range(200):
+            pool.floor.outlook.prompt(100, 50)
+        foreseen_s.append(pool.foreseen_s(prompt))
+    assert foreseen_s == [pytest.approx(0.01 + 0.320, rel=0.01), pytest.approx(0.01 + 0.640)]
