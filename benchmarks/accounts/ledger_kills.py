@@ -30,7 +30,7 @@ from benchmarks.support.report import Report
 from benchmarks.support.single_request import Call, Client, Reply
 from benchmarks.support.spending import script
 from maitred.core.answer import Outcome
-from maitred.core.money import Price, usd_of
+from maitred.core.money import Price, to_usd
 
 SEED = 20261122
 CALLERS = 8
@@ -101,7 +101,7 @@ async def run(report: Report, rng: random.Random, kills: int, calm: int, *, scri
         "engine_finished": load.finished,
         "engine_output_tokens": load.output_tokens,
         "ledger_output_tokens": sum(line.output_tokens for line in lines),
-        "spent_usd": usd_of(sum(line.cost_nusd for line in lines)),
+        "spent_usd": to_usd(sum(line.cost_nusd for line in lines)),
     }
     print(report.figures, flush=True)
     require_true_lines(report, "all", lines, crowd.replies, Price.per_million_usd(**PRICE))

@@ -28,7 +28,7 @@ from benchmarks.support.lean_connections import drive, request_of
 from benchmarks.support.report import Report, percentiles
 from maitred.core.clock import SystemClock
 from maitred.core.limits import Limit, LimitKind
-from maitred.core.money import nusd_of
+from maitred.core.money import to_nano_usd
 from maitred.core.tenancy import ApiKey, Tenant
 from maitred.identity.keys import make_key
 from maitred.store.config import StoreConfig
@@ -170,7 +170,7 @@ def crowd_of(count: int) -> Crowd:
         tenants.append(tenant)
         subject = f"tenant:{tenant.id}"
         rate = Limit(id=f"{tenant.id}-rate", subject=subject, kind=LimitKind.REQUESTS_PER_MINUTE, value=10**6)
-        budget = Limit(id=f"{tenant.id}-budget", subject=subject, kind=LimitKind.USD_PER_MONTH, value=nusd_of(1e6))
+        budget = Limit(id=f"{tenant.id}-budget", subject=subject, kind=LimitKind.USD_PER_MONTH, value=to_nano_usd(1e6))
         limits += [rate, budget]
         for _ in range(KEYS):
             made = make_key()

@@ -152,7 +152,7 @@ async def one_by_one(installation: Installation, client: Client, key: str, probe
     freed = []
     async with installation.engine_link() as link, asyncio.TaskGroup() as group:
         news = asyncio.Event()
-        link.watch(news.set)
+        link.on_change(news.set)
         readers = [group.create_task(read_on(number)) for number in range(READERS)]
         for number in range(probes):
             reply = Reply("")

@@ -65,7 +65,7 @@ def errors(play: Simulation, seconds: float, *, foresee: bool) -> dict[str, Any]
             if len(seen := [copy for copy in copies if copy is not None]) > COPIES / 2:
                 foreseen[ticket] = statistics.median(seen)
     after_s = {ticket: seconds for ticket, seconds in play.answered if ticket in watched}
-    told = {ticket: ticket.predicted.ttft_s for ticket in after_s if ticket.predicted is not None}
+    told = {ticket: ticket.predicted_position.ttft_s for ticket in after_s if ticket.predicted_position is not None}
     figures: dict[str, Any] = {
         "requests": len(told),
         "waited": sum(ticket.raw_wait_s > 0 for ticket in told) / len(told),

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.support.report import Report
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
-from maitred.fairness.fair_queue import FairQueue, QueueEntry, QueueOrderConfig, make_line
+from maitred.fairness.fair_queue import FairQueue, QueueEntry, QueueOrderConfig, make_queue
 
 SEED = 20261121
 REQUESTS_PER_KEY, RUNNING = 10, 256
@@ -58,7 +58,7 @@ def filled(config: QueueOrderConfig, size: int) -> tuple[FairQueue[int], list[Qu
         Flow((FlowLevel(f"org {number % (keys // 10)}"), FlowLevel(f"key {number}")), draw.choice(list(PriorityClass)))
         for number in range(keys)
     ]
-    line: FairQueue[int] = make_line(config)
+    line: FairQueue[int] = make_queue(config)
     entries = [
         QueueEntry(number, draw.choice(flows), arrived_s=number / size, service=float(draw.randint(10, 1000)))
         for number in range(2 * size)

@@ -212,7 +212,7 @@ def decode_step_s(engine: Engine, prompts: list[list[int]]) -> float:
         start_s = time.perf_counter()
         engine.step()  # waits for its tokens, and so for the GPU
         took_s.append(time.perf_counter() - start_s)
-    engine.disown(None)
+    engine.cancel_owner(None)
     return statistics.median(took_s[WARM_STEPS:])
 
 

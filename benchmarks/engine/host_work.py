@@ -101,7 +101,7 @@ class Bench:
                 done_s = time.thread_time()
                 steps.append(1e3 * (done_s - start_s))
                 reports.append(1e3 * (done_s - stepped_s))
-            self._engine.disown(None)
+            self._engine.cancel_owner(None)
         return {"step_ms": round(statistics.median(steps), 3), "report_ms": round(statistics.median(reports), 3)}
 
     def whole_ms(self, rows: int) -> float:
@@ -109,7 +109,7 @@ class Bench:
         torch.set_num_threads(self._threads)
         self._begin(rows, prompt_tokens=128, output_tokens=64)
         times = [_ms(self._engine.step) for _ in range(8)]
-        self._engine.disown(None)
+        self._engine.cancel_owner(None)
         return round(statistics.median(times), 2)
 
     def _begin(self, rows: int, *, prompt_tokens: int, output_tokens: int) -> None:

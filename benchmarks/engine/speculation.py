@@ -40,7 +40,7 @@ from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.engine import Engine
-from maitred.text.grammar.reading import grammar_of
+from maitred.text.grammar.reading import parse_grammar
 from maitred.text.tokenizer import Tokenizer
 
 SEED = 20261122
@@ -192,7 +192,7 @@ def compare(case: Case, pairs: "list[tuple[Bench, Bench]]") -> tuple[dict[str, A
 
 def requests_of(case: Case, tokenizer: Tokenizer, number: int) -> list[EngineRequest]:
     """The requests of one round."""
-    grammar = grammar_of(Constraint("json_schema", SCHEMA, "guided_json")) if case.records else None
+    grammar = parse_grammar(Constraint("json_schema", SCHEMA, "guided_json")) if case.records else None
     return [
         EngineRequest(
             id=str(i),
@@ -289,7 +289,7 @@ class Bench:
         for _ in range(TURN_STEPS):
             if not self._engine.occupied:
                 return False
-            self._engine.patience_s()  # lets in those whose grammars are compiled
+            self._engine.max_idle_s()  # lets in those whose grammars are compiled
             start_s, start_cpu_s = time.perf_counter(), time.process_time()
             outputs = self._engine.step()
             self._seconds += time.perf_counter() - start_s

@@ -35,8 +35,8 @@ from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
 from maitred.engine.grammar.compiler import load_vocabulary
 from maitred.text.grammar.fault import GrammarFault
-from maitred.text.grammar.language import LIMITS, source_of
-from maitred.text.grammar.reading import grammar_of
+from maitred.text.grammar.language import LIMITS, grammar_source
+from maitred.text.grammar.reading import parse_grammar
 from maitred.text.tokenizer import Tokenizer
 
 SEED = 20261122
@@ -103,8 +103,8 @@ class Judge:
         findings.counts["schemas"] += 1
         start_s = time.perf_counter()
         try:
-            grammar = grammar_of(Constraint("json_schema", schema, "schema"))
-            matcher = LLMatcher(self._vocabulary, source_of(grammar), log_level=0, limits=LIMITS)
+            grammar = parse_grammar(Constraint("json_schema", schema, "schema"))
+            matcher = LLMatcher(self._vocabulary, grammar_source(grammar), log_level=0, limits=LIMITS)
             if matcher.is_error():
                 raise GrammarFault(matcher.get_error())
         except GrammarFault as fault:
@@ -211,7 +211,7 @@ def _run(
     engine: Engine, tokenizer: Tokenizer, requests: int, at_once: int, *, forced: bool
 ) -> tuple[dict[str, float], list[list[int]]]:
     """Figures and answers, so many at a time; where log-probabilities are asked for, nothing is forced."""
-    grammar = grammar_of(Constraint("json_schema", TOWN, "response_format"))
+    grammar = parse_grammar(Constraint("json_schema", TOWN, "response_format"))
     before, start_s = engine.load(), time.perf_counter()
     answers: list[list[int]] = [[] for _ in range(requests)]
     submitted = 0

@@ -199,7 +199,7 @@ class Bench:
                 for weight in self.matrices:
                     functional.linear(inputs[weight.shape[1]], weight)
             floor_s.append(time.perf_counter() - start_s)
-        self.engine.disown(None)
+        self.engine.cancel_owner(None)
         return statistics.median(step_s), statistics.median(floor_s)
 
 

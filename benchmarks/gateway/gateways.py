@@ -33,7 +33,7 @@ from benchmarks.support.gateways.gateway_parts import PARTS
 from benchmarks.support.gateways.gateway_set import CONTENDERS
 from benchmarks.support.report import RESULTS, Report
 from benchmarks.support.rivals.rival_results import kept_figures
-from maitred.app.runtime.gc import collect_seldom
+from maitred.app.runtime.gc import tune_gc
 
 SEED = 20261122
 QUICK = Scale(rounds=1, turn_s=0.3, paced_streams=(20, 200), paced_tokens=20, prompt_tokens=20_000)
@@ -84,7 +84,7 @@ async def run(
     contenders: Sequence[Contender], folder: Path, scale: Scale, parts: Sequence[str], report: Report
 ) -> None:
     """Starts everybody, and measures part by part."""
-    collect_seldom()
+    tune_gc()
     figures = report.figures
     figures["failed"] = {}
     async with everybody(contenders, folder, scale, figures["failed"]) as field:

@@ -95,7 +95,7 @@ class WatchedPlacement(PrefixCacheBalancer):
     def choose(self, inquiry: PlacementRequest, candidates: Items[ReplicaCandidate]) -> ReplicaCandidate:
         """See `core.balance.Balance`."""
         chosen = super().choose(inquiry, candidates)
-        self.left_tokens += max(candidate.held_tokens for candidate in candidates) - chosen.held_tokens
+        self.left_tokens += max(candidate.cached_tokens for candidate in candidates) - chosen.cached_tokens
         return chosen
 
 
@@ -114,8 +114,8 @@ class Run:
         names = [f"r{number}" for number in range(self.replicas)]
         self.hosts = {name: SimulatedReplica(name, BLOCKS, self.clock) for name in names}
         for name, host in self.hosts.items():
-            if (news := host.engine.block_news(whole=True)) is not None:
-                self.placement.heard(name, news)
+            if (news := host.engine.block_update(whole=True)) is not None:
+                self.placement.on_block_update(name, news)
         posts = [Endpoint(name, host) for name, host in self.hosts.items()]
         self.floor = DispatchCore(posts, DispatchConfig(), self.placement)
         self._tickets: dict[str, QueuedRequest] = {}
@@ -135,18 +135,18 @@ class Run:
         errand = DispatchRequest(
             id_, SCOPE, FLOW, len(ask.prompt), [ask.prompt], max_tokens=ask.output, choices=1, arrived_s=ask.at_s
         )
-        ticket = self._tickets[id_] = self.floor.ticket(errand)
+        ticket = self._tickets[id_] = self.floor.new_entry(errand)
         self.floor.join(ticket, self.clock.now_s)
         self._turn()
 
     def _turn(self) -> None:
         """Releases whom there are credits for, as the dispatcher does after everything that happens."""
-        for ticket in self.floor.turn(self.clock.now_s):
-            assert ticket.grip is not None, "nobody has a deadline, so nobody fails"
-            errand, host = ticket.errand, self.hosts[ticket.grip.station.post.name]
+        for ticket in self.floor.dispatch_ready(self.clock.now_s):
+            assert ticket.allocation is not None, "nobody has a deadline, so nobody fails"
+            errand, host = ticket.request, self.hosts[ticket.allocation.endpoint_state.endpoint.name]
             params = SamplingParams(max_tokens=errand.max_tokens, seed=0)
             host.submit(EngineRequest(errand.id, list(errand.prompts[0]), params, cache_scope=SCOPE))
-            self.floor.submitted(ticket)
+            self.floor.on_submitted(ticket)
             self._begin(host)
 
     def _begin(self, host: SimulatedReplica) -> None:
@@ -157,14 +157,14 @@ class Run:
     def _end(self, host: SimulatedReplica, outputs: list[TokenOutput]) -> None:
         now_s, floor = self.clock.now_s, self.floor
         if (news := host.end()) is not None:
-            self.placement.heard(host.name, news)
+            self.placement.on_block_update(host.name, news)
         for output in outputs:
             ticket, delta = self._tickets[output.request_id], output.delta
             if not ticket.begun:
-                self.ttft_s.append(now_s - ticket.errand.arrived_s)
-                floor.took(ticket, ticket.errand.prompt_tokens, delta.cached_tokens, 0)
-                floor.first_token(ticket, now_s)
-            floor.took(ticket, 0, 0, len(delta.tokens))
+                self.ttft_s.append(now_s - ticket.request.arrived_s)
+                floor.charge_tokens(ticket, ticket.request.prompt_tokens, delta.cached_tokens, 0)
+                floor.on_first_token(ticket, now_s)
+            floor.charge_tokens(ticket, 0, 0, len(delta.tokens))
             if delta.finish is not None:
                 floor.leave(self._tickets.pop(output.request_id), now_s, finished=True)
         self._turn()
@@ -173,7 +173,7 @@ class Run:
     def _figures(self) -> dict[str, Any]:
         hosts = self.hosts.values()
         loads = [host.engine.load() for host in hosts]
-        served = [WEIGHTS.of(one.prompt_tokens, one.cached_tokens, one.output_tokens) for one in loads]
+        served = [WEIGHTS.service(one.prompt_tokens, one.cached_tokens, one.output_tokens) for one in loads]
         prompts, cached = sum(one.prompt_tokens for one in loads), sum(one.cached_tokens for one in loads)
         assert len(self.ttft_s) == len(self.asks) == sum(one.finished for one in loads)
         hit_rate, best = cached / prompts, oracle(self.asks, BLOCKS * self.replicas)

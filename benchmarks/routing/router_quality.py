@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from benchmarks.support.report import Report
 from maitred.engine.encoder.model import Encoder
-from maitred.routing.complexity import SURFACE, ComplexityModel, surface_of
+from maitred.routing.complexity import SURFACE, ComplexityModel, surface_features
 from maitred.text.tokenizer import Tokenizer
 
 SEED = 20261121
@@ -58,7 +58,7 @@ def main() -> int:
     rows = shuffled(arguments.data / FILE)[: 1200 if arguments.quick else arguments.prompts]
     encoder = arguments.encoder or installed_encoder()
     vectors = embedded([row["prompt"] for row in rows], encoder, arguments.vectors)
-    surface = np.array([surface_of(row["prompt"]) for row in rows])
+    surface = np.array([surface_features(row["prompt"]) for row in rows])
     weak = np.array([bool(row["weak_correct"]) for row in rows])
     strong = np.array([bool(row["strong_correct"]) for row in rows])
     subjects = np.array([row["category"] for row in rows])

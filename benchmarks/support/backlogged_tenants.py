@@ -38,7 +38,7 @@ async def backlog(
     normalised = {}
     for name, weight in WEIGHTS.items():
         service = sum(
-            SERVICE.of(visit.prompt_tokens * (from_s <= visit.first_s < seconds), 0, 0)
+            SERVICE.service(visit.prompt_tokens * (from_s <= visit.first_s < seconds), 0, 0)
             + SERVICE.output * visit.tokens_within(from_s, seconds)
             for visit in of(visits, name)
         )

@@ -11,7 +11,7 @@ from benchmarks.support.installation import Gateway, Installation
 from benchmarks.support.report import Report
 from benchmarks.support.single_request import Reply
 from maitred.core.answer import Outcome
-from maitred.core.money import Price, nusd_of
+from maitred.core.money import Price, to_nano_usd
 from maitred.core.usage import UsageEvent
 from maitred.store.database import open_database
 from maitred.store.usage import MOST_ROWS, UsageQueries
@@ -51,7 +51,7 @@ def budget_of(gateway: Gateway, tenant: str, admin: str) -> Budget:
     """The only budget of a tenant."""
     answer = json.loads(gateway.get(f"/admin/v1/budgets?subject=tenant:{tenant}", admin))
     (found,) = answer["data"]
-    return Budget(*(nusd_of(found[f"{name}_usd"]) for name in ("limit", "charged", "reserved", "remaining")))
+    return Budget(*(to_nano_usd(found[f"{name}_usd"]) for name in ("limit", "charged", "reserved", "remaining")))
 
 
 def leases_of(gateway: Gateway) -> float:

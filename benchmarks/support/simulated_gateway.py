@@ -211,7 +211,7 @@ class Simulation:
             self._keeper.check(errand, self.now_s)
         except Refused:
             return None
-        ticket = self._tickets[errand.id] = self._floor.ticket(errand)
+        ticket = self._tickets[errand.id] = self._floor.new_entry(errand)
         self._floor.join(ticket, self.now_s)
         self._turn()
         return ticket
@@ -232,8 +232,8 @@ class Simulation:
 
     def _turn(self) -> None:
         """The gateway releases what it can, and gives up what is too late."""
-        for ticket in self._floor.turn(self.now_s):
-            errand = ticket.errand
+        for ticket in self._floor.dispatch_ready(self.now_s):
+            errand = ticket.request
             if ticket.state is not QueueState.RELEASED:
                 self._floor.leave(ticket, self.now_s, finished=False)
                 del self._tickets[errand.id]
@@ -244,7 +244,7 @@ class Simulation:
             )
             self._engine.submit(OWNER, request)
             self._replica.sent += 1
-            self._floor.submitted(ticket)
+            self._floor.on_submitted(ticket)
             if self._step_ends_s == math.inf:
                 self._step()
 
@@ -267,10 +267,10 @@ class Simulation:
         for output in outputs:
             ticket = self._tickets[output.request_id]
             first = ticket.output_tokens == 0
-            floor.took(ticket, ticket.errand.prompt_tokens if first else 0, 0, 1)
+            floor.charge_tokens(ticket, ticket.request.prompt_tokens if first else 0, 0, 1)
             self.output_tokens += 1
             if first:
-                floor.first_token(ticket, self.now_s)
+                floor.on_first_token(ticket, self.now_s)
                 self.answered.append((ticket, self.now_s - ticket.joined_s))
             if output.delta.finish is not None:
                 floor.leave(ticket, self.now_s, finished=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from maitred.core.prefix import BlockNews
+from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport, ModelCard, StepTimes
 from maitred.core.request import EngineRequest, TokenLogprobs
 from maitred.engine.engine import Engine
@@ -102,7 +102,7 @@ class SimulatedReplica:
         """See `core.ports.Host`."""
         return self._load
 
-    def unheard(self) -> int:
+    def unreported(self) -> int:
         """See `core.ports.Host`."""
         return self._unheard
 
@@ -111,7 +111,7 @@ class SimulatedReplica:
         """See `core.ports.Host`."""
         return 1.0
 
-    def watch(self, listener: Callable[[], None]) -> None:
+    def on_change(self, listener: Callable[[], None]) -> None:
         """See `core.ports.Host`. Whoever ends a step knows that there is news."""
 
     # --- what happens there ---
@@ -130,11 +130,11 @@ class SimulatedReplica:
         self.busy_s += self._paper.step_s
         return self._paper.step_s, outputs
 
-    def end(self) -> BlockNews | None:
+    def end(self) -> BlockUpdate | None:
         """The step is over, and the replica reports; what has changed in its cache."""
         self.stepping = False
         self._load, self._unheard = self._report(), 0
-        return self.engine.block_news()
+        return self.engine.block_update()
 
     def _report(self) -> LoadReport:
         # The engine would measure its steps, and they take no time here.

@@ -15,7 +15,7 @@ from maitred.load.play.client.connection import ConnectionFailed, LoadConnection
 from maitred.load.play.client.origin import Origin
 from maitred.load.play.client.pool import ConnectionPool
 from maitred.load.play.clock import RunClock
-from maitred.wire.sse import SseSplitter
+from maitred.wire.sse import SSESplitter
 
 CONNECT_S = 5.0
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -184,7 +184,7 @@ class Client:
             reply.left = True
         finally:
             if connection is not None:
-                self._pool.give_back(connection)
+                self._pool.release(connection)
 
 
 class _Reader:
@@ -193,7 +193,7 @@ class _Reader:
     def __init__(self, reply: Reply, client: Client) -> None:
         self._reply = reply
         self._client = client
-        self._cutter: SseSplitter | None = None
+        self._cutter: SSESplitter | None = None
         self._body = bytearray()
         self._finished = self._done = False
 
@@ -202,7 +202,7 @@ class _Reader:
         self._reply.headers = headers
         self._reply.should_retry = headers.get(b"x-should-retry", b"")
         if headers.get(b"content-type", b"").startswith(b"text/event-stream"):
-            self._cutter = SseSplitter()
+            self._cutter = SSESplitter()
 
     def body(self, data: bytes, now_s: float) -> None:
         if self._cutter is None:

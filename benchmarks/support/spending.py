@@ -17,7 +17,7 @@ from benchmarks.support.ledger_audit import (
 )
 from benchmarks.support.report import Report
 from benchmarks.support.single_request import Reply
-from maitred.core.money import Price, usd_of
+from maitred.core.money import Price, to_usd
 from maitred.core.usage import UsageEvent
 from maitred.testing.script import AnswerFault, EngineScript, ScriptedAnswer
 
@@ -95,9 +95,9 @@ class Statement:
             "requests": len(replies),
             "endings": counted(replies),
             "ledger_lines": len(self.lines),
-            "budget_usd": usd_of(self.budget.limit),
-            "spent_usd": usd_of(self.spent),
-            "charged_usd": usd_of(self.budget.charged),
+            "budget_usd": to_usd(self.budget.limit),
+            "spent_usd": to_usd(self.spent),
+            "charged_usd": to_usd(self.budget.charged),
         }
 
 

@@ -195,7 +195,7 @@ async def test_a_full_house_is_overloaded_and_passes():
     async with gateway([ScriptedAnswer(tokens=tokens_of(TEXT) * 4)], step_s=0.02, max_in_flight=1) as system:
         async with async_client(system) as client:
             first = asyncio.create_task(client.messages.create(**ASKED))
-            await system.wait_until(lambda: system.gate.inside == 1)
+            await system.wait_until(lambda: system.gate.count == 1)
             with pytest.raises(anthropic.APIStatusError) as caught:
                 await client.messages.create(**ASKED)
             assert caught.value.status_code == 529

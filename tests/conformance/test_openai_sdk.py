@@ -103,7 +103,7 @@ async def test_a_full_house_is_a_rate_limit_error_and_passes():
     async with gateway([ScriptedAnswer(tokens=tokens_of(TEXT) * 4)], step_s=0.02, max_in_flight=1) as system:
         async with async_client(system) as client:
             first = asyncio.create_task(client.chat.completions.create(model=MODEL, messages=USER))
-            await system.wait_until(lambda: system.gate.inside == 1)
+            await system.wait_until(lambda: system.gate.count == 1)
             with pytest.raises(openai.RateLimitError):
                 await client.chat.completions.create(model=MODEL, messages=USER)
             # The client's own retry follows Retry-After, and then there is room.
@@ -200,7 +200,7 @@ async def test_what_a_request_says_of_its_urgency_and_what_it_is_told():
 async def test_the_client_does_not_come_back_beyond_its_budget_of_retries():
     async with gateway([ANSWER], max_in_flight=1, retry_share=0.0, retry_allowance=1) as system:
         async with async_client(system).with_options(max_retries=2) as client:
-            with system.gate.enter(), pytest.raises(openai.RateLimitError) as caught:
+            with system.gate.acquire(), pytest.raises(openai.RateLimitError) as caught:
                 await client.chat.completions.create(model=MODEL, messages=USER)
         assert caught.value.response.headers["x-should-retry"] == "false"
         # It came, was granted one retry, came back, and then let it be.

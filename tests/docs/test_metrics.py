@@ -17,7 +17,7 @@ from maitred.core.flow import PriorityClass
 from maitred.core.replica import GpuState, LoadReport, ProcessState
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import ANONYMOUS
-from maitred.dispatch.metrics import state_of
+from maitred.dispatch.metrics import dispatch_snapshot
 from maitred.observe.config import SloConfig
 from maitred.observe.metrics.budgets import BudgetUse
 from maitred.observe.metrics.engines import EngineState
@@ -50,9 +50,9 @@ async def budgets(tenants):
 
 def queues():
     floor = Desk().floor
-    floor.counts.refused("queue_full")
-    floor.counts.released(PriorityClass.STANDARD, {})
-    return {"m": state_of(floor, 0.0)}
+    floor.counters.on_rejection("queue_full")
+    floor.counters.on_dispatch(PriorityClass.STANDARD, {})
+    return {"m": dispatch_snapshot(floor, 0.0)}
 
 
 def rendered():
@@ -74,29 +74,31 @@ def rendered():
         clock=clock,
     )
     for _ in range(20):
-        metrics.growth.look()
+        metrics.growth.sample()
         clock.now_s += 120
     tally = RequestContext(
         "req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1], completion_tokens=3
     )
-    tally.finishes.append(FinishReason.STOP)
+    tally.finish_reasons.append(FinishReason.STOP)
     tally.principal, tally.priority, tally.failure = ANONYMOUS, PriorityClass.STANDARD, Saturated()
-    tally.ask = InferenceRequest(model="m", prompts=["x"], sampling=SamplingParams(max_tokens=1, seed=0), max_tokens=1)
+    tally.request = InferenceRequest(
+        model="m", prompts=["x"], sampling=SamplingParams(max_tokens=1, seed=0), max_tokens=1
+    )
     tally.refused_by = "tokens_per_minute"
     tally.degraded.append("max_tokens=16")
     tally.recoveries = tally.continued = 1
     tally.hedged = "second"
     tally.fallbacks.append("general=big")
-    tally.failed.append(RejectedAnswer("m", "schema", Usage(1, 1), replaced=True))
-    tally.chosen = ModelSelection("auto", "big", "large", 0.9)
+    tally.rejected_answers.append(RejectedAnswer("m", "schema", Usage(1, 1), replaced=True))
+    tally.selection = ModelSelection("auto", "big", "large", 0.9)
     metrics.requests.degradation_skipped("overflow", "queue_full")
     tally.close(Outcome.FINISHED, 200, 2.0)
-    asyncio.run(metrics.budgets.look(budgets))
+    asyncio.run(metrics.budgets.refresh(budgets))
     metrics.feedback.given(FeedbackReceipt(Feedback(score=1.0), "m", "chat=canary", None))
     for observer in metrics.observers:
-        observer.ended(tally)
+        observer.on_request_end(tally)
     for steps in range(2):
-        metrics.steps.heard(("m", "r"), LoadReport(steps=steps))
+        metrics.steps.on_report(("m", "r"), LoadReport(steps=steps))
     return list(text_string_to_metric_families(metrics.render()[0].decode()))
 
 

@@ -109,7 +109,7 @@ def test_a_cache_too_small_is_swapped_to_pinned_memory(tmp_path):
     make_model(tmp_path, "llama3")
     plenty = engine_of(tmp_path, "cuda", block_tokens=4)
     small = engine_of(tmp_path, "cuda", block_tokens=4, kv_memory_bytes=1 << 20, context_tokens=256, swap_bytes=4 << 20)
-    small._scheduler._state._comes_back = lambda sequence: sequence.computed >= 4
+    small._scheduler._state._requeue = lambda sequence: sequence.computed >= 4
     assert all(kept.is_pinned() for kept in small._runner._host_blocks._parts)
     assert answers(small, lambda number: 60 + number) == answers(plenty, lambda number: 60 + number)
     assert small.load().restored_blocks > 0

@@ -12,15 +12,15 @@ import httpx
 from jsonschema import Draft202012Validator
 from sqlalchemy import text
 
-from maitred.admission.budgets import budgets_of
-from maitred.api.admin.routes import administration
-from maitred.api.application import build
+from maitred.admission.budgets import budget_usage
+from maitred.api.admin.routes import admin_routes
+from maitred.api.application import build_app
 from maitred.api.config import ServerConfig
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.openapi import describe
 from maitred.api.routes import RouteTable
-from maitred.app.address import bind, url_of
+from maitred.app.address import bind, format_url
 from maitred.app.admin.on_demand import OnDemandModelAdmin
 from maitred.app.admin.pins import PinAdmin
 from maitred.app.admin.replicas import ReplicaAdmin
@@ -35,7 +35,7 @@ from maitred.fleet.policy.residency import ResidencyPolicy
 from maitred.fleet.residency.manager import ModelManager
 from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity
-from maitred.identity.keys import hash_of, parse
+from maitred.identity.keys import hash_secret, parse
 from maitred.identity.refresh import DirectoryRefresher
 from maitred.observe.timelines import TimelineBuffer
 from maitred.routing.config import RoutingConfig
@@ -152,7 +152,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
     async with open_database(store_config or StoreConfig(folder=str(folder))) as database:
         store = DirectoryStore(database, clock)
         _, secret = parse(ADMIN_KEY) or ("", "")
-        key = ApiKey(id=ADMIN_ID, tenant="operators", scopes=(Scope.ADMIN,), secrets=(KeySecret(hash_of(secret)),))
+        key = ApiKey(id=ADMIN_ID, tenant="operators", scopes=(Scope.ADMIN,), secrets=(KeySecret(hash_secret(secret)),))
         with suppress(Conflict):  # another gateway has made them
             await store.create_tenant(Tenant(id="operators"))
             await store.create_key(key)
@@ -173,10 +173,10 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
         rollouts = RolloutAdmin(RolloutStore(database, clock), LiveRollouts(), names, clock)
         await rollouts.open({})
         loadables = OnDemandModelAdmin(ModelManager(ResidencyPolicy([], 0, 1.0), clock), clock)
-        routes = administration(
+        routes = admin_routes(
             store,
             UsageQueries(database),
-            lambda subject: budgets_of(subject, directory, counters, clock),
+            lambda subject: budget_usage(subject, directory, counters, clock),
             refresh,
             ReplicaAdmin({"m": desk.dispatcher, "n": Desk().dispatcher}, clock),
             rollouts,
@@ -192,12 +192,12 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
         )
         listener = bind(config)
         gate = InFlightLimiter(100)
-        edge = build(config, NoModels(), identity, gate, [], lambda: b"", clock, admin=routes)
+        edge = build_app(config, NoModels(), identity, gate, [], lambda: b"", clock, admin=routes)
         server = HttpServer(edge)
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-        async with httpx.AsyncClient(base_url=url_of(listener), timeout=20, headers=headers) as client:
+        async with httpx.AsyncClient(base_url=format_url(listener), timeout=20, headers=headers) as client:
             system = Administered(
-                url_of(listener),
+                format_url(listener),
                 client,
                 store,
                 directory,

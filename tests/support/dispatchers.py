@@ -44,10 +44,10 @@ class SaidReplica:
 
     weight = 1.0
 
-    def unheard(self):
+    def unreported(self):
         return self._unheard
 
-    def watch(self, listener):
+    def on_change(self, listener):
         self._listeners.append(listener)
 
     def generate(self, request):
@@ -96,27 +96,27 @@ class Desk:
         self.replica = self.replicas[0]
         posts = [Endpoint(f"post-{number}", replica, exact) for number, replica in enumerate(self.replicas)]
         self.dispatcher = Dispatcher("m", posts, config or DispatchConfig(**settings), self.clock, draw=lambda: 0.0)
-        self.floor = self.dispatcher.floor
+        self.floor = self.dispatcher.core
 
     def check(self, *args, **fields):
-        return self.dispatcher.check(errand(*args, **fields))
+        return self.dispatcher.predict(errand(*args, **fields))
 
     def seat(self, *args, **fields):
-        return self.dispatcher.seat(errand(*args, **fields))
+        return self.dispatcher.enqueue(errand(*args, **fields))
 
     def assert_empty(self):
         assert self.floor.waiting == 0
         assert self.floor.running == 0
-        assert self.floor.allotment.holdings.slots == 0
-        assert not self.dispatcher._seats
+        assert self.floor.allocator.holdings.slots == 0
+        assert not self.dispatcher._entries
         assert not self.dispatcher._by_id
-        for quota in self.floor.allotment.quotas.all:
+        for quota in self.floor.allocator.quotas.all:
             assert quota.used == (0, 0, 0)
-        for room in self.floor.rooms:
-            assert len(room.waits) == 0
-        for station in self.floor.stations:
+        for room in self.floor.queues:
+            assert len(room.wait_account) == 0
+        for station in self.floor.endpoint_states:
             assert station.credits.held == 0
             assert station.credits.uncounted == (0, 0, 0)
             assert station.credits.outstanding == (0, 0, 0)
             assert station.credits.unanswered_tokens == 0
-            assert station.post.duty.running == 0
+            assert station.endpoint.admin_state.running == 0

@@ -10,7 +10,7 @@ class Rumour:
         self.vocab_size = vocab_size
         self.answers = {}
 
-    def guess(self, sequence, most):
+    def draft(self, sequence, most):
         answer = self.answers.get((sequence.request.id, sequence.index), ())
         ahead = answer[sequence.output_tokens :][:most]
         if not ahead:

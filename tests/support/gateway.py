@@ -14,11 +14,11 @@ import msgspec
 
 from maitred.admission.admission import Admission
 from maitred.admission.config import AdmissionConfig
-from maitred.api.application import build
+from maitred.api.application import build_app
 from maitred.api.config import ServerConfig
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
-from maitred.app.address import bind, url_of
+from maitred.app.address import bind, format_url
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
@@ -58,7 +58,7 @@ class Anyone:
     async def identify(self, header):
         return self._principal
 
-    def stands(self, principal, header):
+    def is_still_valid(self, principal, header):
         return principal is self._principal
 
 
@@ -80,7 +80,7 @@ class Gateway:
     tallies: list[RequestContext] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def ended(self, tally: RequestContext) -> None:
+    def on_request_end(self, tally: RequestContext) -> None:
         self.tallies.append(tally)
         self._news.set()
 
@@ -124,11 +124,9 @@ async def gateway(
         link.unread_tokens = config.unread_tokens
         await link.connect(timeout_s=5)
         model = ServedModel(MODEL, link, tokenizer)
-        metrics = Metrics(
-            lambda: gate.inside, lambda: {(MODEL, "local"): EngineState(link.ready, 0, link.load(), CARD)}
-        )
+        metrics = Metrics(lambda: gate.count, lambda: {(MODEL, "local"): EngineState(link.ready, 0, link.load(), CARD)})
         kept = MemoryIdempotencyStore(idempotency or IdempotencyConfig(), clock)
-        async with httpx.AsyncClient(base_url=url_of(listener), timeout=10) as client:
+        async with httpx.AsyncClient(base_url=format_url(listener), timeout=10) as client:
             ledger = PaperLedger()
             admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
             dispatcher = Dispatcher(MODEL, [Endpoint("local", link)], DispatchConfig(recoveries=recoveries), clock)
@@ -136,10 +134,22 @@ async def gateway(
                 Router(Catalog([model])), LocalFlowController({MODEL: dispatcher}, admission, clock), clock=clock
             )
             observers: list[RequestObserver] = [metrics.requests]
-            edge = build(config, pipeline, Anyone(), gate, observers, metrics.render, clock, answers=kept)
+            edge = build_app(config, pipeline, Anyone(), gate, observers, metrics.render, clock, answers=kept)
             server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
             system = Gateway(
-                *(url_of(listener), engine, link, gate, metrics, client, kept, admission, ledger, server, dispatcher)
+                *(
+                    format_url(listener),
+                    engine,
+                    link,
+                    gate,
+                    metrics,
+                    client,
+                    kept,
+                    admission,
+                    ledger,
+                    server,
+                    dispatcher,
+                )
             )
             observers.append(system)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -148,7 +158,7 @@ async def gateway(
             try:
                 yield system
             finally:
-                gate.end_now()
+                gate.cancel_all()
                 server.stop(at_once=True)
                 await serving
                 link.close()

@@ -13,13 +13,13 @@ from maitred.admission.admission import Admission
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.policy.ladder import DegradationLadder
 from maitred.admission.policy.retries import RetryBudget
-from maitred.api.application import build
+from maitred.api.application import build_app
 from maitred.api.config import ServerConfig
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
-from maitred.app.address import bind, url_of
+from maitred.app.address import bind, format_url
 from maitred.app.admin.rollouts import RolloutAdmin
-from maitred.app.models.router import Router, routes_of
+from maitred.app.models.router import Router, read_routes
 from maitred.app.models.upstreams import open_upstreams
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
@@ -68,16 +68,16 @@ class UpstreamGateway:
     dispatchers: Sequence[Dispatcher] = ()
     tallies: list[RequestContext] = field(default_factory=list)
 
-    def ended(self, tally: RequestContext) -> None:
+    def on_request_end(self, tally: RequestContext) -> None:
         self.tallies.append(tally)
 
     @property
     def nothing_left(self) -> bool:
         """Whether nobody holds anything any more."""
-        stations = [station for each in self.dispatchers for station in each.floor.stations]
+        stations = [station for each in self.dispatchers for station in each.core.endpoint_states]
         held = sum(station.credits.held for station in stations)
-        open_streams = sum(station.post.replica.open_streams for station in stations)
-        return (open_streams, self.gate.inside, held) == (0, 0, 0)
+        open_streams = sum(station.endpoint.replica.open_streams for station in stations)
+        return (open_streams, self.gate.count, held) == (0, 0, 0)
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s):
@@ -144,12 +144,12 @@ async def upstream_gateway(
                 if balance is None
                 else PrefixCacheBalancer(Balancer(balance, ServiceWeights(), random.random)),
             )
-            for name, posts in upstreams.posts().items()
+            for name, posts in upstreams.endpoints().items()
         }
         dispatcher = dispatchers[text_model.name]
         catalog = Catalog(upstreams.models)
         live = LiveRollouts()
-        router = Router(catalog, routes_of(system_config, catalog), live)
+        router = Router(catalog, read_routes(system_config, catalog), live)
         rollouts = RolloutAdmin(PaperRollouts(), live, router.names, clock)
         await rollouts.open(routing.rollouts)
         ladders = {name: DegradationLadder(each.degradation) for name, each in system_config.models.items()}
@@ -165,12 +165,12 @@ async def upstream_gateway(
             trials=trials,
         )
         observers = []
-        edge = build(config, pipeline, Anyone(principal), gate, observers, bytes, clock)
+        edge = build_app(config, pipeline, Anyone(principal), gate, observers, bytes, clock)
         server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
-        async with httpx.AsyncClient(base_url=url_of(listener), timeout=30) as client:
+        async with httpx.AsyncClient(base_url=format_url(listener), timeout=30) as client:
             system = UpstreamGateway(
                 *(
-                    url_of(listener),
+                    format_url(listener),
                     client,
                     text_model,
                     upstream,
@@ -194,7 +194,7 @@ async def upstream_gateway(
                     await system.wait_until(lambda: all(server.standing.up for server in servers))
                 yield system
             finally:
-                gate.end_now()
+                gate.cancel_all()
                 server.stop(at_once=True)
                 for each in ticking:
                     each.cancel()

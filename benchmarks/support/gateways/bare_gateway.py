@@ -27,7 +27,7 @@ import uvloop
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
 from maitred.admission.request import AdmissionRequest
-from maitred.api.application import build
+from maitred.api.application import build_app
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
 from maitred.app.address import bind
@@ -36,7 +36,7 @@ from maitred.app.assembly.stores import open_stores, running
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
-from maitred.app.runtime.gc import collect_seldom
+from maitred.app.runtime.gc import tune_gc
 from maitred.app.shutdown import Shutdown
 from maitred.config.loader import load
 from maitred.config.tree import Config
@@ -85,7 +85,7 @@ class _KnowsEverybody:
     async def identify(self, header: Callable[[bytes], str | None]) -> Principal:
         return self._ONE
 
-    def stands(self, principal: Principal, header: Callable[[bytes], str | None]) -> bool:
+    def is_still_valid(self, principal: Principal, header: Callable[[bytes], str | None]) -> bool:
         return True
 
 
@@ -132,15 +132,15 @@ class _Pass(Grant):
 
 
 class _OpenDoor(Admission):
-    async def grant(self, work: AdmissionRequest) -> Grant:
-        return _Pass(work.max_tokens or work.window_left)
+    async def grant(self, admission_request: AdmissionRequest) -> Grant:
+        return _Pass(admission_request.max_tokens or admission_request.window_left)
 
 
 class _SaysNothing(Admission):
-    async def grant(self, work: AdmissionRequest) -> Grant:
-        grant = await super().grant(work)
-        if work.tally is not None:
-            work.tally.standing = None
+    async def grant(self, admission_request: AdmissionRequest) -> Grant:
+        grant = await super().grant(admission_request)
+        if admission_request.context is not None:
+            admission_request.context.rate_limits = None
         return grant
 
 
@@ -186,8 +186,8 @@ async def _serve(config: Config, step: Step, folder: Path) -> None:
             max_choices=config.model.max_choices,
         )
         gate = InFlightLimiter(config.server.max_in_flight)
-        metrics = Metrics(lambda: gate.inside, dict)
-        edge = build(
+        metrics = Metrics(lambda: gate.count, dict)
+        edge = build_app(
             config.server,
             pipeline,
             parts.identity,
@@ -202,7 +202,7 @@ async def _serve(config: Config, step: Step, folder: Path) -> None:
             with shutdown.on_signals():
                 serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
                 await engine.started()
-                collect_seldom()
+                tune_gc()
                 await shutdown.requested()
                 await shutdown.drain()
                 server.stop()

@@ -159,7 +159,7 @@ async def under_test(running: Running, abilities: Sequence[ServerCapability]) ->
         probe = Probe(upstream)
 
         async def load() -> float | None:
-            await probe.look()
+            await probe.check()
             return upstream.reported.running
 
         async def kill() -> None:
@@ -167,11 +167,11 @@ async def under_test(running: Running, abilities: Sequence[ServerCapability]) ->
 
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + START_S
-        await probe.look()
-        while not upstream.standing.up:
+        await probe.check()
+        while not upstream.status.up:
             if running.process.poll() is not None or loop.time() > deadline_s:
                 end = running.log.read_text(errors="replace")[-4000:]
-                raise RuntimeError(f"The server did not become ready ({upstream.standing.reason}):\n{end}")
+                raise RuntimeError(f"The server did not become ready ({upstream.status.reason}):\n{end}")
             await asyncio.sleep(0.5)
-            await probe.look()
+            await probe.check()
         yield TextReplicaUnderTest(upstream, abilities, load, kill)

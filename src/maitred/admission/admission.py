@@ -13,15 +13,15 @@ from types import TracebackType
 
 import msgspec
 
-from maitred.admission.budgets import BudgetState, OnSoftBudget, SoftBudgets, budgets_of
+from maitred.admission.budgets import BudgetState, OnSoftBudget, SoftBudgets, budget_usage
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.grant import Grant, GrantServices
 from maitred.admission.leases import Leases
 from maitred.admission.limit_plans import LimitPlanCache
-from maitred.admission.limit_status import LimitUsage, standing_of, uses_of
+from maitred.admission.limit_status import LimitUsage, limit_usage, rate_limit_status
 from maitred.admission.policy.claims import LimitDemand
-from maitred.admission.policy.output import RequestedOutput, length_of
-from maitred.admission.policy.refusal import RequestedTokens, refusal_of
+from maitred.admission.policy.output import RequestedOutput, output_limit
+from maitred.admission.policy.refusal import RequestedTokens, make_refusal
 from maitred.admission.policy.retry_after import RetryTurns
 from maitred.admission.prices import PriceList
 from maitred.admission.request import AdmissionRequest
@@ -44,7 +44,7 @@ from maitred.core.tenancy import Principal
 from maitred.core.usage import Ledger
 
 
-def _say_nothing(*_: object) -> None:
+def _ignore_free(*_: object) -> None:
     """For whoever does not care about soft budgets."""
 
 
@@ -74,30 +74,30 @@ class Admission:
         clock: Clock,
         *,
         jitter: Callable[[], float] = random.random,
-        on_soft_budget: OnSoftBudget = _say_nothing,
+        on_soft_budget: OnSoftBudget = _ignore_free,
     ) -> None:
         self.leases = Leases(counters, config.lease_s)
         self._limits = limits
-        self.adopt(config)
+        self.reconfigure(config)
         self._counters = counters
         self._clock = clock
         self._jitter = jitter
         self._soft = SoftBudgets(on_soft_budget, clock)
-        self._turns = RetryTurns()
+        self._retry_turns = RetryTurns()
         self._books = GrantServices(ledger, self.leases, clock, self._soft)
 
-    def adopt(self, config: AdmissionConfig) -> None:
+    def reconfigure(self, config: AdmissionConfig) -> None:
         """Goes by these settings from now on. Who was let in stays as it is."""
         self._config = config
         self.default_output_tokens = config.default_output_tokens
         self._prices = PriceList(config.prices)
         self._plans = LimitPlanCache(self._limits, self._prices)
 
-    def as_now(self) -> "Admission":
+    def snapshot(self) -> "Admission":
         """One that goes by the settings of now for good, with the same counters, leases and turns."""
         return copy.copy(self)
 
-    def admit(self, work: AdmissionRequest) -> "GrantScope":
+    def admit(self, admission_request: AdmissionRequest) -> "GrantScope":
         """A context in which the request may run; leaving it settles what nobody has settled.
 
         Raises, when it is entered:
@@ -106,37 +106,37 @@ class Admission:
             QuotaExceeded: A budget is used up.
             StoreUnavailable: The counters or the journal are away, and nothing fails open.
         """
-        return GrantScope(self, work)
+        return GrantScope(self, admission_request)
 
-    async def grant(self, work: AdmissionRequest) -> Grant:
+    async def grant(self, admission_request: AdmissionRequest) -> Grant:
         """What `admit` does on entering. Whoever calls this must see to `Grant.settle` or `Grant.end`."""
-        plan = self._plans.of(work.principal, work.model, self._clock.wall_s())
+        plan = self._plans.plan_for(admission_request.principal, admission_request.model, self._clock.wall_s())
         demand = plan.demand
-        length = length_of(_wish_of(work), plan.bounds, self.default_output_tokens)
-        size = RequestSize(work.prompt_tokens, work.choices)
+        length = output_limit(_requested_output(admission_request), plan.bounds, self.default_output_tokens)
+        size = RequestSize(admission_request.prompt_tokens, admission_request.choices)
         lease = new_object_id("use")
-        output, standing = length.most, None
+        output, rate_limits = length.most, None
         readings: Sequence[CounterState] = ()
         if demand.claims:
-            least = min(output, max(self._config.least_output_tokens, work.min_tokens))
+            least = min(output, max(self._config.least_output_tokens, admission_request.min_tokens))
             wanted = Reservation(lease, demand.claims, output, least, self.leases.lease_s, size)
-            granted = await self._reserve(work, demand, wanted)
+            granted = await self._reserve(admission_request, demand, wanted)
             output, readings = granted.output, granted.readings
-            standing = standing_of(demand.claims, readings)
+            rate_limits = rate_limit_status(demand.claims, readings)
         clamped = output < length.wanted
-        if (tally := work.tally) is not None:
-            tally.standing = standing
-            tally.clamped_max_tokens = output if clamped else None
+        if (context := admission_request.context) is not None:
+            context.rate_limits = rate_limits
+            context.clamped_max_tokens = output if clamped else None
         try:
             return Grant(
                 lease,
-                work,
+                admission_request,
                 plan,
                 size,
                 self._books,
                 max_tokens=output,
                 clamped=clamped,
-                standing=standing,
+                rate_limits=rate_limits,
                 readings=readings,
             )
         except BaseException:
@@ -145,24 +145,24 @@ class Admission:
                 await self.leases.settle(lease, {})
             raise
 
-    def resume(self, work: AdmissionRequest, lease: str, max_tokens: int) -> "GrantScope":
+    def resume(self, admission_request: AdmissionRequest, lease: str, max_tokens: int) -> "GrantScope":
         """A context for a request that runs already, let in by a process that has died since; see `admit`.
 
         Args:
-            work: The request.
+            admission_request: The request.
             lease: Under which it is known to the ledger, which has carried it over.
             max_tokens: What each choice may generate, as it was granted.
         """
-        return GrantScope(self, work, (lease, max_tokens))
+        return GrantScope(self, admission_request, (lease, max_tokens))
 
-    async def take_over(self, work: AdmissionRequest, lease: str, max_tokens: int) -> Grant:
+    async def take_over(self, admission_request: AdmissionRequest, lease: str, max_tokens: int) -> Grant:
         """What `resume` does on entering: it holds what it held, whether or not there is room by the limits of now.
 
         Raises:
             StoreUnavailable: Nobody can say what was spent of a budget.
         """
-        plan = self._plans.of(work.principal, work.model, self._clock.wall_s())
-        size = RequestSize(work.prompt_tokens, work.choices)
+        plan = self._plans.plan_for(admission_request.principal, admission_request.model, self._clock.wall_s())
+        size = RequestSize(admission_request.prompt_tokens, admission_request.choices)
         readings: Sequence[CounterState] = ()
         if claims := plan.demand.claims:
             if self._counters.at_once:
@@ -175,25 +175,25 @@ class Admission:
                 readings = answer.readings
             self.leases.hold(lease)
         return Grant(
-            *(lease, work, plan, size, self._books),
+            *(lease, admission_request, plan, size, self._books),
             max_tokens=max_tokens,
             clamped=False,
-            standing=None,
+            rate_limits=None,
             readings=readings,
             resumed=True,
         )
 
     def price_of(self, model: str) -> Price:
         """What the tokens of a model cost."""
-        return self._prices.of(model).price
+        return self._prices.price_for(model).price
 
-    async def peek(self, principal: Principal, model: str) -> RateLimitStatus | None:
+    async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
         """Where a caller stands without asking for anything; None if no rate holds, or nobody can tell now."""
-        rates = self._plans.of(principal, model, self._clock.wall_s()).demand.rates
+        rates = self._plans.plan_for(principal, model, self._clock.wall_s()).demand.rates
         if not rates:
             return None
         try:
-            return standing_of(rates, await self._counters.read(rates))
+            return rate_limit_status(rates, await self._counters.read(rates))
         except StoreUnavailable:
             return None
 
@@ -203,7 +203,7 @@ class Admission:
         Raises:
             StoreUnavailable: The counters cannot be read.
         """
-        return await budgets_of(subject, self._limits, self._counters, self._clock)
+        return await budget_usage(subject, self._limits, self._counters, self._clock)
 
     async def uses(self, subjects: Sequence[str]) -> list[LimitUsage]:
         """How far the limits are used that hold for these subjects by themselves.
@@ -211,10 +211,10 @@ class Admission:
         Raises:
             StoreUnavailable: The counters cannot be read.
         """
-        return await uses_of(subjects, self._limits, self._counters, self._clock)
+        return await limit_usage(subjects, self._limits, self._counters, self._clock)
 
     async def _reserve(
-        self, work: AdmissionRequest, demand: LimitDemand, reservation: Reservation
+        self, admission_request: AdmissionRequest, demand: LimitDemand, reservation: Reservation
     ) -> ReservationGranted:
         """Takes what is claimed, or says why not."""
         lease = reservation.lease
@@ -225,24 +225,27 @@ class Admission:
             self.leases.settle_later(lease, {})
             raise
         if demand.soft:
-            self._soft.look(demand, answer.readings, {})
+            self._soft.check(demand, answer.readings, {})
         if isinstance(answer, ReservationGranted):
             self.leases.hold(lease)
             return answer
-        if work.tally is not None:
-            work.tally.standing = standing_of(demand.claims, answer.readings)
-        wanted = demand.of(reservation.size)
+        if admission_request.context is not None:
+            admission_request.context.rate_limits = rate_limit_status(demand.claims, answer.readings)
+        wanted = demand.claims_for(reservation.size)
         asked = RequestedTokens(
-            reservation.output, reservation.least_output, work.max_tokens is not None, work.max_tokens_param
+            reservation.output,
+            reservation.least_output,
+            admission_request.max_tokens is not None,
+            admission_request.max_tokens_param,
         )
-        raise refusal_of(wanted, self._with_turn(wanted, answer, reservation.output), asked, self._jitter())
+        raise make_refusal(wanted, self._with_retry_turn(wanted, answer, reservation.output), asked, self._jitter())
 
-    def _with_turn(self, demand: LimitDemand, denied: ReservationDenied, output: int) -> ReservationDenied:
+    def _with_retry_turn(self, demand: LimitDemand, denied: ReservationDenied, output: int) -> ReservationDenied:
         """The denial with the time until the caller's turn, where a rate has denied it."""
         claim, wait_s = demand.claims[denied.claim], denied.retry_after_s
         if claim.kind is not CounterKind.BUCKET or wait_s is None:
             return denied
-        turn_s = self._turns.take(claim, claim.amount(output), wait_s, self._clock.monotonic_s())
+        turn_s = self._retry_turns.take(claim, claim.amount(output), wait_s, self._clock.monotonic_s())
         return msgspec.structs.replace(denied, retry_after_s=turn_s)
 
 
@@ -251,15 +254,21 @@ class GrantScope:
 
     __slots__ = ("_admission", "_grant", "_held", "_work")
 
-    def __init__(self, admission: Admission, work: AdmissionRequest, held: tuple[str, int] | None = None) -> None:
+    def __init__(
+        self, admission: Admission, admission_request: AdmissionRequest, held: tuple[str, int] | None = None
+    ) -> None:
         self._admission = admission
-        self._work = work
+        self._work = admission_request
         self._held = held
         self._grant: Grant | None = None
 
     async def __aenter__(self) -> Grant:
-        admission, work = self._admission, self._work
-        self._grant = await (admission.grant(work) if self._held is None else admission.take_over(work, *self._held))
+        admission, admission_request = self._admission, self._work
+        self._grant = await (
+            admission.grant(admission_request)
+            if self._held is None
+            else admission.take_over(admission_request, *self._held)
+        )
         return self._grant
 
     async def __aexit__(
@@ -269,12 +278,14 @@ class GrantScope:
             await self._grant.end(error)
 
 
-def _wish_of(work: AdmissionRequest) -> RequestedOutput:
+def _requested_output(admission_request: AdmissionRequest) -> RequestedOutput:
     return RequestedOutput(
-        work.prompt_tokens if work.longest_prompt is None else work.longest_prompt,
-        work.max_tokens,
-        work.window_left,
-        work.min_tokens,
-        work.max_tokens_param,
-        work.prompt_param,
+        admission_request.prompt_tokens
+        if admission_request.longest_prompt is None
+        else admission_request.longest_prompt,
+        admission_request.max_tokens,
+        admission_request.window_left,
+        admission_request.min_tokens,
+        admission_request.max_tokens_param,
+        admission_request.prompt_param,
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from maitred.admission.policy.claims import LimitDemand, spend_claim, watches_of
+from maitred.admission.policy.claims import LimitDemand, spend_claim, watched_counters
 from maitred.admission.policy.rules import LimitRule, each
 from maitred.admission.policy.windows import day_at
 from maitred.admission.prices import FREE
@@ -31,7 +31,7 @@ class BudgetState(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time at which the window ends; None: never."""
 
 
-async def budgets_of(subject: str, limits: LimitSource, counters: Counters, clock: Clock) -> list[BudgetState]:
+async def budget_usage(subject: str, limits: LimitSource, counters: Counters, clock: Clock) -> list[BudgetState]:
     """The state of every budget that holds for a subject by itself.
 
     Raises:
@@ -41,7 +41,7 @@ async def budgets_of(subject: str, limits: LimitSource, counters: Counters, cloc
         return []  # ``key:*`` is nobody by itself
     found = [limit for name in (subject, each(subject)) for limit in limits.limits_of(name) if limit.kind.spend]
     day = day_at(clock.wall_s())
-    watches = [watch for limit in found for watch in watches_of([LimitRule(subject, limit)])]
+    watches = [watch for limit in found for watch in watched_counters([LimitRule(subject, limit)])]
     claims = [spend_claim(watch, FREE.price, day) for watch in watches]
     readings = await counters.read(claims) if claims else []
     return [
@@ -68,9 +68,9 @@ class SoftBudgets:
     def __init__(self, on_passed: OnSoftBudget, clock: Clock) -> None:
         self._on_passed = on_passed
         self._clock = clock
-        self._said: dict[tuple[str, str], float | None] = {}
+        self._reported: dict[tuple[str, str], float | None] = {}
 
-    def look(self, demand: LimitDemand, readings: Sequence[CounterState], charges: Mapping[str, int]) -> None:
+    def check(self, demand: LimitDemand, readings: Sequence[CounterState], charges: Mapping[str, int]) -> None:
         """Compares what was charged with every soft budget.
 
         Args:
@@ -81,11 +81,13 @@ class SoftBudgets:
         for index, limit in demand.soft:
             claim, reading = demand.claims[index], readings[index]
             used = reading.used + charges.get(claim.counter, 0)
-            if used < limit.value or (limit.id, claim.counter) in self._said:
+            if used < limit.value or (limit.id, claim.counter) in self._reported:
                 continue
             now_s = self._clock.wall_s()
-            self._said = {said: ends_s for said, ends_s in self._said.items() if ends_s is None or ends_s > now_s}
-            self._said[limit.id, claim.counter] = claim.ends_s
+            self._reported = {
+                said: ends_s for said, ends_s in self._reported.items() if ends_s is None or ends_s > now_s
+            }
+            self._reported[limit.id, claim.counter] = claim.ends_s
             self._on_passed(
                 limit, CounterState(limit.value, limit.value - used, reading.reset_s, used, reading.reserved)
             )

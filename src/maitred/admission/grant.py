@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from maitred.admission.budgets import SoftBudgets
 from maitred.admission.leases import Leases
 from maitred.admission.limit_plans import LimitPlan
-from maitred.admission.policy.claims import reserved_of, spent_of, taken_of
+from maitred.admission.policy.claims import rate_amounts, reserved_amounts, spend_amounts
 from maitred.admission.request import AdmissionRequest
 from maitred.core.answer import Outcome, RateLimitStatus
 from maitred.core.clock import Clock
@@ -26,7 +26,7 @@ from maitred.core.errors import (
     Unauthenticated,
     Unavailable,
 )
-from maitred.core.money import usd_of
+from maitred.core.money import to_usd
 from maitred.core.request import Usage
 from maitred.core.timeline import SpanName
 from maitred.core.usage import Ledger, UsageEvent
@@ -61,44 +61,46 @@ class Grant:
         lease: Id of its lease, and of its line in the ledger.
         max_tokens: What each choice may generate; less than the caller asked for if `clamped`.
         clamped: Whether a limit lowered it.
-        standing: Where the caller stands with its rates, this request included; None without rates.
+        rate_limits: Where the caller stands with its rates, this request included; None without rates.
         replica: Which one serves it, once that is decided; several, with commas, if it went from one to another.
     """
 
     def __init__(
         self,
         lease: str,
-        work: AdmissionRequest,
+        admission_request: AdmissionRequest,
         plan: LimitPlan,
         size: RequestSize,
         books: GrantServices,
         *,
         max_tokens: int,
         clamped: bool,
-        standing: RateLimitStatus | None,
+        rate_limits: RateLimitStatus | None,
         readings: Sequence[CounterState],
         resumed: bool = False,
     ) -> None:
         self.lease = lease
         self.max_tokens = max_tokens
         self.clamped = clamped
-        self.standing = standing
-        self._work = work
+        self.rate_limits = rate_limits
+        self._work = admission_request
         self._plan = plan
         self._books = books
         self._readings = readings
         self._used: Usage | None = None
         self.replica = ""
-        self._started_s = books.clock.monotonic_s() if work.tally is None else work.tally.started_s
+        self._started_s = (
+            books.clock.monotonic_s() if admission_request.context is None else admission_request.context.started_s
+        )
         self._recorded = False
         if resumed:
             return  # the ledger knows of it
         # If this process dies, this line is all that tells of the request. Nobody will know then how much of its
         # reservation it used, so it counts whole: a rate is never found fuller than it was.
-        begun = Usage(work.prompt_tokens, 0)
-        books.ledger.begin(self._event(begun, Outcome.FAILED, 0, {}, reserved_of(plan.demand, size, max_tokens)))
+        begun = Usage(admission_request.prompt_tokens, 0)
+        books.ledger.begin(self._event(begun, Outcome.FAILED, 0, {}, reserved_amounts(plan.demand, size, max_tokens)))
 
-    def served_by(self, replica: str) -> None:
+    def set_replica(self, replica: str) -> None:
         """A replica works on it from now on, after those that did before."""
         if replica == self.replica:
             return
@@ -107,7 +109,7 @@ class Grant:
         elif replica not in self.replica.split(","):
             self.replica += f",{replica}"
 
-    def used(self, usage: Usage) -> None:
+    def record_usage(self, usage: Usage) -> None:
         """Says what has been used up to now, for whoever keeps no tally."""
         self._used = usage
 
@@ -131,10 +133,10 @@ class Grant:
         if outcome in _BILLED:
             price = self._plan.tag.price
             cost_nusd = price.cost_nusd(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-        spent, taken = spent_of(self._plan.demand, cost_nusd), taken_of(self._plan.demand, usage, outcome)
+        spent, taken = spend_amounts(self._plan.demand, cost_nusd), rate_amounts(self._plan.demand, usage, outcome)
         self._books.ledger.record(self._event(usage, outcome, cost_nusd, spent, taken))
         self._recorded = True
-        self._tell(usage, outcome, cost_nusd)
+        self._record_span(usage, outcome, cost_nusd)
         await self._charge({**spent, **taken})
 
     async def end(self, error: BaseException | None) -> None:
@@ -142,8 +144,8 @@ class Grant:
         if self._recorded:
             return
         usage = self._used or self._work.usage_so_far()
-        processed = usage.completion_tokens > 0 or self._work.began
-        outcome = _outcome_of(error, processed=processed)
+        processed = usage.completion_tokens > 0 or self._work.span_start
+        outcome = _usage_outcome(error, processed=processed)
         if not processed and (outcome not in _BILLED or not self.replica):
             usage = _NOTHING  # nor is anything made for a caller who leaves while it waits
         try:
@@ -151,13 +153,13 @@ class Grant:
         except Exception:
             log.exception("The usage of request %s could not be journaled; it is not billed.", self._work.request_id)
             self._recorded = True
-            await self._charge(taken_of(self._plan.demand, usage, Outcome.FAILED))
+            await self._charge(rate_amounts(self._plan.demand, usage, Outcome.FAILED))
             if error is None:
                 raise
 
-    def _tell(self, usage: Usage, outcome: Outcome, cost_nusd: int) -> None:
+    def _record_span(self, usage: Usage, outcome: Outcome, cost_nusd: int) -> None:
         """Notes what it has cost."""
-        if self._work.tally is not None:
+        if self._work.context is not None:
             now_s = self._books.clock.monotonic_s()
             facts = {
                 "outcome": str(outcome),
@@ -165,10 +167,10 @@ class Grant:
                 "prompt_tokens": usage.prompt_tokens,
                 "cached_tokens": usage.cached_tokens,
                 "output_tokens": usage.completion_tokens,
-                "cost_usd": usd_of(cost_nusd),
+                "cost_usd": to_usd(cost_nusd),
                 "price": self._plan.tag.text,
             }
-            self._work.tally.story.tell(SpanName.SETTLEMENT, now_s, now_s, facts)
+            self._work.context.timeline.record(SpanName.SETTLEMENT, now_s, now_s, facts)
 
     async def _charge(self, charges: Mapping[str, int]) -> None:
         demand = self._plan.demand
@@ -176,23 +178,23 @@ class Grant:
             return  # nothing was reserved
         await self._books.leases.settle(self.lease, charges)
         if demand.soft:
-            self._books.soft.look(demand, self._readings, charges)
+            self._books.soft.check(demand, self._readings, charges)
 
     def _event(
         self, usage: Usage, outcome: Outcome, cost_nusd: int, charges: Mapping[str, int], taken: Mapping[str, int]
     ) -> UsageEvent:
-        work, principal, clock = self._work, self._work.principal, self._books.clock
-        first_s = None if work.tally is None else work.tally.first_token_s
+        admission_request, principal, clock = self._work, self._work.principal, self._books.clock
+        first_s = None if admission_request.context is None else admission_request.context.first_token_s
         return UsageEvent(
             id=self.lease,
-            request_id=work.request_id,
+            request_id=admission_request.request_id,
             time_s=clock.wall_s(),
             key=principal.key,
             tenant=principal.tenants[0],
             organisation=principal.tenants[-1],
-            model=work.model,
+            model=admission_request.model,
             replica=self.replica,
-            route=work.route,
+            route=admission_request.route,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
@@ -203,11 +205,13 @@ class Grant:
             outcome=outcome,
             charges=charges,
             taken=taken,
-            rollout="" if work.tally is None or work.tally.arm is None else str(work.tally.arm),
+            rollout=""
+            if admission_request.context is None or admission_request.context.arm is None
+            else str(admission_request.context.arm),
         )
 
 
-def _outcome_of(error: BaseException | None, *, processed: bool) -> Outcome:
+def _usage_outcome(error: BaseException | None, *, processed: bool) -> Outcome:
     """How a request ended that left its grant with this error."""
     if error is None:
         return Outcome.FINISHED

@@ -39,14 +39,14 @@ class Leases:
         self._counters = counters
         self.lease_s = lease_s
         self._patience_s = patience_s
-        self._held: set[str] = set()
+        self._leases: set[str] = set()
         self._late: dict[str, Mapping[str, int]] = {}
         self._woken = asyncio.Event()
 
     @property
-    def held(self) -> int:
+    def active(self) -> int:
         """Leases that are not settled yet."""
-        return len(self._held)
+        return len(self._leases)
 
     @property
     def late(self) -> int:
@@ -55,7 +55,7 @@ class Leases:
 
     def hold(self, lease: str) -> None:
         """Keeps a lease alive from now on."""
-        self._held.add(lease)
+        self._leases.add(lease)
 
     async def settle(self, lease: str, amounts: Mapping[str, int]) -> None:
         """Ends a lease; whatever becomes of the caller or of the counters, it is not forgotten.
@@ -74,11 +74,11 @@ class Leases:
                 raise
             log.warning("A request could not be settled at once; this is tried again.", exc_info=_cause(error))
         else:
-            self._held.discard(lease)
+            self._leases.discard(lease)
 
     def settle_later(self, lease: str, amounts: Mapping[str, int]) -> None:
         """Leaves a settlement to the background."""
-        self._held.add(lease)
+        self._leases.add(lease)
         self._late[lease] = amounts
         self._woken.set()
 
@@ -100,13 +100,13 @@ class Leases:
 
     async def renew(self) -> None:
         """Puts off the end of all leases that are held."""
-        if not self._held:
+        if not self._leases:
             return
         try:
             async with asyncio.timeout(self.lease_s / 3):
-                await self._counters.renew(list(self._held), self.lease_s)
+                await self._counters.renew(list(self._leases), self.lease_s)
         except Exception as error:
-            log.warning("%d leases could not be renewed.", len(self._held), exc_info=_cause(error))
+            log.warning("%d leases could not be renewed.", len(self._leases), exc_info=_cause(error))
 
     async def settle_late(self) -> None:
         """Tries again to settle what could not be settled before; stops early while the counters are away."""
@@ -119,7 +119,7 @@ class Leases:
                 log.exception("A request could not be settled; this is tried again.")
                 continue
             del self._late[lease]
-            self._held.discard(lease)
+            self._leases.discard(lease)
 
     async def _keep(self) -> None:
         while True:

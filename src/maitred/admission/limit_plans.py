@@ -8,8 +8,8 @@ import logging
 
 import msgspec
 
-from maitred.admission.policy.claims import LimitDemand, demand_of, watches_of
-from maitred.admission.policy.output import PerRequestLimits, bounds_of
+from maitred.admission.policy.claims import LimitDemand, make_demand, watched_counters
+from maitred.admission.policy.output import PerRequestLimits, per_request_limits
 from maitred.admission.policy.rules import rules_for
 from maitred.admission.policy.windows import day_at
 from maitred.admission.prices import PriceList, PriceTag
@@ -46,33 +46,33 @@ class LimitPlanCache:
     def __init__(self, limits: LimitSource, prices: PriceList) -> None:
         self._limits = limits
         self._prices = prices
-        self._kept: dict[tuple[str, tuple[str, ...], str], LimitPlan] = {}
-        self._said_free: set[str] = set()
+        self._plans: dict[tuple[str, tuple[str, ...], str], LimitPlan] = {}
+        self._warned_free: set[str] = set()
 
-    def of(self, principal: Principal, model: str, wall_s: float) -> LimitPlan:
+    def plan_for(self, principal: Principal, model: str, wall_s: float) -> LimitPlan:
         """The plan that holds now."""
         name = (principal.key, principal.tenants, model)
-        plan = self._kept.get(name)
+        plan = self._plans.get(name)
         if plan is None or plan.edition != self._limits.edition or plan.day != day_at(wall_s):
-            plan = self._made(principal, model, day_at(wall_s))
-            self._kept.pop(name, None)
-            if len(self._kept) >= _MOST_KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[name] = plan
+            plan = self._make_plan(principal, model, day_at(wall_s))
+            self._plans.pop(name, None)
+            if len(self._plans) >= _MOST_KEPT:
+                del self._plans[next(iter(self._plans))]
+            self._plans[name] = plan
         return plan
 
-    def _made(self, principal: Principal, model: str, day: int) -> LimitPlan:
+    def _make_plan(self, principal: Principal, model: str, day: int) -> LimitPlan:
         rules = rules_for(principal.subjects, self._limits, model)
-        watches, tag = watches_of(rules), self._prices.of(model)
-        demand = demand_of(watches, tag.price, day)
+        watches, tag = watched_counters(rules), self._prices.price_for(model)
+        demand = make_demand(watches, tag.price, day)
         if any(watch.claim.kind is CounterKind.BUDGET for watch in watches) and not demand.budgets:
-            self._say_it_is_free(model)
-        return LimitPlan(self._limits.edition, day, bounds_of(rules), demand, tag)
+            self._warn_free(model)
+        return LimitPlan(self._limits.edition, day, per_request_limits(rules), demand, tag)
 
-    def _say_it_is_free(self, model: str) -> None:
+    def _warn_free(self, model: str) -> None:
         """Says once that budgets count nothing, which whoever set them does not expect."""
-        if model not in self._said_free:
-            self._said_free.add(model)
+        if model not in self._warned_free:
+            self._warned_free.add(model)
             log.warning(
                 "Budgets hold for requests to %s, but its tokens have no price, so they count nothing. "
                 "Set admission.prices for this model, or for `*`.",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from maitred.admission.policy.claims import spend_claim, watches_of
+from maitred.admission.policy.claims import spend_claim, watched_counters
 from maitred.admission.policy.rules import LimitRule, each
 from maitred.admission.policy.windows import day_at
 from maitred.admission.prices import FREE
@@ -26,7 +26,9 @@ class LimitUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until all of it is there again, or the window ends; 0: it is, or nobody knows."""
 
 
-async def uses_of(subjects: Sequence[str], limits: LimitSource, counters: Counters, clock: Clock) -> list[LimitUsage]:
+async def limit_usage(
+    subjects: Sequence[str], limits: LimitSource, counters: Counters, clock: Clock
+) -> list[LimitUsage]:
     """How far the limits are used that hold for these subjects by themselves; asks the counters once.
 
     Limits that bound each request by itself are left out: nothing is counted for them.
@@ -42,7 +44,7 @@ async def uses_of(subjects: Sequence[str], limits: LimitSource, counters: Counte
         for limit in limits.limits_of(name)
     ]
     # One by one: several limits on one counter are several bars on the screen.
-    watched = [(rule, watch) for rule in rules for watch in watches_of([rule])]
+    watched = [(rule, watch) for rule in rules for watch in watched_counters([rule])]
     claims = [spend_claim(watch, FREE.price, day) if rule.limit.kind.spend else watch.claim for rule, watch in watched]
     readings = await counters.read(claims) if claims else []
     return [
@@ -56,7 +58,7 @@ async def uses_of(subjects: Sequence[str], limits: LimitSource, counters: Counte
 _BUCKET = CounterKind.BUCKET
 
 
-def standing_of(claims: Sequence[LimitClaim], readings: Sequence[CounterState]) -> RateLimitStatus | None:
+def rate_limit_status(claims: Sequence[LimitClaim], readings: Sequence[CounterState]) -> RateLimitStatus | None:
     """The standing that these readings show, one for each claim; None if no rate is among them.
 
     Requests are all alike, so the tightest of their limits is the one with the fewest left. Input, output and all

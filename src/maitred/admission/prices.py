@@ -29,15 +29,15 @@ class PriceList:
     """
 
     def __init__(self, prices: Mapping[str, PriceConfig]) -> None:
-        self._tags = {model: _tag_of(config) for model, config in prices.items()}
+        self._tags = {model: _price_tag(config) for model, config in prices.items()}
         self._other = self._tags.pop(_ANY, FREE)
 
-    def of(self, model: str) -> PriceTag:
+    def price_for(self, model: str) -> PriceTag:
         """The price of one model."""
         return self._tags.get(model, self._other)
 
 
-def _tag_of(config: PriceConfig) -> PriceTag:
+def _price_tag(config: PriceConfig) -> PriceTag:
     price = Price.per_million_usd(config.prompt, config.cached, config.output)
     if price == FREE.price:
         return FREE

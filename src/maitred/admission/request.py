@@ -23,7 +23,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
         choices: Answers to all prompts together.
         max_tokens_param: What the API calls `max_tokens`, and...
         prompt_param: ...the prompt, for messages about them.
-        tally: What the stages see of the request. Admission writes down where the caller stands, and reads what was
+        context: What the stages see of the request. Admission writes down where the caller stands, and reads what was
             used when nobody says it.
     """
 
@@ -39,16 +39,16 @@ class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
     choices: int = 1
     max_tokens_param: str = "max_tokens"
     prompt_param: str = "prompt"
-    tally: RequestContext | None = None
+    context: RequestContext | None = None
 
     @property
-    def began(self) -> bool:
+    def span_start(self) -> bool:
         """Whether a replica is known to have begun to answer."""
-        return self.tally is not None and self.tally.first_token_s is not None
+        return self.context is not None and self.context.first_token_s is not None
 
     def usage_so_far(self) -> Usage:
         """What was used up to now, as far as anybody has written it down."""
-        tally = self.tally
-        if tally is None:
+        context = self.context
+        if context is None:
             return Usage(self.prompt_tokens, 0)
-        return Usage(self.prompt_tokens, tally.completion_tokens, tally.cached_tokens)
+        return Usage(self.prompt_tokens, context.completion_tokens, context.cached_tokens)

@@ -7,7 +7,7 @@ below is the whole error policy of the HTTP edge.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from maitred.api.errors import Header, let_go_of_frames, public
+from maitred.api.errors import Header, clear_traceback, to_public_error
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
 from maitred.api.in_flight import ClientDisconnected, InFlightLimiter
 from maitred.api.retry_advice import RetryAdvisor
@@ -42,7 +42,7 @@ class GatewayApp:
     Args:
         table: The routes.
         identity: Tells who calls, on routes that need a scope.
-        gate: Who may come in. Health, metrics and lists pass beside it.
+        in_flight: Who may come in. Health, metrics and lists pass beside it.
         observers: Told of every ended request.
         standing: Where a caller stands with its limits, for what is refused before they were asked.
         retries: Who should come back after a refusal.
@@ -56,7 +56,7 @@ class GatewayApp:
         self,
         table: RouteTable,
         identity: Authenticator,
-        gate: InFlightLimiter,
+        in_flight: InFlightLimiter,
         observers: Sequence[RequestObserver],
         standing: Callable[[RequestContext], Awaitable[RateLimitStatus | None]],
         retries: RetryAdvisor,
@@ -68,22 +68,22 @@ class GatewayApp:
     ) -> None:
         self._table = table
         self._identity = identity
-        self._gate = gate
+        self._in_flight = in_flight
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
         self._observers = observers
-        self._standing = standing
-        self._retries = retries
+        self._rate_limit_status = standing
+        self._retry_advisor = retries
         self._begin = begin
         self._clock = clock
         self._requests = 0
         """How many have begun here and not ended."""
-        self._emptied: Callable[[], None] | None = None
+        self._on_idle: Callable[[], None] | None = None
 
-    def when_empty(self, emptied: Callable[[], None]) -> None:
+    def on_idle(self, emptied: Callable[[], None]) -> None:
         """No more requests will come; calls back, once, when those that are here have ended, or at once."""
         if self._requests:
-            self._emptied = emptied
+            self._on_idle = emptied
         else:
             emptied()
 
@@ -91,89 +91,89 @@ class GatewayApp:
         """ASGI's entry point."""
         if scope["type"] != "http":
             raise RuntimeError(f"The server offered {scope['type']!r}; maitred speaks HTTP only.")
-        call = HttpExchange(scope, receive, send, self._clock.monotonic_s())
-        in_hand = LogContext(call.tally.request_id)
+        exchange = HttpExchange(scope, receive, send, self._clock.monotonic_s())
+        in_hand = LogContext(exchange.context.request_id)
         LOG_CONTEXT.set(in_hand)  # each request has a task of its own, and so a context
         outcome = Outcome.FAILED
         self._requests += 1
         try:
-            outcome = await self._serve(call, in_hand)
+            outcome = await self._serve(exchange, in_hand)
         except asyncio.CancelledError:
             outcome = Outcome.CANCELLED
             raise
         finally:
             self._requests -= 1
-            if call.progress in (ResponseState.STREAMING, ResponseState.SENDING):
-                call.connection.linger()
-            call.tally.stalled = call.connection.stalled
-            call.tally.close(outcome, call.status, self._clock.monotonic_s())
+            if exchange.state in (ResponseState.STREAMING, ResponseState.SENDING):
+                exchange.connection.linger()
+            exchange.context.stalled = exchange.connection.stalled
+            exchange.context.close(outcome, exchange.status, self._clock.monotonic_s())
             for observer in self._observers:
-                observer.ended(call.tally)
+                observer.on_request_end(exchange.context)
             in_hand.over = True
-            if self._emptied is not None and not self._requests:
-                self._emptied()
+            if self._on_idle is not None and not self._requests:
+                self._on_idle()
 
-    async def _serve(self, call: HttpExchange, in_hand: LogContext) -> Outcome:
+    async def _serve(self, exchange: HttpExchange, in_hand: LogContext) -> Outcome:
         """Answers the call, whatever happens; returns how it ended."""
         headers: list[Header] = []
         try:
-            route, call.parameter = self._found(call)
-            call.tally.route, call.dialect = route.path, route.dialect
+            route, exchange.parameter = self._find_route(exchange)
+            exchange.context.route, exchange.dialect = route.path, route.dialect
             if self._begin is not None and route.reads is not None and route.needs is KeyScope.INFERENCE:
-                self._begin(call.tally, call.header)
-                in_hand.trace_id = call.tally.story.trace_id
+                self._begin(exchange.context, exchange.header)
+                in_hand.trace_id = exchange.context.timeline.trace_id
             if route.needs is not None:
                 # Before the body is read and before a place is taken: who is not known here costs next to nothing.
-                principal = call.greeting.principal
-                if principal is None or not self._identity.stands(principal, call.header):
-                    principal = call.greeting.principal = await self._identity.identify(call.header)
+                principal = exchange.parsed_head.principal
+                if principal is None or not self._identity.is_still_valid(principal, exchange.header):
+                    principal = exchange.parsed_head.principal = await self._identity.identify(exchange.header)
                 require(principal, route.needs)
-                call.tally.principal = principal
+                exchange.context.principal = principal
             if route.reads is None:
-                await route.handler(call)
+                await route.handler(exchange)
             else:
                 if route.needs is KeyScope.INFERENCE:
-                    self._retries.arrived(call)
+                    self._retry_advisor.on_request(exchange)
                 # A server that is full must still take the change that relieves it.
                 # Nor does it stop halfway because it has ended the very key that it came with.
                 administers = route.needs is KeyScope.ADMIN
-                visitor = None if administers else call.tally.principal
-                await COHORT.regroup(CohortStage.KNOWN)
-                with self._gate.enter(visitor, even_if_full=administers) as block:
-                    if not call.has_body(self._max_body_bytes):
-                        await call.read_body(self._max_body_bytes, self._body_timeout_s)
-                    with call.watched(block):  # its client may leave
-                        await route.handler(call)
+                visitor = None if administers else exchange.context.principal
+                await COHORT.sync(CohortStage.KNOWN)
+                with self._in_flight.acquire(visitor, even_if_full=administers) as block:
+                    if not exchange.has_body(self._max_body_bytes):
+                        await exchange.read_body(self._max_body_bytes, self._body_timeout_s)
+                    with exchange.cancel_on_disconnect(block):  # its client may leave
+                        await route.handler(exchange)
             # Who stopped reading in the middle of a whole answer was cut off, of which `send` says nothing.
-            return Outcome.CANCELLED if call.connection.stalled else Outcome.FINISHED
+            return Outcome.CANCELLED if exchange.connection.stalled else Outcome.FINISHED
         except ClientDisconnected as left:
-            let_go_of_frames(left)
-            if call.progress is ResponseState.NOTHING_SENT:
-                call.status = _CLIENT_LEFT_STATUS
+            clear_traceback(left)
+            if exchange.state is ResponseState.NOTHING_SENT:
+                exchange.status = _CLIENT_LEFT_STATUS
             return Outcome.CANCELLED
         except MethodNotAllowed as error:
             failure: MaitredError = error
-            headers = [(b"allow", ", ".join(self._table.methods_of(call.path)).encode("ascii"))]
+            headers = [(b"allow", ", ".join(self._table.methods_of(exchange.path)).encode("ascii"))]
         except BodyTooSlow as error:
             failure = error
             headers = [(b"connection", b"close")]  # the rest of the body may never come
         except Exception as error:
-            failure = public(error, call.tally.request_id)
-            let_go_of_frames(error)
-        let_go_of_frames(failure)
-        call.tally.failure = failure
+            failure = to_public_error(error, exchange.context.request_id)
+            clear_traceback(error)
+        clear_traceback(failure)
+        exchange.context.failure = failure
         if isinstance(failure, LimitReached):
-            call.tally.refused_by = failure.limit
-        untouched = call.tally.first_token_s is None and call.progress is ResponseState.NOTHING_SENT
-        if untouched and call.tally.principal is not None and call.tally.standing is None:
-            call.tally.standing = await self._standing(call.tally)
-        await call.refuse(failure, [*headers, *self._retries.headers(call, failure)])
+            exchange.context.refused_by = failure.limit
+        untouched = exchange.context.first_token_s is None and exchange.state is ResponseState.NOTHING_SENT
+        if untouched and exchange.context.principal is not None and exchange.context.rate_limits is None:
+            exchange.context.rate_limits = await self._rate_limit_status(exchange.context)
+        await exchange.send_error(failure, [*headers, *self._retry_advisor.headers(exchange, failure)])
         refusal = isinstance(failure, CallerError | Refused | Draining | ReplicaUnavailable)
         return Outcome.REFUSED if refusal and untouched else Outcome.FAILED
 
-    def _found(self, call: HttpExchange) -> tuple[Route, str]:
+    def _find_route(self, exchange: HttpExchange) -> tuple[Route, str]:
         """Where it leads; raises where it leads nowhere."""
-        found = call.greeting.found
+        found = exchange.parsed_head.route
         if found is None or found[0] is not self._table:
-            found = call.greeting.found = (self._table, *self._table.find(call.method, call.path))
+            found = exchange.parsed_head.route = (self._table, *self._table.find(exchange.method, exchange.path))
         return found[1:]

@@ -25,11 +25,11 @@ from maitred.core.embedding import EmbeddingService
 from maitred.core.tenancy import Authenticator
 
 
-def build(
+def build_app(
     config: ServerConfig,
     answering: InferenceService,
     identity: Authenticator,
-    gate: InFlightLimiter,
+    in_flight: InFlightLimiter,
     observers: Sequence[RequestObserver],
     render_metrics: Callable[[str], tuple[bytes, str]],
     clock: Clock,
@@ -50,7 +50,7 @@ def build(
         config: Limits.
         answering: The system behind the API.
         identity: Tells who calls.
-        gate: Who may come in; its owner drains it.
+        in_flight: Who may come in; its owner drains it.
         observers: Told of every ended request.
         render_metrics: Everything, and its content type, in a format that an `Accept` header asks for.
         clock: For the times in tallies.
@@ -64,7 +64,7 @@ def build(
         begin: See `GatewayApp`.
         retry_budget: Which refused requests may come back; None: by the settings alone.
     """
-    service = ServiceRoutes(answering, gate, render_metrics, stores_up, check_stores)
+    service = ServiceRoutes(answering, in_flight, render_metrics, stores_up, check_stores)
     routes = [
         *ModelRoutes(answering, strict=config.strict).routes(),
         *ChatRoutes(answering, strict=config.strict, heartbeat_s=config.heartbeat_s).routes(),
@@ -79,13 +79,13 @@ def build(
     service.describe(routes)
     if answers is None:
         answers = MemoryIdempotencyStore(IdempotencyConfig(), clock)
-    idempotency = Idempotency(answers, answering.standing, heartbeat_s=config.heartbeat_s)
+    idempotency = Idempotency(answers, answering.rate_limit_status, heartbeat_s=config.heartbeat_s)
     return GatewayApp(
         RouteTable([*map(idempotency.guard, routes), *console]),
         identity,
-        gate,
+        in_flight,
         observers,
-        answering.standing,
+        answering.rate_limit_status,
         RetryAdvisor(retry_budget or RetryBudget(config.retry_share, config.retry_allowance), clock),
         begin=begin,
         max_body_bytes=config.max_body_bytes,

@@ -13,11 +13,11 @@ from msgspec import UNSET, UnsetType
 from maitred.api.streaming import CollectedChoice
 from maitred.core.answer import TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason, Usage
-from maitred.wire.event_template import EventTemplates, JsonForm, encode_text
+from maitred.wire.event_template import EventTemplates, JsonTemplate, encode_text
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.openai.responses import (
     CONTINUED,
-    THOUGHT_FIELDS,
+    REASONING_FIELDS,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -31,10 +31,10 @@ from maitred.wire.openai.responses import (
     TopLogprob,
     UsageBody,
     encode,
-    finish_of,
-    stop_reason_of,
+    to_finish_reason,
+    to_stop_reason,
 )
-from maitred.wire.openai.written import merged_delta
+from maitred.wire.openai.written import merge_deltas
 from maitred.wire.sse import encode_event
 
 _CALLS = frozenset({"tool_calls", "function_call"})
@@ -55,22 +55,22 @@ class ChatFormatter:
         self._choices = request.choices
         self._include_usage = request.include_usage
         self._of_functions = not request.tools and bool(request.functions)
-        self._hidden = THOUGHT_FIELDS if request.include_reasoning is False else ()
-        self._stencils = EventTemplates()
+        self._hidden = REASONING_FIELDS if request.include_reasoning is False else ()
+        self._templates = EventTemplates()
 
-    def opening(self) -> bytes:
+    def start(self) -> bytes:
         """Every choice begins with who speaks."""
         opening = ChatDelta(role="assistant", content="")
         return b"".join(self._event(ChatChunkChoice(index=i, delta=opening)) for i in range(self._choices))
 
     def events(self, parts: Sequence[TextDelta]) -> bytes:
         """One event for new text, and one of its own for the end of a choice."""
-        event, full = self._stencils.event, self._text
+        event, full = self._templates.encode, self._text
         if len(parts) == 1 and (part := parts[0]).plain:
             return event(part.index, part.text, full)
         return b"".join([event(part.index, part.text, full) if part.plain else self._written(part) for part in parts])
 
-    def closing(self, usage: Usage) -> bytes:
+    def end(self, usage: Usage) -> bytes:
         """The usage, if asked for, in a chunk without choices."""
         return encode_event(encode(self._chunk([], UsageBody.of(usage)))) if self._include_usage else b""
 
@@ -99,7 +99,7 @@ class ChatFormatter:
                         message=self._message(choice),
                         logprobs=_logprobs(choice.scores),
                         finish_reason=self._finish_of(choice.finish),
-                        stop_reason=stop_reason_of(choice.finish),
+                        stop_reason=to_stop_reason(choice.finish),
                     )
                     for index, choice in enumerate(choices)
                 ],
@@ -127,12 +127,12 @@ class ChatFormatter:
                 index=part.index,
                 delta=ChatDelta(),
                 finish_reason=self._finish_of(part.finish),
-                stop_reason=stop_reason_of(part.finish),
+                stop_reason=to_stop_reason(part.finish),
             )
 
     def _message(self, choice: CollectedChoice) -> ChatMessage:
         text = "".join(choice.text)
-        extra = self._shown(merged_delta(choice.extras))
+        extra = self._shown(merge_deltas(choice.extras))
         return ChatMessage(content=text if text or not _CALLS.intersection(extra) else None, **extra)
 
     def _shown(self, extra: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class ChatFormatter:
         return {name: value for name, value in extra.items() if name not in self._hidden}
 
     def _finish_of(self, reason: FinishReason) -> Finish:
-        return "function_call" if self._of_functions and reason is FinishReason.TOOL_CALLS else finish_of(reason)
+        return "function_call" if self._of_functions and reason is FinishReason.TOOL_CALLS else to_finish_reason(reason)
 
     def _event(self, choice: ChatChunkChoice, part: TextDelta | None = None) -> bytes:
         marks = CONTINUED if part is not None and part.continued else UNSET
@@ -162,16 +162,16 @@ class ChatFormatter:
         )
 
 
-def _text_form(usage: UsageBody | UnsetType | None) -> JsonForm:
+def _text_form(usage: UsageBody | UnsetType | None) -> JsonTemplate:
     """Of an event with nothing but a text."""
     choice = ChatChunkChoice(index=1002, delta=ChatDelta(content="a text"))
     chunk = ChatChunk(id="an id", created=1001, model="a model", choices=[choice], usage=usage)
-    return JsonForm(encode_event(encode(chunk)), (b'"an id"', b"1001", b'"a model"', b"1002", b'"a text"'))
+    return JsonTemplate(encode_event(encode(chunk)), (b'"an id"', b"1001", b'"a model"', b"1002", b'"a text"'))
 
 
 _TEXT = _text_form(UNSET)
 _TEXT_BEFORE_USAGE = _text_form(None)
-_PLAIN = JsonForm(
+_PLAIN = JsonTemplate(
     encode(
         ChatCompletion(
             id="an id",

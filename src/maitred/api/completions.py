@@ -7,9 +7,9 @@ from functools import partial
 from msgspec import UNSET, UnsetType
 
 from maitred.api.exchange import HttpExchange
-from maitred.api.priority_headers import with_urgency
+from maitred.api.priority_headers import apply_priority_headers
 from maitred.api.routes import Route
-from maitred.api.streaming import CollectedChoice, deliver
+from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.answer import InferenceRequest, InferenceService, TextDelta, TokenScore
 from maitred.core.request import Usage
 from maitred.core.tenancy import Scope
@@ -24,13 +24,13 @@ from maitred.wire.openai.responses import (
     CompletionLogprobs,
     UsageBody,
     encode,
-    finish_of,
-    stop_reason_of,
+    to_finish_reason,
+    to_stop_reason,
 )
-from maitred.wire.openai.rules import needs_of
-from maitred.wire.openai.sampling import left_open, sampling_of
-from maitred.wire.openai.structured import constraint_of
-from maitred.wire.openai.written import written
+from maitred.wire.openai.rules import requested_features
+from maitred.wire.openai.sampling import to_sampling_params, unset_fields
+from maitred.wire.openai.structured import to_constraint
+from maitred.wire.openai.written import request_fields
 from maitred.wire.sse import encode_event
 
 
@@ -44,7 +44,7 @@ class CompletionRoutes:
     """
 
     def __init__(self, answering: InferenceService, *, strict: bool, heartbeat_s: float) -> None:
-        self._answering = answering
+        self._service = answering
         self._strict = strict
         self._heartbeat_s = heartbeat_s
 
@@ -64,16 +64,18 @@ class CompletionRoutes:
             )
         ]
 
-    async def create(self, call: HttpExchange) -> None:
+    async def create(self, exchange: HttpExchange) -> None:
         """Continues the prompts."""
-        request = decode_completion(call.body, strict=self._strict)
-        ask = with_urgency(_ask_of(request), call.header, retries=call.retries)
-        choices = len(ask.prompts) * request.choices
-        async with self._answering.answer(ask, call.tally) as answer:
-            await deliver(
-                call,
+        request = decode_completion(exchange.body, strict=self._strict)
+        inference_request = apply_priority_headers(
+            _to_inference_request(request), exchange.header, retries=exchange.retries
+        )
+        choices = len(inference_request.prompts) * request.choices
+        async with self._service.generate(inference_request, exchange.context) as answer:
+            await send_response(
+                exchange,
                 answer,
-                CompletionFormatter(request, call.named("cmpl")),
+                CompletionFormatter(request, exchange.id_for("cmpl")),
                 choices=choices,
                 streams=request.streams,
                 heartbeat_s=self._heartbeat_s,
@@ -93,20 +95,20 @@ class CompletionFormatter:
         self._created = int(time.time())
         self._model = request.model
         self._include_usage = request.include_usage
-        self._stencils = EventTemplates()
+        self._templates = EventTemplates()
 
-    def opening(self) -> bytes:
+    def start(self) -> bytes:
         """Text completions have no roles."""
         return b""
 
     def events(self, parts: Sequence[TextDelta]) -> bytes:
         """One event per part; the last one of a choice says why it ended."""
-        event, full = self._stencils.event, self._text
+        event, full = self._templates.encode, self._text
         if len(parts) == 1 and (part := parts[0]).plain:
             return event(part.index, part.text, full)
         return b"".join([event(part.index, part.text, full) if part.plain else self._written(part) for part in parts])
 
-    def closing(self, usage: Usage) -> bytes:
+    def end(self, usage: Usage) -> bytes:
         """The usage, if asked for, in a chunk without choices."""
         return encode_event(encode(self._completion([], UsageBody.of(usage)))) if self._include_usage else b""
 
@@ -117,8 +119,8 @@ class CompletionFormatter:
                 index=index,
                 text="".join(choice.text),
                 logprobs=_logprobs(choice.scores),
-                finish_reason=finish_of(choice.finish),
-                stop_reason=stop_reason_of(choice.finish),
+                finish_reason=to_finish_reason(choice.finish),
+                stop_reason=to_stop_reason(choice.finish),
             )
             for index, choice in enumerate(choices)
         ]
@@ -136,8 +138,8 @@ class CompletionFormatter:
             index=part.index,
             text=part.text,
             logprobs=_logprobs(part.scores),
-            finish_reason=None if part.finish is None else finish_of(part.finish),
-            stop_reason=UNSET if part.finish is None else stop_reason_of(part.finish),
+            finish_reason=None if part.finish is None else to_finish_reason(part.finish),
+            stop_reason=UNSET if part.finish is None else to_stop_reason(part.finish),
         )
 
     def _completion(
@@ -153,23 +155,23 @@ class CompletionFormatter:
         )
 
 
-def _ask_of(request: CompletionRequest) -> InferenceRequest:
+def _to_inference_request(request: CompletionRequest) -> InferenceRequest:
     return InferenceRequest(
         model=request.model,
         prompts=request.prompts(),
-        sampling=sampling_of(request, max_tokens=0, seed=0),
-        left_open=left_open(request, DEFAULTED),
+        sampling=to_sampling_params(request, max_tokens=0, seed=0),
+        unset_fields=unset_fields(request, DEFAULTED),
         max_tokens=request.token_limit,
         seed=request.seed,
-        priority=request.asked_priority,
+        priority=request.requested_priority,
         stops=request.stops,
         echo=request.echo is True,
         user=request.user or None,
         max_tokens_param=request.token_limit_param,
         whole=not request.streams,
-        needs=needs_of(request),
-        written=partial(written, request),
-        constraint=partial(constraint_of, request),
+        needs=requested_features(request),
+        to_openai=partial(request_fields, request),
+        constraint=partial(to_constraint, request),
     )
 
 

@@ -79,7 +79,7 @@ class LoginSessions(Protocol[S]):
         """Begins a session. Returns what goes into the cookie, too."""
         ...
 
-    def of(self, header: Callable[[bytes], str | None]) -> S | None:
+    def session_for(self, header: Callable[[bytes], str | None]) -> S | None:
         """The session that a request's cookie names."""
         ...
 
@@ -170,64 +170,66 @@ class ConsoleRoutes:
             ),
         ]
 
-    async def index(self, call: HttpExchange) -> None:
+    async def index(self, exchange: HttpExchange) -> None:
         """The page. Its address ends without a slash, so that the files' addresses are whole in it."""
-        await self._send(call, _INDEX)
+        await self._send(exchange, _INDEX)
 
-    async def file(self, call: HttpExchange) -> None:
+    async def file(self, exchange: HttpExchange) -> None:
         """Any other file."""
-        await self._send(call, call.parameter)
+        await self._send(exchange, exchange.parameter)
 
-    async def who(self, call: HttpExchange) -> None:
+    async def who(self, exchange: HttpExchange) -> None:
         """Who is logged in: by the session, or without any where the server asks for no key; else ``null``."""
-        session = self._sessions.of(call.header) if self._same_origin(call.header) else None
+        session = self._sessions.session_for(exchange.header) if self._same_origin(exchange.header) else None
         principal = None if session is None else self._again(session.principal)
         token = "" if session is None or principal is None else session.token
         if principal is None:
             try:
-                principal = await self._identity.identify(call.header)
+                principal = await self._identity.identify(exchange.header)
             except Unauthenticated:  # no fault of anybody's: the page asks before it shows where to log in
-                await _private(call, None)
+                await _private(exchange, None)
                 return
-        await self._tell(call, principal, token)
+        await self._tell(exchange, principal, token)
 
-    async def log_in(self, call: HttpExchange) -> None:
+    async def log_in(self, exchange: HttpExchange) -> None:
         """Takes a key as OpenAI's clients send it, and answers with a cookie.
 
         Raises:
             Unauthenticated: It is no key, or not a valid one.
             Forbidden: A page of another site asks.
         """
-        self._check_origin(call)
-        if not (call.header(b"authorization") or "").startswith(_KEY):
+        self._check_origin(exchange)
+        if not (exchange.header(b"authorization") or "").startswith(_KEY):
             # Nor does a provider's token do: it ends when the provider says, of which a session would know nothing.
             raise Unauthenticated("Log in with an API key. It begins with sk-mtd-.")
-        principal = await self._identity.identify(call.header)
+        principal = await self._identity.identify(exchange.header)
         cookie, session = self._sessions.open(principal)
-        await self._tell(call, principal, session.token, [self._set_cookie(call, cookie, self._session_s)])
+        await self._tell(exchange, principal, session.token, [self._set_cookie(exchange, cookie, self._session_s)])
 
-    async def log_out(self, call: HttpExchange) -> None:
+    async def log_out(self, exchange: HttpExchange) -> None:
         """Ends the session, and takes the cookie back."""
-        self._check_origin(call)
-        self._sessions.close(call.header)
-        await call.respond(b"{}", headers=[*_PRIVATE, self._set_cookie(call, "", 0)])
+        self._check_origin(exchange)
+        self._sessions.close(exchange.header)
+        await exchange.respond(b"{}", headers=[*_PRIVATE, self._set_cookie(exchange, "", 0)])
 
-    async def use(self, call: HttpExchange) -> None:
+    async def use(self, exchange: HttpExchange) -> None:
         """What the caller used, and what it has left."""
-        await _private(call, await self._own_use(call.principal))
+        await _private(exchange, await self._own_use(exchange.principal))
 
-    async def _send(self, call: HttpExchange, name: str) -> None:
+    async def _send(self, exchange: HttpExchange, name: str) -> None:
         page = self._pages.get(name)
         if page is None:
             raise RouteNotFound(f"The console has no file {name[:200]!r}. It is at {ROOT}.")
         # Looked for at every visit, and sent only when it has changed: nobody runs yesterday's page on today's server.
         headers = [*_HEADERS, (b"etag", page.tag.encode()), (b"cache-control", b"no-cache")]
-        if call.header(b"if-none-match") == page.tag:
-            await call.respond(b"", status=304, content_type=page.content_type.encode(), headers=headers)
+        if exchange.header(b"if-none-match") == page.tag:
+            await exchange.respond(b"", status=304, content_type=page.content_type.encode(), headers=headers)
         else:
-            await call.respond(page.body, content_type=page.content_type.encode(), headers=headers)
+            await exchange.respond(page.body, content_type=page.content_type.encode(), headers=headers)
 
-    async def _tell(self, call: HttpExchange, principal: Principal, token: str, headers: Sequence[Header] = ()) -> None:
+    async def _tell(
+        self, exchange: HttpExchange, principal: Principal, token: str, headers: Sequence[Header] = ()
+    ) -> None:
         body = WhoBody(
             key=principal.key,
             tenant=principal.tenants[0],
@@ -236,17 +238,17 @@ class ConsoleRoutes:
             token=token,
             version=__version__,
         )
-        await _private(call, body, headers)
+        await _private(exchange, body, headers)
 
-    def _check_origin(self, call: HttpExchange) -> None:
-        if not self._same_origin(call.header):
+    def _check_origin(self, exchange: HttpExchange) -> None:
+        if not self._same_origin(exchange.header):
             raise Forbidden("The console takes this from its own page only.")
 
-    def _set_cookie(self, call: HttpExchange, value: str, lasting_s: float) -> Header:
-        secure = "; Secure" if (call.header(b"origin") or "").startswith("https:") else ""
+    def _set_cookie(self, exchange: HttpExchange, value: str, lasting_s: float) -> Header:
+        secure = "; Secure" if (exchange.header(b"origin") or "").startswith("https:") else ""
         text = f"{self._cookie}={value}; Path=/; Max-Age={int(lasting_s)}; HttpOnly; SameSite=Strict{secure}"
         return b"set-cookie", text.encode("ascii")
 
 
-async def _private(call: HttpExchange, body: Any, headers: Sequence[Header] = ()) -> None:  # noqa: ANN401 - any struct
-    await call.respond(msgspec.json.encode(body), content_type=JSON, headers=[*_PRIVATE, *headers])
+async def _private(exchange: HttpExchange, body: Any, headers: Sequence[Header] = ()) -> None:  # noqa: ANN401 - any struct
+    await exchange.respond(msgspec.json.encode(body), content_type=JSON, headers=[*_PRIVATE, *headers])

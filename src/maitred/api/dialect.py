@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from maitred.api.errors import Header, body_of, standing_headers
+from maitred.api.errors import Header, error_body, rate_limit_headers
 from maitred.core.answer import RequestContext
 from maitred.core.counters import CounterState
 from maitred.core.errors import (
@@ -25,7 +25,7 @@ from maitred.core.errors import (
     Refused,
     Unauthenticated,
 )
-from maitred.wire.anthropic.decode import VERSIONS
+from maitred.wire.anthropic.decode import API_VERSIONS
 from maitred.wire.anthropic.responses import ErrorCode, MessagesError, MessagesErrorBody, encode, encode_stream_event
 from maitred.wire.openai.responses import ErrorBody
 from maitred.wire.sse import DONE, encode_event
@@ -52,7 +52,7 @@ class ApiDialect(Protocol):
         """The last event of a stream that is broken off."""
         ...
 
-    def head(self, tally: RequestContext) -> list[Header]:
+    def head(self, context: RequestContext) -> list[Header]:
         """What every answer's headers say of its caller's limits, and the like."""
         ...
 
@@ -66,15 +66,15 @@ class OpenAIDialect:
 
     def error(self, error: MaitredError, request_id: str) -> tuple[int, bytes]:
         """See `ApiDialect.error`. The id is in a header."""
-        return error.http_status, body_of(error)
+        return error.http_status, error_body(error)
 
     def error_event(self, error: MaitredError, request_id: str) -> bytes:
         """See `ApiDialect.error_event`."""
-        return encode_event(body_of(error))
+        return encode_event(error_body(error))
 
-    def head(self, tally: RequestContext) -> list[Header]:
+    def head(self, context: RequestContext) -> list[Header]:
         """See `ApiDialect.head`."""
-        return standing_headers(tally.standing)
+        return rate_limit_headers(context.rate_limits)
 
 
 class AnthropicDialect:
@@ -83,7 +83,7 @@ class AnthropicDialect:
     done = b""
     """An answer's own ``message_stop`` says it."""
     error_struct: type[msgspec.Struct] = MessagesErrorBody
-    required_headers: Mapping[str, Sequence[str]] = {"anthropic-version": VERSIONS}
+    required_headers: Mapping[str, Sequence[str]] = {"anthropic-version": API_VERSIONS}
 
     def error(self, error: MaitredError, request_id: str) -> tuple[int, bytes]:
         """See `ApiDialect.error`."""
@@ -94,13 +94,13 @@ class AnthropicDialect:
         """See `ApiDialect.error_event`."""
         return encode_stream_event(_body(error, request_id))
 
-    def head(self, tally: RequestContext) -> list[Header]:
+    def head(self, context: RequestContext) -> list[Header]:
         """See `ApiDialect.head`."""
-        headers: list[Header] = [(b"request-id", tally.request_id.encode("ascii"))]
-        if tally.standing is not None:
+        headers: list[Header] = [(b"request-id", context.request_id.encode("ascii"))]
+        if context.rate_limits is not None:
             now_s = time.time()
-            headers += _rate_headers(b"requests", tally.standing.requests, now_s)
-            headers += _rate_headers(b"tokens", tally.standing.tokens, now_s)
+            headers += _rate_headers(b"requests", context.rate_limits.requests, now_s)
+            headers += _rate_headers(b"tokens", context.rate_limits.tokens, now_s)
         return headers
 
 

@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from maitred.api.exchange import HttpExchange
-from maitred.api.priority_headers import with_urgency
+from maitred.api.priority_headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.core.answer import InferenceRequest
 from maitred.core.embedding import EmbeddingService, Vector
@@ -50,18 +50,18 @@ class EmbeddingRoutes:
             )
         ]
 
-    async def create(self, call: HttpExchange) -> None:
+    async def create(self, exchange: HttpExchange) -> None:
         """Computes the vectors."""
-        request = decode_embedding(call.body, strict=self._strict)
-        ask = with_urgency(_ask_of(request), call.header, retries=call.retries)
-        vectors = await self._embedding.embed(ask, call.tally, request.dimensions)
-        tokens = call.tally.prompt_tokens
+        request = decode_embedding(exchange.body, strict=self._strict)
+        inference_request = apply_priority_headers(_ask_of(request), exchange.header, retries=exchange.retries)
+        vectors = await self._embedding.embed(inference_request, exchange.context, request.dimensions)
+        tokens = exchange.context.prompt_tokens
         answer = EmbeddingList(
             data=await _entries(vectors, as_base64=request.as_base64),
             model=request.model,
             usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
         )
-        await call.respond(encode(answer))
+        await exchange.respond(encode(answer))
 
 
 async def _entries(vectors: Sequence[Vector], *, as_base64: bool) -> list[EmbeddingEntry]:

@@ -36,7 +36,7 @@ _TOKENS = (b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-rat
 """How much in all, how much of it is left, and when all of it will be."""
 
 
-def public(error: Exception, request_id: str) -> MaitredError:
+def to_public_error(error: Exception, request_id: str) -> MaitredError:
     """What may be told of an error: itself if it is of our tree, else a `Bug` that reveals nothing.
 
     Faults of ours are logged here, with their cause.
@@ -47,7 +47,7 @@ def public(error: Exception, request_id: str) -> MaitredError:
     return Bug(f"The server failed. This is not the request's fault; report it with the request id {request_id}.")
 
 
-def let_go_of_frames(error: BaseException) -> None:
+def clear_traceback(error: BaseException) -> None:
     """Drops the frames that an error was raised through, and the errors that led to it with theirs.
 
     To be called where nobody will ask for them any more. The frames hold the error, among all else that the request
@@ -62,7 +62,7 @@ def let_go_of_frames(error: BaseException) -> None:
             one.__traceback__ = one.__cause__ = one.__context__ = None
 
 
-def body_of(error: MaitredError) -> bytes:
+def error_body(error: MaitredError) -> bytes:
     """The error as JSON."""
     detail = ErrorDetail(
         message=error.message, type=_type_of(error), param=error.param, code=error.code, limit=_limit_of(error)
@@ -70,7 +70,7 @@ def body_of(error: MaitredError) -> bytes:
     return encode(ErrorBody(error=detail))
 
 
-def headers_of(error: MaitredError) -> list[Header]:
+def error_headers(error: MaitredError) -> list[Header]:
     """When and whether to come back, and how to say who one is."""
     headers: list[Header] = []
     if error.retry_after_s is not None:
@@ -86,11 +86,11 @@ def headers_of(error: MaitredError) -> list[Header]:
     return headers
 
 
-def standing_headers(standing: RateLimitStatus | None) -> list[Header]:
+def rate_limit_headers(rate_limits: RateLimitStatus | None) -> list[Header]:
     """How much of its rates a caller has left, as OpenAI writes it."""
-    if standing is None:
+    if rate_limits is None:
         return []
-    return [*_rate_headers(_REQUESTS, standing.requests), *_rate_headers(_TOKENS, standing.tokens)]
+    return [*_rate_headers(_REQUESTS, rate_limits.requests), *_rate_headers(_TOKENS, rate_limits.tokens)]
 
 
 def clamped_headers(max_tokens: int | None) -> list[Header]:
@@ -123,7 +123,7 @@ def span_of(seconds: float) -> bytes:
 def _limit_of(error: MaitredError) -> LimitDetail | UnsetType:
     if not isinstance(error, LimitReached):
         return UNSET
-    reading = error.reading
+    reading = error.counter_state
     return LimitDetail(
         scope=error.subject,
         limit=error.limit,

@@ -13,11 +13,11 @@ from typing import Any, Self
 from urllib.parse import parse_qsl
 
 from maitred.api.dialect import OPENAI, ApiDialect
-from maitred.api.errors import Header, headers_of
+from maitred.api.errors import Header, error_headers
 from maitred.api.http.connection import connection_of
 from maitred.api.in_flight import CancelScope, ClientDisconnected
-from maitred.api.parsed_head import greeting_of
-from maitred.api.response_head import lines_of, told_headers, told_lines
+from maitred.api.parsed_head import parsed_head
+from maitred.api.response_head import encode_lines, response_head_lines, response_headers
 from maitred.core.answer import RequestContext
 from maitred.core.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, MaitredError
 from maitred.core.ids import id_like, new_object_id, request_id_from
@@ -60,9 +60,9 @@ class HttpExchange:
     Attributes:
         path: Decoded, without the query.
         method: Upper case.
-        greeting: What its head says...
+        parsed_head: What its head says...
         header: ...and the headers in it.
-        tally: What is known of this request so far.
+        context: What is known of this request so far.
         parameter: The part of the path that its route leaves open.
         dialect: Of the API that was called.
         body: What was read.
@@ -71,7 +71,7 @@ class HttpExchange:
         connection: What it goes out on.
         retries: How often the client has sent the same request before, as far as can be told.
         sent_s: When a stream last sent something, monotonic; 0 before.
-        on_left: Called when the client leaves, for work that goes on without it; None: leaving ends the work.
+        on_disconnect: Called when the client leaves, for work that goes on without it; None: leaving ends the work.
     """
 
     parameter = ""
@@ -80,8 +80,8 @@ class HttpExchange:
     status = 0
     retries = 0
     sent_s = 0.0
-    on_left: Callable[[], None] | None = None
-    progress = ResponseState.NOTHING_SENT
+    on_disconnect: Callable[[], None] | None = None
+    state = ResponseState.NOTHING_SENT
     _watching: CancelScope
     """What ends when the client leaves."""
 
@@ -90,28 +90,28 @@ class HttpExchange:
         self.method: str = scope["method"]
         self.answer_headers: list[Header] = []
         self.connection = connection_of(scope)
-        self.greeting = greeting_of(scope)
-        self.header = self.greeting.header
+        self.parsed_head = parsed_head(scope)
+        self.header = self.parsed_head.header
         self._scope = scope
         self._receive = receive
         self._send = send
-        offered = self.greeting.offered_id
+        offered = self.parsed_head.offered_id
         request_id = request_id_from(offered)
         self._ours = request_id is not offered
-        self.tally = RequestContext(request_id, started_s)
+        self.context = RequestContext(request_id, started_s)
 
-    def named(self, kind: str) -> str:
+    def id_for(self, kind: str) -> str:
         """An id for the one thing of a kind that this request makes.
 
         It has the digits of the request's own, so that who has the one finds the other; unless the client has chosen
         that, and may have chosen the same for others.
         """
-        return id_like(kind, self.tally.request_id) if self._ours else new_object_id(kind)
+        return id_like(kind, self.context.request_id) if self._ours else new_object_id(kind)
 
     @property
     def principal(self) -> Principal:
         """Who calls."""
-        return self.tally.principal or ANONYMOUS
+        return self.context.principal or ANONYMOUS
 
     @property
     def query(self) -> list[tuple[str, str]]:
@@ -175,36 +175,36 @@ class HttpExchange:
             if not message.get("more_body", False):
                 return b"".join(chunks)
 
-    def watched(self, block: CancelScope) -> Self:
+    def cancel_on_disconnect(self, block: CancelScope) -> Self:
         """A context: it ends the block that makes the answer when the client leaves, unless that goes on without it."""
         self._watching = block
         return self
 
     def __enter__(self) -> None:
-        self.connection.on_lost = self._left
+        self.connection.on_lost = self._on_disconnect
         if self.connection.lost:
-            self._left()
+            self._on_disconnect()
 
     def __exit__(self, *_: object) -> None:
-        if self.connection.on_lost == self._left:  # the next request on it may have begun
+        if self.connection.on_lost == self._on_disconnect:  # the next request on it may have begun
             self.connection.on_lost = None
 
-    def _left(self) -> None:
-        if self.progress is not ResponseState.COMPLETE:
-            if self.on_left is None:
-                self._watching.interrupt(ClientDisconnected())
+    def _on_disconnect(self) -> None:
+        if self.state is not ResponseState.COMPLETE:
+            if self.on_disconnect is None:
+                self._watching.cancel(ClientDisconnected())
             else:
-                self.on_left()
+                self.on_disconnect()
 
     async def respond(
         self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Sequence[Header] = ()
     ) -> None:
         """Answers at once."""
         further = [*headers, *self.answer_headers]
-        self.progress, self.status = ResponseState.SENDING, status
+        self.state, self.status = ResponseState.SENDING, status
         head = self._head(_WHOLE % (content_type, len(body)), further) if len(body) <= _PIECE_BYTES else None
         if head is not None and self.connection.answer(status, head, body):
-            self.progress = ResponseState.COMPLETE
+            self.state = ResponseState.COMPLETE
             return
         own = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *further]
         await self._send({"type": "http.response.start", "status": status, "headers": self._headers(own)})
@@ -212,21 +212,21 @@ class HttpExchange:
         while len(rest) > _PIECE_BYTES:
             await self._send({"type": "http.response.body", "body": bytes(rest[:_PIECE_BYTES]), "more_body": True})
             rest = rest[_PIECE_BYTES:]
-        self.progress = ResponseState.COMPLETE
+        self.state = ResponseState.COMPLETE
         await self._send({"type": "http.response.body", "body": bytes(rest)})
 
-    async def refuse(self, error: MaitredError, headers: Sequence[Header] = ()) -> None:
+    async def send_error(self, error: MaitredError, headers: Sequence[Header] = ()) -> None:
         """Answers with an error; in the middle of a stream, breaks it off with an error event.
 
         A stream that is broken off gets no ``[DONE]``, and its last chunk is never marked as the last: the server
         closes the connection instead. So a client that looks at any of the three knows that the answer is not whole.
         """
-        request_id = self.tally.request_id
-        if self.progress is ResponseState.STREAMING:
+        request_id = self.context.request_id
+        if self.state is ResponseState.STREAMING:
             await self.stream(self.dialect.error_event(error, request_id))
-        elif self.progress is ResponseState.NOTHING_SENT:
+        elif self.state is ResponseState.NOTHING_SENT:
             status, body = self.dialect.error(error, request_id)
-            await self.respond(body, status=status, headers=[*headers_of(error), *headers])
+            await self.respond(body, status=status, headers=[*error_headers(error), *headers])
 
     async def stream(self, events: bytes) -> None:
         """Sends encoded events; the first call sends the status line before them.
@@ -234,8 +234,8 @@ class HttpExchange:
         Returns when the connection's buffer has room again: a client that reads slowly holds up its own handler,
         and nobody else.
         """
-        if self.progress is ResponseState.NOTHING_SENT:
-            self.progress, self.status = ResponseState.STREAMING, 200
+        if self.state is ResponseState.NOTHING_SENT:
+            self.state, self.status = ResponseState.STREAMING, 200
             head = self._head(_STREAM, self.answer_headers)
             if head is not None and self.connection.begin(200, head, events):
                 self.sent_s = time.monotonic()
@@ -259,7 +259,7 @@ class HttpExchange:
         self.connection.write(events)
         self.sent_s = time.monotonic()
 
-    async def comment(self, comment: bytes) -> None:
+    async def send_comment(self, comment: bytes) -> None:
         """Sends something that is no part of the answer, only to be heard of."""
         await self.stream(comment)
 
@@ -267,22 +267,22 @@ class HttpExchange:
         """Ends a stream as complete."""
         events += self.dialect.done
         if self.ready:
-            self.progress = ResponseState.COMPLETE
+            self.state = ResponseState.COMPLETE
             self.connection.end(events)
             return
         await self.stream(events)
-        self.progress = ResponseState.COMPLETE
+        self.state = ResponseState.COMPLETE
         await self._send({"type": "http.response.body", "body": b""})
 
     def _head(self, own: bytes, further: Sequence[Header]) -> bytes | None:
         """The headers of an answer as lines, its own first; None where they are to go by ASGI's `send`."""
-        told = told_lines(self.tally, self.dialect, explain=self.greeting.explain)
-        lines = lines_of(further) if further else b""
+        told = response_head_lines(self.context, self.dialect, explain=self.parsed_head.explain)
+        lines = encode_lines(further) if further else b""
         return None if told is None or lines is None else own + lines + told
 
     def _headers(self, own: Sequence[Header]) -> list[Header]:
         """The same, one by one."""
-        return [*own, *told_headers(self.tally, self.dialect, explain=self.greeting.explain)]
+        return [*own, *response_headers(self.context, self.dialect, explain=self.parsed_head.explain)]
 
 
 def _too_large(limit_bytes: int) -> BodyTooLarge:

@@ -9,13 +9,13 @@ from maitred.core.feedback import Feedback, FeedbackReceipt
 from maitred.core.tenancy import Principal, Scope
 from maitred.wire.admin.decode import decode_body
 from maitred.wire.admin.responses import encode
-from maitred.wire.feedback import FeedbackGiven, GiveFeedback, feedback_of
+from maitred.wire.feedback import FeedbackGiven, GiveFeedback, to_feedback
 
 
 class FeedbackSink(Protocol):
     """Keeps opinions; `maitred.store.feedback` is the one that serves."""
 
-    async def keep(self, principal: Principal, request_id: str, feedback: Feedback) -> FeedbackReceipt:
+    async def store(self, principal: Principal, request_id: str, feedback: Feedback) -> FeedbackReceipt:
         """Keeps one in place of what was thought before; raises ResourceNotFound for a request that is not theirs."""
         ...
 
@@ -43,9 +43,9 @@ class FeedbackRoutes:
             )
         ]
 
-    async def give(self, call: HttpExchange) -> None:
+    async def give(self, exchange: HttpExchange) -> None:
         """Keeps one. There is no need to be idempotent by a key: the second replaces the first."""
-        request = decode_body(call.body, GiveFeedback)
-        kept = await self._keeping.keep(call.principal, request.request_id, feedback_of(request))
+        request = decode_body(exchange.body, GiveFeedback)
+        kept = await self._keeping.store(exchange.principal, request.request_id, to_feedback(request))
         self._told(kept)
-        await call.respond(encode(FeedbackGiven.of(request.request_id, kept)))
+        await exchange.respond(encode(FeedbackGiven.of(request.request_id, kept)))

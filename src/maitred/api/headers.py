@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from maitred.core.errors import InvalidRequest
-from maitred.wire.openai.faults import shown
+from maitred.wire.openai.faults import format_value
 
 
 class Headers:
@@ -51,5 +51,5 @@ def flag_in(header: Headers, name: str) -> bool:
         return False
     flag = _FLAGS.get(value.strip().lower())
     if flag is None:
-        raise InvalidRequest(f"{name} must be true or false; got {shown(value)}.", param=name)
+        raise InvalidRequest(f"{name} must be true or false; got {format_value(value)}.", param=name)
     return flag

@@ -34,9 +34,9 @@ class VersionInfo(msgspec.Struct, frozen=True):
     version: str
 
 
-async def _live(call: HttpExchange) -> None:
+async def _live(exchange: HttpExchange) -> None:
     """Alive: the event loop turns."""
-    await call.respond(msgspec.json.encode(HealthStatus("ok")))
+    await exchange.respond(msgspec.json.encode(HealthStatus("ok")))
 
 
 LIVE = Route("GET", "/health/live", _live, "Whether the process responds at all.", returns=HealthStatus)
@@ -47,7 +47,7 @@ class ServiceRoutes:
 
     Args:
         answering: Asked whether a request could run.
-        gate: Asked whether one would be let in.
+        in_flight: Asked whether one would be let in.
         render_metrics: Everything, and its content type, in a format that an `Accept` header asks for.
         stores_up: Whether each store that is behind this answers.
         check_stores: Raises StoreUnavailable once requests are refused because one of them does not.
@@ -56,13 +56,13 @@ class ServiceRoutes:
     def __init__(
         self,
         answering: InferenceService,
-        gate: InFlightLimiter,
+        in_flight: InFlightLimiter,
         render_metrics: Callable[[str], tuple[bytes, str]],
         stores_up: Callable[[], Mapping[str, bool]],
         check_stores: Callable[[], None],
     ) -> None:
         self._answering = answering
-        self._gate = gate
+        self._gate = in_flight
         self._render_metrics = render_metrics
         self._stores_up = stores_up
         self._check_stores = check_stores
@@ -93,7 +93,7 @@ class ServiceRoutes:
         """Says what `/openapi.json` describes; called once, when all routes are known."""
         self._described = routes
 
-    async def ready(self, call: HttpExchange) -> None:
+    async def ready(self, exchange: HttpExchange) -> None:
         """Ready: a request that came now would be let in and would run."""
         away = [store for store, up in self._stores_up().items() if not up]
         if self._gate.draining:
@@ -103,7 +103,7 @@ class ServiceRoutes:
         else:
             status = self._with_stores(away)
         code = 200 if status in ("ok", "degraded") else 503
-        await call.respond(msgspec.json.encode(HealthStatus(status, away)), status=code)
+        await exchange.respond(msgspec.json.encode(HealthStatus(status, away)), status=code)
 
     def _with_stores(self, away: Sequence[str]) -> str:
         try:
@@ -112,17 +112,17 @@ class ServiceRoutes:
             return "no_store"
         return "degraded" if away else "ok"
 
-    async def version(self, call: HttpExchange) -> None:
+    async def version(self, exchange: HttpExchange) -> None:
         """The version."""
-        await call.respond(msgspec.json.encode(VersionInfo(__version__)))
+        await exchange.respond(msgspec.json.encode(VersionInfo(__version__)))
 
-    async def metrics(self, call: HttpExchange) -> None:
+    async def metrics(self, exchange: HttpExchange) -> None:
         """A scrape."""
-        body, content_type = self._render_metrics(call.header(b"accept") or "")
-        await call.respond(body, content_type=content_type.encode())
+        body, content_type = self._render_metrics(exchange.header(b"accept") or "")
+        await exchange.respond(body, content_type=content_type.encode())
 
-    async def openapi(self, call: HttpExchange) -> None:
+    async def openapi(self, exchange: HttpExchange) -> None:
         """The API's description of itself, which takes some tenths of a second to write and few ask for."""
         if self._description is None:
             self._description = await asyncio.to_thread(describe, self._described)
-        await call.respond(self._description)
+        await exchange.respond(self._description)

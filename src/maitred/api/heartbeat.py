@@ -25,12 +25,12 @@ class StreamHeartbeat:
     The first comment sends the status line, if it has not gone out yet.
 
     Args:
-        call: The stream's.
+        exchange: The stream's.
         every_s: The longest silence.
     """
 
-    def __init__(self, call: HttpExchange, every_s: float) -> None:
-        self._call = call
+    def __init__(self, exchange: HttpExchange, every_s: float) -> None:
+        self._exchange = exchange
         self._every_s = every_s
         self._loop = asyncio.get_running_loop()
         self._entered_s = 0.0
@@ -52,7 +52,7 @@ class StreamHeartbeat:
             await asyncio.wait([self._sending])
 
     def _beat(self) -> None:
-        quiet_s = time.monotonic() - max(self._call.sent_s, self._entered_s)
+        quiet_s = time.monotonic() - max(self._exchange.sent_s, self._entered_s)
         left_s = self._every_s - quiet_s
         # The clock that timers go by can be a hair behind.
         if left_s > 0.001 * self._every_s:
@@ -60,18 +60,20 @@ class StreamHeartbeat:
             return
         self._timer = self._loop.call_later(self._every_s, self._beat)
         # While a write waits for the client, there is more to read than it reads.
-        if self._call.connection.writable and (self._sending is None or self._sending.done()):
-            self._sending = self._loop.create_task(self._call.comment(encode_comment(sign_of_life(self._call.tally))))
+        if self._exchange.connection.writable and (self._sending is None or self._sending.done()):
+            self._sending = self._loop.create_task(
+                self._exchange.send_comment(encode_comment(sign_of_life(self._exchange.context)))
+            )
 
 
-def sign_of_life(tally: RequestContext) -> str:
+def sign_of_life(context: RequestContext) -> str:
     """What a comment says: where the request stands, as far as that is known."""
-    place = None if tally.place is None else tally.place()
-    if place is not None:
-        return queue_comment(place)
-    return "waiting for the first token" if tally.first_token_s is None else "waiting for the next token"
+    position = None if context.position is None else context.position()
+    if position is not None:
+        return queue_comment(position)
+    return "waiting for the first token" if context.first_token_s is None else "waiting for the next token"
 
 
-def queue_comment(place: QueuePosition) -> str:
+def queue_comment(position: QueuePosition) -> str:
     """A place in the queue, in words."""
-    return f"queue position {place.position}, predicted wait {round(place.wait_s * 1000)} ms"
+    return f"queue position {position.position}, predicted wait {round(position.wait_s * 1000)} ms"

@@ -60,42 +60,42 @@ class Idempotency:
         if not route.idempotent:
             return route
 
-        def handler(call: HttpExchange) -> Awaitable[None]:
-            value = call.greeting.repeat_key
-            return route.handler(call) if value is None else self._answer(call, route, value)
+        def handler(exchange: HttpExchange) -> Awaitable[None]:
+            value = exchange.parsed_head.repeat_key
+            return route.handler(exchange) if value is None else self._answer(exchange, route, value)
 
         return dataclasses.replace(route, handler=handler)
 
-    async def _answer(self, call: HttpExchange, route: Route, value: str) -> None:
+    async def _answer(self, exchange: HttpExchange, route: Route, value: str) -> None:
         if not _VALUE.fullmatch(value):
             raise InvalidRequest(
                 "An Idempotency-Key has 1 to 255 characters of printable ASCII. A random UUID does well.",
                 param="Idempotency-Key",
             )
-        principal = call.principal
+        principal = exchange.principal
         key = IdempotencyKey(f"{principal.tenants[0]}/{principal.key}", route.path, value)
-        claim = await self._store.claim(key, hashlib.sha256(call.body).digest(), call.tally.request_id)
+        claim = await self._store.claim(key, hashlib.sha256(exchange.body).digest(), exchange.context.request_id)
         with claim.recording.reader() as reader:
             if claim.fresh:
-                await _perform(call, route.handler, claim.recording, reader, self._heartbeat_s)
+                await _perform(exchange, route.handler, claim.recording, reader, self._heartbeat_s)
                 return
-            call.answer_headers += [
+            exchange.answer_headers += [
                 (b"x-maitred-idempotent-replay", b"true"),
                 (b"x-maitred-original-request-id", claim.recording.request_id.encode("ascii")),
             ]
-            call.tally.standing = await self._standing(call.tally)
-            await _send(reader, call, self._heartbeat_s)
+            exchange.context.rate_limits = await self._standing(exchange.context)
+            await _send(reader, exchange, self._heartbeat_s)
 
 
 async def _perform(
-    call: HttpExchange,
+    exchange: HttpExchange,
     handler: Handler,
     recording: RecordedResponse,
     reader: RecordedResponseReader,
     heartbeat_s: float,
 ) -> None:
     """Does the work, for the client and for everybody who asks again, whether or not the client stays."""
-    sending = asyncio.create_task(_send(reader, call, heartbeat_s))
+    sending = asyncio.create_task(_send(reader, exchange, heartbeat_s))
     left = False
 
     def leave() -> None:
@@ -104,9 +104,9 @@ async def _perform(
         reader.close()
         sending.cancel()
 
-    call.on_left = leave
+    exchange.on_disconnect = leave
     try:
-        failure = await _record(call, handler, recording)
+        failure = await _record(exchange, handler, recording)
         await asyncio.wait([sending])
     finally:
         sending.cancel()
@@ -118,11 +118,11 @@ async def _perform(
         raise error
 
 
-async def _record(call: HttpExchange, handler: Handler, recording: RecordedResponse) -> Exception | None:
+async def _record(exchange: HttpExchange, handler: Handler, recording: RecordedResponse) -> Exception | None:
     """Runs the handler into the recording; returns its failure, which readers get as well."""
     try:
         with CancelScope() as block:
-            await handler(RecordedCall(call, recording, block))
+            await handler(RecordedExchange(exchange, recording, block))
     except ClientDisconnected as left:
         # Nobody reads, and it cannot be kept: there is no more to it, and it is not to be done again.
         await recording.finish()
@@ -137,33 +137,33 @@ async def _record(call: HttpExchange, handler: Handler, recording: RecordedRespo
     return None
 
 
-async def _send(reader: RecordedResponseReader, call: HttpExchange, heartbeat_s: float) -> None:
+async def _send(reader: RecordedResponseReader, exchange: HttpExchange, heartbeat_s: float) -> None:
     """Sends what is read to a client."""
     with reader:  # who cannot send must not count as a reader while the work goes on
         head = await reader.head()
-        if call.tally.clamped_max_tokens is None:  # a repeat, whose tally says nothing of work that others did
-            call.answer_headers += clamped_headers(head.clamped_max_tokens)
-        if not call.tally.degraded:
-            call.answer_headers += degraded_headers(head.degraded)
+        if exchange.context.clamped_max_tokens is None:  # a repeat, whose tally says nothing of work that others did
+            exchange.answer_headers += clamped_headers(head.clamped_max_tokens)
+        if not exchange.context.degraded:
+            exchange.answer_headers += degraded_headers(head.degraded)
         if head.streams:
             # The work may have begun its answer only to show that it lives.
-            await call.stream(b"")
-            async with StreamHeartbeat(call, heartbeat_s):
+            await exchange.stream(b"")
+            async with StreamHeartbeat(exchange, heartbeat_s):
                 while piece := await reader.piece():
-                    await call.stream(piece)
-            await call.finish()
+                    await exchange.stream(piece)
+            await exchange.finish()
             return
         pieces = []
         while piece := await reader.piece():
             pieces.append(piece)
-    await call.respond(b"".join(pieces), status=head.status, content_type=head.content_type, headers=head.headers)
+    await exchange.respond(b"".join(pieces), status=head.status, content_type=head.content_type, headers=head.headers)
 
 
-class RecordedCall(HttpExchange):
+class RecordedExchange(HttpExchange):
     """The same call, tally and all, with its answer going into a recording."""
 
-    def __init__(self, call: HttpExchange, recording: RecordedResponse, block: CancelScope) -> None:
-        vars(self).update(vars(call))
+    def __init__(self, exchange: HttpExchange, recording: RecordedResponse, block: CancelScope) -> None:
+        vars(self).update(vars(exchange))
         self._recording = recording
         self._block = block
 
@@ -171,14 +171,14 @@ class RecordedCall(HttpExchange):
         self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Sequence[Header] = ()
     ) -> None:
         """See `HttpExchange.respond`."""
-        self.status, self.progress = status, ResponseState.COMPLETE
+        self.status, self.state = status, ResponseState.COMPLETE
         await self._begin(RecordedHead(status, content_type, tuple(headers), streams=False))
         await self._recording.add(body)
 
     async def stream(self, events: bytes) -> None:
         """See `HttpExchange.stream`; waits for nobody, unless the answer is too large to keep."""
-        if self.progress is ResponseState.NOTHING_SENT:
-            self.status, self.progress = 200, ResponseState.STREAMING
+        if self.state is ResponseState.NOTHING_SENT:
+            self.status, self.state = 200, ResponseState.STREAMING
             await self._begin(RecordedHead(200, b"text/event-stream", (), streams=True))
         self.sent_s = time.monotonic()
         if not events:
@@ -186,7 +186,7 @@ class RecordedCall(HttpExchange):
         await self._recording.add(events)
         if self._recording.unwanted:
             # Ended as it is when the client of an ordinary request leaves, so that it is settled like that.
-            self._block.interrupt(ClientDisconnected())
+            self._block.cancel(ClientDisconnected())
             await asyncio.sleep(0)
 
     @property
@@ -194,18 +194,18 @@ class RecordedCall(HttpExchange):
         """See `HttpExchange.ready`. What goes into a recording may have to wait for room there."""
         return False
 
-    async def comment(self, comment: bytes) -> None:
-        """See `HttpExchange.comment`. Each reader of a recording has comments of its own; none is recorded."""
+    async def send_comment(self, comment: bytes) -> None:
+        """See `HttpExchange.send_comment`. Each reader of a recording has comments of its own; none is recorded."""
         await self.stream(b"")
 
     async def finish(self, events: bytes = b"") -> None:
         """See `HttpExchange.finish`; whoever sends the recording ends it."""
         if events:
             await self.stream(events)
-        self.progress = ResponseState.COMPLETE
+        self.state = ResponseState.COMPLETE
 
     async def _begin(self, head: RecordedHead) -> None:
-        tally = self.tally
+        context = self.context
         await self._recording.begin(
-            head._replace(clamped_max_tokens=tally.clamped_max_tokens, degraded=tuple(tally.degraded))
+            head._replace(clamped_max_tokens=context.clamped_max_tokens, degraded=tuple(context.degraded))
         )

@@ -35,28 +35,28 @@ class InFlightLimiter:
         self._capacity = capacity
         self._clock = clock or SystemClock()
         self._draw = draw
-        self._departures = SlotReleaseRate()
-        self._comebacks = RetryAfterTurns()
-        self._inside: dict[CancelScope, Principal | None] = {}
+        self._release_rate = SlotReleaseRate()
+        self._retry_turns = RetryAfterTurns()
+        self._slots: dict[CancelScope, Principal | None] = {}
         self._draining = False
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def adopt(self, capacity: int) -> None:
+    def reconfigure(self, capacity: int) -> None:
         """So many may be inside from now on; who is inside stays."""
         self._capacity = capacity
 
     @property
-    def inside(self) -> int:
+    def count(self) -> int:
         """Requests that are being answered."""
-        return len(self._inside)
+        return len(self._slots)
 
     @property
     def draining(self) -> bool:
         """Whether nobody is let in any more."""
         return self._draining
 
-    def enter(self, principal: Principal | None = None, *, even_if_full: bool = False) -> "InFlightSlot":
+    def acquire(self, principal: Principal | None = None, *, even_if_full: bool = False) -> "InFlightSlot":
         """A place inside, to be taken at once, for as long as the block runs; the block can be interrupted.
 
         Args:
@@ -71,25 +71,25 @@ class InFlightLimiter:
         """
         if self._draining:
             raise Draining(retry_after_s=_DRAIN_RETRY_S)
-        if len(self._inside) >= self._capacity and not even_if_full:
-            raise Saturated(retry_after_s=self._comeback_s(principal))
+        if len(self._slots) >= self._capacity and not even_if_full:
+            raise Saturated(retry_after_s=self._retry_after_s(principal))
         return InFlightSlot(self, principal)
 
-    def came(self, visit: "InFlightSlot", principal: Principal | None) -> None:
+    def on_enter(self, visit: "InFlightSlot", principal: Principal | None) -> None:
         """See `InFlightSlot`."""
-        if not self._inside:
-            self._departures.opened(self._clock.monotonic_s())
+        if not self._slots:
+            self._release_rate.opened(self._clock.monotonic_s())
             self._empty.clear()
-        self._inside[visit] = principal
+        self._slots[visit] = principal
 
-    def left(self, visit: "InFlightSlot") -> None:
+    def on_exit(self, visit: "InFlightSlot") -> None:
         """See `InFlightSlot`."""
-        del self._inside[visit]
-        self._departures.left(self._clock.monotonic_s())
-        if not self._inside:
+        del self._slots[visit]
+        self._release_rate.on_release(self._clock.monotonic_s())
+        if not self._slots:
             self._empty.set()
 
-    def recheck(self, holds: Callable[[Principal], bool]) -> int:
+    def cancel_revoked(self, holds: Callable[[Principal], bool]) -> int:
         """Interrupts everyone inside whose key is no longer valid; returns how many.
 
         Args:
@@ -97,14 +97,14 @@ class InFlightLimiter:
         """
         verdicts: dict[tuple[str, str], bool] = {}
         ended = 0
-        for block, principal in list(self._inside.items()):
+        for block, principal in list(self._slots.items()):
             if principal is None:
                 continue
             member = principal.key, principal.tenants[0]
             if member not in verdicts:
                 verdicts[member] = holds(principal)
             if not verdicts[member]:
-                block.interrupt(Unauthenticated(_REVOKED))
+                block.cancel(Unauthenticated(_REVOKED))
                 ended += 1
         return ended
 
@@ -124,21 +124,21 @@ class InFlightLimiter:
                 await self._empty.wait()
         except TimeoutError:
             pass
-        return self.end_now()
+        return self.cancel_all()
 
-    def end_now(self) -> int:
+    def cancel_all(self) -> int:
         """Interrupts everyone inside, now; returns how many."""
         self.close()
-        inside = list(self._inside)
+        inside = list(self._slots)
         for block in inside:
-            block.interrupt(Draining("The server shut down before the answer was complete. Send the request again."))
+            block.cancel(Draining("The server shut down before the answer was complete. Send the request again."))
         return len(inside)
 
-    def _comeback_s(self, principal: Principal | None) -> float:
+    def _retry_after_s(self, principal: Principal | None) -> float:
         now_s = self._clock.monotonic_s()
-        gap_s = self._departures.gap_s(now_s)
+        gap_s = self._release_rate.gap_s(now_s)
         tenant = None if principal is None else principal.tenants[0]
-        return self._comebacks.take(tenant, gap_s, gap_s, now_s, self._draw())
+        return self._retry_turns.take(tenant, gap_s, gap_s, now_s, self._draw())
 
 
 class CancelScope:
@@ -161,7 +161,7 @@ class CancelScope:
         self._cancelling = self._task.cancelling()
         return self
 
-    def interrupt(self, reason: Exception) -> None:
+    def cancel(self, reason: Exception) -> None:
         """Ends the block with `reason`; only the first reason counts, and none after the block has ended."""
         if self._task is not None and self._reason is None:
             self._reason = reason
@@ -181,25 +181,25 @@ class CancelScope:
 
 
 class InFlightSlot(CancelScope):
-    """A request's place inside. Made by `InFlightLimiter.enter`.
+    """A request's place inside. Made by `InFlightLimiter.acquire`.
 
     Args:
-        gate: What it has come in by.
+        in_flight: What it has come in by.
         principal: Whose request it is; None: it ends by itself, whoever sent it.
     """
 
-    def __init__(self, gate: InFlightLimiter, principal: Principal | None) -> None:
-        self._gate = gate
+    def __init__(self, in_flight: InFlightLimiter, principal: Principal | None) -> None:
+        self._limiter = in_flight
         self._principal = principal
 
     def __enter__(self) -> Self:
-        self._gate.came(self, self._principal)
+        self._limiter.on_enter(self, self._principal)
         return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._gate.left(self)
+        self._limiter.on_exit(self)
         super().__exit__(kind, error, traceback)
 
 

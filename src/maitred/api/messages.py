@@ -12,18 +12,18 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from maitred.api.chat import ask_of
+from maitred.api.chat import to_inference_request
 from maitred.api.dialect import ANTHROPIC
 from maitred.api.exchange import HttpExchange
-from maitred.api.priority_headers import with_urgency
+from maitred.api.priority_headers import apply_priority_headers
 from maitred.api.routes import Route
-from maitred.api.streaming import CollectedChoice, deliver
+from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.answer import Conversation, InferenceService, RequestContext, TextDelta
 from maitred.core.errors import InvalidRequest, ReplicaLost
 from maitred.core.request import FinishReason, Usage
 from maitred.core.tenancy import Scope
-from maitred.wire.anthropic.decode import check_version, decode_count, decode_messages
-from maitred.wire.anthropic.inbound import chat_of, constraint_in, thinks
+from maitred.wire.anthropic.decode import check_version, decode_count_tokens, decode_messages
+from maitred.wire.anthropic.inbound import to_chat, to_constraint, wants_thinking
 from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest
 from maitred.wire.anthropic.responses import (
     BlockDelta,
@@ -43,10 +43,10 @@ from maitred.wire.anthropic.responses import (
     encode_stream_event,
 )
 from maitred.wire.event_template import EventTemplate
-from maitred.wire.openai.responses import CONTINUED, THOUGHT_FIELDS
-from maitred.wire.openai.rules import needs_of
-from maitred.wire.openai.tools import TOOL_FIELDS, tool_rules_of
-from maitred.wire.openai.written import merged_delta
+from maitred.wire.openai.responses import CONTINUED, REASONING_FIELDS
+from maitred.wire.openai.rules import requested_features
+from maitred.wire.openai.tools import TOOL_FIELDS, to_tool_rules
+from maitred.wire.openai.written import merge_deltas
 
 _TEXT, _THOUGHT = -1, -2
 _STOP_REASONS: Mapping[FinishReason, str] = {
@@ -66,7 +66,7 @@ class MessagesRoutes:
     """
 
     def __init__(self, answering: InferenceService, *, strict: bool, heartbeat_s: float) -> None:
-        self._answering = answering
+        self._service = answering
         self._strict = strict
         self._heartbeat_s = heartbeat_s
 
@@ -97,27 +97,33 @@ class MessagesRoutes:
             ),
         ]
 
-    async def create(self, call: HttpExchange) -> None:
+    async def create(self, exchange: HttpExchange) -> None:
         """Answers a conversation."""
-        check_version(call.header(b"anthropic-version"))
-        request = decode_messages(call.body, strict=self._strict)
-        ask = with_urgency(ask_of(chat_of(request)), call.header, retries=call.retries)
-        ask = replace(ask, whole=not request.streams, constraint=partial(constraint_in, request))
-        async with self._answering.answer(ask, call.tally) as answer:
-            answer_id = call.named("msg").replace("-", "_")
-            shape = MessagesFormatter(request.model, answer_id, call.tally, thoughts=thinks(request))
-            await deliver(call, answer, shape, choices=1, streams=request.streams, heartbeat_s=self._heartbeat_s)
+        check_version(exchange.header(b"anthropic-version"))
+        request = decode_messages(exchange.body, strict=self._strict)
+        inference_request = apply_priority_headers(
+            to_inference_request(to_chat(request)), exchange.header, retries=exchange.retries
+        )
+        inference_request = replace(
+            inference_request, whole=not request.streams, constraint=partial(to_constraint, request)
+        )
+        async with self._service.generate(inference_request, exchange.context) as answer:
+            answer_id = exchange.id_for("msg").replace("-", "_")
+            shape = MessagesFormatter(request.model, answer_id, exchange.context, thoughts=wants_thinking(request))
+            await send_response(
+                exchange, answer, shape, choices=1, streams=request.streams, heartbeat_s=self._heartbeat_s
+            )
 
-    async def count(self, call: HttpExchange) -> None:
+    async def count(self, exchange: HttpExchange) -> None:
         """Counts a conversation's tokens, as its model would read it."""
-        check_version(call.header(b"anthropic-version"))
-        chat = chat_of(decode_count(call.body, strict=self._strict))
-        if needs := [need for need in needs_of(chat) if need not in TOOL_FIELDS]:
+        check_version(exchange.header(b"anthropic-version"))
+        chat = to_chat(decode_count_tokens(exchange.body, strict=self._strict))
+        if needs := [need for need in requested_features(chat) if need not in TOOL_FIELDS]:
             raise InvalidRequest(f"Tokens are counted of text only here. Remove {needs[0]}.", param=needs[0])
-        rules = tool_rules_of(chat)
+        rules = to_tool_rules(chat)
         prompt = Conversation(chat.conversation(), tools=[] if rules is None else rules.declared)
-        tokens = await self._answering.tokenize(call.principal, chat.model, prompt, add_special_tokens=None)
-        await call.respond(encode(TokenCount(input_tokens=len(tokens))))
+        tokens = await self._service.tokenize(exchange.principal, chat.model, prompt, add_special_tokens=None)
+        await exchange.respond(encode(TokenCount(input_tokens=len(tokens))))
 
 
 class MessagesFormatter:
@@ -126,32 +132,32 @@ class MessagesFormatter:
     Args:
         model: As the client names it.
         answer_id: What the answer is called.
-        tally: The request's, for its usage so far.
+        context: The request's, for its usage so far.
         thoughts: Whether the client wants to see what was thought.
     """
 
-    def __init__(self, model: str, answer_id: str, tally: RequestContext, *, thoughts: bool = False) -> None:
+    def __init__(self, model: str, answer_id: str, context: RequestContext, *, thoughts: bool = False) -> None:
         self._id = answer_id
         self._model = model
-        self._tally = tally
+        self._context = context
         self._thoughts = thoughts
         self._stop = StopDelta()
         self._block = -1
         """The last one that was begun."""
         self._of: int | None = None
         """What it is a block of: a call, by its number, or `_TEXT` or `_THOUGHT`; None: it is closed."""
-        self._stencil: EventTemplate | None = None
+        self._template: EventTemplate | None = None
         """For the text of this block; None: there was none yet."""
 
-    def opening(self) -> bytes:
+    def start(self) -> bytes:
         """The message without its content."""
-        return encode_stream_event(MessageStart(message=self._answer([], StopDelta(), self._tally.usage)))
+        return encode_stream_event(MessageStart(message=self._answer([], StopDelta(), self._context.usage)))
 
     def events(self, parts: Sequence[TextDelta]) -> bytes:
         """One event for new text, one for each new piece of a call, and those that begin and end blocks."""
         return b"".join([self._plain(part.text) if part.plain else self._written(part) for part in parts])
 
-    def closing(self, usage: Usage) -> bytes:
+    def end(self, usage: Usage) -> bytes:
         """Why it ended, and what was used."""
         return encode_stream_event(MessageDelta(delta=self._stop, usage=MessageUsage.of(usage))) + encode_stream_event(
             MessageStop()
@@ -160,7 +166,7 @@ class MessagesFormatter:
     def whole(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
         """The answer as one object."""
         (choice,) = choices
-        extra = merged_delta(choice.extras)
+        extra = merge_deltas(choice.extras)
         text = "".join(choice.text) + extra.get("refusal", "")
         # Clients send an answer back as a part of the next conversation, where an empty block is a fault.
         content = [_thinking(thought)] if (thought := self._thought_in(extra)) else []
@@ -173,9 +179,9 @@ class MessagesFormatter:
     def _plain(self, text: str) -> bytes:
         """The events for text alone."""
         begins = b"" if self._of == _TEXT else self._encoded(self._open(_TEXT, ContentBlock(type="text", text="")))
-        if self._stencil is None:
-            self._stencil = EventTemplate(lambda said: encode_stream_event(self._text(said)))
-        return begins + self._stencil.event(text)
+        if self._template is None:
+            self._template = EventTemplate(lambda said: encode_stream_event(self._text(said)))
+        return begins + self._template.encode(text)
 
     def _written(self, part: TextDelta) -> bytes:
         return self._encoded(self._events(part))
@@ -205,7 +211,7 @@ class MessagesFormatter:
 
     def _thought_in(self, extra: Mapping[str, Any]) -> str:
         """What was thought, by whichever name, if the client wants to see it."""
-        return next((extra[name] for name in THOUGHT_FIELDS if name in extra), "") if self._thoughts else ""
+        return next((extra[name] for name in REASONING_FIELDS if name in extra), "") if self._thoughts else ""
 
     def _call(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
         number, function = piece.get("index") or 0, piece.get("function") or {}
@@ -218,7 +224,7 @@ class MessagesFormatter:
 
     def _open(self, of: int, block: ContentBlock) -> Iterator[StreamEvent]:
         yield from self._close()
-        self._block, self._of, self._stencil = self._block + 1, of, None
+        self._block, self._of, self._template = self._block + 1, of, None
         yield ContentBlockStart(index=self._block, content_block=block)
 
     def _close(self) -> Iterator[StreamEvent]:

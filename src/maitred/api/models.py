@@ -13,7 +13,7 @@ from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_detokenize, decode_tokenize
 from maitred.wire.openai.requests import DetokenizeRequest, TokenizeRequest
 from maitred.wire.openai.responses import Detokenized, ModelEntry, ModelList, Tokenized, encode
-from maitred.wire.openai.tools import declared_in
+from maitred.wire.openai.tools import declared_tools
 
 
 class ModelRoutes:
@@ -56,51 +56,51 @@ class ModelRoutes:
             ),
         ]
 
-    async def list(self, call: HttpExchange) -> None:
+    async def list(self, exchange: HttpExchange) -> None:
         """All models."""
-        await call.respond(
-            encode(ModelList(data=[self._entry(call, name) for name in self._answering.models(call.principal)]))
+        await exchange.respond(
+            encode(ModelList(data=[self._entry(exchange, name) for name in self._answering.models(exchange.principal)]))
         )
 
-    async def get(self, call: HttpExchange) -> None:
+    async def get(self, exchange: HttpExchange) -> None:
         """One model."""
-        await call.respond(encode(self._entry(call, call.parameter)))
+        await exchange.respond(encode(self._entry(exchange, exchange.parameter)))
 
-    async def tokenize(self, call: HttpExchange) -> None:
+    async def tokenize(self, exchange: HttpExchange) -> None:
         """What the model would read."""
-        request = decode_tokenize(call.body, strict=self._strict)
-        model = request.model or self._first(call)
+        request = decode_tokenize(exchange.body, strict=self._strict)
+        model = request.model or self._first(exchange)
         prompt: Prompt = request.prompt or ""
         if request.messages is not None:
             opens_turn = request.add_generation_prompt is not False
             prompt = Conversation(
                 request.conversation(),
                 add_generation_prompt=opens_turn,
-                tools=declared_in(request),
+                tools=declared_tools(request),
                 template_arguments=request.chat_template_kwargs or {},
             )
         tokens = await self._answering.tokenize(
-            call.principal, model, prompt, add_special_tokens=request.adds_special_tokens
+            exchange.principal, model, prompt, add_special_tokens=request.adds_special_tokens
         )
-        window = self._answering.card(call.principal, model).context_tokens
-        await call.respond(encode(Tokenized(count=len(tokens), max_model_len=window, tokens=tokens)))
+        window = self._answering.card(exchange.principal, model).context_tokens
+        await exchange.respond(encode(Tokenized(count=len(tokens), max_model_len=window, tokens=tokens)))
 
-    async def detokenize(self, call: HttpExchange) -> None:
+    async def detokenize(self, exchange: HttpExchange) -> None:
         """What the tokens say."""
-        request = decode_detokenize(call.body, strict=self._strict)
-        model = request.model or self._first(call)
-        await call.respond(
-            encode(Detokenized(prompt=self._answering.detokenize(call.principal, model, request.tokens)))
+        request = decode_detokenize(exchange.body, strict=self._strict)
+        model = request.model or self._first(exchange)
+        await exchange.respond(
+            encode(Detokenized(prompt=self._answering.detokenize(exchange.principal, model, request.tokens)))
         )
 
-    def _first(self, call: HttpExchange) -> str:
+    def _first(self, exchange: HttpExchange) -> str:
         """The model that is meant where none is named; any name at all if none is open to the caller."""
-        return next(iter(self._answering.models(call.principal)), "")
+        return next(iter(self._answering.models(exchange.principal)), "")
 
-    def _entry(self, call: HttpExchange, name: str) -> ModelEntry:
+    def _entry(self, exchange: HttpExchange, name: str) -> ModelEntry:
         window: int | UnsetType = UNSET
         ready = self._answering.ready(name)
         # A list of models must not depend on a replica's health.
         with suppress(ReplicaUnavailable):
-            window = self._answering.card(call.principal, name).context_tokens
+            window = self._answering.card(exchange.principal, name).context_tokens
         return ModelEntry(id=name, created=self._created, owned_by="maitred", max_model_len=window, ready=ready)

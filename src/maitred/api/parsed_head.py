@@ -30,12 +30,12 @@ class ParsedHead:
         offered_id: What the client calls the request.
         repeat_key: What it calls it and its repeats; None: it does not repeat it, or leaves it open.
         retries: How often it says to have sent it before.
-        found: Where it leads by a table, with the part of the path that the route leaves open; None: nobody has looked.
+        route: Where it leads by a table, with the part of the path that the route leaves open; None: nobody has looked.
         principal: Who its credential was found to be of; None: nobody has looked. Whether that still holds has to be
             asked (see `Identifying.stands`).
     """
 
-    __slots__ = ("explain", "found", "header", "offered_id", "principal", "repeat_key", "retries")
+    __slots__ = ("explain", "header", "offered_id", "principal", "repeat_key", "retries", "route")
 
     def __init__(self, header: Headers) -> None:
         self.header = header
@@ -44,16 +44,16 @@ class ParsedHead:
         self.offered_id = header(b"x-request-id")
         self.repeat_key = header(b"idempotency-key")
         self.retries = retries_in(header)
-        self.found: tuple[RouteTable, Route, str] | None = None
+        self.route: tuple[RouteTable, Route, str] | None = None
         self.principal: Principal | None = None
 
 
-def greeting_of(scope: Mapping[str, Any]) -> ParsedHead:
+def parsed_head(scope: Mapping[str, Any]) -> ParsedHead:
     """That of a request."""
     kept: dict[str, ParsedHead] | None = (scope.get("extensions") or _NONE).get(KEPT)
     if kept is None:
         return ParsedHead(Headers(scope["headers"]))
-    greeting = kept.get(_GREETING)
-    if greeting is None:
-        greeting = kept[_GREETING] = ParsedHead(Headers(scope["headers"]))
-    return greeting
+    parsed_head = kept.get(_GREETING)
+    if parsed_head is None:
+        parsed_head = kept[_GREETING] = ParsedHead(Headers(scope["headers"]))
+    return parsed_head

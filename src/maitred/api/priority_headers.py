@@ -9,11 +9,11 @@ import math
 import msgspec
 
 from maitred.api.headers import Headers, flag_in, wish_in
-from maitred.api.routing_headers import LOCAL_ONLY, MOST_USD, REGION, bounds_in
+from maitred.api.routing_headers import LOCAL_ONLY, MOST_USD, REGION, routing_constraints_in
 from maitred.core.answer import InferenceRequest
 from maitred.core.errors import InvalidRequest
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
-from maitred.wire.openai.faults import shown
+from maitred.wire.openai.faults import format_value
 
 PRIORITY = "x-maitred-priority"
 TTFT = "x-maitred-ttft-ms"
@@ -33,11 +33,11 @@ _NAMES = (PRIORITY, TTFT, ITL, DEADLINE, PARTIAL, NO_DEGRADATION, ESCALATE, LOCA
 _ALL = frozenset({SESSION, *(name.encode() for name in _NAMES)})
 
 
-def with_urgency(ask: InferenceRequest, header: Headers, *, retries: int = 0) -> InferenceRequest:
+def apply_priority_headers(request: InferenceRequest, header: Headers, *, retries: int = 0) -> InferenceRequest:
     """What is asked, with what the headers say of its urgency, its session and its bounds.
 
     Args:
-        ask: With the priority that the body asks for, if it does.
+        request: With the priority that the body asks for, if it does.
         header: The request's headers.
         retries: How often the same request came before.
 
@@ -45,20 +45,20 @@ def with_urgency(ask: InferenceRequest, header: Headers, *, retries: int = 0) ->
         InvalidRequest: A header makes no sense; `param` names it.
     """
     if not header.have_any(_ALL):
-        return ask if not retries else msgspec.structs.replace(ask, retries=retries)
+        return request if not retries else msgspec.structs.replace(request, retries=retries)
     priority = _priority_in(header)
     return msgspec.structs.replace(
-        ask,
-        priority=ask.priority if priority is None else priority,
+        request,
+        priority=request.priority if priority is None else priority,
         ttft_in_s=_seconds_in(header, TTFT),
         itl_objective_s=_seconds_in(header, ITL),
         deadline_in_s=_seconds_in(header, DEADLINE),
         partial=flag_in(header, PARTIAL),
         degradable=not flag_in(header, NO_DEGRADATION),
         escalate=wish_in(header, ESCALATE),
-        session=header(SESSION) or ask.session,
+        session=header(SESSION) or request.session,
         retries=retries,
-        **bounds_in(header),
+        **routing_constraints_in(header),
     )
 
 
@@ -85,7 +85,7 @@ def _priority_in(header: Headers) -> int | None:
         return int(word)
     raise InvalidRequest(
         f"{PRIORITY} must be a number from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY} (the most urgent), or one of "
-        f"{', '.join(_CLASSES)}; got {shown(value)}.",
+        f"{', '.join(_CLASSES)}; got {format_value(value)}.",
         param=PRIORITY,
     )
 
@@ -100,7 +100,8 @@ def _seconds_in(header: Headers, name: str) -> float | None:
         milliseconds = math.nan
     if not 0 < milliseconds <= _LONGEST_MS:
         raise InvalidRequest(
-            f"{name} must be a number of milliseconds, more than 0 and at most {_LONGEST_MS}; got {shown(value)}.",
+            f"{name} must be a number of milliseconds, more than 0 and at most {_LONGEST_MS}; got "
+            f"{format_value(value)}.",
             param=name,
         )
     return milliseconds / 1000

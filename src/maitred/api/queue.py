@@ -31,7 +31,7 @@ class QueueRoutes:
     """
 
     def __init__(self, answering: InferenceService) -> None:
-        self._answering = answering
+        self._service = answering
 
     def routes(self) -> list[Route]:
         """The one route."""
@@ -39,20 +39,20 @@ class QueueRoutes:
             Route(
                 "GET",
                 "/v1/queue/{id}",
-                self.place,
+                self.show,
                 "Where a request of the caller's organisation stands in the queue.",
                 returns=QueuePlace,
                 needs=Scope.INFERENCE,
             )
         ]
 
-    async def place(self, call: HttpExchange) -> None:
+    async def show(self, exchange: HttpExchange) -> None:
         """One request's place."""
-        place = self._answering.place(call.principal, call.parameter)
+        position = self._service.queue_position(exchange.principal, exchange.parameter)
         body = QueuePlace(
-            id=call.parameter,
-            position=place.position,
-            predicted_wait_ms=milliseconds(place.wait_s),
-            predicted_ttft_ms=milliseconds(place.ttft_s),
+            id=exchange.parameter,
+            position=position.position,
+            predicted_wait_ms=milliseconds(position.wait_s),
+            predicted_ttft_ms=milliseconds(position.ttft_s),
         )
-        await call.respond(msgspec.json.encode(body))
+        await exchange.respond(msgspec.json.encode(body))

@@ -26,20 +26,20 @@ class RetryAdvisor:
         self._budget = budget
         self._clock = clock
 
-    def arrived(self, call: HttpExchange) -> None:
+    def on_request(self, exchange: HttpExchange) -> None:
         """Notes a call whose caller is known, and on it how often it came before."""
-        call.retries = self._budget.arrived(
-            call.principal.tenants[0],
-            call.tally.started_s,
-            retries=call.greeting.retries,
-            key=call.greeting.repeat_key,
+        exchange.retries = self._budget.on_request(
+            exchange.principal.tenants[0],
+            exchange.context.started_s,
+            retries=exchange.parsed_head.retries,
+            key=exchange.parsed_head.repeat_key,
         )
 
-    def headers(self, call: HttpExchange, failure: MaitredError) -> list[Header]:
+    def headers(self, exchange: HttpExchange, failure: MaitredError) -> list[Header]:
         """What to say of coming back after this failure; nothing where clients do right by themselves."""
-        if call.tally.principal is None or not isinstance(failure, _SATURATION):
+        if exchange.context.principal is None or not isinstance(failure, _SATURATION):
             return []
-        key = call.greeting.repeat_key
-        if self._budget.refused(call.principal.tenants[0], self._clock.monotonic_s(), key=key):
+        key = exchange.parsed_head.repeat_key
+        if self._budget.refused(exchange.principal.tenants[0], self._clock.monotonic_s(), key=key):
             return []
         return [(b"x-should-retry", b"false")]

@@ -5,7 +5,7 @@ from typing import TypedDict
 
 from maitred.api.headers import Headers, flag_in
 from maitred.core.errors import InvalidRequest
-from maitred.wire.openai.faults import shown
+from maitred.wire.openai.faults import format_value
 
 LOCAL_ONLY = "x-maitred-local-only"
 REGION = "x-maitred-region"
@@ -17,10 +17,10 @@ class RoutingConstraints(TypedDict):
 
     local_only: bool
     regions: frozenset[str] | None
-    most_usd: float | None
+    max_usd: float | None
 
 
-def bounds_in(header: Headers) -> RoutingConstraints:
+def routing_constraints_in(header: Headers) -> RoutingConstraints:
     """What the headers allow.
 
     Raises:
@@ -29,7 +29,7 @@ def bounds_in(header: Headers) -> RoutingConstraints:
     return {
         "local_only": flag_in(header, LOCAL_ONLY),
         "regions": _regions_in(header(REGION.encode())),
-        "most_usd": _dollars_in(header(MOST_USD.encode())),
+        "max_usd": _dollars_in(header(MOST_USD.encode())),
     }
 
 
@@ -50,5 +50,7 @@ def _dollars_in(value: str | None) -> float | None:
     except ValueError:
         usd = math.nan
     if not 0 <= usd < math.inf:
-        raise InvalidRequest(f"{MOST_USD} must be a number of dollars, 0 or more; got {shown(value)}.", param=MOST_USD)
+        raise InvalidRequest(
+            f"{MOST_USD} must be a number of dollars, 0 or more; got {format_value(value)}.", param=MOST_USD
+        )
     return usd

@@ -49,7 +49,7 @@ class CollectedChoice:
 class ResponseFormatter(Protocol):
     """One API's way to write one answer."""
 
-    def opening(self) -> bytes:
+    def start(self) -> bytes:
         """Events that come before any text; asked for once the replica has begun to answer."""
         ...
 
@@ -57,7 +57,7 @@ class ResponseFormatter(Protocol):
         """These parts as events."""
         ...
 
-    def closing(self, usage: Usage) -> bytes:
+    def end(self, usage: Usage) -> bytes:
         """Events that come after all text."""
         ...
 
@@ -66,8 +66,8 @@ class ResponseFormatter(Protocol):
         ...
 
 
-async def deliver(
-    call: HttpExchange,
+async def send_response(
+    exchange: HttpExchange,
     answer: ResponseStream,
     shape: ResponseFormatter,
     *,
@@ -81,7 +81,7 @@ async def deliver(
         ReplicaLost: The answer is not whole. What was streamed so far must be broken off, not ended.
     """
     if streams:
-        await _stream(call, answer, shape, heartbeat_s)
+        await _stream(exchange, answer, shape, heartbeat_s)
         return
     collected = [CollectedChoice() for _ in range(choices)]
     # Whoever has all of it need not ask once more to hear that; but who wraps an answer may have to hear its end.
@@ -95,38 +95,38 @@ async def deliver(
                 unfinished -= part.finish is not None
         if not unfinished:
             break
-    await COHORT.regroup(CohortStage.SETTLED)
-    await call.respond(shape.whole(collected, call.tally.usage))
-    await COHORT.regroup(CohortStage.SENT)
+    await COHORT.sync(CohortStage.SETTLED)
+    await exchange.respond(shape.whole(collected, exchange.context.usage))
+    await COHORT.sync(CohortStage.SENT)
 
 
-class _Outlet:
+class _ExchangeSink:
     """Implements `core.answer.Outlet`: a stream that has begun."""
 
-    def __init__(self, call: HttpExchange, shape: ResponseFormatter) -> None:
-        self._call = call
-        self._shape = shape
+    def __init__(self, exchange: HttpExchange, shape: ResponseFormatter) -> None:
+        self._exchange = exchange
+        self._formatter = shape
 
     @property
     def open(self) -> bool:
-        return self._call.ready
+        return self._exchange.ready
 
     def send(self, parts: Sequence[TextDelta]) -> None:
-        if events := self._shape.events(parts):
-            self._call.write(events)
+        if events := self._formatter.events(parts):
+            self._exchange.write(events)
 
 
-async def _stream(call: HttpExchange, answer: ResponseStream, shape: ResponseFormatter, heartbeat_s: float) -> None:
+async def _stream(exchange: HttpExchange, answer: ResponseStream, shape: ResponseFormatter, heartbeat_s: float) -> None:
     """One write per batch: a reader that lags gets fewer, larger writes, and holds up nobody but itself."""
-    async with StreamHeartbeat(call, heartbeat_s):
+    async with StreamHeartbeat(exchange, heartbeat_s):
         batches = aiter(answer)
         first = await anext(batches)
-        await call.stream(shape.opening() + shape.events(first))
+        await exchange.stream(shape.start() + shape.events(first))
         if isinstance(answer, PushStream):
-            answer.pour(_Outlet(call, shape))
+            answer.push_to(_ExchangeSink(exchange, shape))
         async for parts in batches:
             if events := shape.events(parts):
-                await call.stream(events)
-    await COHORT.regroup(CohortStage.SETTLED)
-    await call.finish(shape.closing(call.tally.usage))
-    await COHORT.regroup(CohortStage.SENT)
+                await exchange.stream(events)
+    await COHORT.sync(CohortStage.SETTLED)
+    await exchange.finish(shape.end(exchange.context.usage))
+    await COHORT.sync(CohortStage.SENT)

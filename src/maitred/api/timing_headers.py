@@ -16,30 +16,30 @@ _UNFIT = re.compile(rb"[^ -~]")
 """What a header's value cannot hold. A model's name can."""
 
 
-def account_headers(tally: RequestContext, *, explain: bool) -> list[Header]:
+def timing_headers(context: RequestContext, *, explain: bool) -> list[Header]:
     """The headers; none for a request that never came near a queue.
 
     Args:
-        tally: The request's.
+        context: The request's.
         explain: Whether the caller wants to know what it waited for.
     """
-    headers = [] if tally.forecast is None else _place_headers(tally.forecast)
-    if tally.priority is not None:
-        headers.append((b"x-maitred-priority", tally.priority.encode("ascii")))
-    if tally.degraded:
-        headers += degraded_headers(tally.degraded)
-    if tally.fallbacks:
-        headers.append(_fallback_header(tally.fallbacks))
-    if tally.failed:
-        headers.append(_escalated_header(tally.failed))
-    if tally.arm is not None:
-        headers.append((b"x-maitred-rollout", _UNFIT.sub(b"?", str(tally.arm).encode("utf-8"))))
-    if tally.hedged:
-        headers.append((b"x-maitred-hedged", tally.hedged.encode("ascii")))
-    if tally.chosen is not None and tally.model:
-        headers.append((b"x-maitred-model", _UNFIT.sub(b"?", tally.model.encode("utf-8"))))
+    headers = [] if context.predicted_position is None else _position_headers(context.predicted_position)
+    if context.priority is not None:
+        headers.append((b"x-maitred-priority", context.priority.encode("ascii")))
+    if context.degraded:
+        headers += degraded_headers(context.degraded)
+    if context.fallbacks:
+        headers.append(_fallback_header(context.fallbacks))
+    if context.rejected_answers:
+        headers.append(_escalated_header(context.rejected_answers))
+    if context.arm is not None:
+        headers.append((b"x-maitred-rollout", _UNFIT.sub(b"?", str(context.arm).encode("utf-8"))))
+    if context.hedged:
+        headers.append((b"x-maitred-hedged", context.hedged.encode("ascii")))
+    if context.selection is not None and context.model:
+        headers.append((b"x-maitred-model", _UNFIT.sub(b"?", context.model.encode("utf-8"))))
     if explain:
-        headers.append((b"x-maitred-waited", _waits(tally.waited_ms)))
+        headers.append((b"x-maitred-waited", _waits(context.waited_ms)))
     return headers
 
 
@@ -61,11 +61,11 @@ def _escalated_header(failed: Sequence[RejectedAnswer]) -> Header:
     return b"x-maitred-escalated", _UNFIT.sub(b"?", told.encode("utf-8"))
 
 
-def _place_headers(place: QueuePosition) -> list[Header]:
+def _position_headers(position: QueuePosition) -> list[Header]:
     return [
-        (b"x-maitred-queue-position", b"%d" % place.position),
-        (b"x-maitred-predicted-wait-ms", b"%d" % milliseconds(place.wait_s)),
-        (b"x-maitred-predicted-ttft-ms", b"%d" % milliseconds(place.ttft_s)),
+        (b"x-maitred-queue-position", b"%d" % position.position),
+        (b"x-maitred-predicted-wait-ms", b"%d" % milliseconds(position.wait_s)),
+        (b"x-maitred-predicted-ttft-ms", b"%d" % milliseconds(position.ttft_s)),
     ]
 
 

@@ -47,7 +47,7 @@ def bind(config: ServerConfig) -> socket.socket:
         raise ConfigInvalid(f"Cannot listen on {address}: {error.strerror}. Check server.host.") from error
 
 
-def url_of(listener: socket.socket) -> str:
+def format_url(listener: socket.socket) -> str:
     """Where clients reach it."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):

@@ -33,12 +33,12 @@ from maitred.app.admin.replicas import ReplicaAdmin
 from maitred.app.admin.rollouts import RolloutAdmin
 from maitred.app.admin.sleep import SleepableModelAdmin
 from maitred.app.admin.store_health import SoftBudgetAlarm, StoreHealth
-from maitred.app.assembly.build import draft_of, regime_of
+from maitred.app.assembly.build import build_generation, draft_generation
 from maitred.app.assembly.generation import ConfigGeneration, GenerationSwitch
 from maitred.app.assembly.queues import open_queues
 from maitred.app.assembly.services import GatewayResources, GatewayServices
-from maitred.app.assembly.stores import recall_rates, running
-from maitred.app.models.registry import roster_of
+from maitred.app.assembly.stores import restore_rates, running
+from maitred.app.models.registry import open_registry
 from maitred.app.reload import Reloader
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.runtime.gc import GcSweep
@@ -69,26 +69,26 @@ class Gateway:
 
     Attributes:
         application: Takes requests.
-        gate: Who is inside.
-        roster: What engines of ours serve.
-        desk: Where API workers ask, if there are any.
+        in_flight: Who is inside.
+        registry: What engines of ours serve.
+        controller: Where API workers ask, if there are any.
     """
 
     def __init__(self, parts: GatewayServices, first: ConfigGeneration) -> None:
         self.application = GenerationSwitch(first, self._retire)
-        self.gate = parts.gate
-        self.roster = parts.roster
-        self.desk = parts.desk
-        self.desk.adopt(first.control, first.observers)
-        self._parts = parts
-        self._sweep = GcSweep()
+        self.in_flight = parts.in_flight
+        self.registry = parts.registry
+        self.controller = parts.controller
+        self.controller.reconfigure(first.flow_controller, first.observers)
+        self._services = parts
+        self._gc_sweep = GcSweep()
         self._listeners: list[Callable[[Config], None]] = []
 
     def watch(self, listener: Callable[[Config], None]) -> None:
         """Tells of every configuration that comes into force, for what stands around the gateway. It must not raise."""
         self._listeners.append(listener)
 
-    async def become(self, config: Config) -> None:
+    async def apply_config(self, config: Config) -> None:
         """Puts a configuration in force, which differs from the one before only in what can change.
 
         All that can fail or take time comes first and changes nothing, but for what the store keeps of tenants and
@@ -98,146 +98,146 @@ class Gateway:
             ConfigInvalid: A setting names what cannot be used.
             StoreUnavailable: What is declared cannot be stored.
         """
-        parts, before = self._parts, self.application.now.config
-        ground = parts.ground
-        served = await ground.upstreams.prepare(config.models, config.health)
-        draft = draft_of(config, served, parts.roster, ground.local, parts.live, parts.metrics.requests)
-        async with running(ground.upstreams.look(served), "first looks") as looked:
-            states = await self._declared(before, config)
+        parts, before = self._services, self.application.current.config
+        resources = parts.resources
+        served = await resources.upstreams.prepare(config.models, config.health)
+        draft = draft_generation(config, served, parts.registry, resources.local, parts.live, parts.metrics.requests)
+        async with running(resources.upstreams.refresh(served), "first looks") as looked:
+            states = await self._declare(before, config)
             await asyncio.wait([looked])
 
-        ground.upstreams.adopt(served, config.models, config.health)
-        parts.adopt(before, config)
-        parts.queues.adopt(config, draft.posts, draft.ladders)
-        parts.rollouts.adopt(draft.router.names, states)
-        regime = regime_of(draft, parts)
-        self.application.succeed(regime)
-        self.desk.adopt(regime.control, regime.observers)
+        resources.upstreams.reconfigure(served, config.models, config.health)
+        parts.reconfigure(before, config)
+        parts.queues.reconfigure(config, draft.endpoints, draft.ladders)
+        parts.rollouts.reconfigure(draft.router.names, states)
+        generation = build_generation(draft, parts)
+        self.application.switch_to(generation)
+        self.controller.reconfigure(generation.flow_controller, generation.observers)
         for listener in self._listeners:
             listener(config)
 
-    async def _declared(self, before: Config, config: Config) -> Sequence[RolloutState] | None:
+    async def _declare(self, before: Config, config: Config) -> Sequence[RolloutState] | None:
         """Puts what is declared into the store, as far as it has changed; what is decided of rollouts then."""
         states = None
         if config.routing.rollouts != before.routing.rollouts:
-            states = await self._parts.rollouts.declare(config.routing.rollouts)
+            states = await self._services.rollouts.declare(config.routing.rollouts)
         if (config.tenants, config.identity) != (before.tenants, before.identity):
-            await self._parts.ground.access.declare(config)
+            await self._services.resources.access.declare(config)
         return states
 
     def _retire(self, living: Sequence[ConfigGeneration]) -> None:
-        self._sweep.later()
-        self._parts.queues.retire(name for regime in living for name in regime.models)
-        self._parts.ground.upstreams.retire(regime.served for regime in living)
+        self._gc_sweep.later()
+        self._services.queues.retire(name for generation in living for name in generation.models)
+        self._services.resources.upstreams.retire(generation.upstream_models for generation in living)
 
 
 @asynccontextmanager
 async def open_gateway(
-    config: Config, ground: GatewayResources, reloader: Reloader, clock: Clock, house: IpcDirectory | None = None
+    config: Config, resources: GatewayResources, reloader: Reloader, clock: Clock, ipc: IpcDirectory | None = None
 ) -> AsyncIterator[Gateway]:
     """Makes every part and wires it to the others; what goes on by itself runs until the context is left.
 
     Args:
         config: The settings.
-        ground: What it stands on.
+        resources: What it stands on.
         reloader: Brings other settings.
         clock: The time.
-        house: Of its processes; None: it is one.
+        ipc: Of its processes; None: it is one.
 
     Raises:
         ConfigInvalid: Two models have one name, or a rollout names one that is not there.
     """
-    stores, access, local, on_demand = ground.stores, ground.access, ground.local, ground.on_demand
+    stores, access, local, on_demand = resources.stores, resources.access, resources.local, resources.on_demand
     alarm = SoftBudgetAlarm()
     digest = ObserverBatch()
     recent = RecentTraffic(clock, digest)
-    await recall_rates(stores, clock)
+    await restore_rates(stores, clock)
     admission = Admission(
         access.directory, stores.counters, stores.ledger, config.admission, clock, on_soft_budget=alarm
     )
-    roster = roster_of(config, local, on_demand, ground.encoders)
-    gate = InFlightLimiter(config.server.max_in_flight)
-    accounts = StoreHealth(stores, access, admission, alarm, roster.links())
+    registry = open_registry(config, local, on_demand, resources.encoders)
+    in_flight = InFlightLimiter(config.server.max_in_flight)
+    accounts = StoreHealth(stores, access, admission, alarm, registry.links())
 
     def wanted(name: str) -> None:
-        on_demand.wanted(name)
-        sleepers.wanted(name)
+        on_demand.on_wanted(name)
+        sleepables.on_wanted(name)
 
     async with AsyncExitStack() as background:
         queues = await background.enter_async_context(
-            open_queues(ground.encoders.dispatchers, clock, recent.first_token, wanted)
+            open_queues(resources.encoders.dispatchers, clock, recent.first_token, wanted)
         )
         replicas = ReplicaAdmin(queues.all, clock)
         live = LiveRollouts()
-        desk = ControllerServer(
-            gate,
+        controller = ControllerServer(
+            in_flight,
             stores.directory,
             access.refresher,
             lambda: ControllerSnapshot(
-                access.directory.version, frozenset(live), ground.upstreams.windows(), roster.addresses(local)
+                access.directory.version, frozenset(live), resources.upstreams.windows(), registry.addresses(local)
             ),
             clock,
         )
         metrics = Metrics(
-            lambda: gate.inside,
-            roster.states,
+            lambda: in_flight.count,
+            registry.states,
             accounts.state,
-            lambda: {name: one.state() for name, one in queues.all.items()},
-            ground.upstreams.states,
+            lambda: {name: one.snapshot() for name, one in queues.all.items()},
+            resources.upstreams.states,
             on_demand.state,
             replicas.all,
             lambda: rollouts.state(trials.shadows.ends),
             lambda: reloader.state,
             tasks=lambda: len(asyncio.all_tasks()),
-            workers=lambda: desk.workers,
+            workers=lambda: controller.workers,
             config=config.metrics,
             slos=config.slos,
             clock=clock,
             digest=digest,
         )
-        draft = draft_of(config, ground.upstreams.served, roster, local, live, metrics.requests)
-        queues.adopt(config, draft.posts, draft.ladders)
+        draft = draft_generation(config, resources.upstreams.current, registry, local, live, metrics.requests)
+        queues.reconfigure(config, draft.endpoints, draft.ladders)
         rollouts = RolloutAdmin(stores.rollouts, live, draft.router.names, clock)
         await rollouts.open(config.routing.rollouts)
         trials = RolloutObserver(live, rollouts, clock)
         always = {} if local is None else {local.name: (queues.all[local.name], local.engines.values())}
-        sleepers = SleepableModelAdmin(on_demand.loadables(clock), always)
-        for where, engine in roster.engines.items():
-            engine.link.watch(partial(_report_steps, metrics, where, engine))
+        sleepables = SleepableModelAdmin(on_demand.loadables(clock), always)
+        for where, engine in registry.engines.items():
+            engine.link.on_change(partial(_report_steps, metrics, where, engine))
         live_state = LiveState(
-            *(gate, queues.all, roster.states, replicas, recent, admission, accounts.stores_up),
+            *(in_flight, queues.all, registry.states, replicas, recent, admission, accounts.stores_up),
             *(LiveDiagnosis(metrics.samples, clock), clock),
             config.console.viewers,
         )
         parts = GatewayServices(
-            ground=ground,
+            resources=resources,
             clock=clock,
-            roster=roster,
-            gate=gate,
+            registry=registry,
+            in_flight=in_flight,
             admission=admission,
             queues=queues,
             retry_budget=RetryBudget(config.server.retry_share, config.server.retry_allowance),
             live=live,
             rollouts=rollouts,
-            trials=trials,
-            digest=digest,
+            rollout_observer=trials,
+            observer_batch=digest,
             metrics=metrics,
-            stories=TimelineBuffer(config.explain.requests, clock, digest),
+            timelines=TimelineBuffer(config.explain.requests, clock, digest),
             recent=recent,
             live_state=live_state,
-            accounts=accounts,
-            replicas=replicas,
-            sleepers=sleepers,
-            pins=PinAdmin(roster.pinnable, clock),
-            answers=MemoryIdempotencyStore(config.idempotency, clock),
+            store_health=accounts,
+            replica_admin=replicas,
+            sleepable_models=sleepables,
+            pin_admin=PinAdmin(registry.pinnable, clock),
+            idempotency_store=MemoryIdempotencyStore(config.idempotency, clock),
             sessions=ConsoleSessions(clock, config.console.session_s, config.console.sessions),
             reloader=reloader,
-            desk=desk,
-            staff=WorkerAdmin(lambda: desk.clerks, house),
+            controller=controller,
+            worker_admin=WorkerAdmin(lambda: controller.sessions, ipc),
         )
-        gateway = Gateway(parts, regime_of(draft, parts))
-        access.refresher.watch(lambda: gate.recheck(access.identity.holds))
-        access.refresher.watch(parts.desk.look)
+        gateway = Gateway(parts, build_generation(draft, parts))
+        access.refresher.watch(lambda: in_flight.cancel_revoked(access.identity.holds))
+        access.refresher.watch(parts.controller.check_changes)
         for work, name in (
             (admission.leases.run(), "leases"),
             (rollouts.run(), "rollouts"),
@@ -247,10 +247,10 @@ async def open_gateway(
             await background.enter_async_context(running(work, name))
         await background.enter_async_context(on_demand.running(queues.all))
         await background.enter_async_context(running(trials.shadows.run(), "shadows"))
-        await background.enter_async_context(running(live_state.pulse.run(), "live state"))
-        reloader.applies(gateway.become)
+        await background.enter_async_context(running(live_state.feed.run(), "live state"))
+        reloader.applies(gateway.apply_config)
         yield gateway
 
 
 def _report_steps(metrics: Metrics, where: tuple[str, str], engine: Engine) -> None:
-    metrics.steps.heard(where, engine.link.load())
+    metrics.steps.on_report(where, engine.link.load())

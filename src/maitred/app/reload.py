@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from maitred.config.checks import conflicts
 from maitred.config.comparison import ConfigComparison, SettingChange, compare
 from maitred.config.loader import LoadedConfig
-from maitred.config.render import yaml_of
+from maitred.config.render import to_yaml
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid, InvalidRequest, MaitredError
@@ -41,7 +41,7 @@ class Reloader:
         self._loaded = loaded
         self._read = read
         self._clock = clock
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._apply: Apply = _nothing
         self._since_s = clock.wall_s()
         self._pending: tuple[SettingChange, ...] = ()
@@ -62,7 +62,7 @@ class Reloader:
         """What is in force."""
         return ConfigBody(
             since=self._since_s,
-            settings=yaml_of(self._loaded, with_origins=True),
+            settings=to_yaml(self._loaded, with_origins=True),
             needs_restart=_bodies(self._pending),
             fault=self._fault,
         )
@@ -74,25 +74,25 @@ class Reloader:
             InvalidRequest: It has faults, all of which the message lists. What was in force stays in force.
             StoreUnavailable: What is declared cannot be stored. What was in force stays in force.
         """
-        async with self._one_at_a_time:
+        async with self._lock:
             began_s = self._clock.monotonic_s()
             try:
-                read, comparison = await asyncio.to_thread(self._compared)
+                read, comparison = await asyncio.to_thread(self._compare)
                 if not dry_run and comparison.changes:
                     await self._apply(comparison.config)
             except MaitredError as error:
                 if not dry_run:
-                    self._refused(error.message)
+                    self._reject(error.message)
                 if isinstance(error, ConfigInvalid):
                     raise InvalidRequest(f"{error.message}\nThe configuration stays as it was.") from None
                 raise
             except Exception:
                 if not dry_run:
-                    self._refused("the gateway could not apply it; the log says why")
+                    self._reject("the gateway could not apply it; the log says why")
                 raise
             took_s = self._clock.monotonic_s() - began_s
             if not dry_run:
-                self._applied(read, comparison, took_s)
+                self._apply_changes(read, comparison, took_s)
             return ReloadBody(
                 dry_run=dry_run,
                 changed=_bodies(comparison.changes),
@@ -107,7 +107,7 @@ class Reloader:
         tasks: set[asyncio.Task[None]] = set()
 
         def heard() -> None:
-            task = loop.create_task(self._heard(), name="reload")
+            task = loop.create_task(self._on_signal(), name="reload")
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
@@ -119,7 +119,7 @@ class Reloader:
             for task in tasks:
                 task.cancel()
 
-    async def _heard(self) -> None:
+    async def _on_signal(self) -> None:
         """The same, where there is nobody to answer: the log says what came of it."""
         try:
             await self.reload()
@@ -128,7 +128,7 @@ class Reloader:
         except Exception:
             log.exception("The configuration could not be reloaded.")
 
-    def _compared(self) -> tuple[LoadedConfig, ConfigComparison]:
+    def _compare(self) -> tuple[LoadedConfig, ConfigComparison]:
         """What was read, and what it comes to. Raises ConfigInvalid."""
         read = self._read()
         comparison = compare(self._loaded.config, read.config)
@@ -141,7 +141,7 @@ class Reloader:
                 )
         return read, comparison
 
-    def _applied(self, read: LoadedConfig, comparison: ConfigComparison, took_s: float) -> None:
+    def _apply_changes(self, read: LoadedConfig, comparison: ConfigComparison, took_s: float) -> None:
         self._loaded = LoadedConfig(comparison.config, {**self._loaded.origins, **read.origins})
         self._pending, self._fault = comparison.pending, None
         self._since_s, self._took_s = self._clock.wall_s(), took_s
@@ -150,7 +150,7 @@ class Reloader:
         for change in comparison.pending:
             log.warning("%s has changed, but needs a restart: %s.", change.setting, change.restart)
 
-    def _refused(self, why: str) -> None:
+    def _reject(self, why: str) -> None:
         self._fault = why
         self._ends["refused"] += 1
         log.error("The configuration was not reloaded, and stays as it was: %s", why)

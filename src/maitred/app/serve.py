@@ -17,15 +17,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from maitred.api.http.server import HttpServer
-from maitred.app.address import url_of
-from maitred.app.assembly.services import GatewayResources, open_ground
+from maitred.app.address import format_url
+from maitred.app.assembly.services import GatewayResources, open_resources
 from maitred.app.banner import announce, announce_on_demand, announce_upstreams, show_key
 from maitred.app.gateway import open_gateway
 from maitred.app.models.encoder import EncoderModels
 from maitred.app.reload import Read, Reloader
-from maitred.app.runtime.gc import collect_seldom
+from maitred.app.runtime.gc import tune_gc
 from maitred.app.shutdown import Shutdown
-from maitred.app.workers.controller import PendingWorkers, open_lobby
+from maitred.app.workers.controller import PendingWorkers, accept_workers
 from maitred.app.workers.ipc import IpcDirectory
 from maitred.config.loader import LoadedConfig
 from maitred.core.clock import Clock
@@ -38,7 +38,7 @@ async def serve(
     listener: socket.socket,
     engines: LocalEngines | None,
     clock: Clock,
-    house: IpcDirectory | None = None,
+    ipc: IpcDirectory | None = None,
 ) -> int:
     """Serves until a signal comes; called by `maitred.app.start`.
 
@@ -48,7 +48,7 @@ async def serve(
         listener: Bound.
         engines: Of the `model` section, which have begun to start; None where only others run any model.
         clock: For everything.
-        house: Where API workers find this process, which is their controller then; None: it has no workers.
+        ipc: Where API workers find this process, which is their controller then; None: it has no workers.
 
     Returns:
         The exit code: 0 after a drain, also if it had to cut answers short.
@@ -60,66 +60,66 @@ async def serve(
     console = Console()
     config, reloader = loaded.config, Reloader(loaded, read, clock)
     async with (
-        _visited(house) as lobby,
-        open_ground(config, engines, clock, partial(show_key, console), lobby.outlived) as ground,
-        open_gateway(config, ground, reloader, clock, house) as gateway,
+        _visited(ipc) as lobby,
+        open_resources(config, engines, clock, partial(show_key, console), lobby.surviving_work) as resources,
+        open_gateway(config, resources, reloader, clock, ipc) as gateway,
     ):
         server = HttpServer(
             gateway.application,
             stall_grace_s=config.server.stall_grace_s,
-            path=None if house is None else house.edge,
+            path=None if ipc is None else ipc.worker_address,
         )
-        shutdown = Shutdown(gateway.gate, config.server.drain_grace_s)
-        gateway.watch(lambda config: server.adopt(config.server.stall_grace_s))
-        gateway.watch(lambda config: shutdown.adopt(config.server.drain_grace_s))
-        await gateway.desk.open(lobby, ground.stores.ledger.carried)
+        shutdown = Shutdown(gateway.in_flight, config.server.drain_grace_s)
+        gateway.watch(lambda config: server.reconfigure(config.server.stall_grace_s))
+        gateway.watch(lambda config: shutdown.reconfigure(config.server.drain_grace_s))
+        await gateway.controller.open(lobby, resources.stores.ledger.carried)
         with shutdown.on_signals(), reloader.on_signals():
-            sockets = [listener] if house is None else None
+            sockets = [listener] if ipc is None else None
             serving = asyncio.create_task(server.serve(sockets=sockets), name="http server")
             serving.add_done_callback(lambda _: shutdown.request())
-            loading = "".join(f"; {escape(name)} is being loaded" for name in gateway.roster.starting)
-            console.print(f"Listening at {url_of(listener)}{loading}.", highlight=False)
+            loading = "".join(f"; {escape(name)} is being loaded" for name in gateway.registry.starting)
+            console.print(f"Listening at {format_url(listener)}{loading}.", highlight=False)
             if config.console.enabled:
-                console.print(f"The console is at {url_of(listener)}/console.", highlight=False)
+                console.print(f"The console is at {format_url(listener)}/console.", highlight=False)
             try:
-                if house is not None:
-                    gateway.watch(lambda config: house.changed())
-                    house.ready()
-                await _tell_when_ready(console, url_of(listener), ground, shutdown)
+                if ipc is not None:
+                    gateway.watch(lambda config: ipc.notify_config_changed())
+                    ipc.notify_ready()
+                await _announce_when_ready(console, format_url(listener), resources, shutdown)
                 await shutdown.requested()
                 await shutdown.drain()
-                await gateway.desk.close()
+                await gateway.controller.close()
             finally:
-                server.stop(at_once=shutdown.insisted)
+                server.stop(at_once=shutdown.forced)
                 await asyncio.wait([serving])
         serving.result()
     return 0
 
 
 @asynccontextmanager
-async def _visited(house: IpcDirectory | None) -> AsyncIterator[PendingWorkers]:
+async def _visited(ipc: IpcDirectory | None) -> AsyncIterator[PendingWorkers]:
     """Where API workers are, if there are any; those that had another controller before have come."""
-    if house is None:
+    if ipc is None:
         yield PendingWorkers()
         return
-    async with open_lobby(house.desk) as lobby:
-        await lobby.gathered(house.workers)
+    async with accept_workers(ipc.controller_address) as lobby:
+        await lobby.wait_connected(ipc.worker_pids)
         yield lobby
 
 
-async def _tell_when_ready(console: Console, url: str, ground: GatewayResources, shutdown: Shutdown) -> None:
+async def _announce_when_ready(console: Console, url: str, resources: GatewayResources, shutdown: Shutdown) -> None:
     """Says what is served, each sort of models as soon as it can be.
 
     Raises:
         ReplicaUnavailable: No engine can start, or the encoder cannot.
     """
-    local, on_demand, upstreams = ground.local, ground.on_demand, ground.upstreams
+    local, on_demand, upstreams = resources.local, resources.on_demand, resources.upstreams
     if upstreams.models:
         announce_upstreams(console, url, upstreams.models, first=local is None)
     if on_demand.models:
         announce_on_demand(console, url, on_demand.models, first=local is None and not upstreams.models)
-    if await _is_up(None if local is None else local.engines, ground.encoders, shutdown):
-        collect_seldom()
+    if await _is_up(None if local is None else local.engines, resources.encoders, shutdown):
+        tune_gc()
         if local is not None:
             announce(console, url, local.name, local.model.card())
 

@@ -21,20 +21,20 @@ class Shutdown:
     """Listens for signals.
 
     Args:
-        gate: Closed by the first signal, emptied by the second.
+        in_flight: Closed by the first signal, emptied by the second.
         grace_s: What answers under way get in between.
 
     Attributes:
-        insisted: Whether a second signal has come.
+        forced: Whether a second signal has come.
     """
 
-    def __init__(self, gate: InFlightLimiter, grace_s: float) -> None:
-        self._gate = gate
+    def __init__(self, in_flight: InFlightLimiter, grace_s: float) -> None:
+        self._in_flight = in_flight
         self._grace_s = grace_s
         self._requested = asyncio.Event()
-        self.insisted = False
+        self.forced = False
 
-    def adopt(self, grace_s: float) -> None:
+    def reconfigure(self, grace_s: float) -> None:
         """A drain that has not begun gives so much."""
         self._grace_s = grace_s
 
@@ -53,10 +53,10 @@ class Shutdown:
     def request(self) -> None:
         """Does what a signal does."""
         if self._requested.is_set():
-            self.insisted = True
-            self._gate.end_now()
+            self.forced = True
+            self._in_flight.cancel_all()
             return
-        self._gate.close()
+        self._in_flight.close()
         self._requested.set()
 
     async def requested(self) -> None:
@@ -65,8 +65,8 @@ class Shutdown:
 
     async def drain(self) -> None:
         """Waits until the house is empty, within the grace period; then ends what is left."""
-        if self._gate.inside:
-            log.info("Draining: %d answers may go on for %g s.", self._gate.inside, self._grace_s)
-        ended = await self._gate.drain(self._grace_s)
+        if self._in_flight.count:
+            log.info("Draining: %d answers may go on for %g s.", self._in_flight.count, self._grace_s)
+        ended = await self._in_flight.drain(self._grace_s)
         if ended:
             log.warning("Ended %d answers that were not complete after %g s.", ended, self._grace_s)

@@ -22,14 +22,14 @@ import uvloop
 
 from maitred.app.address import bind
 from maitred.app.models.engines import engines_in, make_engines
-from maitred.app.workers.ipc import IpcDirectory, open_house
-from maitred.app.workers.supervisor import CONTROLLER, KEEPER, Part, Supervisor
+from maitred.app.workers.ipc import IpcDirectory, open_ipc
+from maitred.app.workers.supervisor import CONTROLLER, ENGINE_HOST, ProcessMain, Supervisor
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import Config
 from maitred.core.clock import SystemClock
 from maitred.fleet.local import Command
 from maitred.observe.logs import set_up
-from maitred.store.data_lock import tenures
+from maitred.store.data_lock import lock_data
 
 Read = Callable[[], LoadedConfig]
 T = TypeVar("T")
@@ -69,25 +69,25 @@ def _several(loaded: LoadedConfig, command: Command | None, read: Read, listener
         in_force = read()
 
     def control(workers: Collection[int]) -> int:
-        return _looped(_start(in_force, command, read, listener, replace(house, workers=workers)))
+        return _looped(_start(in_force, command, read, listener, replace(ipc, worker_pids=workers)))
 
     def keep(_: Collection[int]) -> int:
-        from maitred.app.workers.engine_host import keep
+        from maitred.app.workers.engine_host import run_engine_host
 
-        return _looped(keep(loaded.config, command, house))
+        return _looped(run_engine_host(loaded.config, command, ipc))
 
     def work(number: int, _: Collection[int]) -> int:
-        from maitred.app.workers.worker import work
+        from maitred.app.workers.worker import run_worker
 
-        return _looped(work(in_force.config, number, listener, house, SystemClock()))
+        return _looped(run_worker(in_force.config, number, listener, ipc, SystemClock()))
 
     listener.listen(_BACKLOG)
-    with _let(loaded.config), open_house() as house:
-        parts: dict[int, Part] = {
+    with _let(loaded.config), open_ipc() as ipc:
+        parts: dict[int, ProcessMain] = {
             number: partial(work, number) for number in range(1, loaded.config.server.workers + 1)
         }
         if loaded.config.has_engine and not loaded.config.model.attached:
-            parts[KEEPER] = keep
+            parts[ENGINE_HOST] = keep
         return Supervisor({CONTROLLER: control, **parts}, read_again, _prepare).run()
 
 
@@ -95,15 +95,15 @@ def _several(loaded: LoadedConfig, command: Command | None, read: Read, listener
 def _let(config: Config) -> Iterator[None]:
     """Holds what nobody else may use meanwhile, for all processes that are forked within the block together."""
     stack = AsyncExitStack()
-    _looped(stack.enter_async_context(_tenures(config)))
+    _looped(stack.enter_async_context(_lock_data(config)))
     try:
         yield
     finally:
         _looped(stack.aclose())
 
 
-def _tenures(config: Config) -> AbstractAsyncContextManager[None]:
-    return tenures(config.store, alone=config.counters.url is None)
+def _lock_data(config: Config) -> AbstractAsyncContextManager[None]:
+    return lock_data(config.store, alone=config.counters.url is None)
 
 
 def _looped(work: Coroutine[Any, Any, T]) -> T:
@@ -116,23 +116,23 @@ async def _start(
     command: Command | None,
     read: Read,
     listener: socket.socket,
-    house: IpcDirectory | None = None,
+    ipc: IpcDirectory | None = None,
 ) -> int:
     config = loaded.config
     clock = SystemClock()
     async with AsyncExitStack() as stack:
-        if house is None:
-            await stack.enter_async_context(_tenures(config))
+        if ipc is None:
+            await stack.enter_async_context(_lock_data(config))
         engines = None
         if config.has_engine:
-            if house is None or config.model.attached:
+            if ipc is None or config.model.attached:
                 made = await make_engines(config, command, clock)
             else:
-                made = engines_in(house, config)
+                made = engines_in(ipc, config)
             engines = await stack.enter_async_context(made)
         # In a thread, because the loop has processes to start and to listen to meanwhile.
         serve = await asyncio.to_thread(_gateway)
-        return await serve(loaded, read, listener, engines, clock, house)
+        return await serve(loaded, read, listener, engines, clock, ipc)
 
 
 def _prepare() -> None:

@@ -36,7 +36,7 @@ class MemoryIdempotencyStore:
         """When each kept recording ended, in that order."""
         self.held_bytes = 0
 
-    def adopt(self, config: IdempotencyConfig) -> None:
+    def reconfigure(self, config: IdempotencyConfig) -> None:
         """Keeps within these bounds from now on."""
         self._config = config
 
@@ -51,7 +51,7 @@ class MemoryIdempotencyStore:
         if known is None:
             recording = MemoryRecording(self, key, body_hash, request_id, self._config.max_answer_bytes)
             self._listed[key] = recording
-            self._make_room(ENTRY_BYTES)
+            self._evict(ENTRY_BYTES)
             self.held_bytes += ENTRY_BYTES
             return IdempotencyClaim(recording, fresh=True)
         if known.body_hash != body_hash:
@@ -68,7 +68,7 @@ class MemoryIdempotencyStore:
 
     def take(self, size: int) -> bool:
         """See `Shelf.take`."""
-        self._make_room(size)
+        self._evict(size)
         if self.held_bytes + size > self._config.max_bytes:
             return False
         self.held_bytes += size
@@ -78,7 +78,7 @@ class MemoryIdempotencyStore:
         """See `Shelf.count`."""
         self.held_bytes += size
 
-    def keep(self, recording: MemoryRecording) -> None:
+    def store(self, recording: MemoryRecording) -> None:
         """See `Shelf.keep`."""
         self._ended[recording.key] = self._clock.monotonic_s()
 
@@ -97,7 +97,7 @@ class MemoryIdempotencyStore:
                 return
             self.forget(self._listed[key])
 
-    def _make_room(self, size: int) -> None:
+    def _evict(self, size: int) -> None:
         while self.held_bytes + size > self._config.max_bytes:
             unread = (self._listed[key] for key in self._ended if not self._listed[key].readers)
             oldest = next(unread, None)

@@ -30,7 +30,7 @@ class RecordingStore(Protocol):
         """Holds so many bytes more, or fewer, room or no room."""
         ...
 
-    def keep(self, recording: "MemoryRecording") -> None:
+    def store(self, recording: "MemoryRecording") -> None:
         """The recording has ended; its age begins."""
         ...
 
@@ -70,7 +70,7 @@ class MemoryRecording:
         self._largest_bytes = largest_bytes
         self._most_bytes = 0
         """Once it is not kept: what it may hold."""
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
     def size(self) -> int:
@@ -96,51 +96,51 @@ class MemoryRecording:
     async def begin(self, head: RecordedHead) -> None:
         """See `Recording.begin`."""
         self.head = head
-        self.tell()
+        self.notify()
 
     async def add(self, data: bytes) -> None:
         """See `Recording.add`."""
         if self.kept and len(self.data) + len(data) <= self._largest_bytes and self._shelf.take(len(data)):
             self.data += data
-            self.tell()
+            self.notify()
             return
         self._shelf.count(len(data))
         self.data += data
         if self.kept:
             self.kept = False
             self._most_bytes = max(len(self.data), PIECE_BYTES)
-        self.tell()
+        self.notify()
         while self.readers and self.end - max(reader.position for reader in self.readers) > PIECE_BYTES:
-            await self.news()
+            await self.wait_change()
         self._drop(self.end - self._most_bytes)
 
     async def finish(self) -> None:
         """See `Recording.finish`."""
         self.ended = True
-        self._shelf.keep(self)
-        self.tell()
+        self._shelf.store(self)
+        self.notify()
 
     async def fail(self, error: Exception) -> None:
         """See `Recording.fail`."""
         self.ended = True
         self.failure = error
         self._shelf.forget(self)
-        self.tell()
+        self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wakes everybody who waits for news."""
-        news, self._news = self._news, asyncio.Event()
+        news, self._changed = self._changed, asyncio.Event()
         news.set()
 
-    async def news(self) -> None:
+    async def wait_change(self) -> None:
         """Waits until anything has changed."""
-        await self._news.wait()
+        await self._changed.wait()
 
     def moved(self) -> None:
         """A reader has gone on or left."""
         if not self.kept:
             self._drop(0)
-            self.tell()
+            self.notify()
         self.release()
 
     def release(self) -> None:
@@ -181,7 +181,7 @@ class MemoryReader:
         while recording.head is None:
             if recording.failure is not None:
                 raise recording.failure
-            await recording.news()
+            await recording.wait_change()
         return recording.head
 
     async def piece(self) -> bytes:
@@ -192,7 +192,7 @@ class MemoryReader:
                 raise recording.failure
             if recording.ended:
                 return b""
-            await recording.news()
+            await recording.wait_change()
         offset = self.position - recording.start
         if offset < 0:
             raise IdempotencyConflict(

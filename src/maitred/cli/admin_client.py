@@ -9,12 +9,12 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from maitred.cli.client import CONNECT_TIMEOUT_S, bearer, refusal, root_of, talking_to
+from maitred.cli.client import CONNECT_TIMEOUT_S, bearer, open_client, refusal, server_root
 from maitred.core.errors import Conflict, InvalidRequest
 
 _TIMEOUT_S = 60.0
 _PAGE = 200
-_STRANGER = "has no administration"
+_UNKNOWN_SERVER = "has no administration"
 
 T = TypeVar("T")
 Entry = TypeVar("Entry")
@@ -46,7 +46,7 @@ class AdminClient:
     """
 
     def __init__(self, url: str, key: str | None) -> None:
-        self._url = root_of(url)
+        self._url = server_root(url)
         if not key:
             raise InvalidRequest(
                 "An admin key is needed: set MAITRED_ADMIN_KEY, or pass --key. `maitred serve` prints one when it "
@@ -76,12 +76,12 @@ class AdminClient:
         Raises:
             MaitredError: Refused, not there, or not maitred.
         """
-        with talking_to(self._url, _STRANGER):
+        with open_client(self._url, _UNKNOWN_SERVER):
             return msgspec.json.decode(await self.raw("GET", path, query=query), type=answer)
 
     async def send(self, method: str, path: str, answer: type[T], body: Mapping[str, Any] | None = None) -> T:
         """Changes something; the rest as `get`."""
-        with talking_to(self._url, _STRANGER):
+        with open_client(self._url, _UNKNOWN_SERVER):
             return msgspec.json.decode(await self.raw(method, path, body=body), type=answer)
 
     async def every(
@@ -108,7 +108,7 @@ class AdminClient:
         """The answer as it came."""
         parameters = {name: value for name, value in (query or {}).items() if value is not None}
         address = f"{self._url}/admin/v1/{path}"
-        with talking_to(self._url, _STRANGER):
+        with open_client(self._url, _UNKNOWN_SERVER):
             try:
                 data = None if body is None else msgspec.json.encode(body)
                 async with self._session.request(method, address, params=parameters, data=data) as response:

@@ -92,7 +92,7 @@ class GatewayClient:
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        self._url = root_of(url)
+        self._url = server_root(url)
         self._headers = bearer(key, "MAITRED_API_KEY") if key else {}
         self._session: aiohttp.ClientSession
 
@@ -113,7 +113,7 @@ class GatewayClient:
         Raises:
             MaitredError: It cannot be reached, or does not speak OpenAI's API.
         """
-        with talking_to(self._url, _OPENAI):
+        with open_client(self._url, _OPENAI):
             async with self._session.get(f"{self._url}/v1/models") as response:
                 body = await response.read()
                 if response.status != 200:
@@ -149,13 +149,13 @@ class GatewayClient:
         except UnicodeEncodeError as error:  # what Python makes of arguments, and of some pipes, that are not UTF-8
             raise not_text() from error
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        with talking_to(self._url, _OPENAI):
+        with open_client(self._url, _OPENAI):
             response = await self._session.post(self._url + path, data=body, headers=headers)
         async with response:
             if response.status != 200:
                 raise self._refusal(response.status, await response.content.read(1 << 20))
             if response.content_type != "text/event-stream":
-                raise stranger(self._url, _OPENAI)
+                raise unknown_server(self._url, _OPENAI)
             decoder = SSEDecoder()
             try:
                 async for data in response.content.iter_any():
@@ -174,7 +174,7 @@ class GatewayClient:
         return refusal(status, body)
 
 
-def root_of(url: str) -> str:
+def server_root(url: str) -> str:
     """The address of a server, without the ``/v1`` that OpenAI's clients have at its end.
 
     Raises:
@@ -201,7 +201,7 @@ def bearer(key: str, variable: str) -> dict[str, str]:
 
 
 @contextmanager
-def talking_to(url: str, fault: str) -> Iterator[None]:
+def open_client(url: str, fault: str) -> Iterator[None]:
     """Says in a sentence what went wrong between us and a server.
 
     Args:
@@ -215,12 +215,12 @@ def talking_to(url: str, fault: str) -> Iterator[None]:
     try:
         yield
     except msgspec.MsgspecError as error:
-        raise stranger(url, fault) from error
+        raise unknown_server(url, fault) from error
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise _unreachable(url, error) or stranger(url, fault) from error
+        raise _unreachable(url, error) or unknown_server(url, fault) from error
 
 
-def stranger(url: str, fault: str) -> Unavailable:
+def unknown_server(url: str, fault: str) -> Unavailable:
     """What answers there is not maitred, as its fault shows."""
     return Unavailable(f"What answers at {url} {fault}. Pass --url of a maitred server.")
 

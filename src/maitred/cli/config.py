@@ -81,10 +81,10 @@ def show(
 
     Secrets are printed as the references that they were given by.
     """
-    from maitred.config.render import yaml_of
+    from maitred.config.render import to_yaml
 
     typer.echo(
-        yaml_of(load_settings(config, settings, {"profile": ("--profile", profile)}), with_origins=origin), nl=False
+        to_yaml(load_settings(config, settings, {"profile": ("--profile", profile)}), with_origins=origin), nl=False
     )
 
 

@@ -83,17 +83,17 @@ async def _watch(url: str, key: str | None, seconds: float) -> "HealthSnapshot":
 
     import aiohttp
 
-    from maitred.cli.client import CONNECT_TIMEOUT_S, bearer, refusal, root_of, stranger, talking_to
+    from maitred.cli.client import CONNECT_TIMEOUT_S, bearer, open_client, refusal, server_root, unknown_server
     from maitred.observe.diagnosis.watch import ScrapeWatcher
     from maitred.observe.samples import MetricSamples, parse_metrics
 
-    address = f"{root_of(url)}/metrics"
+    address = f"{server_root(url)}/metrics"
     fault = "shows no metrics of maitred"
     looks: list[MetricSamples] = []
     times_s: list[float] = []
     timeout = aiohttp.ClientTimeout(total=60.0, sock_connect=CONNECT_TIMEOUT_S)
     headers = bearer(key, "MAITRED_API_KEY") if key else {}
-    with talking_to(url, fault):
+    with open_client(url, fault):
         async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
             while not times_s or times_s[-1] - times_s[0] < seconds:
                 if times_s:
@@ -106,9 +106,9 @@ async def _watch(url: str, key: str | None, seconds: float) -> "HealthSnapshot":
                 try:
                     looks.append(MetricSamples(parse_metrics(body.decode())))
                 except ValueError as error:
-                    raise stranger(url, fault) from error
+                    raise unknown_server(url, fault) from error
     if "maitred_in_flight" not in looks[0]:
-        raise stranger(url, fault)
+        raise unknown_server(url, fault)
     return ScrapeWatcher(looks, times_s[-1] - times_s[0]).vitals()
 
 

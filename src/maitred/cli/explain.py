@@ -42,22 +42,22 @@ def explain(
         _list(administer(url, key, lambda client: client.get("requests", TimelineList)), as_json=as_json)
         return
     path = f"requests/{in_path(request_id)}"
-    story = administer(url, key, lambda client: client.get(path, TimelineBody))
+    timeline = administer(url, key, lambda client: client.get(path, TimelineBody))
     if as_json:
-        print_json(story)
+        print_json(timeline)
         return
-    print_table(("REQUEST", story.id), _heading(story))
+    print_table(("REQUEST", timeline.id), _heading(timeline))
     typer.echo()
     print_table(
         ("AT MS", "TOOK MS", "WHAT", "HOW"),
-        (row for chapter in story.chapters for row in _rows(chapter, 0)),
+        (row for span in timeline.chapters for row in _rows(span, 0)),
         numbers=("AT MS", "TOOK MS"),
     )
 
 
-def _list(stories: "TimelineList", *, as_json: bool) -> None:
+def _list(timelines: "TimelineList", *, as_json: bool) -> None:
     if as_json:
-        print_json(stories)
+        print_json(timelines)
         return
     print_table(
         ("ID", "ENDED", "MODEL", "TENANT", "OUTCOME", "STATUS", "TTFT MS", "TOOK MS", "TOKENS"),
@@ -66,56 +66,59 @@ def _list(stories: "TimelineList", *, as_json: bool) -> None:
                 *(one.id, one.time, one.model, one.organisation, one.outcome, str(one.status)),
                 *(one.ttft_ms, one.duration_ms, one.output_tokens),
             )
-            for one in stories.data
+            for one in timelines.data
         ),
         numbers=("TTFT MS", "TOOK MS", "TOKENS"),
     )
 
 
-def _heading(story: "TimelineBody") -> Iterator[tuple[str, object]]:
+def _heading(timeline: "TimelineBody") -> Iterator[tuple[str, object]]:
     """What is said of the whole; nothing of what there is nothing to say."""
-    end = f"{story.outcome}, status {story.status}" + "".join(
-        f", {word}" for word in (story.error, story.refused_by) if word
+    end = f"{timeline.outcome}, status {timeline.status}" + "".join(
+        f", {word}" for word in (timeline.error, timeline.refused_by) if word
     )
-    whose = "/".join(dict.fromkeys(name for name in (story.organisation, story.tenant, story.key) if name))
-    model = story.model or story.asked
-    if story.asked not in (None, model):
-        model = f"{model}, asked for as {story.asked}"
+    whose = "/".join(dict.fromkeys(name for name in (timeline.organisation, timeline.tenant, timeline.key) if name))
+    model = timeline.model or timeline.asked
+    if timeline.asked not in (None, model):
+        model = f"{model}, asked for as {timeline.asked}"
     for title, value in (
-        ("trace", story.trace_id),
-        ("ended", story.time),
-        ("route", story.route),
+        ("trace", timeline.trace_id),
+        ("ended", timeline.time),
+        ("route", timeline.route),
         ("tenant", whose),
         ("model", model),
-        ("parameters", told(story.parameters)),
-        ("class", story.priority),
+        ("parameters", told(timeline.parameters)),
+        ("class", timeline.priority),
         ("outcome", end),
-        ("took", f"{amount(story.duration_ms)} ms"),
-        ("first token", None if story.ttft_ms is None else f"after {amount(story.ttft_ms)} ms"),
-        ("waited", told(story.waited_ms, " ms")),
-        ("tokens", f"{story.prompt_tokens:,} in, {story.cached_tokens:,} of them cached; {story.output_tokens:,} out"),
-        ("ended by", story.finish_reasons),
-        ("cost", None if story.cost_usd is None else f"${amount(story.cost_usd)}"),
-        ("rollout", story.rollout),
-        ("degraded", story.degraded),
-        ("fallbacks", story.fallbacks),
-        ("escalated", story.escalated),
-        ("recoveries", story.recoveries or None),
+        ("took", f"{amount(timeline.duration_ms)} ms"),
+        ("first token", None if timeline.ttft_ms is None else f"after {amount(timeline.ttft_ms)} ms"),
+        ("waited", told(timeline.waited_ms, " ms")),
+        (
+            "tokens",
+            f"{timeline.prompt_tokens:,} in, {timeline.cached_tokens:,} of them cached; {timeline.output_tokens:,} out",
+        ),
+        ("ended by", timeline.finish_reasons),
+        ("cost", None if timeline.cost_usd is None else f"${amount(timeline.cost_usd)}"),
+        ("rollout", timeline.rollout),
+        ("degraded", timeline.degraded),
+        ("fallbacks", timeline.fallbacks),
+        ("escalated", timeline.escalated),
+        ("recoveries", timeline.recoveries or None),
     ):
         if value not in (None, "", []):
             yield title, value
 
 
-def _rows(chapter: "SpanBody", depth: int) -> Iterator[tuple[object, ...]]:
+def _rows(span: "SpanBody", depth: int) -> Iterator[tuple[object, ...]]:
     """A line for the chapter, and below it lines for what it holds."""
-    candidates = chapter.facts.get("candidates", [])
-    facts = {name: value for name, value in chapter.facts.items() if name != "candidates"}
-    how = told(facts) if not chapter.error else f"failed: {chapter.error}  {told(facts)}"
-    yield _ms(chapter.at_ms), _ms(chapter.took_ms), _INDENT * depth + chapter.name, how
+    candidates = span.facts.get("candidates", [])
+    facts = {name: value for name, value in span.facts.items() if name != "candidates"}
+    how = told(facts) if not span.error else f"failed: {span.error}  {told(facts)}"
+    yield _ms(span.at_ms), _ms(span.took_ms), _INDENT * depth + span.name, how
     for candidate in candidates:
         mark = "taken" if candidate["replica"] == facts.get("replica") else "considered"
         yield None, None, f"{_INDENT * (depth + 1)}{mark}", told(candidate)
-    for inner in chapter.inside:
+    for inner in span.inside:
         yield from _rows(inner, depth + 1)
 
 

@@ -201,8 +201,8 @@ def _rest(
         state = await client.send("POST", f"models/{verb}", SleeperBody, {"model": model})
         while wait and state.state.value in meanwhile:
             await asyncio.sleep(_LOOK_EVERY_S)
-            sleepers = (await client.get("models/sleep", SleeperList)).data
-            state = next(one for one in sleepers if one.model == model)
+            sleepables = (await client.get("models/sleep", SleeperList)).data
+            state = next(one for one in sleepables if one.model == model)
         return state
 
     done = administer(url, key, work)

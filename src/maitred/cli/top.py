@@ -108,17 +108,17 @@ async def _states(url: str, key: str | None) -> "AsyncIterator[LiveBody]":
     import aiohttp
     import msgspec
 
-    from maitred.cli.client import CONNECT_TIMEOUT_S, bearer, refusal, root_of, stranger, talking_to
+    from maitred.cli.client import CONNECT_TIMEOUT_S, bearer, open_client, refusal, server_root, unknown_server
     from maitred.core.errors import Unavailable
     from maitred.wire.admin.live import LiveBody
     from maitred.wire.sse import SSEDecoder
 
-    root = root_of(url)
+    root = server_root(url)
     headers = {"Accept": "text/event-stream", **(bearer(key, "MAITRED_ADMIN_KEY") if key else {})}
     fault = "has no live state"
     # A second without a state is a server that hangs; ten of them are one that is gone.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=10.0)
-    with talking_to(root, fault):
+    with open_client(root, fault):
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
             session.get(f"{root}/admin/v1/live", headers=headers) as response,
@@ -126,7 +126,7 @@ async def _states(url: str, key: str | None) -> "AsyncIterator[LiveBody]":
             if response.status != 200:
                 raise refusal(response.status, await response.read())
             if response.content_type != "text/event-stream":
-                raise stranger(root, fault)
+                raise unknown_server(root, fault)
             decoder = SSEDecoder()
             async for data in response.content.iter_any():
                 for event in decoder.feed(data):

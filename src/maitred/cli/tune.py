@@ -80,7 +80,7 @@ def tune(
     Starts an engine of its own and lets more and more sequences run together, until the time between tokens breaks its
     objective or more of them give no more. Ctrl-C stops it and changes nothing.
     """
-    from maitred.config.edit import lines_of, set_values, write_values
+    from maitred.config.edit import set_values, value_lines, write_values
     from maitred.config.loader import DEFAULT_FILE
     from maitred.config.units import parse_seconds
 
@@ -129,7 +129,7 @@ def tune(
     if tuning.limits is None:
         raise typer.Exit(1)
     changes = tuning.limits.settings
-    typer.echo(f"\n{lines_of(changes)}")
+    typer.echo(f"\n{value_lines(changes)}")
     if write is None and not dry_run and console.is_terminal:
         path = config or DEFAULT_FILE
         typer.echo()

@@ -35,7 +35,7 @@ def conflicts(config: Config) -> Iterator[ConfigConflict]:
             "takes one token of a step, so some would stand still. Raise step_tokens or lower max_sequences.",
         )
     yield from _engine_conflicts(config.model)
-    yield from (ConfigConflict((key,), message) for key, message in route_faults(_table_of(config)))
+    yield from (ConfigConflict((key,), message) for key, message in route_faults(_route_table(config)))
     for key, message in (
         *declaration_faults(config.tenants, config.identity),
         *provider_faults(config.identity.oidc),
@@ -84,7 +84,7 @@ def _local_faults(model: TextModelConfig, place: str) -> Iterator[tuple[str, str
         yield f"{place}.path", "Only a model with a path has an engine here: others run this one. Leave out `engine`."
 
 
-def _table_of(config: Config) -> RoutesConfig:
+def _route_table(config: Config) -> RoutesConfig:
     """The names as far as they are known before a model is looked at."""
     known = [*config.models]
     if config.has_engine:

@@ -38,7 +38,7 @@ def set_values(text: str, changes: Changes, name: str = "the file") -> str:
         if faults or _plain(after) != _plain(before):
             raise InvalidRequest(
                 f"{name} is written in a way that cannot be changed here. Put this into it yourself:\n"
-                f"{lines_of(changes)}"
+                f"{value_lines(changes)}"
             )
     return changed
 
@@ -65,7 +65,7 @@ def write_values(path: Path, changes: Changes) -> None:
         new.unlink(missing_ok=True)
 
 
-def lines_of(changes: Changes) -> str:
+def value_lines(changes: Changes) -> str:
     """The settings as lines of YAML."""
     sections: dict[str, list[str]] = {}
     for key, value in changes.items():

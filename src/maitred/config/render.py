@@ -48,7 +48,7 @@ from an environment variable, `{file: path}` from a file, and neither is ever pr
 """
 
 
-def yaml_of(loaded: LoadedConfig, *, with_origins: bool = False) -> str:
+def to_yaml(loaded: LoadedConfig, *, with_origins: bool = False) -> str:
     """The settings in force as YAML that `load` reads back; secrets as the references that they were given by."""
     return settings_yaml(loaded.config, loaded.origins, with_origins=with_origins)
 

@@ -13,7 +13,7 @@ from maitred.core.limits import LimitKind
 from maitred.core.loopback import is_loopback
 from maitred.engine.config import EngineConfig
 from maitred.engine.models.config import ModelConfig as ShapeConfig
-from maitred.fleet.residency.footprint import Footprint, footprint_of
+from maitred.fleet.residency.footprint import Footprint, measure_footprint
 from maitred.identity.declared_config import LimitsConfig, ModelLimitsConfig
 from maitred.observe.diagnosis.diagnosis import in_order
 from maitred.observe.diagnosis.finding import DiagnosisFinding, FindingKind
@@ -262,7 +262,7 @@ def _footprints(config: Config) -> Iterator[tuple[str, Footprint, int]]:
     for place, engine in _engines(config):
         try:
             folder = Path(folders[place])
-            yield place, footprint_of(folder, engine, _NO_BOUND_BYTES), ShapeConfig.load(folder).context_tokens
+            yield place, measure_footprint(folder, engine, _NO_BOUND_BYTES), ShapeConfig.load(folder).context_tokens
         except (ConfigInvalid, OSError):
             continue  # a model of the hub, or of another machine
 

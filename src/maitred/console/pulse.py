@@ -41,9 +41,9 @@ class LiveFeed(Generic[T]):
         self._viewers = 0
         self._made: tuple[float, T] | None = None
         self._making = asyncio.Lock()
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
 
-    def adopt(self, most_viewers: int) -> None:
+    def reconfigure(self, most_viewers: int) -> None:
         """So many may watch from now on; who watches goes on."""
         self._most_viewers = most_viewers
 
@@ -93,9 +93,9 @@ class LiveFeed(Generic[T]):
         while True:
             if seen is not None:
                 yield seen[1]
-            async with self._news:
+            async with self._changed:
                 while self._made is seen:
-                    await self._news.wait()
+                    await self._changed.wait()
             seen = self._made
 
     async def _remake(self) -> T:
@@ -105,6 +105,6 @@ class LiveFeed(Generic[T]):
             if self._made is None or self._made[0] < asked_s:
                 state = await self._make()
                 self._made = self._clock.monotonic_s(), state
-                async with self._news:
-                    self._news.notify_all()
+                async with self._changed:
+                    self._changed.notify_all()
             return self._made[1]

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from maitred.core.clock import Clock
 from maitred.core.tenancy import Principal
-from maitred.identity.identity import credential_of
+from maitred.identity.identity import read_credential
 
 COOKIE = "maitred_session"
 TOKEN_HEADER = b"x-maitred-console"
@@ -36,11 +36,11 @@ class IdentityLookup(Protocol):
         """See `maitred.core.tenancy.Authenticator`."""
         ...
 
-    def stands(self, principal: Principal, header: Header) -> bool:
+    def is_still_valid(self, principal: Principal, header: Header) -> bool:
         """See `maitred.core.tenancy.Authenticator`."""
         ...
 
-    def again(self, principal: Principal) -> Principal | None:
+    def refresh_principal(self, principal: Principal) -> Principal | None:
         """The same one as of now; None: it would not be let in any more."""
         ...
 
@@ -72,7 +72,7 @@ class ConsoleSessions:
         self._sessions: dict[str, ConsoleSession] = {}
         """By the hash of the cookie, oldest first, which is also the order of their ends."""
 
-    def adopt(self, lasting_s: float, most: int) -> None:
+    def reconfigure(self, lasting_s: float, most: int) -> None:
         """New ones last so long, and there may be so many."""
         self._lasting_s = lasting_s
         self._most = most
@@ -92,18 +92,18 @@ class ConsoleSessions:
             del self._sessions[next(iter(self._sessions))]
         cookie = secrets.token_urlsafe(32)
         session = ConsoleSession(principal, secrets.token_urlsafe(32), now_s + self._lasting_s)
-        self._sessions[_hash_of(cookie)] = session
+        self._sessions[_hash_token(cookie)] = session
         return cookie, session
 
-    def of(self, header: Header) -> ConsoleSession | None:
+    def session_for(self, header: Header) -> ConsoleSession | None:
         """The session that a request's cookie names; None if there is none."""
         cookie = _cookie_in(header(b"cookie") or "")
-        session = self._sessions.get(_hash_of(cookie)) if cookie else None
+        session = self._sessions.get(_hash_token(cookie)) if cookie else None
         return session if session is not None and self._clock.monotonic_s() < session.ends_s else None
 
     def close(self, header: Header) -> None:
         """Ends the one that a request's cookie names, if there is one."""
-        self._sessions.pop(_hash_of(_cookie_in(header(b"cookie") or "")), None)
+        self._sessions.pop(_hash_token(_cookie_in(header(b"cookie") or "")), None)
 
 
 class SessionIdentity:
@@ -121,17 +121,17 @@ class SessionIdentity:
     async def identify(self, header: Header) -> Principal:
         """See `Identifying.identify`. A key that is shown counts; a cookie without its token does not."""
         token = header(TOKEN_HEADER)
-        if token and credential_of(header) is None and same_origin(header):
-            session = self._sessions.of(header)
+        if token and read_credential(header) is None and same_origin(header):
+            session = self._sessions.session_for(header)
             if session is not None and secrets.compare_digest(token.encode(), session.token.encode()):
-                principal = self._known.again(session.principal)
+                principal = self._known.refresh_principal(session.principal)
                 if principal is not None:
                     return principal
         return await self._known.identify(header)
 
-    def stands(self, principal: Principal, header: Header) -> bool:
+    def is_still_valid(self, principal: Principal, header: Header) -> bool:
         """See `Identifying.stands`. A session can end at any time."""
-        return header(TOKEN_HEADER) is None and self._known.stands(principal, header)
+        return header(TOKEN_HEADER) is None and self._known.is_still_valid(principal, header)
 
 
 def same_origin(header: Header) -> bool:
@@ -150,5 +150,5 @@ def _cookie_in(cookies: str) -> str:
     return ""
 
 
-def _hash_of(cookie: str) -> str:
+def _hash_token(cookie: str) -> str:
     return hashlib.sha256(cookie.encode("utf-8", "replace")).hexdigest()

@@ -57,11 +57,11 @@ class AdminState:
             self.state = AdminStatus.SERVING
             self.serving_since_s = now_s
 
-    def began(self) -> None:
+    def on_begin(self) -> None:
         """An attempt runs."""
         self.running += 1
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         """One has ended."""
         self.running -= 1
         self._rest()

@@ -54,7 +54,7 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     """None: as many as the context window leaves."""
     seed: int | None = None
     """None: draw one for each prompt."""
-    left_open: frozenset[str] = frozenset()
+    unset_fields: frozenset[str] = frozenset()
     """Fields of `sampling` that the caller does not name, so that the model may have defaults of its own."""
     stops: tuple[str, ...] = ()
     """Strings that end a choice; they are not part of the answer."""
@@ -87,7 +87,7 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     """Whether nothing of it may leave for a provider."""
     regions: frozenset[str] | None = None
     """Where it may be computed; None: anywhere that its caller's tenants allow."""
-    most_usd: float | None = None
+    max_usd: float | None = None
     """What it may cost; None: what its limits allow."""
     whole: bool = False
     """Whether its caller sees nothing of the answer before all of it is there."""
@@ -99,7 +99,7 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     """Fields that ask for more than text, such as ``tools`` or ``response_format``; only some replicas know them."""
     tools: Callable[[], ToolRules | None] | None = None
     """Reads the tools that it brings, and raises `InvalidRequest` if they cannot be had; None: its API has none."""
-    written: Callable[[], Mapping[str, Any]] | None = None
+    to_openai: Callable[[], Mapping[str, Any]] | None = None
     """The whole request in the words of OpenAI's API, without what the caller left out: for replicas that are asked
     in these. None: its API cannot say it so."""
     constraint: Callable[[], Constraint | None] | None = None
@@ -203,11 +203,11 @@ class RequestContext(msgspec.Struct):
     """Who calls; None before that is known, and on routes that everybody may use."""
     model: str = ""
     """As resolved, so its values are bounded; empty until then."""
-    chosen: ModelSelection | None = None
+    selection: ModelSelection | None = None
     """Why that model, where the caller had left it open; None: it named one."""
     arm: RolloutArm | None = None
     """Which side of a rollout serves it; None: there is none behind its name, or neither does."""
-    standing: RateLimitStatus | None = None
+    rate_limits: RateLimitStatus | None = None
     """Where the caller stands with its limits after this request was reserved; None if nothing was counted."""
     refused_by: str = ""
     """The kind of limit that refused it, such as ``tokens_per_minute``."""
@@ -217,11 +217,11 @@ class RequestContext(msgspec.Struct):
     """What `max_tokens` was lowered to, because a limit had no room for more."""
     priority: PriorityClass | None = None
     """As granted; None until that is known."""
-    forecast: QueuePosition | None = None
+    predicted_position: QueuePosition | None = None
     """What was predicted when it joined the queue."""
-    place: Callable[[], QueuePosition | None] | None = None
+    position: Callable[[], QueuePosition | None] | None = None
     """Where it stands now; None, or returning None: it does not wait."""
-    released_s: float | None = None
+    dispatched_s: float | None = None
     """When it left the queue."""
     waited_ms: dict[str, float] = {}
     """Milliseconds that it waited, by cause (see `maitred.core.request.WaitCause`)."""
@@ -237,11 +237,11 @@ class RequestContext(msgspec.Struct):
     first_token_s: float | None = None
     gaps_s: list[float] = []
     """Between one delivery of tokens of a choice and the next."""
-    finishes: list[FinishReason] = []
+    finish_reasons: list[FinishReason] = []
     """Why choices ended, one for each that has."""
     fallbacks: list[str] = []
     """The models that it went on to after others had failed it, such as ``general=big``."""
-    failed: list[RejectedAnswer] = []
+    rejected_answers: list[RejectedAnswer] = []
     """Whole answers that failed a check, in their order; the last one may be the one that was given."""
     recoveries: int = 0
     """How often it went on at another replica because its own had failed."""
@@ -254,9 +254,9 @@ class RequestContext(msgspec.Struct):
     """Whether it was cancelled because its client had stopped reading."""
     status: int = 0
     ended_s: float = 0.0
-    ask: InferenceRequest | None = None
+    request: InferenceRequest | None = None
     """What was asked; None until that is known."""
-    story: RequestTimeline = msgspec.field(default_factory=RequestTimeline)
+    timeline: RequestTimeline = msgspec.field(default_factory=RequestTimeline)
     """What happened on its way."""
     listener: "DeltaListener | None" = None
     """Hears the answer beside its caller; None: nobody does."""
@@ -269,7 +269,7 @@ class RequestContext(msgspec.Struct):
     @property
     def escalated(self) -> list[str]:
         """Its answers that failed a check: the model, and the check."""
-        return [f"{failed.model}={failed.reason}" for failed in self.failed]
+        return [f"{failed.model}={failed.reason}" for failed in self.rejected_answers]
 
     @property
     def usage(self) -> Usage:
@@ -278,27 +278,27 @@ class RequestContext(msgspec.Struct):
             self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.estimated, self.reasoning_tokens
         )
 
-    def begin_anew(self, fallback: str) -> None:
+    def reset_for_fallback(self, fallback: str) -> None:
         """It goes on to another model, where nothing of what is known of it holds any more."""
         self.fallbacks.append(fallback)
-        self._forget()
+        self._reset()
 
     def escalate(self) -> "RequestContext":
         """The whole answer that is there has failed a check: another model is asked. Returns what was known so far."""
         known = replace(self, fallbacks=[*self.fallbacks], degraded=[*self.degraded])
-        self._forget()
+        self._reset()
         self.first_token_s, self.gaps_s, self.waited_ms = None, [], {}
         return known
 
-    def go_back(self, known: "RequestContext") -> None:
+    def restore(self, known: "RequestContext") -> None:
         """All is as it was known to be: the other model that was asked has given nothing."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(known, name))
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.reasoning_tokens = 0
-        self.forecast = self.place = self.released_s = self.clamped_max_tokens = None
-        self.estimated, self.degraded, self.refused_by, self.finishes = False, [], "", []
+        self.predicted_position = self.position = self.dispatched_s = self.clamped_max_tokens = None
+        self.estimated, self.degraded, self.refused_by, self.finish_reasons = False, [], "", []
 
     def close(self, outcome: Outcome, status: int, now_s: float) -> None:
         """Fixes the outcome; a second one would be a fault of ours."""
@@ -339,7 +339,7 @@ class PushStream(ABC):
     """
 
     @abstractmethod
-    def pour(self, outlet: StreamSink) -> None:
+    def push_to(self, sink: StreamSink) -> None:
         """Lets what is nothing but text out here, from when it comes and while its reader waits for it.
 
         The reader is left to sleep then; it gets the rest, in the order in which it came: whatever is not text alone,
@@ -351,7 +351,9 @@ class PushStream(ABC):
 class InferenceService(Protocol):
     """What an API needs of the system behind it; `maitred.app.request.pipeline` is the one that serves."""
 
-    def answer(self, ask: InferenceRequest, tally: RequestContext) -> AbstractAsyncContextManager[ResponseStream]:
+    def generate(
+        self, request: InferenceRequest, context: RequestContext
+    ) -> AbstractAsyncContextManager[ResponseStream]:
         """Starts the work for a request; leaving the context ends whatever is unfinished.
 
         Raises:
@@ -365,7 +367,7 @@ class InferenceService(Protocol):
     async def tokenize(
         self, principal: Principal, model: str, prompt: Prompt, *, add_special_tokens: bool | None
     ) -> list[int]:
-        """The prompt as the model would get it; see `InferenceService.answer` for what it raises."""
+        """The prompt as the model would get it; see `InferenceService.generate` for what it raises."""
         ...
 
     def detokenize(self, principal: Principal, model: str, tokens: Sequence[int]) -> str:
@@ -376,7 +378,7 @@ class InferenceService(Protocol):
         """What is served to this caller, by the names that requests use."""
         ...
 
-    async def standing(self, tally: RequestContext) -> RateLimitStatus | None:
+    async def rate_limit_status(self, context: RequestContext) -> RateLimitStatus | None:
         """Where the caller stands with its limits, for a request that was refused before anything was reserved."""
         ...
 
@@ -389,7 +391,7 @@ class InferenceService(Protocol):
         """
         ...
 
-    def place(self, principal: Principal, request_id: str) -> QueuePosition:
+    def queue_position(self, principal: Principal, request_id: str) -> QueuePosition:
         """Where a request of this caller's organisation stands in the queue.
 
         Raises:
@@ -405,7 +407,7 @@ class InferenceService(Protocol):
 class DeltaListener(Protocol):
     """Someone who hears an answer beside its caller. Must not block and must not raise."""
 
-    def heard(self, parts: Sequence[TextDelta]) -> None:
+    def on_delta(self, parts: Sequence[TextDelta]) -> None:
         """More of it."""
         ...
 
@@ -413,6 +415,6 @@ class DeltaListener(Protocol):
 class RequestObserver(Protocol):
     """Someone who wants to know of ended requests. Must not block and must not raise."""
 
-    def ended(self, *tallies: RequestContext) -> None:
+    def on_request_end(self, *contexts: RequestContext) -> None:
         """Told of each request once, after everything it held is free, of some at a time in the order they ended."""
         ...

@@ -30,7 +30,7 @@ class ReplicaCandidate:
     """Of these, that are still to be computed."""
     output_tokens: float = 0.0
     """Of these, that are still expected."""
-    held_tokens: int = 0
+    cached_tokens: int = 0
     """Leading tokens of the request's prompt that it holds already."""
     wait_s: float | None = None
     """Predicted, until the request's own prompt is begun there; None: nobody can tell."""
@@ -49,7 +49,7 @@ class LoadBalancer(Protocol):
 class CacheAwareBalancer(LoadBalancer, Protocol):
     """The same for replicas whose caches are followed."""
 
-    def held(self, scope: str, prompts: Sequence[Sequence[int]]) -> Mapping[str, int]:
+    def cached_tokens(self, scope: str, prompts: Sequence[Sequence[int]]) -> Mapping[str, int]:
         """For each replica that is followed, how many leading tokens of the prompts it holds.
 
         Args:
@@ -58,7 +58,7 @@ class CacheAwareBalancer(LoadBalancer, Protocol):
         """
         ...
 
-    def sent(self, name: str, room_tokens: int, scope: str, prompts: Sequence[Sequence[int]]) -> None:
+    def on_dispatch(self, name: str, room_tokens: int, scope: str, prompts: Sequence[Sequence[int]]) -> None:
         """A request was sent to a replica, which holds its prompts from now on, as long as it has room.
 
         Args:
@@ -69,6 +69,6 @@ class CacheAwareBalancer(LoadBalancer, Protocol):
         """
         ...
 
-    def emptied(self, name: str) -> None:
+    def on_restart(self, name: str) -> None:
         """A replica has started anew and holds nothing."""
         ...

@@ -53,15 +53,15 @@ class Cohort:
     def __init__(self) -> None:
         self._at = [0] * (CohortStage.SENT + 1)
 
-    def called(self, halt: int) -> None:
+    def expect(self, halt: int) -> None:
         """Somebody will go on from there in this turn of the event loop, or in the next one."""
         self._at[halt] += 1
 
-    def came(self, halt: int) -> None:
+    def arrive(self, halt: int) -> None:
         """They go on from there."""
         self._at[halt] -= 1
 
-    async def regroup(self, halt: int) -> None:
+    async def sync(self, halt: int) -> None:
         """Lets those catch up who are in the stage that ends there."""
         at = self._at
         if at[halt - 1] or at[halt]:

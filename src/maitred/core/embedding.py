@@ -12,12 +12,14 @@ Vector = bytes
 class EmbeddingService(Protocol):
     """Computes vectors; `maitred.app.request.embeddings` is the one that serves."""
 
-    async def embed(self, ask: InferenceRequest, tally: RequestContext, dimensions: int | None) -> Sequence[Vector]:
+    async def embed(
+        self, request: InferenceRequest, context: RequestContext, dimensions: int | None
+    ) -> Sequence[Vector]:
         """One vector for each prompt of the request, in their order.
 
         Args:
-            ask: What is asked; its sampling says nothing.
-            tally: What is known of the request.
+            request: What is asked; its sampling says nothing.
+            context: What is known of the request.
             dimensions: Length of the vectors; None: the model's own.
 
         Raises:

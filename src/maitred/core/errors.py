@@ -223,7 +223,7 @@ class Overloaded(Refused):
         message: Says why.
         param: See `MaitredError`.
         retry_after_s: When this caller's share has room.
-        place: What is predicted for it.
+        position: What is predicted for it.
     """
 
     code = "overloaded"
@@ -234,10 +234,10 @@ class Overloaded(Refused):
         *,
         param: str | None = None,
         retry_after_s: float | None = None,
-        place: QueuePosition | None = None,
+        position: QueuePosition | None = None,
     ) -> None:
         super().__init__(message, param=param, retry_after_s=retry_after_s)
-        self.place = place
+        self.position = position
 
 
 class QueueFull(Overloaded):
@@ -262,7 +262,7 @@ class LimitReached(Refused):
         subject: Whose limit it is, such as ``tenant:acme``.
         limit: Its kind, such as ``tokens_per_minute``.
         value: What it allows, in requests, tokens or nano-dollars.
-        reading: Its state.
+        counter_state: Its state.
         retry_after_s: When there will be room; None: never by waiting, so that coming back cannot help.
     """
 
@@ -280,7 +280,7 @@ class LimitReached(Refused):
         self.subject = subject
         self.limit = limit
         self.value = value
-        self.reading = reading
+        self.counter_state = reading
 
 
 class RateLimited(LimitReached):

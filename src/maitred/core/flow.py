@@ -37,7 +37,7 @@ for _rank, (_class, _highest) in enumerate(zip(PriorityClass, (10, 7, 4, 2), str
 
 
 @cache
-def class_of(priority: int) -> PriorityClass:
+def priority_class_for(priority: int) -> PriorityClass:
     """The class that a number from 1 (least urgent) to 10 (most) stands for.
 
     10 to 8 are interactive, 7 to 5 standard, 4 and 3 batch, 2 and 1 background.
@@ -97,6 +97,6 @@ class ServiceWeights(msgspec.Struct, frozen=True, array_like=True):
     cached: float = 0.1
     output: float = 2.0
 
-    def of(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> float:
+    def service(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> float:
         """The service of so many tokens; `prompt_tokens` includes the cached ones."""
         return self.prompt * (prompt_tokens - cached_tokens) + self.cached * cached_tokens + self.output * output_tokens

@@ -12,12 +12,12 @@ PRICED_TOKENS = 1_000
 """Prices are kept per this many tokens: fine enough for $0.000001 per million, and products stay below 2^53."""
 
 
-def nusd_of(usd: float) -> int:
+def to_nano_usd(usd: float) -> int:
     """Dollars as nano-dollars, to the nearest."""
     return round(usd * NANO)
 
 
-def usd_of(nusd: int) -> float:
+def to_usd(nusd: int) -> float:
     """Nano-dollars as dollars, for people."""
     return nusd / NANO
 

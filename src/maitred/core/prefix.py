@@ -19,7 +19,7 @@ import msgspec
 KEY_BYTES = 16
 
 
-class BlockNews(msgspec.Struct, frozen=True, array_like=True):
+class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
     """What has changed in an engine's prefix cache since it last told: which blocks can be found, and which no more.
 
     Only how it ended counts: what was stored and removed in between is said to be removed, so the order within does

@@ -244,7 +244,7 @@ class ReplicaBase(HasModelCard, Protocol):
         """The last report heard from it."""
         ...
 
-    def unheard(self) -> int:
+    def unreported(self) -> int:
         """Requests that were submitted and that the last report cannot know of yet."""
         ...
 
@@ -253,7 +253,7 @@ class ReplicaBase(HasModelCard, Protocol):
         """The part of its load that it should have, above 0 and up to 1: one that comes back begins with little."""
         ...
 
-    def watch(self, listener: Callable[[], None]) -> None:
+    def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every report, and when the replica becomes ready or is lost. For good."""
         ...
 

@@ -150,7 +150,7 @@ class Authenticator(Protocol):
         """
         ...
 
-    def stands(self, principal: Principal, header: Callable[[bytes], str | None]) -> bool:
+    def is_still_valid(self, principal: Principal, header: Callable[[bytes], str | None]) -> bool:
         """Whether these headers, which were found to be a principal's before, surely are still; False: ask again.
 
         Raises:

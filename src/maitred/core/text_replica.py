@@ -77,11 +77,11 @@ class TextReplica(ReplicaBase, Protocol):
         ...
 
     @property
-    def whereabouts(self) -> Mapping[str, str | int]:
+    def location(self) -> Mapping[str, str | int]:
         """Who it is, for traces: ``provider``, ``host``, ``port`` and what it calls the ``model``."""
         ...
 
-    def relay(self, request: TextRequest) -> AbstractAsyncContextManager[TextStream]:
+    def send(self, request: TextRequest) -> AbstractAsyncContextManager[TextStream]:
         """Sends the request; leaving the context ends the work there, if it has not come to its end.
 
         Raises:

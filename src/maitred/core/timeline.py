@@ -77,7 +77,7 @@ class TimelineSpan(msgspec.Struct):
 class RequestTimeline(msgspec.Struct):
     """The chapters of one request."""
 
-    chapters: list[TimelineSpan] = []
+    spans: list[TimelineSpan] = []
     trace: TraceContext | None = None
     """Where the request itself stands in its trace; None: nobody traces."""
     parent_span_id: str = ""
@@ -90,65 +90,65 @@ class RequestTimeline(msgspec.Struct):
 
     def begin(self, name: SpanName, now_s: float, **facts: object) -> TimelineSpan:
         """A new chapter; whoever begins one ends it."""
-        chapter = TimelineSpan(name, now_s, facts)
-        if len(self.chapters) < MOST_CHAPTERS:
-            self.chapters.append(chapter)
-        return chapter
+        span = TimelineSpan(name, now_s, facts)
+        if len(self.spans) < MOST_CHAPTERS:
+            self.spans.append(span)
+        return span
 
-    def tell(self, name: SpanName, began_s: float, ended_s: float, facts: dict[str, Any]) -> None:
+    def record(self, name: SpanName, began_s: float, ended_s: float, facts: dict[str, Any]) -> None:
         """A chapter that is over, and went well."""
-        if len(self.chapters) < MOST_CHAPTERS:
-            self.chapters.append(TimelineSpan(name, began_s, facts, ended_s))
+        if len(self.spans) < MOST_CHAPTERS:
+            self.spans.append(TimelineSpan(name, began_s, facts, ended_s))
 
     def fail(self, name: SpanName, began_s: float, ended_s: float, facts: dict[str, Any], why: BaseException) -> None:
         """A chapter that is over, and ended with an error."""
-        if len(self.chapters) < MOST_CHAPTERS:
-            self.chapters.append(TimelineSpan(name, began_s, facts, ended_s, code_of(why)))
+        if len(self.spans) < MOST_CHAPTERS:
+            self.spans.append(TimelineSpan(name, began_s, facts, ended_s, error_code(why)))
 
-    def note(self, name: SpanName, now_s: float, **facts: object) -> None:
+    def mark(self, name: SpanName, now_s: float, **facts: object) -> None:
         """A chapter of no length."""
-        if len(self.chapters) < MOST_CHAPTERS:
-            self.chapters.append(TimelineSpan(name, now_s, facts, now_s))
+        if len(self.spans) < MOST_CHAPTERS:
+            self.spans.append(TimelineSpan(name, now_s, facts, now_s))
 
-    def telling(self, name: SpanName, now: Callable[[], float], **facts: object) -> "_SpanScope":
+    def span(self, name: SpanName, now: Callable[[], float], **facts: object) -> "_SpanScope":
         """A chapter that is as long as the block; what leaves the block as an exception is its error."""
-        chapter = TimelineSpan(name, now(), facts)
-        if len(self.chapters) < MOST_CHAPTERS:
-            self.chapters.append(chapter)
-        return _SpanScope(chapter, now)
+        span = TimelineSpan(name, now(), facts)
+        if len(self.spans) < MOST_CHAPTERS:
+            self.spans.append(span)
+        return _SpanScope(span, now)
 
     def running(self, name: SpanName) -> TimelineSpan | None:
         """The latest of that name that has not ended."""
-        return next((one for one in reversed(self.chapters) if one.name is name and one.ended_s is None), None)
+        return next((one for one in reversed(self.spans) if one.name is name and one.ended_s is None), None)
 
-    def context_at(self, chapter: TimelineSpan, new_span_id: Callable[[], str]) -> TraceContext | None:
+    def context_at(self, span: TimelineSpan, new_span_id: Callable[[], str]) -> TraceContext | None:
         """What others are told who work for this chapter, which gets an id of its own; None: nobody traces."""
         if self.trace is None:
             return None
-        chapter.span_id = new_span_id()
-        return self.trace.below(chapter.span_id).accounting()
+        span.span_id = new_span_id()
+        return self.trace.below(span.span_id).accounting()
 
 
 class _SpanScope(msgspec.Struct):
-    """The context that `RequestTimeline.telling` returns."""
+    """The context that `RequestTimeline.span` returns."""
 
-    chapter: TimelineSpan
+    span: TimelineSpan
     now: Callable[[], float]
 
     def __enter__(self) -> TimelineSpan:
-        return self.chapter
+        return self.span
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        chapter = self.chapter
+        span = self.span
         if error is not None:
-            chapter.end(self.now(), code_of(error))
-        elif chapter.ended_s is None:
-            chapter.ended_s = self.now()
+            span.end(self.now(), error_code(error))
+        elif span.ended_s is None:
+            span.ended_s = self.now()
 
 
-def code_of(error: BaseException) -> str:
+def error_code(error: BaseException) -> str:
     """What a chapter calls an exception."""
     if isinstance(error, MaitredError):
         return error.code

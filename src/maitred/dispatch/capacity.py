@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from maitred.core.request import WaitCause
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.endpoint import EndpointState
-from maitred.dispatch.policy.credits import NOTHING, Cost, sum_of
+from maitred.dispatch.policy.credits import NOTHING, Cost, total_cost
 from maitred.dispatch.policy.quotas import Quota, Quotas, TenantHoldings
 from maitred.dispatch.pool_queue import PoolQueue, QueuedRequest
 from maitred.dispatch.selector import ReplicaSelector
@@ -28,12 +28,12 @@ class CapacityAllocator:
     """
 
     def __init__(self, config: DispatchConfig, choice: ReplicaSelector) -> None:
-        self._choice = choice
+        self._selector = choice
         self.holdings = TenantHoldings()
-        self.adopt(config)
+        self.reconfigure(config)
         self.part(config)
 
-    def adopt(self, config: DispatchConfig) -> None:
+    def reconfigure(self, config: DispatchConfig) -> None:
         """Goes by these settings from now on, but for the parts."""
         self.shared = config.line.policy == "fair"
         self.headroom = config.headroom if self.shared else 0.0
@@ -42,145 +42,151 @@ class CapacityAllocator:
         """Divides everything anew; who holds something must take it again, of the `quotas` that there are now."""
         self.quotas = Quotas(config.reserved, {name: (pool.tenants, pool.share) for name, pool in config.pools.items()})
 
-    def take(self, ticket: QueuedRequest, quota: Quota) -> None:
+    def allocate(self, queued: QueuedRequest, quota: Quota) -> None:
         """It has got its places."""
-        quota.take(ticket.cost)
-        self.holdings.take(ticket.tenant, ticket.cost.slots, ticket.flow.priority)
+        quota.allocate(queued.cost)
+        self.holdings.allocate(queued.tenant, queued.cost.slots, queued.flow.priority)
 
-    def give(self, ticket: QueuedRequest, quota: Quota) -> None:
+    def release(self, queued: QueuedRequest, quota: Quota) -> None:
         """It gives them back."""
-        quota.give(ticket.cost)
-        self.holdings.give(ticket.tenant, ticket.cost.slots, ticket.flow.priority)
+        quota.release(queued.cost)
+        self.holdings.release(queued.tenant, queued.cost.slots, queued.flow.priority)
 
-    def station_for(
-        self, ticket: QueuedRequest, quota: Quota, ready: Sequence[EndpointState], now_s: float, *, above_share: bool
+    def endpoint_for(
+        self, queued: QueuedRequest, quota: Quota, ready: Sequence[EndpointState], now_s: float, *, above_share: bool
     ) -> EndpointState | WaitCause:
         """The replica for it, of those that have room; else what is lacking."""
         headroom = self.headroom if above_share else 0.0
-        guest = self._may_be_guest(ticket)
+        guest = self._may_overcommit(queued)
         if self.quotas.parted:
             whole = self.quotas.limit(quota, total_of(ready))
             limit = whole.minus(_kept(whole, headroom, ready))
-            need = ticket.cost.at_most(limit).at_least(_ONE)
+            need = queued.cost.at_most(limit).at_least(_ONE)
             room = limit.minus(quota.used)
             if guest and quota is self.quotas.common:
-                room = room.plus(Cost(sum(station.guest_places for station in ready), 0))
+                room = room.plus(Cost(sum(endpoint_state.overcommit_slots for endpoint_state in ready), 0))
             if not need.within(room) and quota.used != NOTHING:
                 return WaitCause.SLOTS if need.slots > room.slots else WaitCause.KV_FULL
         open_ones: list[EndpointState] = []
         slots = False
-        if ticket.failed_at:
-            ready = untried(ticket, ready) or ready
-        for station in ready:
-            kept = _kept(station.total, headroom, [station])
-            need = ticket.cost.at_most(station.total.minus(kept)).at_least(_ONE)
-            free = station.free.minus(kept)
+        if queued.failed_at:
+            ready = untried(queued, ready) or ready
+        for endpoint_state in ready:
+            kept = _kept(endpoint_state.total, headroom, [endpoint_state])
+            need = queued.cost.at_most(endpoint_state.total.minus(kept)).at_least(_ONE)
+            free = endpoint_state.free.minus(kept)
             if guest:
-                free = free.plus(Cost(station.guest_places, 0))
-            if need.within(free) or station.credits.idle:
-                open_ones.append(station)
+                free = free.plus(Cost(endpoint_state.overcommit_slots, 0))
+            if need.within(free) or endpoint_state.credits.idle:
+                open_ones.append(endpoint_state)
             elif need.slots > free.slots:
                 slots = True
         if open_ones:
-            return self._choice.of(ticket, open_ones, now_s)
+            return self._selector.select(queued, open_ones, now_s)
         return WaitCause.SLOTS if slots else WaitCause.KV_FULL
 
-    def ample(self, cost: Cost, ready: Sequence[EndpointState]) -> bool:
+    def is_ample(self, cost: Cost, ready: Sequence[EndpointState]) -> bool:
         """Whether there is surely room at a single replica, whoever asks: beside all headroom, and not as a guest."""
         return len(ready) == 1 and not self.quotas.parted and ready[0].credits.has(cost, self.headroom)
 
-    def spare_for(self, ticket: QueuedRequest, others: Sequence[EndpointState], now_s: float) -> EndpointState | None:
+    def hedge_endpoint(
+        self, queued: QueuedRequest, others: Sequence[EndpointState], now_s: float
+    ) -> EndpointState | None:
         """A further replica for a request that has one, of what is free beyond the headroom; None: none has room."""
-        if self.quotas.parted and not ticket.cost.within(self.quotas.room(ticket.room.quota, total_of(others))):
+        if self.quotas.parted and not queued.cost.within(self.quotas.remaining(queued.queue.quota, total_of(others))):
             return None
         roomy = [
-            station
-            for station in untried(ticket, others)
-            if ticket.cost.within(station.free.minus(_kept(station.total, self.headroom, [station])))
+            endpoint_state
+            for endpoint_state in untried(queued, others)
+            if queued.cost.within(
+                endpoint_state.free.minus(_kept(endpoint_state.total, self.headroom, [endpoint_state]))
+            )
         ]
-        return self._choice.of(ticket, roomy, now_s) if roomy else None
+        return self._selector.select(queued, roomy, now_s) if roomy else None
 
-    def before_turn(
-        self, room: PoolQueue, quota: Quota, ready: Sequence[EndpointState], now_s: float
+    def dispatch_early(
+        self, queue: PoolQueue, quota: Quota, ready: Sequence[EndpointState], now_s: float
     ) -> tuple[QueuedRequest, EndpointState] | None:
         """Who goes before a head that has to wait: the most urgent of those who hold least, and a replica for it.
 
         The head may not use the headroom, and nobody gives way to it as a guest. Whoever may is not taken more than one
         request before its turn, so that the bound of the fair line grows by that and no more.
         """
-        if not any(station.free.slots + station.guest_places > 0 for station in ready):
+        if not any(endpoint_state.free.slots + endpoint_state.overcommit_slots > 0 for endpoint_state in ready):
             return None
         best: QueuedRequest | None = None
         best_key = (0, 0.0, 0.0)
-        for tickets in room.tenants.values():
-            ticket = next(iter(tickets))
-            tenant = ticket.tenant
+        for entries in queue.tenants.values():
+            queued = next(iter(entries))
+            tenant = queued.tenant
             key = (
-                ticket.errand.flow.priority.rank,
+                queued.request.flow.priority.rank,
                 self.holdings.held_by(tenant) / tenant.weight,
-                ticket.errand.arrived_s,
+                queued.request.arrived_s,
             )
-            if (best is None or key < best_key) and self.may_lead(ticket):
-                best, best_key = ticket, key
+            if (best is None or key < best_key) and self.may_lead(queued):
+                best, best_key = queued, key
         if best is None:
             return None
         above = self.above_share(best, quota, ready, now_s)
-        station = self.station_for(best, quota, ready, now_s, above_share=above)
-        return None if isinstance(station, WaitCause) else (best, station)
+        endpoint_state = self.endpoint_for(best, quota, ready, now_s, above_share=above)
+        return None if isinstance(endpoint_state, WaitCause) else (best, endpoint_state)
 
-    def free(self, ticket: QueuedRequest, ready: Sequence[EndpointState], *, above_share: bool) -> Cost:
+    def free_capacity(self, queued: QueuedRequest, ready: Sequence[EndpointState], *, above_share: bool) -> Cost:
         """What of all replicas' credits it may use now."""
-        quota = ticket.room.quota
+        quota = queued.queue.quota
         total = total_of(ready)
-        free = sum_of([station.free for station in ready])
+        free = total_cost([endpoint_state.free for endpoint_state in ready])
         if above_share:
             free = free.minus(_kept(total, self.headroom, ready))
-        if self._may_be_guest(ticket):
-            free = free.plus(Cost(sum(station.guest_places for station in ready), 0))
+        if self._may_overcommit(queued):
+            free = free.plus(Cost(sum(endpoint_state.overcommit_slots for endpoint_state in ready), 0))
         if self.quotas.parted:
-            free = free.at_most(self.quotas.room(quota, total))
+            free = free.at_most(self.quotas.remaining(quota, total))
         return free
 
-    def without_guests(self, free: Cost, ready: Sequence[EndpointState]) -> Cost:
+    def without_overcommit(self, free: Cost, ready: Sequence[EndpointState]) -> Cost:
         """Of what a request could use, what anybody could: of the places that come free, guests have the first."""
-        seats = sum(station.free.slots - station.load.guests for station in ready)
-        return Cost(min(free.slots, seats), free.blocks)
+        entries = sum(endpoint_state.free.slots - endpoint_state.load.guests for endpoint_state in ready)
+        return Cost(min(free.slots, entries), free.blocks)
 
-    def guests_of(self, quota: Quota, ready: Sequence[EndpointState]) -> int:
+    def overcommit_slots(self, quota: Quota, ready: Sequence[EndpointState]) -> int:
         """How many more may come beyond the places into this part."""
         if not self.shared or quota is not self.quotas.common:
             return 0
-        return sum(station.guest_places for station in ready)
+        return sum(endpoint_state.overcommit_slots for endpoint_state in ready)
 
-    def may_lead(self, ticket: QueuedRequest) -> bool:
+    def may_lead(self, queued: QueuedRequest) -> bool:
         """Whether it may be taken before its turn, into the headroom or as a guest."""
-        if ticket.room.quota is not self.quotas.common:
+        if queued.queue.quota is not self.quotas.common:
             return False
-        lead = ticket.room.line.lead(ticket.errand.flow)
-        return lead * ticket.tenant.weight <= ticket.service
+        lead = queued.queue.fair_queue.lead(queued.request.flow)
+        return lead * queued.tenant.weight <= queued.service
 
-    def above_share(self, ticket: QueuedRequest, quota: Quota, ready: Sequence[EndpointState], now_s: float) -> bool:
+    def above_share(self, queued: QueuedRequest, quota: Quota, ready: Sequence[EndpointState], now_s: float) -> bool:
         """Whether it is not for its tenant that the headroom is kept."""
         if not self.headroom or quota is not self.quotas.common:
             return False
         slots = self.quotas.limit(quota, total_of(ready)).slots
-        return self.holdings.above_share(ticket.tenant, ticket.cost.slots, slots, now_s)
+        return self.holdings.above_share(queued.tenant, queued.cost.slots, slots, now_s)
 
-    def _may_be_guest(self, ticket: QueuedRequest) -> bool:
-        return self.shared and self.holdings.may_be_guest(ticket.tenant, ticket.cost.slots, ticket.flow.priority)
+    def _may_overcommit(self, queued: QueuedRequest) -> bool:
+        return self.shared and self.holdings.may_overcommit(queued.tenant, queued.cost.slots, queued.flow.priority)
 
 
-def untried(ticket: QueuedRequest, ready: Sequence[EndpointState]) -> list[EndpointState]:
+def untried(queued: QueuedRequest, ready: Sequence[EndpointState]) -> list[EndpointState]:
     """Of these replicas, those that have not failed the request."""
-    return [station for station in ready if station.post.name not in ticket.failed_at]
+    return [endpoint_state for endpoint_state in ready if endpoint_state.endpoint.name not in queued.failed_at]
 
 
-def total_of(stations: Sequence[EndpointState]) -> Cost:
+def total_of(endpoint_states: Sequence[EndpointState]) -> Cost:
     """What several replicas have together."""
-    return sum_of([station.total for station in stations])
+    return total_cost([endpoint_state.total for endpoint_state in endpoint_states])
 
 
-def _kept(whole: Cost, headroom: float, stations: Sequence[EndpointState]) -> Cost:
+def _kept(whole: Cost, headroom: float, endpoint_states: Sequence[EndpointState]) -> Cost:
     """What is kept for those below their share: no places where these can come as guests, only blocks."""
     kept = whole.part(headroom)
-    return Cost(0, kept.blocks) if all(station.credits.takes_guests for station in stations) else kept
+    return (
+        Cost(0, kept.blocks) if all(endpoint_state.credits.overcommits for endpoint_state in endpoint_states) else kept
+    )

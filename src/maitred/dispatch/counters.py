@@ -30,7 +30,7 @@ class DispatchCounters:
         """Class and cause -> how long requests waited for it before they were released."""
         self._at_once: dict[PriorityClass, WaitHistogram] = {}
         """Of these, those of requests that did not wait."""
-        self.refusals: dict[str, int] = {}
+        self.rejections: dict[str, int] = {}
         """By the code of the error, whether before or after they waited."""
         self.left_waiting = 0
         """Requests whose callers left while they waited."""
@@ -39,26 +39,26 @@ class DispatchCounters:
         self.wasted_tokens = 0
         """Output tokens of requests that did not come to their end."""
 
-    def released(self, priority: PriorityClass, waited_ms: Mapping[str, float]) -> None:
+    def on_dispatch(self, priority: PriorityClass, waited_ms: Mapping[str, float]) -> None:
         """A request has got its place."""
         if not waited_ms:
             if (at_once := self._at_once.get(priority)) is None:
-                at_once = self._at_once[priority] = self._buckets(priority, NO_CAUSE)
+                at_once = self._at_once[priority] = self._histogram(priority, NO_CAUSE)
             at_once.counts[0] += 1
             return
         for cause, milliseconds in waited_ms.items():
-            self._buckets(priority, cause).add(milliseconds / 1e3)
+            self._histogram(priority, cause).add(milliseconds / 1e3)
 
-    def _buckets(self, priority: PriorityClass, cause: str) -> WaitHistogram:
+    def _histogram(self, priority: PriorityClass, cause: str) -> WaitHistogram:
         key = priority.value, cause
         buckets = self.queue_s.get(key)
         if buckets is None:
             buckets = self.queue_s[key] = WaitHistogram()
         return buckets
 
-    def refused(self, reason: str) -> None:
+    def on_rejection(self, reason: str) -> None:
         """A request was turned away."""
-        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+        self.rejections[reason] = self.rejections.get(reason, 0) + 1
 
 
 QUEUE_BUCKETS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)

@@ -13,18 +13,18 @@ from maitred.core.balance import CacheAwareBalancer
 from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.core.flow import QueuePosition
-from maitred.core.timeline import code_of
+from maitred.core.timeline import error_code
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.loop_lag import LoopLagMonitor
-from maitred.dispatch.metrics import DispatchSnapshot, TenantActivity, crowd_of, state_of
+from maitred.dispatch.metrics import DispatchSnapshot, TenantActivity, dispatch_snapshot, tenant_activity
 from maitred.dispatch.overflow import OverflowPlanner
 from maitred.dispatch.policy.hedging import HedgePolicy
 from maitred.dispatch.pool_queue import Allocation, QueuedRequest, QueueState
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest, Endpoint
 from maitred.dispatch.shedding import QueueAdmission
-from maitred.dispatch.timeline import WaitSpan, walked_in
+from maitred.dispatch.timeline import WaitSpan, record_immediate_dispatch
 
 __all__ = ["DispatchEntry", "DispatchRequest", "Dispatcher", "Endpoint"]
 
@@ -37,48 +37,49 @@ _ANSWER_S = 2.0
 class HedgeAllocation:
     """What a request holds there. Made by `Seat.spare`; whoever asked for it calls `settle`, whatever happens."""
 
-    __slots__ = ("_dispatcher", "_grip", "_ticket")
+    __slots__ = ("_allocation", "_dispatcher", "_queued")
 
-    def __init__(self, dispatcher: "Dispatcher", ticket: QueuedRequest, grip: Allocation) -> None:
+    def __init__(self, dispatcher: "Dispatcher", queued: QueuedRequest, allocation: Allocation) -> None:
         self._dispatcher = dispatcher
-        self._ticket = ticket
-        self._grip = grip
+        self._queued = queued
+        self._allocation = allocation
 
     @property
-    def post(self) -> AnyEndpoint:
+    def endpoint(self) -> AnyEndpoint:
         """The replica."""
-        return self._grip.station.post
+        return self._allocation.endpoint_state.endpoint
 
-    def submitted(self) -> None:
+    def on_submitted(self) -> None:
         """See `Seat.submitted`."""
-        self._grip.station.credits.submitted(self._grip.hold)
+        self._allocation.endpoint_state.credits.on_submitted(self._allocation.hold)
 
     def settle(self, *, won: bool) -> None:
         """One of the two is given up: if it has won, the one that the seat had been granted, which it then has."""
-        self._dispatcher.settle(self._ticket, self._grip, won=won)
+        self._dispatcher.settle_hedge(self._queued, self._allocation, won=won)
 
 
 class DispatchEntry:
-    """One request's. Made by `Dispatcher.seat`; entering joins the line, leaving gives everything back.
+    """One request's. Made by `Dispatcher.enqueue`; entering joins the line, leaving gives everything back.
 
-    Nothing here awaits but `granted`, so leaving is complete when it returns, also when a `CancelledError` leaves.
+    Nothing here awaits but `wait_dispatched`, so leaving is complete when it returns, also when a `CancelledError`
+    leaves.
     """
 
-    __slots__ = ("_dispatcher", "_waiter", "answer", "moved", "passage", "runs_at", "ticket")
+    __slots__ = ("_dispatcher", "_waiter", "overflow_answer", "overflowed", "queued", "runs_at", "wait_span")
 
-    passage: WaitSpan
+    wait_span: WaitSpan
     """What is told of its waiting; since it has joined the line."""
 
-    def __init__(self, dispatcher: "Dispatcher", ticket: QueuedRequest, runs_at: str = "") -> None:
+    def __init__(self, dispatcher: "Dispatcher", queued: QueuedRequest, runs_at: str = "") -> None:
         self._dispatcher = dispatcher
         self.runs_at = runs_at
         """The replica that it ran at before it had a seat here; empty: at none."""
         self._waiter: asyncio.Future[None] | None = None
-        self.answer: asyncio.Future[None] | None = None
+        self.overflow_answer: asyncio.Future[None] | None = None
         """Done when it has gone elsewhere, or will not; None: it was not asked."""
-        self.moved = False
+        self.overflowed = False
         """Whether it has gone elsewhere."""
-        self.ticket = ticket
+        self.queued = queued
 
     async def __aenter__(self) -> "DispatchEntry":
         self._dispatcher.join(self)
@@ -89,7 +90,7 @@ class DispatchEntry:
     ) -> None:
         self._dispatcher.leave(self, error)
 
-    async def granted(self) -> AnyEndpoint:
+    async def wait_dispatched(self) -> AnyEndpoint:
         """Waits for its turn; the replica is chosen then, and its credits are taken. One task at a time.
 
         Cancelled while it waits, it can be asked again.
@@ -99,9 +100,9 @@ class DispatchEntry:
             ReplicaUnavailable: None has been ready for longer than its class waits.
             AskedToLeave: It should go elsewhere (of an errand that is `movable`, once at most). It can be asked again.
         """
-        ticket = self.ticket
-        while ticket.state is QueueState.WAITING:
-            if self.answer is not None and not self.answer.done():
+        queued = self.queued
+        while queued.state is QueueState.WAITING:
+            if self.overflow_answer is not None and not self.overflow_answer.done():
                 raise OverflowRequested(self)
             if self._waiter is not None:
                 raise RuntimeError("Another task waits for this seat already.")
@@ -110,56 +111,56 @@ class DispatchEntry:
                 await self._waiter
             finally:
                 self._waiter = None
-        if ticket.failure is not None:
-            raise ticket.failure
-        if ticket.state is not QueueState.RELEASED or ticket.grip is None:
+        if queued.failure is not None:
+            raise queued.failure
+        if queued.state is not QueueState.RELEASED or queued.allocation is None:
             raise RuntimeError("The seat was asked for outside its context.")
-        return ticket.grip.station.post
+        return queued.allocation.endpoint_state.endpoint
 
     def wake(self) -> None:
         """Its state has changed."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def ask_to_leave(self) -> None:
+    def request_overflow(self) -> None:
         """Asks it to go elsewhere; see `answer`."""
-        self.answer = asyncio.get_running_loop().create_future()
+        self.overflow_answer = asyncio.get_running_loop().create_future()
         self.wake()
 
-    def stay(self) -> None:
+    def decline_overflow(self) -> None:
         """It was asked to leave, and does not; also when it does not wait any more."""
-        self._dispatcher.stays(self.ticket)
-        self.answered()
+        self._dispatcher.on_overflow_declined(self.queued)
+        self.resolve_overflow()
 
-    def answered(self) -> None:
+    def resolve_overflow(self) -> None:
         """Whoever has asked need not wait for an answer any more."""
-        if self.answer is not None and not self.answer.done():
-            self.answer.set_result(None)
+        if self.overflow_answer is not None and not self.overflow_answer.done():
+            self.overflow_answer.set_result(None)
 
-    def move(self) -> bool:
+    def accept_overflow(self) -> bool:
         """It was asked to leave, and leaves its context next, if it still waits; returns whether it does."""
-        self.moved = self.ticket.state is QueueState.WAITING
-        if not self.moved:
-            self.stay()
-        return self.moved
+        self.overflowed = self.queued.state is QueueState.WAITING
+        if not self.overflowed:
+            self.decline_overflow()
+        return self.overflowed
 
     def hedge_after_s(self) -> float | None:
         """How long to wait for the granted replica before a `spare` one is asked as well; None: whatever it takes.
 
         To be asked once, when the request is sent.
         """
-        return self._dispatcher.hedge_after_s(self.ticket)
+        return self._dispatcher.hedge_after_s(self.queued)
 
-    def spare(self) -> HedgeAllocation | None:
+    def hedge(self) -> HedgeAllocation | None:
         """A second replica, from now until its `settle`; None: the budget has none, or none has room."""
-        return self._dispatcher.spare(self.ticket)
+        return self._dispatcher.hedge(self.queued)
 
     @property
-    def elsewhere(self) -> bool:
+    def has_other_replica(self) -> bool:
         """Whether another replica is ready that has not failed it."""
-        return self._dispatcher.elsewhere(self)
+        return self._dispatcher.has_other_replica(self)
 
-    def again(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
+    def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
         """Gives up the granted replica, which has failed it, and waits for another one; `granted` says which.
 
         It keeps its age, goes before those who have not run, and nothing is charged twice.
@@ -172,30 +173,30 @@ class DispatchEntry:
         Returns:
             False if that has happened too often; nothing has changed then.
         """
-        return self._dispatcher.again(self, prompts=prompts, answer_by_s=answer_by_s, rest_s=rest_s)
+        return self._dispatcher.requeue(self, prompts=prompts, answer_by_s=answer_by_s, rest_s=rest_s)
 
     @property
     def expected_tokens(self) -> int:
         """Output that is predicted for each choice."""
-        return self.ticket.expected_tokens
+        return self.queued.expected_tokens
 
     @property
     def waited_ms(self) -> dict[str, float]:
         """Milliseconds that it waited, by cause (see `WaitCause`); complete once it is granted."""
-        return self.ticket.waited_ms
+        return self.queued.waited_ms
 
-    def place(self) -> QueuePosition | None:
+    def position(self) -> QueuePosition | None:
         """Where it stands; None once it is granted."""
-        return self._dispatcher.place(self.ticket)
+        return self._dispatcher.position(self.queued)
 
-    def submitted(self) -> None:
+    def on_submitted(self) -> None:
         """To be called after each submission to the granted replica, in the order of the errand's prompts.
 
         From then on the replica's own reports can count it. Without it, it counts twice until its first token.
         """
-        self._dispatcher.floor.submitted(self.ticket)
+        self._dispatcher.core.on_submitted(self.queued)
 
-    def took(self, *, prompt_tokens: int = 0, cached_tokens: int = 0, output_tokens: int = 0) -> None:
+    def charge_tokens(self, *, prompt_tokens: int = 0, cached_tokens: int = 0, output_tokens: int = 0) -> None:
         """Real tokens as they come.
 
         The whole prompt was charged when the seat was granted; what was found in the cache is given back here, and what
@@ -206,11 +207,11 @@ class DispatchEntry:
             cached_tokens: Of these, found in the prefix cache.
             output_tokens: New ones.
         """
-        self._dispatcher.floor.took(self.ticket, prompt_tokens, cached_tokens, output_tokens)
+        self._dispatcher.core.charge_tokens(self.queued, prompt_tokens, cached_tokens, output_tokens)
 
-    def first_token(self) -> None:
+    def on_first_token(self) -> None:
         """The first token came: the prediction is compared with it."""
-        self._dispatcher.first_token(self.ticket)
+        self._dispatcher.on_first_token(self.queued)
 
 
 class Dispatcher:
@@ -218,7 +219,7 @@ class Dispatcher:
 
     Args:
         model: Its name.
-        posts: The replicas that run it; at least one.
+        endpoints: The replicas that run it; at least one.
         config: The settings.
         clock: The time.
         placement: Which of several replicas takes a request; None: the one with the most room.
@@ -228,13 +229,13 @@ class Dispatcher:
 
     Attributes:
         model: Its name.
-        floor: The state; to be looked at only.
+        core: The state; to be looked at only.
     """
 
     def __init__(
         self,
         model: str,
-        posts: Sequence[AnyEndpoint],
+        endpoints: Sequence[AnyEndpoint],
         config: DispatchConfig,
         clock: Clock,
         *,
@@ -244,36 +245,38 @@ class Dispatcher:
         answered: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.model = model
-        self.floor = DispatchCore(posts, config, placement)
+        self.core = DispatchCore(endpoints, config, placement)
         self._recoveries = config.recoveries
         self._hedging = HedgePolicy(config.hedging, model)
         self._draw = draw
-        self._gatekeeper = QueueAdmission(self.floor, config, draw, wanted)
-        self._relief = OverflowPlanner(self.floor, config, self.floor.choice.held)
+        self._admission = QueueAdmission(self.core, config, draw, wanted)
+        self._overflow_planner = OverflowPlanner(self.core, config, self.core.selector.cached_tokens)
         self._clock = clock
-        self._seats: dict[QueuedRequest, DispatchEntry] = {}
+        self._entries: dict[QueuedRequest, DispatchEntry] = {}
         self._by_id: dict[str, list[QueuedRequest]] = {}
-        self._waits = asyncio.Event()
+        self._has_waiting = asyncio.Event()
         """Somebody waits."""
-        self._turn_asked = False
-        self._stalls = LoopLagMonitor(clock, self.floor)
-        self._after_turn: Callable[[], None] | None = None
-        self._answered = answered
-        for post in posts:
-            post.replica.watch(self._news)
+        self._dispatch_scheduled = False
+        self._lag_monitor = LoopLagMonitor(clock, self.core)
+        self._on_dispatched: Callable[[], None] | None = None
+        self._notify_first_token = answered
+        for endpoint in endpoints:
+            endpoint.replica.on_change(self._on_replica_change)
 
-    def adopt(self, posts: Sequence[AnyEndpoint], config: DispatchConfig, placement: CacheAwareBalancer | None) -> None:
-        """Applies new settings and replicas; every entry keeps its position. See `DispatchCore.adopt`."""
-        new = self.floor.adopt(posts, config, placement, self._clock.monotonic_s())
+    def reconfigure(
+        self, endpoints: Sequence[AnyEndpoint], config: DispatchConfig, placement: CacheAwareBalancer | None
+    ) -> None:
+        """Applies new settings and replicas; every entry keeps its position. See `DispatchCore.reconfigure`."""
+        new = self.core.reconfigure(endpoints, config, placement, self._clock.monotonic_s())
         self._recoveries = config.recoveries
-        self._hedging.adopt(config.hedging)
-        self._gatekeeper.adopt(config)
-        self._relief.adopt(config)
-        for post in new:
-            post.replica.watch(self._news)
-        self.turn()
+        self._hedging.reconfigure(config.hedging)
+        self._admission.reconfigure(config)
+        self._overflow_planner.reconfigure(config)
+        for endpoint in new:
+            endpoint.replica.on_change(self._on_replica_change)
+        self.dispatch_ready()
 
-    def check(self, errand: DispatchRequest) -> QueuePosition:
+    def predict(self, dispatch_request: DispatchRequest) -> QueuePosition:
         """What is predicted for a request that would join now, counted from its arrival. Changes nothing for anybody.
 
         Raises:
@@ -282,237 +285,257 @@ class Dispatcher:
             DeadlineUnmeetable: Its first token would come too late.
         """
         now_s = self._clock.monotonic_s()
-        place = self._gatekeeper.check(errand, now_s)
-        passed_s = now_s - errand.arrived_s
-        return QueuePosition(place.position, place.wait_s, place.ttft_s + passed_s) if passed_s > 0.0 else place
+        position = self._admission.check(dispatch_request, now_s)
+        passed_s = now_s - dispatch_request.arrived_s
+        return (
+            QueuePosition(position.position, position.wait_s, position.ttft_s + passed_s)
+            if passed_s > 0.0
+            else position
+        )
 
-    def seat(self, errand: DispatchRequest) -> DispatchEntry:
+    def enqueue(self, dispatch_request: DispatchRequest) -> DispatchEntry:
         """A context in which the request waits and then runs. Entering never waits and never refuses."""
-        return DispatchEntry(self, self.floor.ticket(errand))
+        return DispatchEntry(self, self.core.new_entry(dispatch_request))
 
-    def resume(self, errand: DispatchRequest, replica: str) -> DispatchEntry | None:
+    def resume(self, dispatch_request: DispatchRequest, replica: str) -> DispatchEntry | None:
         """As `seat`, for a request that runs at a replica already: a process that has died since had released it.
 
         To be entered before anybody waits. None: that replica is not known any more.
         """
-        if all(station.post.name != replica for station in self.floor.stations):
+        if all(endpoint_state.endpoint.name != replica for endpoint_state in self.core.endpoint_states):
             return None
-        return DispatchEntry(self, self.floor.ticket(errand), runs_at=replica)
+        return DispatchEntry(self, self.core.new_entry(dispatch_request), runs_at=replica)
 
-    async def relieve(self, errand: DispatchRequest) -> bool:
+    async def make_room(self, dispatch_request: DispatchRequest) -> bool:
         """Sends others elsewhere who wait, where that makes room for a request that `check` has refused.
 
         Returns:
             Whether anybody was, for this request or for others of its kind; then `check` may say something else now.
         """
-        self._ask_to_leave(self._relief.before(errand, self._clock.monotonic_s()))
-        answers = [answer for ticket in self._relief.leaving(errand) if (answer := self._seats[ticket].answer)]
+        self._request_overflow(self._overflow_planner.select_for(dispatch_request, self._clock.monotonic_s()))
+        answers = [
+            answer
+            for queued in self._overflow_planner.pending(dispatch_request)
+            if (answer := self._entries[queued].overflow_answer)
+        ]
         if answers:
             await asyncio.wait(answers, timeout=_ANSWER_S)
         return bool(answers)
 
-    def look(self) -> None:
+    def check_overflow(self) -> None:
         """Asks those to leave who would miss their objectives here, or whose leaving spares others that."""
-        self._ask_to_leave(self._relief.among(self._clock.monotonic_s()))
+        self._request_overflow(self._overflow_planner.select_leaving(self._clock.monotonic_s()))
 
-    def place_of(self, request_id: str, organisation: str) -> QueuePosition | None:
+    def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
         """Where a waiting request of this organisation stands; None if none of that id waits."""
-        for ticket in self._by_id.get(request_id, ()):
-            if ticket.errand.principal_org == organisation:
-                place = self.place(ticket)
-                if place is not None:
-                    return place
+        for queued in self._by_id.get(request_id, ()):
+            if queued.request.principal_org == organisation:
+                position = self.position(queued)
+                if position is not None:
+                    return position
         return None
 
-    def place(self, ticket: QueuedRequest) -> QueuePosition | None:
+    def position(self, queued: QueuedRequest) -> QueuePosition | None:
         """Where a request stands; None if it does not wait."""
-        if ticket.state is not QueueState.WAITING:
+        if queued.state is not QueueState.WAITING:
             return None
         now_s = self._clock.monotonic_s()
-        forecast = self.floor.forecaster.of(ticket, self.floor.refresh(now_s), now_s)
-        return self.floor.place(forecast, now_s)
+        forecast = self.core.forecast_cache.forecast(queued, self.core.refresh(now_s), now_s)
+        return self.core.position(forecast, now_s)
 
-    def state(self) -> DispatchSnapshot:
+    def snapshot(self) -> DispatchSnapshot:
         """For metrics."""
-        return state_of(self.floor, self._clock.monotonic_s())
+        return dispatch_snapshot(self.core, self._clock.monotonic_s())
 
-    def crowd(self) -> TenantActivity:
+    def tenant_activity(self) -> TenantActivity:
         """Who is here, for people who watch. Looks at everyone who runs: for once a second, not for each request."""
-        return crowd_of(self.floor)
+        return tenant_activity(self.core)
 
     @property
     def serving(self) -> bool:
         """Whether a replica that is there, or comes when it is wanted, takes anything new."""
-        self.floor.refresh(self._clock.monotonic_s())
-        return any(station.outage is None or station.comes_in_s is not None for station in self.floor.stations)
+        self.core.refresh(self._clock.monotonic_s())
+        return any(
+            endpoint_state.outage is None or endpoint_state.comes_in_s is not None
+            for endpoint_state in self.core.endpoint_states
+        )
 
-    def after_turn(self, listener: Callable[[], None]) -> None:
+    def on_dispatched(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every turn: who waits and who runs may have changed. It must not raise."""
-        self._after_turn = listener
+        self._on_dispatched = listener
 
     async def run(self) -> None:
         """Notices deadlines while nothing else happens; until it is cancelled."""
         while True:
-            if not self._seats:
-                self._waits.clear()
-                await self._waits.wait()
+            if not self._entries:
+                self._has_waiting.clear()
+                await self._has_waiting.wait()
             await asyncio.sleep(_TICK_S)
-            if self._seats:
-                self.turn()
-                self.look()
+            if self._entries:
+                self.dispatch_ready()
+                self.check_overflow()
 
     # --- what seats tell ---
 
-    def join(self, seat: DispatchEntry) -> None:
+    def join(self, entry: DispatchEntry) -> None:
         """See `DispatchEntry`."""
-        ticket = seat.ticket
-        if ticket.state is not QueueState.NEW:
+        queued = entry.queued
+        if queued.state is not QueueState.NEW:
             raise RuntimeError("A seat is entered once.")
         now_s = self._clock.monotonic_s()
-        if seat.runs_at:
-            self.floor.resume(ticket, seat.runs_at, now_s)
-        if seat.runs_at or self.floor.walk_in(ticket, now_s):
-            walked_in(ticket, now_s)
-            self._stalls.watch(ticket)
-            if self._after_turn is not None:
-                self._after_turn()
+        if entry.runs_at:
+            self.core.resume(queued, entry.runs_at, now_s)
+        if entry.runs_at or self.core.dispatch_now(queued, now_s):
+            record_immediate_dispatch(queued, now_s)
+            self._lag_monitor.watch(queued)
+            if self._on_dispatched is not None:
+                self._on_dispatched()
             return
-        ready = self.floor.join(ticket, now_s)
-        self._relief.joined(ticket)
-        self._wait(seat, now_s)
+        ready = self.core.join(queued, now_s)
+        self._overflow_planner.on_join(queued)
+        self._wait(entry, now_s)
         # Where there is room it need not wait until the event loop has done all else that is due.
-        self._turn(now_s, ready)
+        self._dispatch(now_s, ready)
 
-    def elsewhere(self, seat: DispatchEntry) -> bool:
+    def has_other_replica(self, entry: DispatchEntry) -> bool:
         """See `DispatchEntry`."""
-        return seat.ticket.state is QueueState.RELEASED and self.floor.elsewhere(seat.ticket, self._clock.monotonic_s())
+        return entry.queued.state is QueueState.RELEASED and self.core.has_other_replica(
+            entry.queued, self._clock.monotonic_s()
+        )
 
-    def again(
-        self, seat: DispatchEntry, *, prompts: Sequence[int], answer_by_s: float | None, rest_s: float | None
+    def requeue(
+        self, entry: DispatchEntry, *, prompts: Sequence[int], answer_by_s: float | None, rest_s: float | None
     ) -> bool:
         """See `DispatchEntry`."""
-        ticket = seat.ticket
-        if ticket.state is not QueueState.RELEASED or ticket.returns >= self._recoveries:
+        queued = entry.queued
+        if queued.state is not QueueState.RELEASED or queued.requeues >= self._recoveries:
             return False
         now_s = self._clock.monotonic_s()
-        self.floor.put_back(ticket, now_s, prompts=prompts, answer_by_s=answer_by_s, draw=self._draw(), rest_s=rest_s)
-        self._wait(seat, now_s)
-        self._ask_for_turn()
+        self.core.requeue(queued, now_s, prompts=prompts, answer_by_s=answer_by_s, draw=self._draw(), rest_s=rest_s)
+        self._wait(entry, now_s)
+        self._schedule_dispatch()
         return True
 
-    def leave(self, seat: DispatchEntry, error: BaseException | None) -> None:
+    def leave(self, entry: DispatchEntry, error: BaseException | None) -> None:
         """See `DispatchEntry`."""
-        ticket, now_s = seat.ticket, self._clock.monotonic_s()
-        if ticket in self._seats:
-            self._forget(ticket)
-            seat.passage.left(now_s, "moved" if seat.moved else "cancelled" if error is None else code_of(error))
+        queued, now_s = entry.queued, self._clock.monotonic_s()
+        if queued in self._entries:
+            self._forget(queued)
+            entry.wait_span.on_leave(
+                now_s, "moved" if entry.overflowed else "cancelled" if error is None else error_code(error)
+            )
         lost = error is not None and isinstance(error, ReplicaLost | ReplicaUnavailable)
-        self.floor.leave(ticket, now_s, finished=error is None, lost=lost, moved=seat.moved)
-        if self._seats:
-            self._ask_for_turn()
-        elif not self.floor.slack or self._after_turn is not None:
-            self._turn(now_s)
+        self.core.leave(queued, now_s, finished=error is None, lost=lost, moved=entry.overflowed)
+        if self._entries:
+            self._schedule_dispatch()
+        elif not self.core.slack or self._on_dispatched is not None:
+            self._dispatch(now_s)
 
-    def first_token(self, ticket: QueuedRequest) -> None:
+    def on_first_token(self, queued: QueuedRequest) -> None:
         """See `DispatchEntry`."""
         now_s = self._clock.monotonic_s()
-        if self._hedging.on and not ticket.returns and self._hedging.is_for(ticket.errand):
-            self._hedging.answered(now_s - ticket.released_s)
-        self.floor.first_token(ticket, now_s)
-        self._answered(now_s - ticket.errand.arrived_s)
+        if self._hedging.on and not queued.requeues and self._hedging.is_for(queued.request):
+            self._hedging.on_answered(now_s - queued.dispatched_s)
+        self.core.on_first_token(queued, now_s)
+        self._notify_first_token(now_s - queued.request.arrived_s)
 
-    def hedge_after_s(self, ticket: QueuedRequest) -> float | None:
+    def hedge_after_s(self, queued: QueuedRequest) -> float | None:
         """See `DispatchEntry`."""
         hedging = self._hedging
-        if not hedging.on or ticket.returns or len(self.floor.stations) == 1 or not hedging.is_for(ticket.errand):
+        if (
+            not hedging.on
+            or queued.requeues
+            or len(self.core.endpoint_states) == 1
+            or not hedging.is_for(queued.request)
+        ):
             return None
-        self._hedging.released()
+        self._hedging.on_dispatch()
         return self._hedging.after_s
 
-    def spare(self, ticket: QueuedRequest) -> HedgeAllocation | None:
+    def hedge(self, queued: QueuedRequest) -> HedgeAllocation | None:
         """See `DispatchEntry`."""
-        grip = self.floor.spare(ticket, self._clock.monotonic_s()) if self._hedging.affordable else None
-        if grip is None:
+        allocation = self.core.hedge(queued, self._clock.monotonic_s()) if self._hedging.affordable else None
+        if allocation is None:
             return None
         self._hedging.spend()
-        return HedgeAllocation(self, ticket, grip)
+        return HedgeAllocation(self, queued, allocation)
 
-    def settle(self, ticket: QueuedRequest, spare: Allocation, *, won: bool) -> None:
+    def settle_hedge(self, queued: QueuedRequest, spare: Allocation, *, won: bool) -> None:
         """See `HedgeAllocation`."""
-        self.floor.settle(ticket, spare, won=won)
-        self._ask_for_turn()
+        self.core.settle_hedge(queued, spare, won=won)
+        self._schedule_dispatch()
 
     # --- turns ---
 
-    def turn(self) -> None:
+    def dispatch_ready(self) -> None:
         """Lets go whom there are credits for, and looks at all replicas, whether or not anybody waits."""
         now_s = self._clock.monotonic_s()
-        self._turn(now_s, self.floor.refresh(now_s))
+        self._dispatch(now_s, self.core.refresh(now_s))
 
-    def _asked_turn(self) -> None:
-        self._turn_asked = False
-        self._turn(self._clock.monotonic_s())
+    def _run_scheduled(self) -> None:
+        self._dispatch_scheduled = False
+        self._dispatch(self._clock.monotonic_s())
 
-    def _turn(self, now_s: float, ready: Sequence[EndpointState] | None = None) -> None:
-        for ticket in self.floor.turn(now_s, ready):
-            seat = self._forget(ticket)
-            if seat is not None:
-                seat.passage.over(now_s)
-                seat.wake()
-                self._stalls.watch(ticket)
-        if self._after_turn is not None:
-            self._after_turn()
+    def _dispatch(self, now_s: float, ready: Sequence[EndpointState] | None = None) -> None:
+        for queued in self.core.dispatch_ready(now_s, ready):
+            entry = self._forget(queued)
+            if entry is not None:
+                entry.wait_span.close(now_s)
+                entry.wake()
+                self._lag_monitor.watch(queued)
+        if self._on_dispatched is not None:
+            self._on_dispatched()
 
-    def _news(self) -> None:
+    def _on_replica_change(self) -> None:
         """A replica has something new to say."""
-        self.floor.refresh(self._clock.monotonic_s())  # when a step began tells when it will end
-        if self._seats:
-            self._ask_for_turn()
+        self.core.refresh(self._clock.monotonic_s())  # when a step began tells when it will end
+        if self._entries:
+            self._schedule_dispatch()
 
-    def _ask_for_turn(self) -> None:
-        if not self._turn_asked:
-            self._turn_asked = True
-            asyncio.get_running_loop().call_soon(self._asked_turn)
+    def _schedule_dispatch(self) -> None:
+        if not self._dispatch_scheduled:
+            self._dispatch_scheduled = True
+            asyncio.get_running_loop().call_soon(self._run_scheduled)
 
-    def stays(self, ticket: QueuedRequest) -> None:
+    def on_overflow_declined(self, queued: QueuedRequest) -> None:
         """See `DispatchEntry`."""
-        self._relief.left(ticket)
+        self._overflow_planner.on_leave(queued)
 
-    def _ask_to_leave(self, tickets: Sequence[QueuedRequest]) -> None:
-        for ticket in tickets:
-            self._relief.asked(ticket)
-            self._seats[ticket].ask_to_leave()
+    def _request_overflow(self, entries: Sequence[QueuedRequest]) -> None:
+        for queued in entries:
+            self._overflow_planner.on_requested(queued)
+            self._entries[queued].request_overflow()
 
-    def _wait(self, seat: DispatchEntry, now_s: float) -> None:
+    def _wait(self, entry: DispatchEntry, now_s: float) -> None:
         """It waits from now on."""
-        ticket = seat.ticket
-        seat.passage = WaitSpan(ticket, now_s)
-        self._seats[ticket] = seat
-        self._waits.set()
-        self._by_id.setdefault(ticket.errand.id, []).append(ticket)
+        queued = entry.queued
+        entry.wait_span = WaitSpan(queued, now_s)
+        self._entries[queued] = entry
+        self._has_waiting.set()
+        self._by_id.setdefault(queued.request.id, []).append(queued)
 
-    def _forget(self, ticket: QueuedRequest) -> DispatchEntry | None:
+    def _forget(self, queued: QueuedRequest) -> DispatchEntry | None:
         """It does not wait any more. Returns its seat if it did."""
-        seat = self._seats.pop(ticket, None)
-        if seat is not None:
-            self._relief.left(ticket)
-            seat.answered()
-            same = self._by_id[ticket.errand.id]
-            same.remove(ticket)
+        entry = self._entries.pop(queued, None)
+        if entry is not None:
+            self._overflow_planner.on_leave(queued)
+            entry.resolve_overflow()
+            same = self._by_id[queued.request.id]
+            same.remove(queued)
             if not same:
-                del self._by_id[ticket.errand.id]
-        return seat
+                del self._by_id[queued.request.id]
+        return entry
 
 
 class OverflowRequested(Exception):
     """Raised to an entry that another model would serve sooner.
 
-    The entry answers with `DispatchEntry.move` or `DispatchEntry.stay`.
+    The entry answers with `DispatchEntry.accept_overflow` or `DispatchEntry.decline_overflow`.
 
     Args:
-        seat: It keeps its place here until then, and can be granted meanwhile.
+        entry: It keeps its place here until then, and can be granted meanwhile.
     """
 
-    def __init__(self, seat: "DispatchEntry") -> None:
+    def __init__(self, entry: "DispatchEntry") -> None:
         super().__init__()
-        self.seat = seat
+        self.entry = entry

@@ -27,38 +27,38 @@ class EndpointState:
         load: Its last report.
         step_began_s: When that came, and with it the step began that is under way; or when something came to an idle
             replica.
-        under_way: What was sent before then, is in no report, and so is in that step.
+        in_flight: What was sent before then, is in no report, and so is in that step.
         block_tokens: Of one KV block there.
     """
 
-    def __init__(self, post: AnyEndpoint) -> None:
-        self.post = post
+    def __init__(self, endpoint: AnyEndpoint) -> None:
+        self.endpoint = endpoint
         self.ready = False
         self.retry_after_s: float | None = None
         self.outage: ReplicaUnavailable | None = None
         self.load = LoadReport()
         self.step_began_s = 0.0
-        self.under_way = NOTHING
+        self.in_flight = NOTHING
         self.block_tokens = _UNKNOWN_BLOCK_TOKENS
         self.credits = Credits()
-        self._window = None if post.exact else ConcurrencyWindow()
-        self.learns = not post.exact
+        self._window = None if endpoint.exact else ConcurrencyWindow()
+        self.learns_window = not endpoint.exact
         """Whether its times to first token say how much it can take, because it does not."""
-        self._rests = 0
-        self._rests_until_s = 0.0
+        self._suspensions = 0
+        self._suspended_until_s = 0.0
 
     def refresh(self, now_s: float) -> None:
         """Looks at the replica. Cheap: it asks nobody, the last report is here."""
-        replica = self.post.replica
+        replica = self.endpoint.replica
         try:
             card = replica.card()
         except ReplicaUnavailable as unavailable:
             self.ready, self.retry_after_s, self.outage = False, unavailable.retry_after_s, unavailable
             return
         self.outage = None
-        rests_s = self._rests_until_s - now_s
+        rests_s = self._suspended_until_s - now_s
         self.ready, self.retry_after_s = rests_s <= 0.0, rests_s if rests_s > 0.0 else 0.0
-        if not self.post.duty.serving:
+        if not self.endpoint.admin_state.serving:
             self.outage = ReplicaUnavailable(_OFF_DUTY, retry_after_s=_OFF_DUTY_RETRY_S)
             self.ready, self.retry_after_s = False, _OFF_DUTY_RETRY_S
         load = replica.load()
@@ -68,16 +68,16 @@ class EndpointState:
             self.credits.estimate(self._window.size)
         elif load.total_blocks:
             self.block_tokens = max(1, card.kv_capacity_tokens // load.total_blocks)
-            self.credits.heard(load, replica.unheard(), card.max_sequences)
+            self.credits.on_report(load, replica.unreported(), card.max_sequences)
         else:
             self.credits.estimate(card.max_sequences)
         if new:
-            self.step_began_s, self.under_way = now_s, self.credits.uncounted
+            self.step_began_s, self.in_flight = now_s, self.credits.uncounted
 
     @property
     def weight(self) -> float:
         """How much of the load it should have beside the others."""
-        weight: float = self.post.replica.weight
+        weight: float = self.endpoint.replica.weight
         return weight
 
     @property
@@ -91,44 +91,44 @@ class EndpointState:
         return self.credits.free if self.ready else NOTHING
 
     @property
-    def guest_places(self) -> int:
+    def overcommit_slots(self) -> int:
         """What can be released to it beyond that, to tenants that hold few places (see `LoadReport.guests`)."""
-        return self.credits.guest_places if self.ready else 0
+        return self.credits.overcommit_slots if self.ready else 0
 
     @property
     def total(self) -> Cost:
         """What it has, free or not."""
         return self.credits.total if self.ready else NOTHING
 
-    def hold(self, costs: Sequence[Cost], now_s: float) -> CreditHold:
-        """A request is released to it; see `Credits.hold`. `release` gives back what it holds."""
-        self.post.duty.began()
-        idle, hold = self.credits.idle, self.credits.hold(costs)
+    def acquire(self, costs: Sequence[Cost], now_s: float) -> CreditHold:
+        """A request is released to it; see `Credits.acquire`. `release` gives back what it holds."""
+        self.endpoint.admin_state.on_begin()
+        idle, hold = self.credits.idle, self.credits.acquire(costs)
         if idle:
-            self.step_began_s, self.under_way = now_s, hold.cost
+            self.step_began_s, self.in_flight = now_s, hold.cost
         return hold
 
     def release(self, hold: CreditHold) -> None:
         """The request has left it."""
         self.credits.release(hold)
-        self.post.duty.ended()
+        self.endpoint.admin_state.on_end()
 
-    def first_token(self, after_s: float) -> None:
+    def on_first_token(self, after_s: float) -> None:
         """A request that it got so long ago begins to be answered."""
-        self._rests = 0
+        self._suspensions = 0
         if self._window is not None:
-            self._window.first_token(after_s, self.credits.held)
+            self._window.on_first_token(after_s, self.credits.held)
 
     def widened_in_s(self, more: int) -> float | None:
         """When it will take so many more than now; None: nobody expects that it will (see `ConcurrencyWindow`)."""
         return None if self._window is None else self._window.widened_in_s(more)
 
-    def failed(self) -> None:
+    def on_failure(self) -> None:
         """It refused a request, or lost it."""
         if self._window is not None:
-            self._window.refused()
+            self._window.on_rejection()
 
-    def rest(self, now_s: float, draw: float, asked_s: float | None = None) -> None:
+    def suspend(self, now_s: float, draw: float, asked_s: float | None = None) -> None:
         """It failed a request though it seems ready: it gets none for a while, and others serve meanwhile.
 
         The while grows with every failure after a rest until it serves again: exponential back-off with full jitter.
@@ -138,6 +138,6 @@ class EndpointState:
             draw: From 0 to 1, which part of the longest while.
             asked_s: The while, where somebody knows better.
         """
-        self._rests += 1
-        rest_s = draw * _REST.after(self._rests) if asked_s is None else asked_s
-        self._rests_until_s = max(self._rests_until_s, now_s + rest_s)
+        self._suspensions += 1
+        rest_s = draw * _REST.after(self._suspensions) if asked_s is None else asked_s
+        self._suspended_until_s = max(self._suspended_until_s, now_s + rest_s)

@@ -15,11 +15,11 @@ from maitred.dispatch.policy.simulation import (
     ArrivalRates,
     PredictedTurn,
     SimulatedTenant,
-    until_turn,
+    simulate_dispatch,
 )
 from maitred.dispatch.pool_queue import PoolQueue, QueuedRequest, QueueState
 from maitred.dispatch.predictor import LatencyPredictor, RunningWork
-from maitred.dispatch.selector import ReplicaSelector, ease_of
+from maitred.dispatch.selector import ReplicaSelector, prefill_ease
 from maitred.fairness.entry import WorkAhead
 from maitred.fairness.vtc import PATIENCE_S
 
@@ -43,7 +43,7 @@ class Forecast(Struct, frozen=True):
 class _CachedForecast(Struct, frozen=True):
     """What was forecast last, and of whom."""
 
-    ticket: QueuedRequest
+    queued: QueuedRequest
     ready: Sequence[EndpointState]
     now_s: float
     forecast: Forecast
@@ -53,115 +53,119 @@ class ForecastCache:
     """Keeps what forecasts have in common until something changes: most requests of an overload are only asked about.
 
     Args:
-        stations: All replicas.
-        allotment: Who may have what.
-        outlook: How long things take.
+        endpoint_states: All replicas.
+        allocator: Who may have what.
+        predictor: How long things take.
         choice: Knows what replicas hold of a prompt.
         played: Whether lines share among tenants, so that they have to be played through.
     """
 
     def __init__(
         self,
-        stations: Sequence[EndpointState],
-        allotment: CapacityAllocator,
-        outlook: LatencyPredictor,
+        endpoint_states: Sequence[EndpointState],
+        allocator: CapacityAllocator,
+        predictor: LatencyPredictor,
         choice: ReplicaSelector,
         *,
         played: bool,
     ) -> None:
         self.at_work: dict[QueuedRequest, None] = {}
         """Those that were released and have not left; to be followed by `changed`."""
-        self._stations = stations
-        self._allotment = allotment
-        self._outlook = outlook
-        self._choice = choice
-        self._played = played
+        self._endpoint_states = endpoint_states
+        self._allocator = allocator
+        self._predictor = predictor
+        self._selector = choice
+        self._simulated = played
         self.joins = ArrivalRates()
         """Who sends how often; whoever adds to it calls `changed`."""
-        self._known: RunningWork | None = None
-        self._contests: dict[PoolQueue, QueueSimulation] = {}
+        self._cached: RunningWork | None = None
+        self._simulations: dict[PoolQueue, QueueSimulation] = {}
         self.last: _CachedForecast | None = None
         """The last one; None: something has changed since."""
 
-    def adopt(self, *, played: bool) -> None:
+    def reconfigure(self, *, played: bool) -> None:
         """Lines share among tenants, or not, from now on; and whatever else has changed."""
-        self._played = played
-        self.changed()
+        self._simulated = played
+        self.invalidate()
 
-    def changed(self) -> None:
+    def invalidate(self) -> None:
         """Something joined, left, was released or advanced."""
-        self._known = self.last = None
-        if self._contests:
-            self._contests.clear()
+        self._cached = self.last = None
+        if self._simulations:
+            self._simulations.clear()
 
-    def joined(self, flow: Flow, now_s: float) -> None:
+    def on_join(self, flow: Flow, now_s: float) -> None:
         """A request of a flow has begun to wait."""
-        self.joins.saw(flow, now_s)
+        self.joins.observe(flow, now_s)
         self.last = None
-        if self._contests:
-            self._contests.clear()
+        if self._simulations:
+            self._simulations.clear()
 
-    def told(self, ticket: QueuedRequest, now_s: float) -> _CachedForecast | None:
+    def remember(self, queued: QueuedRequest, now_s: float) -> _CachedForecast | None:
         """What was forecast of this ticket just now. None: nobody has asked, or something has changed since."""
         told = self.last
-        return told if told is not None and told.ticket is ticket and now_s - told.now_s <= _SAME_S else None
+        return told if told is not None and told.queued is queued and now_s - told.now_s <= _SAME_S else None
 
-    def of(self, ticket: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
+    def forecast(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
         """What is ahead of it, when it is released, and how long its prefill takes then."""
-        if ticket.state is not QueueState.NEW:
-            return self._of(ticket, ready, now_s)
+        if queued.state is not QueueState.NEW:
+            return self._compute(queued, ready, now_s)
         told = self.last
-        same = told is not None and (told.ticket is ticket or told.ticket.errand == ticket.errand)
+        same = told is not None and (told.queued is queued or told.queued.request == queued.request)
         if told is None or not same or now_s - told.now_s > _SAME_S or told.ready != ready:
-            told = self.last = _CachedForecast(ticket, ready, now_s, self._of(ticket, ready, now_s))
+            told = self.last = _CachedForecast(queued, ready, now_s, self._compute(queued, ready, now_s))
         return told.forecast
 
-    def _of(self, ticket: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
-        room = ticket.room
-        ahead = room.line.ahead(ticket, now_s) if room.waiting else _NOBODY
+    def _compute(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
+        queue = queued.queue
+        ahead = queue.fair_queue.ahead(queued, now_s) if queue.waiting else _NOBODY
         if not ready:
-            return self._cold(ticket, ahead, now_s)
-        allotment = self._allotment
-        if not ahead.entries and allotment.ample(ticket.cost, ready):
-            return Forecast(ahead, AT_ONCE, self._choice.prefill_s(ticket, ready[0], 0, now_s), ample=True)
-        above = allotment.above_share(ticket, ticket.room.quota, ready, now_s)
-        free = allotment.free(ticket, ready, above_share=above)
+            return self._cold(queued, ahead, now_s)
+        allocator = self._allocator
+        if not ahead.entries and allocator.is_ample(queued.cost, ready):
+            return Forecast(ahead, AT_ONCE, self._selector.prefill_s(queued, ready[0], 0, now_s), ample=True)
+        above = allocator.above_share(queued, queued.queue.quota, ready, now_s)
+        free = allocator.free_capacity(queued, ready, above_share=above)
         wait = AT_ONCE
-        leads = not ahead.entries or (allotment.headroom > 0 and allotment.may_lead(ticket))
-        if not leads or not ticket.cost.within(free):
-            if self._known is None:
-                self._known = self._outlook.at_work(self.at_work)
-            free = allotment.without_guests(free, ready)
-            turn = self._play(ticket, ahead, ready, self._known, free.slots, now_s)
-            turn_s = None if turn is None else self._outlook.turn_s(turn, ready, self._known, now_s)
-            if turn is None or turn.steps or ticket.cost.blocks > free.blocks:
-                wait = _widened(ahead, ready, self._outlook.wait(ticket, ahead, free, ready, self._known, turn_s))
-        station = max(ready, key=ease_of)
+        leads = not ahead.entries or (allocator.headroom > 0 and allocator.may_lead(queued))
+        if not leads or not queued.cost.within(free):
+            if self._cached is None:
+                self._cached = self._predictor.at_work(self.at_work)
+            free = allocator.without_overcommit(free, ready)
+            turn = self._simulate(queued, ahead, ready, self._cached, free.slots, now_s)
+            turn_s = None if turn is None else self._predictor.turn_s(turn, ready, self._cached, now_s)
+            if turn is None or turn.steps or queued.cost.blocks > free.blocks:
+                wait = _widened(ahead, ready, self._predictor.wait(queued, ahead, free, ready, self._cached, turn_s))
+        endpoint_state = max(ready, key=prefill_ease)
         if wait.at_once:
-            return Forecast(ahead, wait, self._choice.prefill_s(ticket, station, ahead.entries, now_s))
+            return Forecast(ahead, wait, self._selector.prefill_s(queued, endpoint_state, ahead.entries, now_s))
         # Places come free with a report, and with that a step begins.
-        prefill_s = self._choice.prefill_s(ticket, station, 0, now_s, released_s=station.step_began_s)
+        prefill_s = self._selector.prefill_s(queued, endpoint_state, 0, now_s, released_s=endpoint_state.step_began_s)
         return Forecast(ahead, wait, prefill_s)
 
-    def _cold(self, ticket: QueuedRequest, ahead: WorkAhead, now_s: float) -> Forecast:
+    def _cold(self, queued: QueuedRequest, ahead: WorkAhead, now_s: float) -> Forecast:
         """Where a replica comes because requests wait for it: it comes empty, and takes those ahead first."""
-        coming = [(comes_s, station) for station in self._stations if (comes_s := station.comes_in_s) is not None]
+        coming = [
+            (comes_s, endpoint_state)
+            for endpoint_state in self._endpoint_states
+            if (comes_s := endpoint_state.comes_in_s) is not None
+        ]
         if not coming:
             return Forecast(ahead, PredictedWait(False, 0.0), 0.0)
-        cold_s, station = min(coming, key=lambda one: one[0])
-        room = station.credits.total
+        cold_s, endpoint_state = min(coming, key=lambda one: one[0])
+        room = endpoint_state.credits.total
         # Of one that has never been there, nobody knows how much it takes at once.
         wait = (
-            self._outlook.wait(ticket, ahead, room, [station], self._outlook.at_work(()), None)
+            self._predictor.wait(queued, ahead, room, [endpoint_state], self._predictor.at_work(()), None)
             if room.slots
             else AT_ONCE
         )
-        prefill_s = self._choice.usual_prefill_s(ticket, station, ahead.entries if wait.at_once else 0, now_s)
+        prefill_s = self._selector.usual_prefill_s(queued, endpoint_state, ahead.entries if wait.at_once else 0, now_s)
         return Forecast(ahead, PredictedWait(False, wait.seconds), prefill_s, cold_s)
 
-    def _play(
+    def _simulate(
         self,
-        ticket: QueuedRequest,
+        queued: QueuedRequest,
         ahead: WorkAhead,
         ready: Sequence[EndpointState],
         at_work: RunningWork,
@@ -169,18 +173,18 @@ class ForecastCache:
         now_s: float,
     ) -> PredictedTurn | None:
         """When it is a request's turn, where the line shares among tenants and can be played through."""
-        if not self._played or not playable(ticket.room, ticket, ahead):
+        if not self._simulated or not can_simulate(queued.queue, queued, ahead):
             return None
-        contest = self._contests.get(ticket.room)
+        contest = self._simulations.get(queued.queue)
         if contest is None:
-            steps_per_s = self._outlook.steps_per_s(ready, at_work)
+            steps_per_s = self._predictor.steps_per_s(ready, at_work)
             if not steps_per_s:
                 return None
             contest = QueueSimulation(
-                ticket.room, self.joins, self._outlook, self._allotment, ready, steps_per_s, now_s
+                queued.queue, self.joins, self._predictor, self._allocator, ready, steps_per_s, now_s
             )
-            self._contests[ticket.room] = contest
-        return contest.turn(ticket, at_work, free, self._outlook.weights.output)
+            self._simulations[queued.queue] = contest
+        return contest.until_dispatched(queued, at_work, free, self._predictor.weights.output)
 
 
 def _widened(ahead: WorkAhead, ready: Sequence[EndpointState], wait: PredictedWait) -> PredictedWait:
@@ -190,16 +194,18 @@ def _widened(ahead: WorkAhead, ready: Sequence[EndpointState], wait: PredictedWa
     """
     if wait.at_once:
         return wait
-    widened_s = [in_s for station in ready if (in_s := station.widened_in_s(ahead.entries + 1)) is not None]
+    widened_s = [
+        in_s for endpoint_state in ready if (in_s := endpoint_state.widened_in_s(ahead.entries + 1)) is not None
+    ]
     return min([wait, *(PredictedWait(False, in_s) for in_s in widened_s)], key=lambda one: one.seconds)
 
 
-def playable(room: PoolQueue, ticket: QueuedRequest, ahead: WorkAhead) -> bool:
+def can_simulate(queue: PoolQueue, queued: QueuedRequest, ahead: WorkAhead) -> bool:
     """Whether it pays to play a line through, and can be done: few tenants wait, of one class, and not for long."""
     return (
         ahead.entries <= MOST_AHEAD
-        and len(room.tenants) < MOST_TENANTS
-        and len(room) == room.waiting_in(ticket.flow.priority)
+        and len(queue.tenants) < MOST_TENANTS
+        and len(queue) == queue.waiting_in(queued.flow.priority)
     )
 
 
@@ -207,10 +213,10 @@ class QueueSimulation:
     """Who waits in a room and may still come, as of one moment.
 
     Args:
-        room: The room.
+        queue: The room.
         joins: Who sends how often.
-        outlook: How long answers are.
-        allotment: Who has which places.
+        predictor: How long answers are.
+        allocator: Who has which places.
         ready: The replicas.
         steps_per_s: Of these.
         now_s: Now.
@@ -218,77 +224,77 @@ class QueueSimulation:
 
     def __init__(
         self,
-        room: PoolQueue,
+        queue: PoolQueue,
         joins: ArrivalRates,
-        outlook: LatencyPredictor,
-        allotment: CapacityAllocator,
+        predictor: LatencyPredictor,
+        allocator: CapacityAllocator,
         ready: Sequence[EndpointState],
         steps_per_s: float,
         now_s: float,
     ) -> None:
-        self._room = room
-        self._outlook = outlook
-        self._allotment = allotment
-        self._guests = allotment.guests_of(room.quota, ready)
+        self._queue = queue
+        self._predictor = predictor
+        self._allocator = allocator
+        self._overcommit_slots = allocator.overcommit_slots(queue.quota, ready)
         self._index: dict[str, int] = {}
-        self._runners: list[SimulatedTenant] = []
-        self._played: dict[tuple[str, int, int], PredictedTurn] = {}
-        for tickets in room.tenants.values():
-            first = next(iter(tickets))
-            self._add(first, tickets, joins.per_s(first.tenant.id, now_s) / steps_per_s)
-        self._level = min((runner.counter for runner in self._runners), default=0.0)
+        self._tenants: list[SimulatedTenant] = []
+        self._simulated: dict[tuple[str, int, int], PredictedTurn] = {}
+        for entries in queue.tenants.values():
+            first = next(iter(entries))
+            self._add(first, entries, joins.per_s(first.tenant.id, now_s) / steps_per_s)
+        self._level = min((runner.counter for runner in self._tenants), default=0.0)
         for tenant, flow in joins:
-            if len(self._runners) == MOST_TENANTS:
+            if len(self._tenants) == MOST_TENANTS:
                 break
             if tenant not in self._index and (rate := joins.per_s(tenant, now_s)) > 0.0:
-                self._index[tenant] = len(self._runners)
-                lead = max(self._level, room.line.over_service(flow))
-                steps = outlook.steps_of(outlook.typical_service)
+                self._index[tenant] = len(self._tenants)
+                lead = max(self._level, queue.fair_queue.over_service(flow))
+                steps = predictor.steps_of(predictor.typical_service)
                 self._append(flow.path[0], lead, 0, steps, rate / steps_per_s)
 
-    def turn(self, ticket: QueuedRequest, at_work: RunningWork, free: int, output: float) -> PredictedTurn:
+    def until_dispatched(self, queued: QueuedRequest, at_work: RunningWork, free: int, output: float) -> PredictedTurn:
         """When a request is released.
 
         Args:
-            ticket: It waits here, or might.
+            queued: It waits here, or might.
             at_work: What runs.
             free: Places that it may use.
             output: Service of a token of an answer.
         """
-        tenant = ticket.tenant.id
-        due_s = due_of(ticket)
-        before = sum(due_of(other) <= due_s for other in self._room.tenants.get(tenant, ()) if other is not ticket)
-        known = self._played.get((tenant, before, free))
+        tenant = queued.tenant.id
+        own_due_s = due_s(queued)
+        before = sum(due_s(other) <= own_due_s for other in self._queue.tenants.get(tenant, ()) if other is not queued)
+        known = self._simulated.get((tenant, before, free))
         if known is not None:
             return known
         if tenant not in self._index:
-            self._add(ticket, (), 0.0)
-            mine = self._runners[-1]
+            self._add(queued, (), 0.0)
+            mine = self._tenants[-1]
             mine.counter = max(mine.counter, self._level)
         turns = [
-            until_turn(
-                self._runners,
+            simulate_dispatch(
+                self._tenants,
                 self._index[tenant],
                 before,
                 [(steps, self._index.get(whose, -1)) for steps, whose in way],
                 free,
                 output,
-                self._guests,
+                self._overcommit_slots,
             )
             for way in at_work.ways
         ]
-        played = self._played[tenant, before, free] = PredictedTurn(
+        played = self._simulated[tenant, before, free] = PredictedTurn(
             *(sum(each) / len(turns) for each in zip(*turns, strict=True))
         )
         return played
 
-    def _add(self, ticket: QueuedRequest, waiting: Collection[QueuedRequest], joins_per_step: float) -> None:
-        tenant, outlook = ticket.tenant, self._outlook
-        self._index[tenant.id] = len(self._runners)
-        lead = self._room.line.over_service(ticket.flow)
-        next_ones = sorted(islice(waiting, MOST_AHEAD), key=due_of)
-        prompts = [outlook.prompt_service_of(one) for one in next_ones]
-        self._append(tenant, lead, len(waiting), outlook.steps(ticket), joins_per_step, prompts)
+    def _add(self, queued: QueuedRequest, waiting: Collection[QueuedRequest], joins_per_step: float) -> None:
+        tenant, predictor = queued.tenant, self._predictor
+        self._index[tenant.id] = len(self._tenants)
+        lead = self._queue.fair_queue.over_service(queued.flow)
+        next_ones = sorted(islice(waiting, MOST_AHEAD), key=due_s)
+        prompts = [predictor.prompt_service_of(one) for one in next_ones]
+        self._append(tenant, lead, len(waiting), predictor.steps(queued), joins_per_step, prompts)
 
     def _append(
         self,
@@ -299,20 +305,20 @@ class QueueSimulation:
         joins_per_step: float,
         prompts: Sequence[float] = (),
     ) -> None:
-        self._runners.append(
+        self._tenants.append(
             SimulatedTenant(
                 lead,
                 tenant.weight,
                 waiting,
-                self._outlook.prompt_service,
+                self._predictor.prompt_service,
                 steps,
                 joins_per_step,
-                self._allotment.holdings.held_by(tenant),
+                self._allocator.holdings.held_by(tenant),
                 prompts,
             )
         )
 
 
-def due_of(ticket: QueuedRequest) -> float:
+def due_s(queued: QueuedRequest) -> float:
     """What orders the requests of one key."""
-    return ticket.arrived_s + PATIENCE_S if ticket.first_token_by_s is None else ticket.first_token_by_s
+    return queued.arrived_s + PATIENCE_S if queued.first_token_by_s is None else queued.first_token_by_s

@@ -36,54 +36,56 @@ class LoadReports:
         self._fresh_s = config.fresh_s
         self._half_s = config.half_s
 
-    def trust(self, station: EndpointState, now_s: float) -> float:
+    def trust(self, endpoint_state: EndpointState, now_s: float) -> float:
         """How much the replica's last word counts, from 0 to 1."""
-        return trust(late_s(station, now_s), self._fresh_s, self._half_s)
+        return trust(late_s(endpoint_state, now_s), self._fresh_s, self._half_s)
 
-    def believed(self, stations: Sequence[EndpointState], prompt_tokens: float, now_s: float) -> list[ReportedLoad]:
+    def believed(
+        self, endpoint_states: Sequence[EndpointState], prompt_tokens: float, now_s: float
+    ) -> list[ReportedLoad]:
         """The word of each as it is believed.
 
         Args:
-            stations: The replicas that are compared.
+            endpoint_states: The replicas that are compared.
             prompt_tokens: Of a typical request; what waits at a server of somebody else's is taken to be like it.
             now_s: Now.
         """
-        lates_s = [late_s(station, now_s) for station in stations]
-        words = [_word(station, prompt_tokens, now_s) for station in stations]
+        lates_s = [late_s(endpoint_state, now_s) for endpoint_state in endpoint_states]
+        words = [_reported_load(endpoint_state, prompt_tokens, now_s) for endpoint_state in endpoint_states]
         if max(lates_s) <= self._fresh_s:
             return words
         requests = [AgedLoad(word.requests, late) for word, late in zip(words, lates_s, strict=True)]
         prompts = [
-            AgedLoad(word.prompt_tokens, late, known=min(word.prompt_tokens, _counted_tokens(station)))
-            for word, late, station in zip(words, lates_s, stations, strict=True)
+            AgedLoad(word.prompt_tokens, late, known=min(word.prompt_tokens, _counted_tokens(endpoint_state)))
+            for word, late, endpoint_state in zip(words, lates_s, endpoint_states, strict=True)
         ]
         fresh_s, half_s = self._fresh_s, self._half_s
         return list(map(ReportedLoad, believed(requests, fresh_s, half_s), believed(prompts, fresh_s, half_s)))
 
 
-def late_s(station: EndpointState, now_s: float) -> float:
+def late_s(endpoint_state: EndpointState, now_s: float) -> float:
     """For how long a replica's next word has been due.
 
     Our engines report after every step, so one with something to do owes a report since its step began; one without
     owes none.
     """
-    post = station.post
-    if post.exact:
-        return 0.0 if station.credits.idle else now_s - station.step_began_s
-    return inf if post.hearsay is None else post.hearsay(now_s).late_s
+    endpoint = endpoint_state.endpoint
+    if endpoint.exact:
+        return 0.0 if endpoint_state.credits.idle else now_s - endpoint_state.step_began_s
+    return inf if endpoint.external_load is None else endpoint.external_load(now_s).late_s
 
 
-def _word(station: EndpointState, prompt_tokens: float, now_s: float) -> ReportedLoad:
-    post = station.post
-    if post.exact:
-        return ReportedLoad(0.0, station.load.waiting_prompt_tokens)
-    if post.hearsay is None:
+def _reported_load(endpoint_state: EndpointState, prompt_tokens: float, now_s: float) -> ReportedLoad:
+    endpoint = endpoint_state.endpoint
+    if endpoint.exact:
+        return ReportedLoad(0.0, endpoint_state.load.waiting_prompt_tokens)
+    if endpoint.external_load is None:
         return ReportedLoad(0.0, 0.0)
-    hearsay = post.hearsay(now_s)
+    hearsay = endpoint.external_load(now_s)
     return ReportedLoad(hearsay.requests, hearsay.waiting * prompt_tokens)
 
 
-def _counted_tokens(station: EndpointState) -> int:
+def _counted_tokens(endpoint_state: EndpointState) -> int:
     """Of the prompts that the replica counts, those from here of which nothing has come back."""
-    credits_ = station.credits
+    credits_ = endpoint_state.credits
     return max(0, credits_.unanswered_tokens - credits_.uncounted.prompt_tokens)

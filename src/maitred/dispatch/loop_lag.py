@@ -20,18 +20,22 @@ class LoopLagMonitor:
 
     Args:
         clock: The floor's.
-        floor: Is told, in `DispatchCore.stalled_s`. The beat stops when nothing runs on it.
+        core: Is told, in `DispatchCore.stalled_s`. The beat stops when nothing runs on it.
     """
 
-    def __init__(self, clock: Clock, floor: DispatchCore) -> None:
+    def __init__(self, clock: Clock, core: DispatchCore) -> None:
         self._clock = clock
-        self._floor = floor
+        self._core = core
         self._beating = False
         self._began_s = 0.0
 
-    def watch(self, ticket: QueuedRequest) -> None:
+    def watch(self, queued: QueuedRequest) -> None:
         """It has just been released, if it has."""
-        if not self._beating and (grip := ticket.grip) is not None and grip.station.learns:
+        if (
+            not self._beating
+            and (allocation := queued.allocation) is not None
+            and allocation.endpoint_state.learns_window
+        ):
             self._beating = True
             self._begin()
 
@@ -42,8 +46,8 @@ class LoopLagMonitor:
     def _beat(self) -> None:
         late_s = self._clock.monotonic_s() - self._began_s - _BEAT_S
         if late_s > _PUNCTUAL_S:
-            self._floor.stalled_s += late_s
-        if self._floor.running:
+            self._core.stalled_s += late_s
+        if self._core.running:
             self._begin()
         else:
             self._beating = False

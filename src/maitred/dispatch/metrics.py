@@ -44,15 +44,15 @@ class DispatchSnapshot:
     ttft_error: Mapping[str, float]
 
 
-def state_of(floor: DispatchCore, now_s: float) -> DispatchSnapshot:
+def dispatch_snapshot(core: DispatchCore, now_s: float) -> DispatchSnapshot:
     """The state of a floor now."""
-    ready = floor.refresh(now_s)
-    outlook, counts = floor.outlook, floor.counts
+    ready = core.refresh(now_s)
+    predictor, counts = core.predictor, core.counters
     waiting: dict[str, int] = {}
     predicted: dict[str, float] = {}
     for priority in PriorityClass:
-        waiting[priority.value] = sum(room.waiting_in(priority) for room in floor.rooms)
-        newcomer = floor.ticket(
+        waiting[priority.value] = sum(queue.waiting_in(priority) for queue in core.queues)
+        newcomer = core.new_entry(
             DispatchRequest(
                 id="",
                 principal_org="",
@@ -64,35 +64,38 @@ def state_of(floor: DispatchCore, now_s: float) -> DispatchSnapshot:
                 arrived_s=now_s,
             )
         )
-        predicted[priority.value] = floor.place(floor.forecaster.of(newcomer, ready, now_s), now_s).wait_s
+        predicted[priority.value] = core.position(core.forecast_cache.forecast(newcomer, ready, now_s), now_s).wait_s
     credits_left: dict[tuple[str, str], CreditGauge] = {}
-    for station in floor.stations:
-        name, free, total = station.post.name, station.free, station.total
+    for endpoint_state in core.endpoint_states:
+        name, free, total = endpoint_state.endpoint.name, endpoint_state.free, endpoint_state.total
         credits_left[name, "slots"] = CreditGauge(free.slots, total.slots)
         if total.blocks < PLENTY:
-            size = station.block_tokens
+            size = endpoint_state.block_tokens
             credits_left[name, "kv_tokens"] = CreditGauge(free.blocks * size, total.blocks * size)
     return DispatchSnapshot(
         waiting=waiting,
         predicted_wait_s=predicted,
         queue_bounds_s=QUEUE_BUCKETS_S,
         queue_s=counts.queue_s,
-        running=floor.running,
-        outstanding_tokens=sum(station.credits.outstanding.blocks * station.block_tokens for station in floor.stations),
+        running=core.running,
+        outstanding_tokens=sum(
+            endpoint_state.credits.outstanding.blocks * endpoint_state.block_tokens
+            for endpoint_state in core.endpoint_states
+        ),
         credits=credits_left,
         trust={
-            station.post.name: floor.reports.trust(station, now_s)
-            for station in ready
-            if station.post.exact or station.post.hearsay is not None
+            endpoint_state.endpoint.name: core.reports.trust(endpoint_state, now_s)
+            for endpoint_state in ready
+            if endpoint_state.endpoint.exact or endpoint_state.endpoint.external_load is not None
         },
-        refusals=counts.refusals,
+        refusals=counts.rejections,
         left_waiting=counts.left_waiting,
         moved=counts.moved,
         wasted_tokens=counts.wasted_tokens,
-        service_per_s=outlook.per_s(ready) or 0.0,
-        predictions=outlook.calibration.compared,
-        ttft_ratio={name: outlook.calibration.ratio(share) for name, share in _QUANTILES.items()},
-        ttft_error={name: outlook.calibration.error(share) for name, share in _QUANTILES.items()},
+        service_per_s=predictor.per_s(ready) or 0.0,
+        predictions=predictor.calibration.compared,
+        ttft_ratio={name: predictor.calibration.ratio(share) for name, share in _QUANTILES.items()},
+        ttft_error={name: predictor.calibration.error(share) for name, share in _QUANTILES.items()},
     )
 
 
@@ -108,16 +111,20 @@ class TenantActivity:
     """Replica -> organisation -> tokens of KV cache that its requests there were given credit for."""
 
 
-def crowd_of(floor: DispatchCore) -> TenantActivity:
+def tenant_activity(core: DispatchCore) -> TenantActivity:
     """The crowd now; takes time with the tenants that wait and the requests that run."""
     waiting, prefilling, decoding = Counter[str](), Counter[str](), Counter[str]()
-    kv_tokens: dict[str, Counter[str]] = {station.post.name: Counter() for station in floor.stations}
-    for room in floor.rooms:
-        for tenant, tickets in room.tenants.items():
-            waiting[tenant] += len(tickets)
-    for ticket in floor.forecaster.at_work:
-        tenant = ticket.tenant.id
-        (decoding if ticket.begun else prefilling)[tenant] += 1
-        if (grip := ticket.grip) is not None:
-            kv_tokens[grip.station.post.name][tenant] += grip.hold.cost.blocks * grip.station.block_tokens
+    kv_tokens: dict[str, Counter[str]] = {
+        endpoint_state.endpoint.name: Counter() for endpoint_state in core.endpoint_states
+    }
+    for queue in core.queues:
+        for tenant, entries in queue.tenants.items():
+            waiting[tenant] += len(entries)
+    for queued in core.forecast_cache.at_work:
+        tenant = queued.tenant.id
+        (decoding if queued.begun else prefilling)[tenant] += 1
+        if (allocation := queued.allocation) is not None:
+            kv_tokens[allocation.endpoint_state.endpoint.name][tenant] += (
+                allocation.hold.cost.blocks * allocation.endpoint_state.block_tokens
+            )
     return TenantActivity(waiting, prefilling, decoding, kv_tokens)

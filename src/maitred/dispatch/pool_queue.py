@@ -13,13 +13,13 @@ from maitred.core.balance import ReplicaCandidate
 from maitred.core.errors import MaitredError
 from maitred.core.flow import PriorityClass, QueuePosition
 from maitred.dispatch.endpoint import EndpointState
-from maitred.dispatch.policy.credits import Cost, CreditHold, sum_of
+from maitred.dispatch.policy.credits import Cost, CreditHold, total_cost
 from maitred.dispatch.policy.quotas import Quota
 from maitred.dispatch.policy.waits import WaitAccount, WaitMark
 from maitred.dispatch.request import DispatchRequest
 from maitred.fairness.config import QueueOrderConfig
 from maitred.fairness.entry import QueueEntry
-from maitred.fairness.fair_queue import FairQueue, make_line
+from maitred.fairness.fair_queue import FairQueue, make_queue
 from maitred.fairness.vtc import SECONDS_PER_SERVICE
 
 _LOCAL_TOKENS = 128
@@ -31,96 +31,96 @@ class QueuedRequest(QueueEntry[None]):
 
     __slots__ = (
         "_costs",
+        "allocation",
         "begun",
+        "cached_tokens",
+        "cached_tokens_at_s",
         "candidates",
         "cost",
         "costs",
-        "errand",
+        "dispatched_s",
         "expected_tokens",
         "failed_at",
         "failure",
         "first_token_by_s",
-        "grip",
-        "held",
-        "held_at_s",
         "in_advance",
         "joined_s",
         "output_tokens",
         "owes_prompts",
-        "predicted",
+        "predicted_position",
         "prefill_s",
+        "queue",
         "raw_wait_s",
-        "released_s",
-        "returns",
-        "room",
+        "reported_prompt_tokens",
+        "request",
+        "requeues",
         "state",
         "tenant",
-        "told_prompt_tokens",
-        "waited",
+        "wait_mark",
         "waited_ms",
     )
 
     def __init__(
         self,
-        errand: DispatchRequest,
-        room: PoolQueue,
+        dispatch_request: DispatchRequest,
+        queue: PoolQueue,
         costs: list[Cost],
         expected_tokens: int,
         service: float,
         first_token_by_s: float | None,
     ) -> None:
-        flow = errand.flow
+        flow = dispatch_request.flow
         super().__init__(
             None,
             flow,
-            arrived_s=errand.arrived_s,
+            arrived_s=dispatch_request.arrived_s,
             service=service,
             # The line takes off what the whole request needs; this deadline is for its first token.
             deadline_s=None if first_token_by_s is None else first_token_by_s + SECONDS_PER_SERVICE * service,
-            locality=room.locality(errand) if room.local else None,
+            locality=queue.locality(dispatch_request) if queue.local else None,
         )
-        self.errand = errand
+        self.request = dispatch_request
         self.tenant = flow.path[0]
         """The organisation, with its weight."""
-        self.room = room
+        self.queue = queue
         self._costs = costs
         self.costs = costs
         """Of the prompts that are to be submitted..."""
-        self.cost = costs[0] if len(costs) == 1 else sum_of(costs)
+        self.cost = costs[0] if len(costs) == 1 else total_cost(costs)
         """...and all of them together."""
         self.expected_tokens = expected_tokens
         self.first_token_by_s = first_token_by_s
         self.state = QueueState.NEW
         self.failure: MaitredError | None = None
-        self.grip: Allocation | None = None
+        self.allocation: Allocation | None = None
         self.candidates: Sequence[ReplicaCandidate] = ()
         """Among which its replica was chosen; empty where there was no choice."""
-        self.held: Mapping[str, int] | None = None
+        self.cached_tokens: Mapping[str, int] | None = None
         """Of its prompts, by replica..."""
-        self.held_at_s = 0.0
+        self.cached_tokens_at_s = 0.0
         """...when that was looked up."""
-        self.waited: WaitMark | None = None
+        self.wait_mark: WaitMark | None = None
         self.waited_ms: dict[str, float] = {}
         self.joined_s = 0.0
-        self.released_s = 0.0
-        self.predicted: QueuePosition | None = None
+        self.dispatched_s = 0.0
+        self.predicted_position: QueuePosition | None = None
         self.raw_wait_s = 0.0
         self.prefill_s = 0.0
         self.in_advance = 0.0
         self.begun = False
-        self.told_prompt_tokens = 0
+        self.reported_prompt_tokens = 0
         self.output_tokens = 0
         self.owes_prompts = False
         """Whether all its prompts were charged, computed or not."""
-        self.returns = 0
+        self.requeues = 0
         """How often it was put back."""
         self.failed_at: set[str] = set()
         """The replicas that have failed it though they seemed ready; they are avoided while there are others."""
 
-    def keep(self, prompts: Sequence[int]) -> None:
+    def keep_prompts(self, prompts: Sequence[int]) -> None:
         """It needs places for these of its prompts only."""
         self.costs = [self._costs[number] for number in prompts]
-        self.cost = sum_of(self.costs)
+        self.cost = total_cost(self.costs)
 
 
 class PoolQueue:
@@ -133,11 +133,11 @@ class PoolQueue:
 
     def __init__(self, quota: Quota, config: QueueOrderConfig) -> None:
         self.quota = quota
-        self.line: FairQueue[None] = make_line(config)
-        self.waits = WaitAccount()
+        self.fair_queue: FairQueue[None] = make_queue(config)
+        self.wait_account = WaitAccount()
         self.tenants: dict[str, dict[QueuedRequest, None]] = {}
         """Whose requests wait here, each tenant's in the order in which they joined."""
-        self.returned: dict[QueuedRequest, None] = {}
+        self.requeued: dict[QueuedRequest, None] = {}
         """Those of them whose replicas have failed them, in the order in which they came back."""
         self.waiting = 0
         """Requests."""
@@ -147,77 +147,81 @@ class PoolQueue:
     def __len__(self) -> int:
         return self.waiting
 
-    def join(self, ticket: QueuedRequest, now_s: float) -> None:
+    def enqueue(self, queued: QueuedRequest, now_s: float) -> None:
         """A request begins to wait."""
-        self.line.add(ticket, now_s)
-        self._joined(ticket, now_s)
+        self.fair_queue.add(queued, now_s)
+        self._on_join(queued, now_s)
 
-    def put_back(self, ticket: QueuedRequest, now_s: float) -> None:
+    def requeue(self, queued: QueuedRequest, now_s: float) -> None:
         """A request that was taken waits again."""
-        self.line.put_back(ticket, now_s)
-        self.returned[ticket] = None
-        self._joined(ticket, now_s)
+        self.fair_queue.requeue(queued, now_s)
+        self.requeued[queued] = None
+        self._on_join(queued, now_s)
 
     def head(self, now_s: float) -> QueuedRequest | None:
         """Whose turn it is. Who comes back goes first: it has had its turn, and somebody may be reading its answer."""
-        for ticket in self.returned:
-            return ticket
-        return cast("QueuedRequest | None", self.line.head(now_s))
+        for queued in self.requeued:
+            return queued
+        return cast("QueuedRequest | None", self.fair_queue.head(now_s))
 
-    def take_over(self, ticket: QueuedRequest, now_s: float) -> None:
+    def take_over(self, queued: QueuedRequest, now_s: float) -> None:
         """One that waits, or runs, in another room is of this room from now on; those that run come first."""
-        before = ticket.room
-        ticket.room, ticket.locality = self, self.locality(ticket.errand)
-        if ticket in before.tenants.get(ticket.tenant.id, ()):
-            returned = ticket in before.returned
-            before.remove(ticket, now_s)
-            self.join(ticket, now_s)
+        before = queued.queue
+        queued.queue, queued.locality = self, self.locality(queued.request)
+        if queued in before.tenants.get(queued.tenant.id, ()):
+            returned = queued in before.requeued
+            before.remove(queued, now_s)
+            self.enqueue(queued, now_s)
             if returned:
-                self.returned[ticket] = None
+                self.requeued[queued] = None
         else:
-            self.line.pass_through(ticket, now_s)
+            self.fair_queue.pass_through(queued, now_s)
 
-    def take(self, ticket: QueuedRequest, now_s: float) -> None:
+    def dequeue(self, queued: QueuedRequest, now_s: float) -> None:
         """It waits no more, and runs."""
-        self.line.take(ticket, now_s)
-        self._left(ticket, now_s)
+        self.fair_queue.take(queued, now_s)
+        self._on_leave(queued, now_s)
 
-    def remove(self, ticket: QueuedRequest, now_s: float) -> None:
+    def remove(self, queued: QueuedRequest, now_s: float) -> None:
         """It waits no more, and has not run."""
-        self.line.remove(ticket)
-        self._left(ticket, now_s)
+        self.fair_queue.remove(queued)
+        self._on_leave(queued, now_s)
 
-    def _joined(self, ticket: QueuedRequest, now_s: float) -> None:
-        tenant = ticket.tenant
-        self.tenants.setdefault(tenant.id, {})[ticket] = None
+    def _on_join(self, queued: QueuedRequest, now_s: float) -> None:
+        tenant = queued.tenant
+        self.tenants.setdefault(tenant.id, {})[queued] = None
         self.waiting += 1
-        ticket.waited = self.waits.join(tenant, now_s)
+        queued.wait_mark = self.wait_account.join(tenant, now_s)
 
-    def _left(self, ticket: QueuedRequest, now_s: float) -> None:
-        self.returned.pop(ticket, None)
-        tenant = ticket.tenant.id
+    def _on_leave(self, queued: QueuedRequest, now_s: float) -> None:
+        self.requeued.pop(queued, None)
+        tenant = queued.tenant.id
         of_tenant = self.tenants[tenant]
-        del of_tenant[ticket]
+        del of_tenant[queued]
         self.waiting -= 1
         if not of_tenant:
             del self.tenants[tenant]
-        assert ticket.waited is not None
-        before = ticket.waited_ms
-        ticket.waited_ms = self.waits.leave(ticket.waited, now_s)
+        assert queued.wait_mark is not None
+        before = queued.waited_ms
+        queued.waited_ms = self.wait_account.leave(queued.wait_mark, now_s)
         for cause, waited_ms in before.items():
-            ticket.waited_ms[cause] = ticket.waited_ms.get(cause, 0.0) + waited_ms
+            queued.waited_ms[cause] = queued.waited_ms.get(cause, 0.0) + waited_ms
 
     def all(self) -> list[QueuedRequest]:
         """All that wait here."""
-        return [ticket for tickets in self.tenants.values() for ticket in tickets]
+        return [queued for entries in self.tenants.values() for queued in entries]
 
     def waiting_in(self, priority: PriorityClass) -> int:
         """Requests of one class that wait here."""
-        return self.line.waiting_in(priority)
+        return self.fair_queue.waiting_in(priority)
 
-    def locality(self, errand: DispatchRequest) -> Hashable | None:
+    def locality(self, dispatch_request: DispatchRequest) -> Hashable | None:
         """Equal for errands with a common prefix, if the line wants to know."""
-        return hash(tuple(errand.prompts[0][:_LOCAL_TOKENS])) if self.local and errand.prompts else None
+        return (
+            hash(tuple(dispatch_request.prompts[0][:_LOCAL_TOKENS]))
+            if self.local and dispatch_request.prompts
+            else None
+        )
 
 
 class QueueState(Enum):
@@ -233,12 +237,12 @@ class QueueState(Enum):
 class Allocation:
     """What a released request holds."""
 
-    __slots__ = ("begun", "hold", "quota", "since_s", "stalled_s", "station")
+    __slots__ = ("begun", "endpoint_state", "hold", "quota", "since_s", "stalled_s")
 
     def __init__(
-        self, station: EndpointState, hold: CreditHold, quota: Quota, since_s: float, stalled_s: float
+        self, endpoint_state: EndpointState, hold: CreditHold, quota: Quota, since_s: float, stalled_s: float
     ) -> None:
-        self.station = station
+        self.endpoint_state = endpoint_state
         self.hold = hold
         self.quota = quota
         self.since_s = since_s

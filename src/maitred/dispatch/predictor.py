@@ -12,7 +12,13 @@ from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.policy.calibration import PredictionCalibration, PredictionCorrection, SafetyMargin
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.outputs import OutputLengths
-from maitred.dispatch.policy.prediction import PredictedWait, QueueAhead, UnreportedPrompts, prefill_of, wait_of
+from maitred.dispatch.policy.prediction import (
+    PredictedWait,
+    QueueAhead,
+    UnreportedPrompts,
+    predict_prefill_s,
+    predict_wait,
+)
 from maitred.dispatch.policy.rate import ServiceRate, StepParts, TypicalRequest, computed_rate, step_parts
 from maitred.dispatch.policy.simulation import PredictedTurn
 from maitred.dispatch.pool_queue import QueuedRequest, QueueState
@@ -74,41 +80,42 @@ class LatencyPredictor:
         self._learnt: TypicalRequest | None = None
         """What is typical; None: something was learnt since somebody asked."""
 
-    def per_s(self, stations: Sequence[EndpointState]) -> float | None:
+    def per_s(self, endpoint_states: Sequence[EndpointState]) -> float | None:
         """Service per second of all that are ready together."""
-        return self._served.per_s(self._computed_per_s(stations))
+        return self._served.per_s(self._computed_per_s(endpoint_states))
 
-    def is_sure(self, stations: Sequence[EndpointState]) -> bool:
+    def is_sure(self, endpoint_states: Sequence[EndpointState]) -> bool:
         """Whether the rate is more than a first impression: what a crowd begins with is not how it goes on."""
-        return self._served.trust >= _SURE or self._computed_per_s(stations) is not None
+        return self._served.trust >= _SURE or self._computed_per_s(endpoint_states) is not None
 
-    def _computed_per_s(self, stations: Sequence[EndpointState]) -> float | None:
+    def _computed_per_s(self, endpoint_states: Sequence[EndpointState]) -> float | None:
         """By the models of their steps; None: they have measured none."""
         computed = sum(
-            computed_rate(station.load.times, self._typical, self._places(station), self.weights) or 0.0
-            for station in stations
+            computed_rate(endpoint_state.load.times, self._typical, self._places(endpoint_state), self.weights) or 0.0
+            for endpoint_state in endpoint_states
         )
         return computed or None
 
-    def steps_per_s(self, stations: Sequence[EndpointState], at_work: RunningWork) -> float | None:
+    def steps_per_s(self, endpoint_states: Sequence[EndpointState], at_work: RunningWork) -> float | None:
         """Steps per second of one of them, full with such as run now."""
-        parts = self._step_parts(stations, at_work)
+        parts = self._step_parts(endpoint_states, at_work)
         return self._steps.per_s(len(parts) / sum(part.whole_s for part in parts) if parts else None)
 
-    def _step_parts(self, stations: Sequence[EndpointState], at_work: RunningWork) -> list[StepParts]:
+    def _step_parts(self, endpoint_states: Sequence[EndpointState], at_work: RunningWork) -> list[StepParts]:
         """Of those stations that have measured their steps, full as they are; or as they are when they are measured."""
         alike, places = self._typical, 0
         if self._steps.trust < 1.0:
             alike = TypicalRequest(self._prompt_tokens, at_work.output_tokens)
-            places = math.ceil(at_work.places / len(stations))
+            places = math.ceil(at_work.places / len(endpoint_states))
         return [
             parts
-            for station in stations
-            if (parts := step_parts(station.load.times, alike, places or self._places(station))) is not None
+            for endpoint_state in endpoint_states
+            if (parts := step_parts(endpoint_state.load.times, alike, places or self._places(endpoint_state)))
+            is not None
         ]
 
     def turn_s(
-        self, turn: PredictedTurn, stations: Sequence[EndpointState], at_work: RunningWork, now_s: float
+        self, turn: PredictedTurn, endpoint_states: Sequence[EndpointState], at_work: RunningWork, now_s: float
     ) -> float | None:
         """Seconds until a turn, if they can be told.
 
@@ -116,33 +123,37 @@ class LatencyPredictor:
         How long all of them are together is as it was measured; how that is shared out, as the engine's model of its
         steps says. Steps are counted from the last reports, so what has passed since is over.
         """
-        steps_per_s = self.steps_per_s(stations, at_work)
+        steps_per_s = self.steps_per_s(endpoint_states, at_work)
         if not steps_per_s:
             return None
-        parts = self._step_parts(stations, at_work)
-        passed_s = sum(now_s - station.step_began_s for station in stations) / len(stations)
+        parts = self._step_parts(endpoint_states, at_work)
+        passed_s = sum(now_s - endpoint_state.step_began_s for endpoint_state in endpoint_states) / len(endpoint_states)
         if not parts:
             return max(0.0, turn.steps / steps_per_s - passed_s)
         decodes_s = sum(part.decodes_s for part in parts) / len(parts)
         prompt_s = sum(part.prompt_s for part in parts) / len(parts)
         whole_s = sum(part.whole_s for part in parts) / len(parts)
-        prompts = turn.releases + sum(station.load.waiting + station.credits.uncounted.slots for station in stations)
-        seconds = turn.steps * decodes_s + prompts / len(stations) * prompt_s
+        prompts = turn.releases + sum(
+            endpoint_state.load.waiting + endpoint_state.credits.uncounted.slots for endpoint_state in endpoint_states
+        )
+        seconds = turn.steps * decodes_s + prompts / len(endpoint_states) * prompt_s
         return max(0.0, seconds / (whole_s * steps_per_s) - passed_s)
 
-    def at_work(self, tickets: Collection[QueuedRequest]) -> RunningWork:
+    def at_work(self, entries: Collection[QueuedRequest]) -> RunningWork:
         """What those that were released and have not left still hold."""
         ways: tuple[list[tuple[float, str]], list[tuple[float, str]]] = ([], [])
         draw = 0.0
         places, blocks, ends_per_step = 0, 0, 0.0
-        for ticket in tickets:
-            errand = ticket.errand
-            produced = ticket.output_tokens / ticket.cost.slots
+        for queued in entries:
+            dispatch_request = queued.request
+            produced = queued.output_tokens / queued.cost.slots
             draw = (draw + _GOLDEN) % 1.0
-            drawn = self.outputs.left(errand.principal_org, produced, errand.max_tokens, (draw, 1.0 - draw))
-            cost = ticket.cost
+            drawn = self.outputs.on_leave(
+                dispatch_request.principal_org, produced, dispatch_request.max_tokens, (draw, 1.0 - draw)
+            )
+            cost = queued.cost
             for left, tokens in zip(ways, drawn, strict=True):
-                left += [(tokens if ticket.begun else tokens + 1.0, ticket.tenant.id)] * cost.slots
+                left += [(tokens if queued.begun else tokens + 1.0, queued.tenant.id)] * cost.slots
                 ends_per_step += cost.slots / max(1.0, produced + tokens) / len(ways)
             places, blocks = places + cost.slots, blocks + cost.blocks
         for left in ways:
@@ -153,7 +164,7 @@ class LatencyPredictor:
 
     def wait(
         self,
-        ticket: QueuedRequest,
+        queued: QueuedRequest,
         ahead: WorkAhead,
         free: Cost,
         ready: Sequence[EndpointState],
@@ -163,7 +174,7 @@ class LatencyPredictor:
         """Until it is released, before any correction.
 
         Args:
-            ticket: The request.
+            queued: The request.
             ahead: What the line says is before it.
             free: What it may use.
             ready: The replicas.
@@ -183,12 +194,12 @@ class LatencyPredictor:
             per_s=self.per_s(ready),
             steps_per_s=self.steps_per_s(ready, at_work),
         )
-        return wait_of(queue, ticket.cost)
+        return predict_wait(queue, queued.cost)
 
-    def steps(self, ticket: QueuedRequest) -> float:
+    def steps(self, queued: QueuedRequest) -> float:
         """For how many steps it will keep its places, counted when it joined."""
-        service = ticket.service - self.weights.prompt * ticket.errand.prompt_tokens
-        return max(1.0, service / self.weights.output / ticket.errand.choices) + 1.0
+        service = queued.service - self.weights.prompt * queued.request.prompt_tokens
+        return max(1.0, service / self.weights.output / queued.request.choices) + 1.0
 
     def steps_of(self, service: float) -> float:
         """For how many steps a request of so much service keeps its place."""
@@ -199,9 +210,9 @@ class LatencyPredictor:
         """What a typical prompt counts."""
         return self.weights.prompt * self._prompt_tokens
 
-    def prompt_service_of(self, ticket: QueuedRequest) -> float:
+    def prompt_service_of(self, queued: QueuedRequest) -> float:
         """What the prompt of this one counts, as far as it has to be computed."""
-        return self.weights.prompt * self.to_compute(ticket.errand.prompt_tokens)
+        return self.weights.prompt * self.to_compute(queued.request.prompt_tokens)
 
     def full(self, steps: int, now_s: float) -> None:
         """Requests wait, and there is no room for them."""
@@ -231,41 +242,43 @@ class LatencyPredictor:
             self._learnt = TypicalRequest(self._prompt_tokens, 64.0 if mean is None else mean)
         return self._learnt
 
-    def _places(self, station: EndpointState) -> int:
-        total = station.total
+    def _places(self, endpoint_state: EndpointState) -> int:
+        total = endpoint_state.total
         return min(total.slots, int(total.blocks / max(1.0, self._blocks)))
 
     def to_compute(self, prompt_tokens: int) -> float:
         """How many tokens of such a prompt have to be computed, usually."""
         return prompt_tokens * self._fresh
 
-    def prefill_s(self, tokens: float, held_tokens: float, station: EndpointState, ahead: int, now_s: float) -> float:
+    def prefill_s(
+        self, tokens: float, held_tokens: float, endpoint_state: EndpointState, ahead: int, now_s: float
+    ) -> float:
         """From a request's release to its first token, before any correction.
 
         Args:
             tokens: Of its prompt, that have to be computed...
             held_tokens: ...and that need not be.
-            station: Where it will run.
+            endpoint_state: Where it will run.
             ahead: Requests that are released to it in the same moment.
             now_s: Now.
         """
-        if station.load.times == UNMEASURED:
+        if endpoint_state.load.times == UNMEASURED:
             return 0.0
-        fresh, under_way = self._fresh, station.under_way
-        sent = station.credits.uncounted.minus(under_way)
-        return prefill_of(
-            station.load,
+        fresh, under_way = self._fresh, endpoint_state.in_flight
+        sent = endpoint_state.credits.uncounted.minus(under_way)
+        return predict_prefill_s(
+            endpoint_state.load,
             tokens,
             UnreportedPrompts(under_way.slots, under_way.prompt_tokens * fresh),
             UnreportedPrompts(
                 max(0, sent.slots) + ahead, max(0, sent.prompt_tokens) * fresh + ahead * self._prompt_tokens
             ),
-            station.block_tokens,
-            now_s - station.step_began_s,
+            endpoint_state.block_tokens,
+            now_s - endpoint_state.step_began_s,
             held_tokens=held_tokens,
         )
 
-    def place(self, position: int, wait_s: float, prefill_s: float, now_s: float) -> QueuePosition:
+    def position(self, position: int, wait_s: float, prefill_s: float, now_s: float) -> QueuePosition:
         """What is said to the caller."""
         if not (wait_s or prefill_s):
             return QueuePosition(position, 0.0, 0.0)
@@ -275,9 +288,9 @@ class LatencyPredictor:
             position, wait_s, wait_s + self.corrected_prefill_s(prefill_s, now_s) if prefill_s else wait_s
         )
 
-    def cautious_s(self, place: QueuePosition) -> float:
+    def cautious_s(self, position: QueuePosition) -> float:
         """A predicted time to the first token with what is added because a wait is not certain."""
-        return place.ttft_s + (self.caution.factor - 1.0) * place.wait_s
+        return position.ttft_s + (self.caution.factor - 1.0) * position.wait_s
 
     def corrected_prefill_s(self, prefill_s: float, now_s: float) -> float:
         """A predicted prefill as it is believed now."""
@@ -285,46 +298,46 @@ class LatencyPredictor:
 
     # --- what it learns ---
 
-    def released(self, ticket: QueuedRequest) -> None:
+    def on_dispatch(self, queued: QueuedRequest) -> None:
         """A request was given places."""
-        cost = ticket.cost
+        cost = queued.cost
         self._blocks += _FOLLOW * (cost.blocks / (cost.slots or 1) - self._blocks)
 
-    def waited(self, ticket: QueuedRequest, now_s: float) -> None:
+    def on_waited(self, queued: QueuedRequest, now_s: float) -> None:
         """A request has been released, or has given up waiting, which it would have had to do for longer."""
-        predicted = ticket.predicted
-        if predicted is None or ticket.raw_wait_s <= 0 or _was_cold(ticket):
+        predicted = queued.predicted_position
+        if predicted is None or queued.raw_wait_s <= 0 or _was_cold(queued):
             return
-        waited_s = now_s - ticket.joined_s
-        if ticket.state is QueueState.RELEASED or waited_s > predicted.wait_s:
-            self._wait.compare(ticket.raw_wait_s, waited_s, now_s)
+        waited_s = now_s - queued.joined_s
+        if queued.state is QueueState.RELEASED or waited_s > predicted.wait_s:
+            self._wait.compare(queued.raw_wait_s, waited_s, now_s)
             self.caution.compare(predicted.wait_s, waited_s)
 
-    def first_token(self, ticket: QueuedRequest, now_s: float) -> None:
+    def on_first_token(self, queued: QueuedRequest, now_s: float) -> None:
         """The first token of a released request came."""
-        predicted = ticket.predicted
-        if predicted is None or not (ticket.prefill_s > 0 or predicted.ttft_s > 0) or _was_cold(ticket):
+        predicted = queued.predicted_position
+        if predicted is None or not (queued.prefill_s > 0 or predicted.ttft_s > 0) or _was_cold(queued):
             return
-        if ticket.prefill_s > 0:
-            self._prefill.compare(ticket.prefill_s, now_s - ticket.released_s, now_s)
+        if queued.prefill_s > 0:
+            self._prefill.compare(queued.prefill_s, now_s - queued.dispatched_s, now_s)
         if predicted.ttft_s > 0:
-            self.calibration.compare(predicted.ttft_s, now_s - ticket.joined_s)
+            self.calibration.compare(predicted.ttft_s, now_s - queued.joined_s)
 
-    def prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
+    def on_prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A prompt was computed, as far as it was not found in the cache."""
         self._prompt_tokens += _FOLLOW * (prompt_tokens - cached_tokens - self._prompt_tokens)
         self._fresh += _FOLLOW * (1.0 - cached_tokens / prompt_tokens - self._fresh)
         self._learnt = None
 
-    def finished(self, ticket: QueuedRequest) -> None:
+    def on_finished(self, queued: QueuedRequest) -> None:
         """A request came to its end by itself."""
-        errand, tokens = ticket.errand, ticket.output_tokens
-        if tokens or not errand.max_tokens:
-            each = tokens if errand.choices == 1 else round(tokens / errand.choices)
-            self.outputs.saw(errand.principal_org, each, errand.max_tokens)
+        dispatch_request, tokens = queued.request, queued.output_tokens
+        if tokens or not dispatch_request.max_tokens:
+            each = tokens if dispatch_request.choices == 1 else round(tokens / dispatch_request.choices)
+            self.outputs.observe(dispatch_request.principal_org, each, dispatch_request.max_tokens)
             self._learnt = None
 
 
-def _was_cold(ticket: QueuedRequest) -> bool:
+def _was_cold(queued: QueuedRequest) -> bool:
     """Whether it waited for a replica to come back, which nobody can predict, and nothing is to be learnt from."""
-    return WaitCause.COLD_START in ticket.waited_ms
+    return WaitCause.COLD_START in queued.waited_ms

@@ -39,7 +39,7 @@ class DispatchRequest(Struct, frozen=True):
     """Whether it can be sent to another model while it waits (see `Seat.granted`)."""
     session: str | None = None
     """Requests of one session are served at one replica, where that can be; no two organisations have one in common."""
-    story: RequestTimeline = msgspec.field(default_factory=RequestTimeline)
+    timeline: RequestTimeline = msgspec.field(default_factory=RequestTimeline)
     """Where it is noted how it fared."""
 
 
@@ -51,9 +51,9 @@ class Endpoint(Generic[R]):
     replica: R
     exact: bool = True
     """Whether its load reports say what it has left. For others a window is learnt from their time to first token."""
-    duty: AdminState = field(default_factory=AdminState, compare=False)
+    admin_state: AdminState = field(default_factory=AdminState, compare=False)
     """Whether it is to be given anything, and what it has been given."""
-    hearsay: Callable[[float], ExternalLoad] | None = field(default=None, compare=False)
+    external_load: Callable[[float], ExternalLoad] | None = field(default=None, compare=False)
     """Where its load reports do not say it: what it has to do for others, at a monotonic time. None: nobody knows."""
 
 

@@ -23,54 +23,60 @@ class ReplicaSelector:
     """Tells a placement what it goes by, and what has come of it.
 
     Args:
-        placement: Decides. None: the replica with the most room takes it.
-        outlook: What is predicted.
+        balancer: Decides. None: the replica with the most room takes it.
+        predictor: What is predicted.
         reports: What is believed of the replicas' own words.
 
     Attributes:
-        placement: See above.
+        balancer: See above.
     """
 
-    def __init__(self, placement: CacheAwareBalancer | None, outlook: LatencyPredictor, reports: LoadReports) -> None:
-        self.placement = placement
-        self._outlook = outlook
+    def __init__(self, placement: CacheAwareBalancer | None, predictor: LatencyPredictor, reports: LoadReports) -> None:
+        self.balancer = placement
+        self._predictor = predictor
         self._reports = reports
         self._steps: dict[str, int] = {}
 
-    def adopt(self, placement: CacheAwareBalancer | None, reports: LoadReports) -> None:
+    def reconfigure(self, placement: CacheAwareBalancer | None, reports: LoadReports) -> None:
         """Goes by these from now on."""
-        self.placement = placement
+        self.balancer = placement
         self._reports = reports
 
-    def of(self, ticket: QueuedRequest, stations: Sequence[EndpointState], now_s: float) -> EndpointState:
+    def select(self, queued: QueuedRequest, endpoint_states: Sequence[EndpointState], now_s: float) -> EndpointState:
         """One of these, of which there is at least one."""
-        ticket.candidates = ()
-        if len(stations) == 1:
-            return stations[0]
-        if self.placement is None:
-            return max(stations, key=ease_of)
-        errand = ticket.errand
-        held = self._held_by(ticket, stations, now_s)
-        named = {station.post.name: station for station in stations}
-        inquiry = PlacementRequest(errand.prompt_tokens, ticket.expected_tokens * errand.choices, errand.session)
-        words = self._reports.believed(stations, self._outlook.typical_prompt_tokens, now_s)
+        queued.candidates = ()
+        if len(endpoint_states) == 1:
+            return endpoint_states[0]
+        if self.balancer is None:
+            return max(endpoint_states, key=prefill_ease)
+        dispatch_request = queued.request
+        held = self._cached_by(queued, endpoint_states, now_s)
+        named = {endpoint_state.endpoint.name: endpoint_state for endpoint_state in endpoint_states}
+        inquiry = PlacementRequest(
+            dispatch_request.prompt_tokens, queued.expected_tokens * dispatch_request.choices, dispatch_request.session
+        )
+        words = self._reports.believed(endpoint_states, self._predictor.typical_prompt_tokens, now_s)
         candidates = [
-            self._candidate(station, word, errand.prompt_tokens, held.get(station.post.name, 0), now_s)
-            for station, word in zip(stations, words, strict=True)
+            self._candidate(
+                endpoint_state, word, dispatch_request.prompt_tokens, held.get(endpoint_state.endpoint.name, 0), now_s
+            )
+            for endpoint_state, word in zip(endpoint_states, words, strict=True)
         ]
-        ticket.candidates = candidates
-        return named[self.placement.choose(inquiry, candidates).name]
+        queued.candidates = candidates
+        return named[self.balancer.choose(inquiry, candidates).name]
 
-    def held(self, errand: DispatchRequest) -> int:
+    def cached_tokens(self, dispatch_request: DispatchRequest) -> int:
         """Leading tokens of its prompts that one of the replicas holds, as far as that is followed."""
-        if self.placement is None:
+        if self.balancer is None:
             return 0
-        return max(self.placement.held(errand.principal_org, errand.prompts).values(), default=0)
+        return max(
+            self.balancer.cached_tokens(dispatch_request.principal_org, dispatch_request.prompts).values(), default=0
+        )
 
     def prefill_s(
         self,
-        ticket: QueuedRequest,
-        station: EndpointState,
+        queued: QueuedRequest,
+        endpoint_state: EndpointState,
         ahead: int,
         now_s: float,
         *,
@@ -81,90 +87,94 @@ class ReplicaSelector:
         Of its prompt has to be computed what the replica does not hold, as far as that is told; else as much as usual.
 
         Args:
-            ticket: The request.
-            station: Where it will run.
+            queued: The request.
+            endpoint_state: Where it will run.
             ahead: Requests that are released to it in the same moment.
             now_s: Now.
             released_s: When it is released; None: now.
         """
-        if station.load.times == UNMEASURED:
+        if endpoint_state.load.times == UNMEASURED:
             return 0.0
-        within_s = _WAITS_S if ticket.state is QueueState.WAITING else _SAME_S
-        held_tokens = self._held_by(ticket, (station,), now_s, within_s).get(station.post.name)
+        within_s = _WAITS_S if queued.state is QueueState.WAITING else _SAME_S
+        held_tokens = self._cached_by(queued, (endpoint_state,), now_s, within_s).get(endpoint_state.endpoint.name)
         from_s = now_s if released_s is None else released_s
         if held_tokens is None:
-            return self.usual_prefill_s(ticket, station, ahead, from_s)
-        fresh_tokens = ticket.errand.prompt_tokens - held_tokens
-        return self._outlook.prefill_s(fresh_tokens, held_tokens, station, ahead, from_s)
+            return self.usual_prefill_s(queued, endpoint_state, ahead, from_s)
+        fresh_tokens = queued.request.prompt_tokens - held_tokens
+        return self._predictor.prefill_s(fresh_tokens, held_tokens, endpoint_state, ahead, from_s)
 
-    def usual_prefill_s(self, ticket: QueuedRequest, station: EndpointState, ahead: int, now_s: float) -> float:
+    def usual_prefill_s(self, queued: QueuedRequest, endpoint_state: EndpointState, ahead: int, now_s: float) -> float:
         """The same where nothing is known of what it holds."""
-        prompt_tokens = ticket.errand.prompt_tokens
-        fresh_tokens = self._outlook.to_compute(prompt_tokens)
-        return self._outlook.prefill_s(fresh_tokens, prompt_tokens - fresh_tokens, station, ahead, now_s)
+        prompt_tokens = queued.request.prompt_tokens
+        fresh_tokens = self._predictor.to_compute(prompt_tokens)
+        return self._predictor.prefill_s(fresh_tokens, prompt_tokens - fresh_tokens, endpoint_state, ahead, now_s)
 
-    def _held_by(
-        self, ticket: QueuedRequest, stations: Sequence[EndpointState], now_s: float, within_s: float = _SAME_S
+    def _cached_by(
+        self, queued: QueuedRequest, endpoint_states: Sequence[EndpointState], now_s: float, within_s: float = _SAME_S
     ) -> Mapping[str, int]:
         """For each replica that is followed, how much of its prompts it holds; none where nobody knows their tokens.
 
         Args:
-            ticket: The request.
-            stations: Those in question.
+            queued: The request.
+            endpoint_states: Those in question.
             now_s: Now.
             within_s: What was looked up so long ago is as good.
         """
-        placement = self.placement
+        placement = self.balancer
         if placement is None:
             return _NOTHING
-        for station in stations:
-            if self._began_anew(station):
-                placement.emptied(station.post.name)
-                ticket.held = None
-        if ticket.held is None or now_s - ticket.held_at_s > within_s:
-            errand = ticket.errand
-            known = all(prompt[:1] for prompt in errand.prompts)
-            ticket.held = placement.held(errand.principal_org, errand.prompts) if known else _NOTHING
-            ticket.held_at_s = now_s
-        return ticket.held
+        for endpoint_state in endpoint_states:
+            if self._on_restart(endpoint_state):
+                placement.on_restart(endpoint_state.endpoint.name)
+                queued.cached_tokens = None
+        if queued.cached_tokens is None or now_s - queued.cached_tokens_at_s > within_s:
+            dispatch_request = queued.request
+            known = all(prompt[:1] for prompt in dispatch_request.prompts)
+            queued.cached_tokens = (
+                placement.cached_tokens(dispatch_request.principal_org, dispatch_request.prompts) if known else _NOTHING
+            )
+            queued.cached_tokens_at_s = now_s
+        return queued.cached_tokens
 
-    def released(self, ticket: QueuedRequest, station: EndpointState) -> None:
+    def on_dispatch(self, queued: QueuedRequest, endpoint_state: EndpointState) -> None:
         """A request was released to that replica."""
-        if self.placement is not None:
-            room_tokens = station.load.total_blocks * station.block_tokens or _UNKNOWN_ROOM_TOKENS
-            self.placement.sent(station.post.name, room_tokens, ticket.errand.principal_org, ticket.errand.prompts)
+        if self.balancer is not None:
+            room_tokens = endpoint_state.load.total_blocks * endpoint_state.block_tokens or _UNKNOWN_ROOM_TOKENS
+            self.balancer.on_dispatch(
+                endpoint_state.endpoint.name, room_tokens, queued.request.principal_org, queued.request.prompts
+            )
 
     def _candidate(
-        self, station: EndpointState, word: ReportedLoad, prompt_tokens: int, held_tokens: int, now_s: float
+        self, endpoint_state: EndpointState, word: ReportedLoad, prompt_tokens: int, held_tokens: int, now_s: float
     ) -> ReplicaCandidate:
-        account = station.credits
-        load = station.load
+        account = endpoint_state.credits
+        load = endpoint_state.load
         wait_s = prefill_s = None
         if load.times != UNMEASURED:
-            wait_s = self._outlook.prefill_s(0, 0, station, 0, now_s)
-            whole_s = self._outlook.prefill_s(prompt_tokens - held_tokens, held_tokens, station, 0, now_s)
+            wait_s = self._predictor.prefill_s(0, 0, endpoint_state, 0, now_s)
+            whole_s = self._predictor.prefill_s(prompt_tokens - held_tokens, held_tokens, endpoint_state, 0, now_s)
             prefill_s = max(0.0, whole_s - wait_s)
             wait_s = max(0.0, wait_s + load.times.token_s * (word.prompt_tokens - load.waiting_prompt_tokens))
-        half_answer = (self._outlook.outputs.mean or _UNKNOWN_OUTPUT_TOKENS) / 2
+        half_answer = (self._predictor.outputs.mean or _UNKNOWN_OUTPUT_TOKENS) / 2
         return ReplicaCandidate(
-            station.post.name,
-            weight=station.weight,
+            endpoint_state.endpoint.name,
+            weight=endpoint_state.weight,
             requests=account.held + round(word.requests),
             prompt_tokens=word.prompt_tokens + account.uncounted.prompt_tokens,
             # Answers that run are over by half, on average.
             output_tokens=(account.outstanding.slots + word.requests) * half_answer,
-            held_tokens=held_tokens,
+            cached_tokens=held_tokens,
             wait_s=wait_s,
             prefill_s=prefill_s,
         )
 
-    def _began_anew(self, station: EndpointState) -> bool:
+    def _on_restart(self, endpoint_state: EndpointState) -> bool:
         """Whether an engine has started anew since somebody asked: it counts its steps from 0 again."""
-        name, steps = station.post.name, station.load.steps
+        name, steps = endpoint_state.endpoint.name, endpoint_state.load.steps
         before, self._steps[name] = self._steps.get(name, 0), steps
         return steps < before
 
 
-def ease_of(station: EndpointState) -> float:
+def prefill_ease(endpoint_state: EndpointState) -> float:
     """How much of a replica is free."""
-    return station.free.slots / max(1, station.total.slots)
+    return endpoint_state.free.slots / max(1, endpoint_state.total.slots)

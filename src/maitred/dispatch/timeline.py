@@ -11,47 +11,47 @@ class WaitSpan:
     """One wait of a request, from joining the line, or being put back into it, to its end.
 
     Args:
-        ticket: The request's.
+        queued: The request's.
         now_s: Since when it waits.
     """
 
-    __slots__ = ("_before_ms", "_chapter", "_ticket")
+    __slots__ = ("_before_ms", "_queued", "_span")
 
-    def __init__(self, ticket: QueuedRequest, now_s: float) -> None:
-        self._ticket = ticket
-        self._before_ms = {**ticket.waited_ms}
-        self._chapter = ticket.errand.story.begin(
-            SpanName.QUEUE, now_s, **{"class": ticket.flow.priority, "tenant": ticket.tenant.id}
+    def __init__(self, queued: QueuedRequest, now_s: float) -> None:
+        self._queued = queued
+        self._before_ms = {**queued.waited_ms}
+        self._span = queued.request.timeline.begin(
+            SpanName.QUEUE, now_s, **{"class": queued.flow.priority, "tenant": queued.tenant.id}
         )
 
-    def over(self, now_s: float) -> None:
+    def close(self, now_s: float) -> None:
         """It was released to a replica, or has failed."""
-        ticket, before_ms = self._ticket, self._before_ms
+        queued, before_ms = self._queued, self._before_ms
         waited_ms = {
-            str(cause): round(spent_ms - before_ms.get(cause, 0.0), 3) for cause, spent_ms in ticket.waited_ms.items()
+            str(cause): round(spent_ms - before_ms.get(cause, 0.0), 3) for cause, spent_ms in queued.waited_ms.items()
         }
-        self._chapter.end(now_s, "" if ticket.failure is None else ticket.failure.code, waited_ms=waited_ms)
-        _note_choice(ticket, now_s)
+        self._span.end(now_s, "" if queued.failure is None else queued.failure.code, waited_ms=waited_ms)
+        _note_choice(queued, now_s)
 
-    def left(self, now_s: float, why: str) -> None:
+    def on_leave(self, now_s: float, why: str) -> None:
         """It does not wait any more, and was not released."""
-        self._chapter.end(now_s, why)
+        self._span.end(now_s, why)
 
 
-def walked_in(ticket: QueuedRequest, now_s: float) -> None:
+def record_immediate_dispatch(queued: QueuedRequest, now_s: float) -> None:
     """Tells of one that was released in the moment in which it came."""
-    facts = {"class": ticket.flow.priority, "tenant": ticket.tenant.id, "waited_ms": {}}
-    ticket.errand.story.tell(SpanName.QUEUE, now_s, now_s, facts)
-    _note_choice(ticket, now_s)
+    facts = {"class": queued.flow.priority, "tenant": queued.tenant.id, "waited_ms": {}}
+    queued.request.timeline.record(SpanName.QUEUE, now_s, now_s, facts)
+    _note_choice(queued, now_s)
 
 
-def _note_choice(ticket: QueuedRequest, now_s: float) -> None:
-    if ticket.grip is None:
+def _note_choice(queued: QueuedRequest, now_s: float) -> None:
+    if queued.allocation is None:
         return
-    candidates = [_facts_of(candidate) for candidate in ticket.candidates] if ticket.candidates else []
-    facts = {"replica": ticket.grip.station.post.name, "candidates": candidates}
-    ticket.errand.story.tell(SpanName.ROUTING, now_s, now_s, facts)
-    ticket.candidates = ()
+    candidates = [_facts_of(candidate) for candidate in queued.candidates] if queued.candidates else []
+    facts = {"replica": queued.allocation.endpoint_state.endpoint.name, "candidates": candidates}
+    queued.request.timeline.record(SpanName.ROUTING, now_s, now_s, facts)
+    queued.candidates = ()
 
 
 def _facts_of(candidate: ReplicaCandidate) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _facts_of(candidate: ReplicaCandidate) -> dict[str, Any]:
         "predicted_ttft_s": None if wait_s is None or prefill_s is None else round(wait_s + prefill_s, 6),
         "wait_s": None if wait_s is None else round(wait_s, 6),
         "prefill_s": None if prefill_s is None else round(prefill_s, 6),
-        "held_tokens": candidate.held_tokens,
+        "held_tokens": candidate.cached_tokens,
         "requests": candidate.requests,
         "prompt_tokens": round(candidate.prompt_tokens),
         "output_tokens": round(candidate.output_tokens),

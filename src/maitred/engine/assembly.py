@@ -100,7 +100,9 @@ def build(
         known_steps=_try_steps(model, loader, kv, decoder, cache, runner, runner_of),
         block_copy_s=math.inf if host_blocks is None else host_blocks.seconds_per_block(cache, block=0),
     )
-    models = [LoadedModelMemory(runner.drop, lambda: runner.adopt(*loader.with_cache(loader.model(model).decoder, kv)))]
+    models = [
+        LoadedModelMemory(runner.drop, lambda: runner.reload(*loader.with_cache(loader.model(model).decoder, kv)))
+    ]
     author = None
     if draft is not None and draft_folder is not None:
         drafting = loader.warmed_up(draft.decoder, kv.blocks)
@@ -129,7 +131,7 @@ def build(
 
 
 def _restore_draft(author: DraftModel, loader: ModelLoader, folder: Path, kv: KVCachePlan) -> None:
-    author.adopt(*loader.warmed_up(loader.model(folder).decoder, kv.blocks))
+    author.reload(*loader.warmed_up(loader.model(folder).decoder, kv.blocks))
 
 
 def _make_scheduler(

@@ -28,30 +28,30 @@ class BlockTableRows:
         self._tables = np.zeros((max_sequences, -(-context_tokens // block_tokens)), dtype=np.int32)
         self._filled = [0] * max_sequences
         self._free = list(range(max_sequences))
-        self._lane_of: dict[int, int] = {}
+        self._row_by_sequence: dict[int, int] = {}
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.key in self._lane_of
+        return sequence.key in self._row_by_sequence
 
     def take(self, sequence: Sequence) -> None:
         """Gives a lane to a sequence that was just admitted."""
-        self._lane_of[sequence.key] = self._free.pop()
+        self._row_by_sequence[sequence.key] = self._free.pop()
 
     def release(self, sequence: Sequence) -> None:
         """Takes the lane of a sequence that lost its blocks; one without a lane is left as it is."""
-        lane = self._lane_of.pop(sequence.key, None)
+        lane = self._row_by_sequence.pop(sequence.key, None)
         if lane is not None:
             self._filled[lane] = 0
             self._free.append(lane)
 
     def tables(self, chunks: Items[Chunk]) -> NDArray[np.int32]:
         """The block tables of the chunks' sequences, ``[chunks, most blocks]``; unused ends are undefined."""
-        lanes = [self._fresh_lane(chunk.sequence) for chunk in chunks]
+        lanes = [self._fresh_row(chunk.sequence) for chunk in chunks]
         widest = max((len(chunk.sequence.table.blocks) for chunk in chunks), default=1)
         return self._tables[lanes, :widest]
 
-    def _fresh_lane(self, sequence: Sequence) -> int:
-        lane = self._lane_of[sequence.key]
+    def _fresh_row(self, sequence: Sequence) -> int:
+        lane = self._row_by_sequence[sequence.key]
         blocks = sequence.table.blocks
         filled = self._filled[lane]
         if filled < len(blocks):

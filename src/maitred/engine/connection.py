@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from maitred.core.prefix import BlockNews
+from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport
 from maitred.wire.frames import (
     EngineHello,
@@ -133,7 +133,7 @@ class GatewayConnection:
         """
         self._send_bytes(b"" if message is None else encode_frame(message))
 
-    def send_step(self, outputs: list[TokenOutput], load: LoadReport, blocks: BlockNews | None) -> None:
+    def send_step(self, outputs: list[TokenOutput], load: LoadReport, blocks: BlockUpdate | None) -> None:
         """Reports a step and whatever was rejected before it."""
         self._steps += 1
         rejections, self.rejections = self.rejections, []

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Protocol
 
 from maitred.core.clock import Clock
-from maitred.core.prefix import BlockNews
+from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport
 from maitred.core.request import EngineRequest, FinishReason, SequenceStats, TokenDelta, TokenLogprobs, WaitCause
 from maitred.engine import request_log as logbook
@@ -82,8 +82,8 @@ class Engine:
         self._unready = PendingGrammars()
         self._rejections: list[tuple[Hashable, Rejection]] = []
         self._speculator = speculator
-        self._slumber = slumber
-        self._courses = SequenceStatsRecorder()
+        self._sleep_controller = slumber
+        self._stats_recorder = SequenceStatsRecorder()
         self._requests: dict[Hashable, dict[str, dict[int, Sequence]]] = defaultdict(dict)
         """Owner -> request id -> choice index -> the sequence, while it lives."""
         self._owners: dict[int, Hashable] = {}
@@ -100,16 +100,16 @@ class Engine:
         """Whether anything runs or waits."""
         return self._scheduler.busy
 
-    def patience_s(self) -> float | None:
+    def max_idle_s(self) -> float | None:
         """How long the next step may be put off: not at all while there is work; None: until somebody asks."""
-        self._let_in()
+        self._admit_compiled()
         if self._rejections:
             return 0.0
-        if self._slumber is not None:
-            rest_s = self._slumber.patience_s(occupied=self.occupied)
-            if rest_s is not None or self._slumber.asleep:
+        if self._sleep_controller is not None:
+            rest_s = self._sleep_controller.max_idle_s(occupied=self.occupied)
+            if rest_s is not None or self._sleep_controller.asleep:
                 return rest_s
-        patience_s = self._scheduler.patience_s(self._clock.monotonic_s())
+        patience_s = self._scheduler.max_idle_s(self._clock.monotonic_s())
         if not self._unready:
             return patience_s
         return _COMPILING_S if patience_s is None else min(patience_s, _COMPILING_S)
@@ -161,7 +161,7 @@ class Engine:
                 logbook.cancelled(sequence)
                 self._scheduler.cancel(sequence, wasted=index is None)
                 self._close(owner, sequence)
-        self._rest()
+        self._set_asleep()
 
     def pause(self, owner: Hashable, request_id: str, *, paused: bool) -> None:
         """Computes no more of a request, or goes on with it. What is unknown or done is ignored."""
@@ -175,18 +175,18 @@ class Engine:
                 self._forget(sequence)
             else:
                 self._scheduler.resume(sequence, self._clock.monotonic_s())
-        self._rest()
+        self._set_asleep()
 
-    def disown(self, owner: Hashable) -> None:
+    def cancel_owner(self, owner: Hashable) -> None:
         """The owner is gone: ends all its requests."""
         for request_id in list(self._requests[owner]):
             self.cancel(owner, request_id, None)
         del self._requests[owner]
 
-    def rest(self, *, asleep: bool) -> None:
+    def set_asleep(self, *, asleep: bool) -> None:
         """Gives its memory back as soon as nothing runs, or has it again."""
-        if self._slumber is not None:
-            self._slumber.order(asleep=asleep)
+        if self._sleep_controller is not None:
+            self._sleep_controller.order(asleep=asleep)
 
     def unpin(self, scope: str, name: str) -> None:
         """Lets a prefix go that was pinned. What is unknown or over is ignored."""
@@ -194,8 +194,8 @@ class Engine:
 
     def step(self) -> dict[Hashable, list[TokenOutput]]:
         """Computes one step, and ends what is out of time; the new tokens by owner. Asleep, there are none."""
-        self._let_in()
-        if self._slumber is not None and not self._slumber.turn(occupied=self.occupied):
+        self._admit_compiled()
+        if self._sleep_controller is not None and not self._sleep_controller.step(occupied=self.occupied):
             return {}
         start_s = self._clock.monotonic_s()
         self._record(start_s)
@@ -203,7 +203,7 @@ class Engine:
         outputs: dict[Hashable, list[TokenOutput]] = defaultdict(list)
         for sequence in plan.expired:
             first = sequence.output_tokens == 0
-            course = self._courses.of(sequence, start_s, ended=True)
+            course = self._stats_recorder.stats(sequence, start_s, ended=True)
             self._emit(outputs, sequence, _delta(sequence, [], FinishReason.DEADLINE, None, first=first, course=course))
         for sequence in plan.preempted:
             logbook.preempted(sequence)
@@ -212,8 +212,8 @@ class Engine:
             return outputs
         writing_s = 0.0
         if self._speculator is not None:
-            writing_s = self._speculator.extend(plan, self._scheduler.draft_room, self._scheduler.times)
-        self._courses.planned(plan, start_s)
+            writing_s = self._speculator.extend(plan, self._scheduler.draft_budget, self._scheduler.times)
+        self._stats_recorder.planned(plan, start_s)
         with logbook.naming(chunk.sequence.request for chunk in plan.chunks):
             tokens, logprobs = self._runner.execute(plan)
         computed_s = self._clock.monotonic_s()
@@ -227,7 +227,7 @@ class Engine:
             if scores is not None and len(scores) > len(added):
                 scores = scores[: len(added)]
             first = sequence.output_tokens == len(added)
-            course = self._courses.of(sequence, computed_s, ended=advance.finish is not None)
+            course = self._stats_recorder.stats(sequence, computed_s, ended=advance.finish is not None)
             self._emit(outputs, sequence, _delta(sequence, added, advance.finish, scores, first=first, course=course))
         end_s = self._clock.monotonic_s()
         self._steps += 1
@@ -237,13 +237,13 @@ class Engine:
         self._prefill_tokens += work.prefill_tokens
         self._decode_tokens += work.decodes + work.drafts
         self._measuring = work, start_s + writing_s
-        self._rest()
+        self._set_asleep()
         return outputs
 
-    def _rest(self) -> None:
+    def _set_asleep(self) -> None:
         """If there is nothing to do now, the last step is over; the time until something comes is not part of it."""
         now_s = self._clock.monotonic_s()
-        if self._measuring is not None and self._scheduler.patience_s(now_s) != 0:
+        if self._measuring is not None and self._scheduler.max_idle_s(now_s) != 0:
             self._record(now_s)
 
     def _record(self, now_s: float) -> None:
@@ -260,7 +260,7 @@ class Engine:
         owner = self._owners[sequence.key]
         outputs[owner].append(TokenOutput(sequence.request.id, delta))
         if delta.finish is not None:
-            logbook.ended(sequence, delta)
+            logbook.on_request_end(sequence, delta)
             self._close(owner, sequence)
 
     def rejections(self) -> list[tuple[Hashable, Rejection]]:
@@ -268,7 +268,7 @@ class Engine:
         rejections, self._rejections = self._rejections, []
         return rejections
 
-    def _let_in(self) -> None:
+    def _admit_compiled(self) -> None:
         """Puts those in line whose grammars have been compiled, and gives up those whose grammars cannot be."""
         if not self._unready or self._constraints is None:
             return
@@ -320,8 +320,8 @@ class Engine:
             cancelled=counters.cancelled,
             wasted_tokens=counters.wasted_tokens,
             free_sequences=scheduler.free_sequences,
-            guests=scheduler.guests,
-            guest_places=scheduler.guest_places,
+            guests=scheduler.overcommitted,
+            guest_places=scheduler.overcommit_slots,
             promised_blocks=scheduler.promised_blocks,
             waiting_prompt_tokens=scheduler.waiting_prompt_tokens,
             paused=scheduler.paused - self._unready.sequences,
@@ -332,8 +332,8 @@ class Engine:
             accepted_tokens=counters.accepted_tokens,
             pinned_blocks=scheduler.pins.blocks,
             pins_given_up=scheduler.pins.given_up,
-            asleep=self._slumber is not None and self._slumber.asleep,
-            wakes_in_s=0.0 if self._slumber is None else self._slumber.wakes_in_s,
+            asleep=self._sleep_controller is not None and self._sleep_controller.asleep,
+            wakes_in_s=0.0 if self._sleep_controller is None else self._sleep_controller.wakes_in_s,
             swapped_blocks=0 if scheduler.pool.swap is None else scheduler.pool.swap.swapped,
             restored_blocks=0 if scheduler.pool.swap is None else scheduler.pool.swap.restored,
             evicted_blocks=scheduler.pool.evictions,
@@ -343,7 +343,7 @@ class Engine:
             cached_blocks=scheduler.pool.cached,
         )
 
-    def block_news(self, *, whole: bool = False) -> BlockNews | None:
+    def block_update(self, *, whole: bool = False) -> BlockUpdate | None:
         """What has changed in the prefix cache since this was last asked; or all that it holds, as of then.
 
         What changed since then is told again with the next news, which changes nothing for those who know the whole.
@@ -353,7 +353,7 @@ class Engine:
         if told is None:
             return None
         stored, removed = told
-        return BlockNews(changes.sequence, self._scheduler.block_tokens, pool.total, stored, removed, whole)
+        return BlockUpdate(changes.sequence, self._scheduler.block_tokens, pool.total, stored, removed, whole)
 
     def _forget(self, sequence: Sequence) -> None:
         """It lost its blocks."""
@@ -363,7 +363,7 @@ class Engine:
 
     def _close(self, owner: Hashable, sequence: Sequence) -> None:
         self._forget(sequence)
-        self._courses.forget(sequence)
+        self._stats_recorder.forget(sequence)
         self._unready.discard(owner, sequence)
         del self._owners[sequence.key]
         choices = self._requests[owner][sequence.request.id]

@@ -19,7 +19,7 @@ from maitred.engine.device import ComputeDevice, PrecisionPlan
 from maitred.engine.encoder.build import build_encoder
 from maitred.engine.encoder.shape import is_encoder
 from maitred.engine.lean_torch import complete_torch
-from maitred.engine.models.digest import digest_of
+from maitred.engine.models.digest import fingerprint_of
 from maitred.engine.nvml import Gpu, open_gpu
 from maitred.engine.process_stats import ProcessStats
 from maitred.engine.server import EngineServer, StepEngine
@@ -58,13 +58,13 @@ def serve(
     try:
         engine, card = _build_steps(model, config, weights)
         if link is not None:
-            card = replace(card, digest=digest_of(model))
+            card = replace(card, digest=fingerprint_of(model))
         # What the model and its libraries brought stays for good. The collector would walk over all of it again and
         # again, between two tokens of somebody's answer.
         gc.freeze()
         gc.enable()
         clock = SystemClock()
-        server = EngineServer(engine, card, listener, clock, credentials, vitals=ProcessStats(clock, _gpu_of(card)))
+        server = EngineServer(engine, card, listener, clock, credentials, vitals=ProcessStats(clock, _gpu_index(card)))
         server.watch_signals()
         listener.listen(128)
         logger.info(
@@ -96,7 +96,7 @@ def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> 
     return build_encoder(model, config, dtype=PrecisionPlan.of(config, device).dtype, device=device)
 
 
-def _gpu_of(card: ModelCard) -> Gpu | None:
+def _gpu_index(card: ModelCard) -> Gpu | None:
     """Who can say how the GPU is that the model runs on; None: it runs on none, or nobody can."""
     device = torch.device(card.device)
     return None if device.type != "cuda" else open_gpu(f"GPU-{torch.cuda.get_device_properties(device).uuid}")

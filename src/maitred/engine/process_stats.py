@@ -31,10 +31,10 @@ class ProcessStats:
         now_s = self._clock.monotonic_s()
         if now_s - self._looked_s >= _FRESH_S:
             self._looked_s = now_s
-            self._last = self._look()
+            self._last = self._refresh()
         return self._last
 
-    def _look(self) -> ProcessState:
+    def _refresh(self) -> ProcessState:
         with self._process.oneshot():
             times = self._process.cpu_times()
             return ProcessState(

@@ -26,7 +26,7 @@ def given_up(request: EngineRequest) -> None:
     _log(logging.INFO, request, "given up: its answer cannot be held to its grammar")
 
 
-def ended(sequence: Sequence, delta: TokenDelta) -> None:
+def on_request_end(sequence: Sequence, delta: TokenDelta) -> None:
     """A choice has its last tokens."""
     if logger.isEnabledFor(logging.DEBUG):
         course = delta.course or SequenceStats()

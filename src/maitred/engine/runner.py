@@ -55,7 +55,7 @@ class ModelRunner:
     ) -> None:
         self._model: tuple[ForwardModel, KVCache] | None = decoder, cache
         self._sampler = sampler
-        self._lanes = lanes
+        self._rows = lanes
         self._block_tokens = block_tokens
         self._eos_token_ids = eos_token_ids
         self._constraints = constraints
@@ -64,7 +64,7 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
         """See `maitred.engine.engine.PlanRunner`."""
         for chunk in plan.chunks:
-            if chunk.sequence not in self._lanes:
+            if chunk.sequence not in self._rows:
                 self._begin(chunk.sequence)
         sampling = plan.sampling
         # An answer that can begin in one way only is not sampled, though its prompt is computed.
@@ -82,7 +82,7 @@ class ModelRunner:
                     supposed[len(keys)] = chunk.drafts[:ahead]
                 keys.append(chunk.sequence.key)
                 positions.append(first + ahead)
-        masks = self._constraints.begin(keys, positions)
+        masks = self._constraints.start(keys, positions)
         assert self._model is not None, "asleep"
         decoder, cache = self._model
         if self._host_blocks is not None:
@@ -113,8 +113,8 @@ class ModelRunner:
 
     def forget(self, sequence: Sequence) -> None:
         """See `maitred.engine.engine.PlanRunner`."""
-        if sequence in self._lanes:
-            self._lanes.release(sequence)
+        if sequence in self._rows:
+            self._rows.release(sequence)
             self._sampler.remove(sequence.key)
             self._constraints.remove(sequence.key)
 
@@ -143,13 +143,13 @@ class ModelRunner:
         """Lets go of the weights and of the cache, until `adopt`; nothing runs."""
         self._model = None
 
-    def adopt(self, decoder: ForwardModel, cache: KVCache) -> None:
+    def reload(self, decoder: ForwardModel, cache: KVCache) -> None:
         """The same model again, with an empty cache of the same size."""
         self._model = decoder, cache
 
     def _begin(self, sequence: Sequence) -> None:
         output = sequence.tokens[sequence.prompt_tokens :]
-        self._lanes.take(sequence)
+        self._rows.take(sequence)
         self._sampler.add(
             sequence.key, sequence.sampling, sequence.index, sequence.request.prompt, output, self._eos_token_ids
         )
@@ -169,7 +169,7 @@ class ModelRunner:
             longer = [chunk for chunk in plan.decodes if chunk.length > 1 or chunk.drafts] + longer
         tokens = [chunk.sequence.tokens[chunk.start] for chunk in singles]
         starts = np.array([chunk.start for chunk in singles], np.int64)
-        tables = self._lanes.tables(singles)
+        tables = self._rows.tables(singles)
         newest = tables[np.arange(len(singles)), starts // self._block_tokens].astype(np.int64)
         positions, slots = [starts], [self._slots(newest, starts)]
         last_row = {chunk.sequence.key: row for row, chunk in enumerate(singles)}

@@ -60,7 +60,7 @@ class SequenceStatsRecorder:
         self._batch = len(plan.decodes) + len(plan.prefills)
         self._rows += self._batch
 
-    def of(self, sequence: Sequence, now_s: float, *, ended: bool) -> SequenceStats | None:
+    def stats(self, sequence: Sequence, now_s: float, *, ended: bool) -> SequenceStats | None:
         """What there is to tell with the tokens that a step has given: at the first ones, and at the end.
 
         Args:

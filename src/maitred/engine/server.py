@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from maitred.core.clock import Clock
 from maitred.core.errors import ProtocolViolation
-from maitred.core.prefix import BlockNews
+from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport, ModelCard
 from maitred.core.request import EngineRequest
 from maitred.engine import request_log as logbook
@@ -73,11 +73,11 @@ class StepEngine(Protocol):
         """Computes no more of a request, or goes on with it."""
         ...
 
-    def disown(self, owner: Hashable) -> None:
+    def cancel_owner(self, owner: Hashable) -> None:
         """The owner is gone: ends all its requests."""
         ...
 
-    def rest(self, *, asleep: bool) -> None:
+    def set_asleep(self, *, asleep: bool) -> None:
         """Gives its memory back as soon as nothing runs, or has it again. What cannot sleep stays awake."""
         ...
 
@@ -97,11 +97,11 @@ class StepEngine(Protocol):
         """Where things stand."""
         ...
 
-    def block_news(self, *, whole: bool = False) -> BlockNews | None:
+    def block_update(self, *, whole: bool = False) -> BlockUpdate | None:
         """What has changed in the prefix cache, or all that it holds; None: nothing."""
         ...
 
-    def patience_s(self) -> float | None:
+    def max_idle_s(self) -> float | None:
         """How long the next step may be put off; None: until somebody asks."""
         ...
 
@@ -141,13 +141,13 @@ class EngineServer:
         self._clock = clock
         self._epoch = int(clock.wall_s() * 1e6)
         self._credentials = credentials
-        self._stranger_s = stranger_s
+        self._handshake_timeout_s = stranger_s
         self._connections: dict[socket.socket, GatewayConnection] = {}
-        self._strangers: dict[GatewayConnection, float] = {}
+        self._handshaking: dict[GatewayConnection, float] = {}
         """Until when each may stay; those that came first are first."""
         self._drain_until_s: float | None = None
         self._stopped = False
-        self._news = False
+        self._block_updates = False
         """Whether the load has changed since it was last reported."""
         self._selector = selectors.DefaultSelector()
         self._listener = listener
@@ -187,9 +187,9 @@ class EngineServer:
     def _serve_steps(self) -> None:
         while not self._stopped:
             self._poll()
-            if self._engine.patience_s() == 0:
+            if self._engine.max_idle_s() == 0:
                 self._report(self._engine.step())
-            elif self._news:
+            elif self._block_updates:
                 self._report({})
             if self._drain_until_s is not None:
                 if not self._engine.occupied and not any(c.unsent for c in self._connections.values()):
@@ -206,22 +206,22 @@ class EngineServer:
 
     def _poll(self) -> None:
         """Handles what is ready on the sockets; sleeps only when there is nothing to compute."""
-        patience_s = self._engine.patience_s()
+        patience_s = self._engine.max_idle_s()
         if self._drain_until_s is not None:
             patience_s = _DRAIN_POLL_S if patience_s is None else min(patience_s, _DRAIN_POLL_S)
-        if self._strangers:
-            left_s = max(0.0, next(iter(self._strangers.values())) - self._clock.monotonic_s())
+        if self._handshaking:
+            left_s = max(0.0, next(iter(self._handshaking.values())) - self._clock.monotonic_s())
             patience_s = left_s if patience_s is None else min(patience_s, left_s)
         for key, _ in self._selector.select(patience_s):
             key.data()
-        if self._strangers:
-            self._turn_away()
+        if self._handshaking:
+            self._reject()
 
-    def _turn_away(self) -> None:
+    def _reject(self) -> None:
         """Strangers whose time is over; only after what they have sent was read."""
         now_s = self._clock.monotonic_s()
-        for connection, until_s in list(self._strangers.items()):
-            if now_s < until_s and len(self._strangers) <= MAX_PENDING_HANDSHAKES:
+        for connection, until_s in list(self._handshaking.items()):
+            if now_s < until_s and len(self._handshaking) <= MAX_PENDING_HANDSHAKES:
                 break
             self._drop(connection, "it did not introduce itself in time")
 
@@ -232,13 +232,13 @@ class EngineServer:
             logger.warning("a connection could not be accepted: %s", error)
             return
         self._connections[connection.socket] = connection
-        self._strangers[connection] = self._clock.monotonic_s() + self._stranger_s
+        self._handshaking[connection] = self._clock.monotonic_s() + self._handshake_timeout_s
         serve = partial(self._guard, connection, partial(self._serve, connection))
         self._selector.register(connection.socket, selectors.EVENT_READ, serve)
         self._guard(connection, connection.open)
 
     def _hello(self) -> EngineHello:
-        load, blocks = self._load(), self._engine.block_news(whole=True)
+        load, blocks = self._load(), self._engine.block_update(whole=True)
         return EngineHello(PROTOCOL_VERSION, self._epoch, os.getpid(), self._card, load, blocks)
 
     def _load(self) -> LoadReport:
@@ -251,7 +251,7 @@ class EngineServer:
             self._drop(connection, "it closed the connection")
             return
         for message in messages:
-            self._news = True
+            self._block_updates = True
             match message:
                 case Submit(request):
                     self._submit(connection, request)
@@ -262,7 +262,7 @@ class EngineServer:
                 case ResendBlocks():
                     connection.recounts = True
                 case SleepCommand(asleep):
-                    self._engine.rest(asleep=asleep)
+                    self._engine.set_asleep(asleep=asleep)
                 case Unpin(scope, name):
                     self._engine.unpin(scope, name)
                 case Ping():
@@ -280,15 +280,15 @@ class EngineServer:
 
     def _report(self, outputs: Mapping[Hashable, list[TokenOutput]]) -> None:
         """Sends everyone its tokens, and the load to all: what one gateway submits is news to the others."""
-        self._news = False
+        self._block_updates = False
         for owner, rejection in self._engine.rejections():
             if isinstance(owner, GatewayConnection):
                 owner.rejections.append(rejection)
-        load, changes = self._load(), self._engine.block_news()
+        load, changes = self._load(), self._engine.block_update()
         for connection in list(self._connections.values()):
             if not connection.established:
                 continue
-            blocks = self._engine.block_news(whole=True) if connection.recounts else changes
+            blocks = self._engine.block_update(whole=True) if connection.recounts else changes
             connection.recounts = False
             self._guard(connection, partial(connection.send_step, outputs.get(connection, []), load, blocks))
 
@@ -302,7 +302,7 @@ class EngineServer:
             self._drop(connection, str(error))
             return
         if connection.established:
-            self._strangers.pop(connection, None)
+            self._handshaking.pop(connection, None)
         self._watch(connection)
 
     def _watch(self, connection: GatewayConnection) -> None:
@@ -314,12 +314,12 @@ class EngineServer:
                 self._selector.modify(connection.socket, events, key.data)
 
     def _drop(self, connection: GatewayConnection, why: str) -> None:
-        if self._strangers.pop(connection, None) is not None:
+        if self._handshaking.pop(connection, None) is not None:
             logger.warning("a stranger is gone: %s", why)
         else:
             logger.info("a gateway is gone (%s): its requests are cancelled", why)
         del self._connections[connection.socket]
         self._selector.unregister(connection.socket)
         connection.socket.close()
-        self._engine.disown(connection)
-        self._news = True
+        self._engine.cancel_owner(connection)
+        self._block_updates = True

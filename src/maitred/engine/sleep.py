@@ -62,7 +62,7 @@ class SleepController:
 
     def __init__(self, bed: Sleepable, clock: Clock, wakes_in_s: float) -> None:
         self.wakes_in_s = wakes_in_s
-        self._bed = bed
+        self._memory = bed
         self._clock = clock
         self._state = _State.AWAKE
         self._called = False
@@ -84,7 +84,7 @@ class SleepController:
             self._called = self._state is _State.ASLEEP
             self._state = _State.AWAKE if self._state is _State.DROWSY else self._state
 
-    def patience_s(self, *, occupied: bool) -> float | None:
+    def max_idle_s(self, *, occupied: bool) -> float | None:
         """How long `turn` may be put off while it sleeps or is about to: 0 where it has something to do.
 
         Args:
@@ -100,7 +100,7 @@ class SleepController:
             case _State.AWAKE:
                 return None
 
-    def turn(self, *, occupied: bool) -> bool:
+    def step(self, *, occupied: bool) -> bool:
         """Goes on to the next state if it is time; returns whether anything can be computed.
 
         Raises:
@@ -108,8 +108,8 @@ class SleepController:
         """
         match self._state:
             case _State.DROWSY if not occupied:
-                self._bed.lie_down()
-                _give_back()
+                self._memory.lie_down()
+                _release_memory()
                 self._state, self._called = _State.ASLEEP, False
             case _State.ASLEEP if occupied or self._called:
                 self._state, self._called, self._since_s = _State.WAKING, False, self._clock.monotonic_s()
@@ -125,12 +125,12 @@ class SleepController:
 
     def _wake(self) -> None:
         try:
-            self._bed.get_up()
+            self._memory.get_up()
         except BaseException as fault:  # raised again where it ends the process
             self._fault = fault
 
 
-def _give_back() -> None:
+def _release_memory() -> None:
     """What was freed goes to the system, where the C library would keep it for later.
 
     The collector does not look at what was there when the engine became ready; cycles in it may hold what was dropped.

@@ -146,7 +146,7 @@ class DrrQueue(Generic[T]):
         self._stop(turns)
         self._close(name, turns)
 
-    def put_back(self, entry: QueueEntry[T], now_s: float) -> None:
+    def requeue(self, entry: QueueEntry[T], now_s: float) -> None:
         """Waits again, in its old place within its flow."""
         self._join(entry)
         self._stop(self._flows[_name(entry.flow)])

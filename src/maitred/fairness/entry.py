@@ -17,12 +17,12 @@ class QueueEntry(Generic[T]):
         value: What the owner gets back when it is this entry's turn.
         flow: Whose request it is, and how urgent.
         arrived_s: When it began to wait. An entry that waits again keeps it.
-        service: What the whole request will cost, predicted (`ServiceWeights.of`).
+        service: What the whole request will cost, predicted (`ServiceWeights.service`).
         deadline_s: When it must have been served; None: no particular time.
         locality: Equal for requests that share work, such as a prefix of their prompts; None: shares nothing.
     """
 
-    __slots__ = ("arrived_s", "deadline_s", "flow", "locality", "number", "place", "rank", "service", "value")
+    __slots__ = ("arrived_s", "deadline_s", "flow", "locality", "number", "position", "rank", "service", "value")
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class QueueEntry(Generic[T]):
         """The line's own: rises with joining, settles ties."""
         self.rank = flow.priority.rank
         """The line's own: of the class in which it competes, which is another than its flow's when it has aged."""
-        self.place: Any = None
+        self.position: Any = None
         """The line's own: where it keeps, or kept, the entry."""
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from maitred.fairness.entry import QueueEntry, WorkAhead
 from maitred.fairness.fcfs import FcfsQueue
 from maitred.fairness.vtc import VtcQueue
 
-__all__ = ["FairQueue", "QueueEntry", "QueueOrderConfig", "WorkAhead", "make_line"]
+__all__ = ["FairQueue", "QueueEntry", "QueueOrderConfig", "WorkAhead", "make_queue"]
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class FairQueue(Protocol[T]):
         """A taken entry has ended, in whichever way; once for each `take` that was not put back."""
         ...
 
-    def put_back(self, entry: QueueEntry[T], now_s: float) -> None:
+    def requeue(self, entry: QueueEntry[T], now_s: float) -> None:
         """A taken entry waits again, with the age it has; what it was charged stays charged."""
         ...
 
@@ -101,7 +101,7 @@ class FairQueue(Protocol[T]):
         ...
 
 
-def make_line(config: QueueOrderConfig) -> FairQueue[Any]:
+def make_queue(config: QueueOrderConfig) -> FairQueue[Any]:
     """A new line, empty, of the policy that the configuration names."""
     match config.policy:
         case "fifo":

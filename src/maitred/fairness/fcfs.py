@@ -67,7 +67,7 @@ class FcfsQueue(Generic[T]):
     def done(self, flow: Flow) -> None:
         """Changes nothing."""
 
-    def put_back(self, entry: QueueEntry[T], now_s: float) -> None:
+    def requeue(self, entry: QueueEntry[T], now_s: float) -> None:
         """Waits again, where it stood."""
         self._join(entry)
 

@@ -48,7 +48,7 @@ class Locality:
             if not alike:
                 del self._waiting[entry.locality]
 
-    def took(self, entry: QueueEntry[Any]) -> None:
+    def on_take(self, entry: QueueEntry[Any]) -> None:
         """An entry begins to run."""
         if entry.locality != self._current:
             self._current = entry.locality
@@ -65,7 +65,7 @@ class Locality:
     def _may_pass(self, entry: QueueEntry[Any], first: QueueEntry[Any]) -> bool:
         if entry.rank != first.rank:
             return False
-        leaf: Node = entry.place
+        leaf: Node = entry.position
         for node in leaf.path[:-1]:
             least = node.among.queue.least()
             if least is not None and node.counter > least.counter + self._quantum:

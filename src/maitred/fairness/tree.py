@@ -90,7 +90,7 @@ class Siblings:
         ticks: The same for all of the tree.
     """
 
-    __slots__ = ("active", "children", "floor", "idle", "last", "parent", "queue", "ticks")
+    __slots__ = ("active", "children", "idle", "last", "min_counter", "parent", "queue", "ticks")
 
     def __init__(self, parent: "Node | None", ticks: LazyCharges) -> None:
         self.parent = parent
@@ -104,17 +104,17 @@ class Siblings:
         """That have neither, and are ahead of where they would be lifted."""
         self.last: Node | None = None
         """That waited last; kept when it is forgotten otherwise."""
-        self.floor = 0.0
+        self.min_counter = 0.0
         """The level, as far as it is settled: refunds do not bring it down."""
 
     def level(self) -> float:
         """The counter at which one begins to wait."""
         reached = self.queue.least() or self.last
-        return self.floor if reached is None else max(self.floor, reached.counter)
+        return self.min_counter if reached is None else max(self.min_counter, reached.counter)
 
     def settle(self) -> None:
         """Keeps the level from falling below where it is now."""
-        self.floor = self.level()
+        self.min_counter = self.level()
 
     def child(self, name: object, weight: float, turn: int, *, leaf: bool) -> "Node":
         """The child of this name, new or known; the weight holds from now on."""
@@ -133,12 +133,12 @@ class Siblings:
         self.active.lowered(node)
         self.idle.lowered(node)
 
-    def rouse(self, node: "Node") -> None:
+    def activate(self, node: "Node") -> None:
         """An idle child begins to wait."""
         self.idle.discard(node)
         self.active.join(node)
 
-    def rest(self, node: "Node") -> None:
+    def deactivate(self, node: "Node") -> None:
         """A child neither waits nor runs any more. What its own children were ahead of each other is over with that."""
         if node.below is not None:
             node.below.clear()
@@ -149,7 +149,9 @@ class Siblings:
 
     def forget(self) -> None:
         """Drops idle children that would be lifted anyway."""
-        while (node := self.idle.least()) is not None and (node.counter <= self.floor or len(self.idle) > IDLE_KEPT):
+        while (node := self.idle.least()) is not None and (
+            node.counter <= self.min_counter or len(self.idle) > IDLE_KEPT
+        ):
             self.idle.discard(node)
             del self.children[node.name]
             if node is not self.last:
@@ -173,7 +175,7 @@ class Siblings:
         self.children.clear()
         for ranking in (self.queue, self.active, self.idle):
             ranking.clear()
-        self.last, self.floor = None, 0.0
+        self.last, self.min_counter = None, 0.0
 
 
 class Node:
@@ -273,7 +275,7 @@ class Node:
                     node.turn = turn
                 among.queue.join(node)
                 if node.running == 0:
-                    among.rouse(node)
+                    among.activate(node)
             node.waiting += 1
             node.service += service
 
@@ -288,7 +290,7 @@ class Node:
                 among.queue.remove(node)
                 among.last = node
                 if node.running == 0:
-                    among.rest(node)
+                    among.deactivate(node)
 
     def start(self, turn: int) -> None:
         """An entry of this leaf, which waits yet, begins to run: that was its turn."""
@@ -312,16 +314,16 @@ class Node:
             last = among.last
             if last is not None and (reached := last.counter if last._streams else last._booked) > counter:
                 counter = reached
-            if among.floor > counter:
-                counter = among.floor
-            among.floor = node._booked = counter
+            if among.min_counter > counter:
+                counter = among.min_counter
+            among.min_counter = node._booked = counter
             node._since = node._ticks.now
             if rate is not None:
                 node.rate = rate
             if among.parent is not None:
                 node.turn = turn
             if node.running == 0:
-                among.rouse(node)
+                among.activate(node)
             node.running += 1
             among.last = node
 
@@ -332,7 +334,7 @@ class Node:
             if node.running == 0:
                 node.dry()
                 if node.waiting == 0:
-                    node.among.rest(node)
+                    node.among.deactivate(node)
 
     def charge(self, service: float) -> None:
         """Books service; negative: a refund."""

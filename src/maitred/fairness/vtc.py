@@ -144,7 +144,7 @@ class VtcQueue(Generic[T]):
 
     def take(self, entry: QueueEntry[T], now_s: float) -> None:
         """Leaves and runs."""
-        leaf: Node = entry.place
+        leaf: Node = entry.position
         self._numbers += 1
         leaf.start(self._numbers)
         self._leave(entry)
@@ -165,7 +165,7 @@ class VtcQueue(Generic[T]):
         else:
             self._numbers += 3
             leaf.pass_through(self._numbers, runs.rates)
-        entry.place = leaf
+        entry.position = leaf
         self._runs_now(entry, leaf, runs, now_s)
         if goes_on:
             self._stop(flow, None)
@@ -176,7 +176,7 @@ class VtcQueue(Generic[T]):
             runs = self._runs[entry.flow] = RunningFlow(leaf, entry.flow)
         runs.count(leaf, 1)
         if self._locality is not None:
-            self._locality.took(entry)
+            self._locality.on_take(entry)
 
     def charge(self, flow: Flow, service: float) -> None:
         """Books service on every level of the flow's path; of a flow that is forgotten, nothing."""
@@ -207,15 +207,15 @@ class VtcQueue(Generic[T]):
         else:
             self._stop(flow, None)
 
-    def put_back(self, entry: QueueEntry[T], now_s: float) -> None:
+    def requeue(self, entry: QueueEntry[T], now_s: float) -> None:
         """Waits again, with the age it has."""
         self._join(entry, now_s)
-        self._stop(entry.flow, entry.place)
+        self._stop(entry.flow, entry.position)
 
     def ahead(self, entry: QueueEntry[T], now_s: float) -> WorkAhead:
         """Estimates what is taken before an entry; see `maitred.fairness.estimate`."""
         self._part()
-        waits = entry.place is not None and entry in entry.place.entries
+        waits = entry.position is not None and entry in entry.position.entries
         rank = entry.rank if waits else entry.flow.priority.rank
         path = self._trace(entry.flow, rank)
         ahead = in_leaf(path[-1][0], entry, _due_s(entry))
@@ -307,7 +307,7 @@ class VtcQueue(Generic[T]):
         return max(next(iter(node.joined.values())), node.taken_s) + self._ageing_s
 
     def _join(self, entry: QueueEntry[T], since_s: float) -> None:
-        leaf = entry.place = self._leaf(entry.flow, entry.rank)
+        leaf = entry.position = self._leaf(entry.flow, entry.rank)
         leaf.entries.join(_due_s(entry), entry)
         leaf.join(entry.service, self._numbers)
         leaf.path[-1].joined[entry] = since_s
@@ -318,7 +318,7 @@ class VtcQueue(Generic[T]):
             self._locality.join(entry)
 
     def _leave(self, entry: QueueEntry[T]) -> None:
-        leaf: Node = entry.place
+        leaf: Node = entry.position
         leaf.entries.leave(entry)
         leaf.leave(entry.service)
         del leaf.path[-1].joined[entry]

@@ -195,7 +195,7 @@ class LocalEngine:
                 wait_s = self._backoff.wait_s(ready_s)
                 _log.error("%s\nIt was ready for %.1f s and is started again in %.1f s.", reason, ready_s, wait_s)
                 self._ready_at_s = self._clock.monotonic_s() + wait_s + self._start_s
-                await self._rest(wait_s)
+                await self._pause(wait_s)
                 self.restarts += 1
         except Exception as error:
             if first_start.done():
@@ -205,7 +205,7 @@ class LocalEngine:
         finally:
             first_start.cancel()
 
-    async def _rest(self, wait_s: float) -> None:
+    async def _pause(self, wait_s: float) -> None:
         """Lets the back-off pass; not all of it while nobody else serves."""
         pause_s = min(wait_s, ALONE_S)
         while pause_s > 0:
@@ -243,7 +243,7 @@ class LocalEngine:
             self.link.close()
             await process.stop(self._stop_grace_s)
             self._process = None
-        return ready_s, f"{reason}\n{process.obituary()}"
+        return ready_s, f"{reason}\n{process.exit_reason()}"
 
     def _remove_socket(self) -> None:
         """A killed engine leaves it behind, and the next one could not bind."""

@@ -99,7 +99,7 @@ class EngineProcess:
         await asyncio.wait({self._output}, timeout=_OUTPUT_GRACE_S)
         self._output.cancel()
 
-    def obituary(self) -> str:
+    def exit_reason(self) -> str:
         """How it ended and what it said last, for an error message."""
         if not self.exited.done():
             ending = "is still running"

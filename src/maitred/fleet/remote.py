@@ -58,27 +58,27 @@ class RemoteEngine:
         self.trouble = "nobody has connected yet"
         self._hello_timeout_s = hello_timeout_s
         self._first: asyncio.Event = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
+        self._maintenance: asyncio.Task[None] | None = None
 
     async def started(self) -> None:
         """Waits until the engine has been connected once."""
         await self._first.wait()
 
     async def __aenter__(self) -> "RemoteEngine":
-        self._keeper = asyncio.create_task(self._keep(), name="engine connection")
+        self._maintenance = asyncio.create_task(self._maintain(), name="engine connection")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._keeper is not None
-        self._keeper.cancel()
-        await asyncio.wait({self._keeper})
+        assert self._maintenance is not None
+        self._maintenance.cancel()
+        await asyncio.wait({self._maintenance})
         self.link.close()
-        if error is None and not self._keeper.cancelled():
-            self._keeper.result()  # a fault of the keeper itself must not pass unseen
+        if error is None and not self._maintenance.cancelled():
+            self._maintenance.result()  # a fault of the keeper itself must not pass unseen
 
-    async def _keep(self) -> None:
+    async def _maintain(self) -> None:
         failures = 0
         while True:
             try:
@@ -106,11 +106,11 @@ class FingerprintCheck:
     for those that come after it.
 
     Args:
-        digest: Of the gateway's own files.
+        fingerprint: Of the gateway's own files.
     """
 
-    def __init__(self, digest: ModelFingerprint) -> None:
-        self._digest = digest
+    def __init__(self, fingerprint: ModelFingerprint) -> None:
+        self._digest = fingerprint
         self._dtype = ""
 
     def check(self, card: ModelCard) -> None:

@@ -31,7 +31,7 @@ class SleepableReplica:
     def __init__(self, link: EngineClient) -> None:
         self.link = link
         self.draining = False
-        self._told: bool | None = None
+        self._notified: bool | None = None
         """What the engine was told last and has not done yet: to sleep, or not to."""
 
     # --- the replica ---
@@ -57,13 +57,13 @@ class SleepableReplica:
         """See `core.ports.Host`."""
         return self.link.load()
 
-    def unheard(self) -> int:
+    def unreported(self) -> int:
         """See `core.ports.Host`."""
-        return self.link.unheard()
+        return self.link.unreported()
 
-    def watch(self, listener: Callable[[], None]) -> None:
+    def on_change(self, listener: Callable[[], None]) -> None:
         """See `core.ports.Host`."""
-        self.link.watch(listener)
+        self.link.on_change(listener)
 
     def generate(self, request: EngineRequest) -> AbstractAsyncContextManager[TokenStream]:
         """See `core.ports.Replica`."""
@@ -74,12 +74,12 @@ class SleepableReplica:
     @property
     def waking(self) -> bool:
         """Whether it was told to wake, and sleeps still."""
-        return self.link.asleep and self._told is False
+        return self.link.asleep and self._notified is False
 
     @property
     def settled(self) -> bool:
         """Whether it is what it was told to be."""
-        return not self.draining and self._told is None
+        return not self.draining and self._notified is None
 
     def sleep(self) -> None:
         """It is to sleep once nothing runs and nobody waits.
@@ -88,17 +88,17 @@ class SleepableReplica:
             ReplicaUnavailable: Its engine is down.
         """
         self.link.card()
-        if not self.link.asleep or self._told is False:
+        if not self.link.asleep or self._notified is False:
             self.draining = True
 
     def wake(self) -> None:
         """It is to serve. One whose engine is down does so when that is back."""
-        was_told, self.draining = self._told is True, False
-        if self.link.ready and (was_told or (self.link.asleep and self._told is None)):
-            self._told = False
-            self.link.call(asleep=False)
+        was_told, self.draining = self._notified is True, False
+        if self.link.ready and (was_told or (self.link.asleep and self._notified is None)):
+            self._notified = False
+            self.link.request_sleep(asleep=False)
 
-    def look(self, *, running: int, waiting: int) -> None:
+    def check(self, *, running: int, waiting: int) -> None:
         """Something has changed: in its queue, or with the engine. It must be told of both.
 
         Args:
@@ -106,13 +106,13 @@ class SleepableReplica:
             waiting: Requests in the queue.
         """
         if not self.link.ready:
-            self.draining, self._told = False, None  # an engine that comes back is awake
+            self.draining, self._notified = False, None  # an engine that comes back is awake
             return
-        if self._told is self.link.asleep:
-            self._told = None
+        if self._notified is self.link.asleep:
+            self._notified = None
             self.draining = self.draining and not self.link.asleep
         if waiting:
             self.wake()
-        elif self.draining and not running and self._told is None:
-            self._told = True
-            self.link.call(asleep=True)
+        elif self.draining and not running and self._notified is None:
+            self._notified = True
+            self.link.request_sleep(asleep=True)

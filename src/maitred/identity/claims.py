@@ -20,7 +20,7 @@ def live(claims: Claims, now_s: float, leeway_s: float) -> bool:
     return ends_s is not None and begins_s is not None and begins_s - leeway_s <= now_s < ends_s + leeway_s
 
 
-def tenants_of(claims: Claims, config: OidcConfig) -> list[str]:
+def read_tenants(claims: Claims, config: OidcConfig) -> list[str]:
     """The tenants that the bearer may belong to, the first choice first; whether there are such is not looked at."""
     claimed = _claim(claims, config.tenant_claim)
     if claimed is None:
@@ -30,7 +30,7 @@ def tenants_of(claims: Claims, config: OidcConfig) -> list[str]:
     return [config.tenants[name] for name in names if name in config.tenants] if config.tenants else names
 
 
-def scopes_of(claims: Claims, config: OidcConfig) -> frozenset[Scope]:
+def read_scopes(claims: Claims, config: OidcConfig) -> frozenset[Scope]:
     """What the bearer may do."""
     claimed = _claim(claims, config.scope_claim)
     words = claimed.split() if isinstance(claimed, str) else claimed if isinstance(claimed, list) else []
@@ -38,7 +38,7 @@ def scopes_of(claims: Claims, config: OidcConfig) -> frozenset[Scope]:
     return frozenset(Scope(scope) for scope in given or config.default_scopes)
 
 
-def key_of(issuer: str, claims: Claims) -> str | None:
+def read_key(issuer: str, claims: Claims) -> str | None:
     """Whom usage and limits are counted for: ``<issuer>:<subject>``, short and printable; None without a subject.
 
     A subject that is long or odd is replaced by its hash, never cut: two bearers must not become one.

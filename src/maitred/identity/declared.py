@@ -10,12 +10,12 @@ import msgspec
 
 from maitred.core.errors import ConfigInvalid
 from maitred.core.limits import Limit, LimitKind
-from maitred.core.money import nusd_of
+from maitred.core.money import to_nano_usd
 from maitred.core.tenancy import ApiKey, KeySecret, Scope, Tenant
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import KeyConfig, LimitsConfig, ModelLimitsConfig, OrganisationConfig, TeamConfig
 from maitred.identity.faults import declaration_faults, each_tenant
-from maitred.identity.keys import hash_of, parse
+from maitred.identity.keys import hash_secret, parse
 
 
 class DeclaredDirectory(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ def _key(tenant_id: str, name: str, config: KeyConfig) -> ApiKey:
     assert parsed is not None, "declaration_faults() has looked"
     public_id, secret = parsed
     scopes = tuple(Scope(scope) for scope in _once(config.scopes))
-    return ApiKey(id=public_id, tenant=tenant_id, name=name, scopes=scopes, secrets=(KeySecret(hash_of(secret)),))
+    return ApiKey(id=public_id, tenant=tenant_id, name=name, scopes=scopes, secrets=(KeySecret(hash_secret(secret)),))
 
 
 def _limits(subject: str, config: LimitsConfig) -> Iterator[Limit]:
@@ -103,7 +103,7 @@ def _limit(
         id=f"config-{hashlib.sha256(name).hexdigest()[:16]}",
         subject=subject,
         kind=kind,
-        value=nusd_of(value) if kind.spend else int(value),
+        value=to_nano_usd(value) if kind.spend else int(value),
         model=model,
         burst=burst,
         hard=hard,

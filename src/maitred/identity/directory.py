@@ -63,7 +63,7 @@ class Directory:
         """See `maitred.core.limits.LimitSource`."""
         return self._book.get(subject, ())
 
-    def principal_of(self, key: ApiKey) -> Principal | None:
+    def principal_for(self, key: ApiKey) -> Principal | None:
         """Who acts with this key; None if it is revoked, or a tenant above it is disabled or does not exist.
 
         Says nothing of expiry, which depends on the time.
@@ -78,7 +78,7 @@ class Directory:
             self._principals[key.id] = (key, principal)
         return principal
 
-    def stands(self, principal: Principal) -> bool:
+    def is_still_valid(self, principal: Principal) -> bool:
         """Whether `principal_of` gave this very one, and would again: nothing of its key or its tenants has changed.
 
         Nor will anything by itself, so whoever has proved to hold the key's secret still holds it.

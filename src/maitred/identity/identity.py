@@ -28,7 +28,7 @@ class TokenIssuers(Protocol):
         """Whether the token claims to be of one of them; nothing is proved by that."""
         ...
 
-    async def principal_of(self, token: str) -> Principal | None:
+    async def principal_for(self, token: str) -> Principal | None:
         """Who the token speaks for; None if it is not valid.
 
         Raises:
@@ -65,7 +65,7 @@ class Identity:
         self._anonymous = anonymous
         self._issuers = issuers
 
-    def adopt(self, anonymous: Principal | None) -> None:
+    def reconfigure(self, anonymous: Principal | None) -> None:
         """Who a request without a credential comes from, from now on; None: nobody, and those inside must leave."""
         self._anonymous = anonymous
 
@@ -77,41 +77,41 @@ class Identity:
             Unavailable: Whether it is valid cannot be said now.
         """
         self._check_fresh()
-        credential = credential_of(header)
+        credential = read_credential(header)
         if credential is None:
             if self._anonymous is not None:
                 return self._anonymous
             raise Unauthenticated("No API key was sent. Send one as `Authorization: Bearer sk-mtd-…` or `x-api-key`.")
         principal: Principal | None = None
         if credential.startswith(PREFIX):
-            principal = self._holder_of(credential)
+            principal = self._key_owner(credential)
         elif self._issuers is not None and self._issuers.issued(credential):
-            principal = await self._issuers.principal_of(credential)
+            principal = await self._issuers.principal_for(credential)
         else:
             principal = self._anonymous
         if principal is None:
             raise Unauthenticated("This API key is not valid here. Check it, or ask for a new one.")
         return principal
 
-    def stands(self, principal: Principal, header: Header) -> bool:
+    def is_still_valid(self, principal: Principal, header: Header) -> bool:
         """See `maitred.core.tenancy.Authenticator`. What proves to be somebody's does so until something changes."""
         self._check_fresh()
-        return self._directory.stands(principal)
+        return self._directory.is_still_valid(principal)
 
     def holds(self, principal: Principal) -> bool:
         """Whether who was let in before would still be: its key neither revoked nor expired, no tenant disabled.
 
         A token counts until its tenants are disabled: it cannot be revoked, and its end is that of new requests.
         """
-        return self.again(principal) is not None
+        return self.refresh_principal(principal) is not None
 
-    def again(self, principal: Principal) -> Principal | None:
+    def refresh_principal(self, principal: Principal) -> Principal | None:
         """Who was let in before, as it would be let in now; None: it would not, see `holds`."""
         if principal is self._anonymous:
             return principal
         key = self._directory.key(principal.key)
         if key is not None:
-            return None if self._expired(key) else self._directory.principal_of(key)
+            return None if self._expired(key) else self._directory.principal_for(key)
         if is_id(principal.key):
             return None  # it was a key, and is gone
         return self._directory.principal_in(principal.tenants[0], key=principal.key, scopes=principal.scopes)
@@ -119,7 +119,7 @@ class Identity:
     def _expired(self, key: ApiKey) -> bool:
         return key.expires_s is not None and self._clock.wall_s() >= key.expires_s
 
-    def _holder_of(self, credential: str) -> Principal | None:
+    def _key_owner(self, credential: str) -> Principal | None:
         parsed = parse(credential)
         if parsed is None:
             return None
@@ -131,10 +131,10 @@ class Identity:
             return None
         if self._expired(key):
             return None
-        return self._directory.principal_of(key)
+        return self._directory.principal_for(key)
 
 
-def credential_of(header: Header) -> str | None:
+def read_credential(header: Header) -> str | None:
     """What the request says to prove who sent it; None if it says nothing."""
     authorization = header(b"authorization")
     if authorization is not None:

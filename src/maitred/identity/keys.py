@@ -47,7 +47,7 @@ def make_key(public_id: str | None = None, *, expires_s: float | None = None) ->
     """
     public_id = public_id or "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))
     secret = base64.urlsafe_b64encode(secrets.token_bytes(_SECRET_BYTES)).rstrip(b"=").decode("ascii")
-    return NewKey(public_id, f"{PREFIX}{public_id}-{secret}", KeySecret(hash_of(secret), expires_s))
+    return NewKey(public_id, f"{PREFIX}{public_id}-{secret}", KeySecret(hash_secret(secret), expires_s))
 
 
 def parse(text: str) -> tuple[str, str] | None:
@@ -58,7 +58,7 @@ def parse(text: str) -> tuple[str, str] | None:
     return (match[1], match[2]) if match is not None else None
 
 
-def hash_of(secret: str) -> bytes:
+def hash_secret(secret: str) -> bytes:
     """The SHA-256 of the secret part, which is what a store keeps."""
     digest = _SHA256.copy()
     digest.update(secret.encode("ascii"))
@@ -71,7 +71,7 @@ def matches(secret: str, kept: Sequence[KeySecret], now_s: float) -> bool:
     Takes the same time whatever is kept and however much of it fits: a key that is being rotated, one that has
     expired and one that does not exist (which has no secrets) cannot be told apart by a clock.
     """
-    digest = hash_of(secret)
+    digest = hash_secret(secret)
     matched = False
     for candidate in (*kept, _NOBODYS, _NOBODYS)[: max(2, len(kept))]:
         live = candidate.expires_s is None or now_s < candidate.expires_s

@@ -18,7 +18,7 @@ import msgspec
 
 from maitred.core.clock import Clock
 from maitred.core.tenancy import Principal
-from maitred.identity.claims import Claims, key_of, live, scopes_of, tenants_of
+from maitred.identity.claims import Claims, live, read_key, read_scopes, read_tenants
 from maitred.identity.config import OidcConfig
 from maitred.identity.directory import Directory
 from maitred.identity.jwks import Fetch, SigningKeys
@@ -77,11 +77,11 @@ class OidcIssuers:
 
     def issued(self, token: str) -> bool:
         """See `TokenIssuers`."""
-        return _issuer_of(token) in self._configs
+        return _read_issuer(token) in self._configs
 
-    async def principal_of(self, token: str) -> Principal | None:
+    async def principal_for(self, token: str) -> Principal | None:
         """See `TokenIssuers`."""
-        issuer = _issuer_of(token)
+        issuer = _read_issuer(token)
         header = _decoded(token.partition(".")[0], _Header)
         if issuer not in self._configs or header is None:
             return None
@@ -91,17 +91,17 @@ class OidcIssuers:
         key = await self._keys[issuer].find(header.kid, header.alg)
         if key is None:
             return None
-        claims = self._claims_of(token, header.alg, key, config)
+        claims = self._read_claims(token, header.alg, key, config)
         if claims is None or not live(claims, self._clock.wall_s(), config.leeway_s):
             return None
-        subject = key_of(name, claims)
+        subject = read_key(name, claims)
         # A list of groups usually has some that mean nothing here.
-        tenant = next((name for name in tenants_of(claims, config) if self._directory.tenant(name) is not None), None)
+        tenant = next((name for name in read_tenants(claims, config) if self._directory.tenant(name) is not None), None)
         if subject is None or tenant is None:
             return None
-        return self._directory.principal_in(tenant, key=subject, scopes=scopes_of(claims, config))
+        return self._directory.principal_in(tenant, key=subject, scopes=read_scopes(claims, config))
 
-    def _claims_of(self, token: str, algorithm: str, key: jwt.PyJWK, config: OidcConfig) -> Claims | None:
+    def _read_claims(self, token: str, algorithm: str, key: jwt.PyJWK, config: OidcConfig) -> Claims | None:
         """The claims, if `key` signed them for us; when they hold is not looked at."""
         digest = hashlib.sha256(token.encode("ascii")).digest()
         known = self._verified.get(digest)
@@ -127,7 +127,7 @@ class OidcIssuers:
         return claims
 
 
-def _issuer_of(token: str) -> str | None:
+def _read_issuer(token: str) -> str | None:
     """Who a token says that it is of; None if it is none."""
     if len(token) > _LONGEST_TOKEN or not token.isascii() or token.count(".") != 2:
         return None

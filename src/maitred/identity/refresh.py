@@ -51,7 +51,7 @@ class DirectoryRefresher:
         # Two answers at once could be applied in the wrong order, and bring a revoked key back for a moment.
         self._one_at_a_time = asyncio.Lock()
 
-    def adopt(self, every_s: float, max_stale_s: float) -> None:
+    def reconfigure(self, every_s: float, max_stale_s: float) -> None:
         """Goes by these from now on."""
         self._every_s = every_s
         self._max_stale_s = max_stale_s

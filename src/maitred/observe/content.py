@@ -20,7 +20,7 @@ class TextRecorder:
         self.finishes: dict[int, str] = {}
         self._left = MOST_CHARACTERS
 
-    def heard(self, parts: Sequence[TextDelta]) -> None:
+    def on_delta(self, parts: Sequence[TextDelta]) -> None:
         """More of it."""
         for part in parts:
             if part.text and self._left > 0:
@@ -30,11 +30,11 @@ class TextRecorder:
                 self.finishes[part.index] = str(part.finish)
 
 
-def content_attributes(ask: InferenceRequest | None, overhearing: TextRecorder) -> dict[str, str]:
+def content_attributes(request: InferenceRequest | None, overhearing: TextRecorder) -> dict[str, str]:
     """Prompts and answers, as OpenTelemetry's conventions for generative AI write them: in JSON."""
-    if ask is None:
+    if request is None:
         return {}
-    given = [message for prompt in ask.prompts for message in _messages(prompt)]
+    given = [message for prompt in request.prompts for message in _messages(prompt)]
     answers = [
         {
             "role": "assistant",

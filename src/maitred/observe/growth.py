@@ -14,10 +14,10 @@ from prometheus_client.registry import Collector
 
 from maitred.core.clock import Clock
 from maitred.observe.metrics.engines import Engines, EngineState
-from maitred.observe.trend import GrowthTrend, TrendSample, trend_of
+from maitred.observe.trend import GrowthTrend, TrendSample, fit_trend
 
 _EVERY_S = 120.0
-_LOOKS = 60
+_MOST_SAMPLES = 60
 _WARM_UP_S = 600.0
 _HOUR_S = 3600.0
 _GATEWAY = "gateway"
@@ -30,7 +30,7 @@ class _Followed:
 
     born: int
     since_s: float
-    looks: dict[str, deque[TrendSample]] = field(default_factory=dict)
+    samples: dict[str, deque[TrendSample]] = field(default_factory=dict)
     trends: dict[str, GrowthTrend] = field(default_factory=dict)
     """As of the last look: a scrape must not wait for all these slopes."""
 
@@ -61,10 +61,10 @@ class GrowthWatch(Collector):
     async def run(self) -> None:
         """Looks until it is cancelled."""
         while True:
-            self.look()
+            self.sample()
             await asyncio.sleep(_EVERY_S)
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Looks once."""
         self._take(_GATEWAY, 0, self._in_flight(), self._own())
         for (model, replica), engine in self._engines().items():
@@ -80,7 +80,7 @@ class GrowthWatch(Collector):
             "maitred_growth_trend", "How sure the direction is, from -1 to 1.", labels=_LABELS
         )
         for process, followed in self._followed.items():
-            for resource, looks in followed.looks.items():
+            for resource, looks in followed.samples.items():
                 level.add_metric([process, resource], looks[-1].value)
                 if (trend := followed.trends.get(resource)) is not None:
                     growth.add_metric([process, resource], trend.per_s * _HOUR_S)
@@ -94,11 +94,11 @@ class GrowthWatch(Collector):
             followed = self._followed[process] = _Followed(born, now_s)
         warm = now_s - followed.since_s >= _WARM_UP_S
         for resource, value in held.items():
-            looks = followed.looks.setdefault(resource, deque(maxlen=_LOOKS))
+            looks = followed.samples.setdefault(resource, deque(maxlen=_MOST_SAMPLES))
             if len(looks) == 1 and not warm:
                 looks.clear()  # only the level is told before
             looks.append(TrendSample(now_s, value, load))
-            if (trend := trend_of(looks)) is not None:
+            if (trend := fit_trend(looks)) is not None:
                 followed.trends[resource] = trend
 
 

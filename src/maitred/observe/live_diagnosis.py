@@ -27,20 +27,20 @@ class LiveDiagnosis:
     """
 
     def __init__(self, look: Callable[[], MetricSamples], clock: Clock) -> None:
-        self._look = look
+        self._scrape = look
         self._clock = clock
-        self._looks: deque[tuple[float, MetricSamples]] = deque()
+        self._scrapes: deque[tuple[float, MetricSamples]] = deque()
         self._found: Sequence[DiagnosisFinding] | None = None
 
     def findings(self) -> Sequence[DiagnosisFinding] | None:
         """What holds requests up, most important first; None: it was not watched for long enough to say."""
         now_s = self._clock.monotonic_s()
-        if self._looks and now_s - self._looks[-1][0] < _EVERY_S:
+        if self._scrapes and now_s - self._scrapes[-1][0] < _EVERY_S:
             return self._found
-        while self._looks and now_s - self._looks[0][0] > _LAST_S:
-            self._looks.popleft()
-        self._looks.append((now_s, self._look()))
-        seconds = now_s - self._looks[0][0]
-        watch = ScrapeWatcher([samples for _, samples in self._looks], seconds)
+        while self._scrapes and now_s - self._scrapes[0][0] > _LAST_S:
+            self._scrapes.popleft()
+        self._scrapes.append((now_s, self._scrape()))
+        seconds = now_s - self._scrapes[0][0]
+        watch = ScrapeWatcher([samples for _, samples in self._scrapes], seconds)
         self._found = diagnose(watch.vitals()) if seconds >= _LEAST_S else None
         return self._found

@@ -52,7 +52,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
         """See `logging.Handler`. Called under the handler's lock."""
         self._tell(self._flood.over(record.created))
         if self._flood.passes((record.name, record.levelno, str(record.msg)), record.created):
-            _say_for_whom(record)
+            _add_request(record)
             super().emit(record)
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
             super().emit(record)
 
 
-def _say_for_whom(record: logging.LogRecord) -> None:
+def _add_request(record: logging.LogRecord) -> None:
     """Adds the ids of the request that is worked for, if one is."""
     in_hand = LOG_CONTEXT.get()
     if in_hand is None or in_hand.over:
@@ -118,46 +118,48 @@ class RequestLog:
     What went well is said at debug level: at thousands of requests a second it is the metrics that tell the story.
     """
 
-    def ended(self, *tallies: RequestContext) -> None:
+    def on_request_end(self, *contexts: RequestContext) -> None:
         """Logs each."""
-        for tally in tallies:
-            self._say(tally)
+        for context in contexts:
+            self._write(context)
 
-    def _say(self, tally: RequestContext) -> None:
-        level = logging.WARNING if tally.outcome is Outcome.FAILED else logging.DEBUG
+    def _write(self, context: RequestContext) -> None:
+        level = logging.WARNING if context.outcome is Outcome.FAILED else logging.DEBUG
         if not log.isEnabledFor(level):
             return
-        duration_s = tally.ended_s - tally.started_s
+        duration_s = context.ended_s - context.started_s
         log.log(
             level,
             "request %s on %s %s: status %d, %d prompt + %d output tokens, %.3f s",
-            tally.request_id,
-            tally.route,
-            tally.outcome,
-            tally.status,
-            tally.prompt_tokens,
-            tally.completion_tokens,
+            context.request_id,
+            context.route,
+            context.outcome,
+            context.status,
+            context.prompt_tokens,
+            context.completion_tokens,
             duration_s,
             extra={
-                "request_id": tally.request_id,
-                "error": tally.error or None,
-                "route": tally.route,
-                "model": tally.model,
-                "chosen": None if tally.chosen is None else msgspec.structs.asdict(tally.chosen),
-                "outcome": str(tally.outcome),
-                "status": tally.status,
-                "prompt_tokens": tally.prompt_tokens,
-                "cached_tokens": tally.cached_tokens,
-                "completion_tokens": tally.completion_tokens,
-                "estimated": tally.estimated,
+                "request_id": context.request_id,
+                "error": context.error or None,
+                "route": context.route,
+                "model": context.model,
+                "chosen": None if context.selection is None else msgspec.structs.asdict(context.selection),
+                "outcome": str(context.outcome),
+                "status": context.status,
+                "prompt_tokens": context.prompt_tokens,
+                "cached_tokens": context.cached_tokens,
+                "completion_tokens": context.completion_tokens,
+                "estimated": context.estimated,
                 "duration_s": round(duration_s, 6),
-                "released_after_s": None if tally.released_s is None else round(tally.released_s - tally.started_s, 6),
-                "priority": tally.priority,
-                "waited_ms": {cause: round(waited_ms, 3) for cause, waited_ms in tally.waited_ms.items()},
-                "degraded": tally.degraded,
-                "fallbacks": tally.fallbacks,
-                "escalated": tally.escalated,
-                "recoveries": tally.recoveries,
-                "continued": tally.continued,
+                "released_after_s": None
+                if context.dispatched_s is None
+                else round(context.dispatched_s - context.started_s, 6),
+                "priority": context.priority,
+                "waited_ms": {cause: round(waited_ms, 3) for cause, waited_ms in context.waited_ms.items()},
+                "degraded": context.degraded,
+                "fallbacks": context.fallbacks,
+                "escalated": context.escalated,
+                "recoveries": context.recoveries,
+                "continued": context.continued,
             },
         )

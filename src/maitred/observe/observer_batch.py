@@ -22,26 +22,26 @@ class ObserverBatch:
 
     def __init__(self, *observers: RequestObserver) -> None:
         self._observers = [*observers]
-        self._ended: list[RequestContext] = []
+        self._pending: list[RequestContext] = []
         self._tokens = 0
 
-    def tell(self, *observers: RequestObserver) -> None:
+    def flush(self, *observers: RequestObserver) -> None:
         """These count too, from the next request on."""
         self.fold()
         self._observers += observers
 
-    def ended(self, *tallies: RequestContext) -> None:
+    def on_request_end(self, *contexts: RequestContext) -> None:
         """See `RequestObserver`."""
-        ended = self._ended
-        ended += tallies
-        for tally in tallies:
-            self._tokens += tally.prompt_tokens
+        ended = self._pending
+        ended += contexts
+        for context in contexts:
+            self._tokens += context.prompt_tokens
         if len(ended) >= _MOST or self._tokens > _MOST_TOKENS:
             self.fold()
 
     def fold(self) -> None:
         """Has all counted that have ended."""
-        if ended := self._ended:
-            self._ended, self._tokens = [], 0
+        if ended := self._pending:
+            self._pending, self._tokens = [], 0
             for observer in self._observers:
-                observer.ended(*ended)
+                observer.on_request_end(*ended)

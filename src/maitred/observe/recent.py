@@ -62,7 +62,7 @@ class RecentTraffic:
     def __init__(self, clock: Clock, digest: ObserverBatch | None = None) -> None:
         self._clock = clock
         self._digest = digest or ObserverBatch()
-        self._digest.tell(self)
+        self._digest.flush(self)
         self.points: deque[PointBody] = deque(maxlen=POINTS)
         self._refusals: dict[tuple[str, str, str, str], RefusalBody] = {}
         self._tenants: dict[str, TenantTraffic] = {}
@@ -85,25 +85,25 @@ class RecentTraffic:
         """One came, so long after its request."""
         self._ttft.add((after_s,))
 
-    def ended(self, *tallies: RequestContext) -> None:
+    def on_request_end(self, *contexts: RequestContext) -> None:
         """Requests ended. Those that ask for no model are not counted."""
-        for tally in tallies:
-            self._count(tally)
+        for context in contexts:
+            self._count(context)
 
-    def _count(self, tally: RequestContext) -> None:
-        outcome = tally.outcome
-        if outcome is None or not (tally.model or (outcome is Outcome.REFUSED and tally.route.startswith("/v1/"))):
+    def _count(self, context: RequestContext) -> None:
+        outcome = context.outcome
+        if outcome is None or not (context.model or (outcome is Outcome.REFUSED and context.route.startswith("/v1/"))):
             return
         second = self._now
         second.ended[outcome] = second.ended.get(outcome, 0) + 1
-        second.prompt_tokens += tally.prompt_tokens
-        second.output_tokens += tally.completion_tokens
-        gaps_s = tally.gaps_s
+        second.prompt_tokens += context.prompt_tokens
+        second.output_tokens += context.completion_tokens
+        gaps_s = context.gaps_s
         if gaps_s:
             self._itl.add(gaps_s[:: -(-len(gaps_s) // _GAPS)])
-        self._note(tally)
+        self._record(context)
         if outcome in (Outcome.REFUSED, Outcome.FAILED):
-            self._note_refusal(tally)
+            self._record_refusal(context)
 
     def tick(self, waiting: int, running: int) -> PointBody:
         """A second is over.
@@ -127,34 +127,34 @@ class RecentTraffic:
         self.points.append(point)
         return point
 
-    def _note(self, tally: RequestContext) -> None:
-        for tenant in () if tally.principal is None else tally.principal.tenants:
+    def _record(self, context: RequestContext) -> None:
+        for tenant in () if context.principal is None else context.principal.tenants:
             traffic = self._tenants.pop(tenant, None) or TenantTraffic()
             self._tenants[tenant] = traffic
             traffic.requests += 1
-            traffic.refused += tally.outcome is Outcome.REFUSED
-            traffic.prompt_tokens += tally.prompt_tokens
-            traffic.output_tokens += tally.completion_tokens
+            traffic.refused += context.outcome is Outcome.REFUSED
+            traffic.prompt_tokens += context.prompt_tokens
+            traffic.output_tokens += context.completion_tokens
         while len(self._tenants) > _TENANTS:
             del self._tenants[next(iter(self._tenants))]
 
-    def _note_refusal(self, tally: RequestContext) -> None:
-        failure = tally.failure
-        tenant = "" if tally.principal is None else tally.principal.tenants[-1]
+    def _record_refusal(self, context: RequestContext) -> None:
+        failure = context.failure
+        tenant = "" if context.principal is None else context.principal.tenants[-1]
         code = "" if failure is None else failure.code
-        sort = (tenant, tally.model, code, tally.refused_by)
+        sort = (tenant, context.model, code, context.refused_by)
         before = self._refusals.pop(sort, None)
         self._refusals[sort] = RefusalBody(
-            at=self._clock.wall_s() - self._clock.monotonic_s() + tally.ended_s,
+            at=self._clock.wall_s() - self._clock.monotonic_s() + context.ended_s,
             count=1 if before is None else before.count + 1,
-            request_id=tally.request_id,
+            request_id=context.request_id,
             tenant=tenant,
-            model=tally.model,
-            route=tally.route,
-            status=tally.status,
+            model=context.model,
+            route=context.route,
+            status=context.status,
             code=code,
             message="" if failure is None else failure.message,
-            limit=tally.refused_by,
+            limit=context.refused_by,
             retry_after_s=None if failure is None else failure.retry_after_s,
         )
         if len(self._refusals) > _REFUSALS:

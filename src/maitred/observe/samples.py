@@ -24,10 +24,10 @@ def parse_metrics(text: str) -> dict[MetricSeries, float]:
     Raises:
         ValueError: It is not of that format.
     """
-    return series_of(text_string_to_metric_families(text))
+    return parse_series(text_string_to_metric_families(text))
 
 
-def series_of(families: Iterable[Metric]) -> dict[MetricSeries, float]:
+def parse_series(families: Iterable[Metric]) -> dict[MetricSeries, float]:
     """Each label set of each metric by itself."""
     return {
         MetricSeries(sample.name, frozenset(sample.labels.items())): sample.value

@@ -49,12 +49,12 @@ class Objective:
         """Number of the slice, and `good` and `total` when it began; the oldest first. Those without events are left
         out: at their beginnings the counts were those of the next one."""
 
-    def count(self, tally: RequestContext, now_s: float) -> None:
+    def count(self, context: RequestContext, now_s: float) -> None:
         """Takes an ended request into account, if the objective is about it."""
         slo = self.config
-        if not tally.model or slo.model not in (None, tally.model) or slo.priority not in (None, tally.priority):
+        if not context.model or slo.model not in (None, context.model) or slo.priority not in (None, context.priority):
             return
-        good, total = _judged(tally, slo)
+        good, total = _judged(context, slo)
         if total:
             self._turn(now_s)
             self.good += good
@@ -92,7 +92,7 @@ class SloMetrics(Collector):
         self._start_s = clock.monotonic_s()
         self._objectives = {name: Objective(slo) for name, slo in slos.items()}
 
-    def adopt(self, slos: Mapping[str, SloConfig]) -> None:
+    def reconfigure(self, slos: Mapping[str, SloConfig]) -> None:
         """Counts for these from now on; what has changed begins anew."""
         before = self._objectives
         self._objectives = {
@@ -100,12 +100,12 @@ class SloMetrics(Collector):
             for name, slo in slos.items()
         }
 
-    def ended(self, *tallies: RequestContext) -> None:
+    def on_request_end(self, *contexts: RequestContext) -> None:
         """Counts some."""
         now_s = self._clock.monotonic_s() - self._start_s
         for objective in self._objectives.values():
-            for tally in tallies:
-                objective.count(tally, now_s)
+            for context in contexts:
+                objective.count(context, now_s)
 
     def collect(self) -> Iterable[Metric]:
         """Prometheus asks."""
@@ -131,26 +131,26 @@ class SloMetrics(Collector):
         return good, total, objective, within, window, left
 
 
-def _judged(tally: RequestContext, slo: SloConfig) -> tuple[int, int]:
+def _judged(context: RequestContext, slo: SloConfig) -> tuple[int, int]:
     """How much of a request went well, and how much of it counts."""
     within_s = math.inf if slo.within_s is None else slo.within_s
     match slo.indicator:
         case "availability":
-            return _answered(tally)
+            return _answered(context)
         case "ttft":
-            if tally.first_token_s is not None:
-                return int(tally.first_token_s - tally.started_s <= within_s), 1
-            return 0, int(tally.ended_s - tally.started_s > within_s)
+            if context.first_token_s is not None:
+                return int(context.first_token_s - context.started_s <= within_s), 1
+            return 0, int(context.ended_s - context.started_s > within_s)
         case "itl":
-            return sum(gap_s <= within_s for gap_s in tally.gaps_s), len(tally.gaps_s)
+            return sum(gap_s <= within_s for gap_s in context.gaps_s), len(context.gaps_s)
 
 
-def _answered(tally: RequestContext) -> tuple[int, int]:
-    match tally.outcome:
+def _answered(context: RequestContext) -> tuple[int, int]:
+    match context.outcome:
         case Outcome.FINISHED:
             return 1, 1
         case Outcome.CANCELLED:
             return 0, 0
         case Outcome.REFUSED | Outcome.FAILED | None:
-            own_fault = 400 <= tally.status < 500 and (tally.status != 429 or bool(tally.refused_by))
+            own_fault = 400 <= context.status < 500 and (context.status != 429 or bool(context.refused_by))
             return 0, int(not own_fault)

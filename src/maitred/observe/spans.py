@@ -54,35 +54,35 @@ class Span(Struct, frozen=True):
     """The engine that has seen it; empty: this gateway."""
 
 
-def spans_of(tally: RequestContext, wall_offset_s: float) -> Iterator[Span]:
+def make_spans(context: RequestContext, wall_offset_s: float) -> Iterator[Span]:
     """All spans of an ended request, parents first.
 
     Args:
-        tally: Has a trace.
+        context: Has a trace.
         wall_offset_s: Wall time less monotonic time.
     """
-    story = tally.story
-    assert story.trace is not None
-    writer = _Writer(wall_offset_s, tally.ended_s)
-    root_id = story.trace.span_id
+    timeline = context.timeline
+    assert timeline.trace is not None
+    writer = _Writer(wall_offset_s, context.ended_s)
+    root_id = timeline.trace.span_id
     yield Span(
-        f"{operation_of(tally)} {tally.model or _asked(tally)}".strip(),
+        f"{operation_name(context)} {context.model or _requested_model(context)}".strip(),
         root_id,
-        story.parent_span_id,
+        timeline.parent_span_id,
         "server",
-        writer.ns(tally.started_s),
-        writer.ns(tally.ended_s),
-        _request_attributes(tally),
-        [] if tally.first_token_s is None else [SpanEvent("first_token", writer.ns(tally.first_token_s), {})],
-        tally.error or str(tally.outcome) if tally.outcome is Outcome.FAILED else "",
+        writer.ns(context.started_s),
+        writer.ns(context.ended_s),
+        _request_attributes(context),
+        [] if context.first_token_s is None else [SpanEvent("first_token", writer.ns(context.first_token_s), {})],
+        context.error or str(context.outcome) if context.outcome is Outcome.FAILED else "",
     )
-    for chapter in story.chapters:
-        yield from writer.spans(chapter, root_id)
+    for span in timeline.spans:
+        yield from writer.spans(span, root_id)
 
 
-def operation_of(tally: RequestContext) -> str:
+def operation_name(context: RequestContext) -> str:
     """What the conventions call what was asked."""
-    return _OPERATIONS.get(tally.route, "chat")
+    return _OPERATIONS.get(context.route, "chat")
 
 
 class _Writer:
@@ -101,37 +101,37 @@ class _Writer:
         """A wall time."""
         return round((at_s + self._offset_s) * 1e9)
 
-    def spans(self, chapter: TimelineSpan, parent_id: str, engine: str = "") -> Iterator[Span]:
+    def spans(self, span: TimelineSpan, parent_id: str, engine: str = "") -> Iterator[Span]:
         """A chapter and what is inside it, which may be what an engine has seen."""
-        span_id = chapter.span_id or new_span_id()
-        began_ns = self.ns(chapter.began_s)
-        attributes = dict(_flat(chapter.facts, "maitred."))
+        span_id = span.span_id or new_span_id()
+        began_ns = self.ns(span.began_s)
+        attributes = dict(_flat(span.facts, "maitred."))
         kind = "internal"
-        if chapter.name is SpanName.ATTEMPT:
+        if span.name is SpanName.ATTEMPT:
             kind = "client"
-            if "host" in chapter.facts:
-                attributes |= {"server.address": chapter.facts["host"], "server.port": chapter.facts["port"]}
-        elif chapter.name is SpanName.ENGINE:
-            kind, engine = "server", chapter.facts["replica"]
-        failed = chapter.error and chapter.error not in _NO_FAULTS
-        if chapter.error:
-            attributes["error.type"] = chapter.error
+            if "host" in span.facts:
+                attributes |= {"server.address": span.facts["host"], "server.port": span.facts["port"]}
+        elif span.name is SpanName.ENGINE:
+            kind, engine = "server", span.facts["replica"]
+        failed = span.error and span.error not in _NO_FAULTS
+        if span.error:
+            attributes["error.type"] = span.error
         yield Span(
-            str(chapter.name),
+            str(span.name),
             span_id,
             parent_id,
             kind,
             began_ns,
-            self.ns(self._ended_s if chapter.ended_s is None else chapter.ended_s),
+            self.ns(self._ended_s if span.ended_s is None else span.ended_s),
             attributes,
             [
                 SpanEvent("candidate", began_ns, dict(_flat(candidate, "maitred.")))
-                for candidate in chapter.facts.get("candidates", ())
+                for candidate in span.facts.get("candidates", ())
             ],
-            chapter.error if failed else "",
+            span.error if failed else "",
             engine,
         )
-        for inner in chapter.inside:
+        for inner in span.inside:
             yield from self.spans(inner, span_id, engine)
 
 
@@ -147,87 +147,87 @@ def _flat(facts: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Attribut
             yield prefix + name, value
 
 
-def _asked(tally: RequestContext) -> str:
-    return "" if tally.ask is None else tally.ask.model
+def _requested_model(context: RequestContext) -> str:
+    return "" if context.request is None else context.request.model
 
 
-def _request_attributes(tally: RequestContext) -> dict[str, Attribute]:
+def _request_attributes(context: RequestContext) -> dict[str, Attribute]:
     """What is told of the request as a whole."""
     told: dict[str, Attribute | None] = {
-        "gen_ai.operation.name": operation_of(tally),
-        "gen_ai.provider.name": _provider_of(tally.story),
-        "gen_ai.response.model": tally.model or None,
+        "gen_ai.operation.name": operation_name(context),
+        "gen_ai.provider.name": _provider_name(context.timeline),
+        "gen_ai.response.model": context.model or None,
         "http.request.method": "POST",
-        "http.route": tally.route,
-        "http.response.status_code": tally.status,
-        "error.type": tally.error or None,
-        "maitred.request_id": tally.request_id,
-        "maitred.outcome": str(tally.outcome),
-        "maitred.priority": tally.priority,
-        "maitred.refused_by": tally.refused_by or None,
-        "maitred.degraded": [*tally.degraded] or None,
-        "maitred.fallbacks": [*tally.fallbacks] or None,
-        "maitred.escalated": tally.escalated or None,
-        "maitred.recoveries": tally.recoveries or None,
-        "maitred.hedged": tally.hedged or None,
-        "maitred.rollout": None if tally.arm is None else str(tally.arm),
+        "http.route": context.route,
+        "http.response.status_code": context.status,
+        "error.type": context.error or None,
+        "maitred.request_id": context.request_id,
+        "maitred.outcome": str(context.outcome),
+        "maitred.priority": context.priority,
+        "maitred.refused_by": context.refused_by or None,
+        "maitred.degraded": [*context.degraded] or None,
+        "maitred.fallbacks": [*context.fallbacks] or None,
+        "maitred.escalated": context.escalated or None,
+        "maitred.recoveries": context.recoveries or None,
+        "maitred.hedged": context.hedged or None,
+        "maitred.rollout": None if context.arm is None else str(context.arm),
     }
-    if tally.principal is not None:
-        told["maitred.organisation"] = tally.principal.tenants[-1]
-        told["maitred.tenant"] = tally.principal.tenants[0]
-        told["maitred.key"] = tally.principal.key
-    for cause, waited_ms in tally.waited_ms.items():
+    if context.principal is not None:
+        told["maitred.organisation"] = context.principal.tenants[-1]
+        told["maitred.tenant"] = context.principal.tenants[0]
+        told["maitred.key"] = context.principal.key
+    for cause, waited_ms in context.waited_ms.items():
         told[f"maitred.waited_s.{cause}"] = waited_ms / 1000
-    if tally.ask is not None:
-        told["gen_ai.request.model"] = tally.ask.model
-        if operation_of(tally) != _EMBEDDINGS:
-            told |= _asked_attributes(tally.ask)
-    if tally.first_token_s is not None:
-        told |= _usage_attributes(tally)
-        if operation_of(tally) != _EMBEDDINGS:
-            told |= _answer_attributes(tally, tally.first_token_s)
+    if context.request is not None:
+        told["gen_ai.request.model"] = context.request.model
+        if operation_name(context) != _EMBEDDINGS:
+            told |= _parameter_attributes(context.request)
+    if context.first_token_s is not None:
+        told |= _usage_attributes(context)
+        if operation_name(context) != _EMBEDDINGS:
+            told |= _answer_attributes(context, context.first_token_s)
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _answer_attributes(tally: RequestContext, first_token_s: float) -> dict[str, Attribute | None]:
+def _answer_attributes(context: RequestContext, first_token_s: float) -> dict[str, Attribute | None]:
     """What is told of tokens that were generated."""
     return {
-        "gen_ai.response.time_to_first_chunk": first_token_s - tally.started_s,
-        "gen_ai.response.finish_reasons": [str(reason) for reason in tally.finishes],
-        "maitred.estimated": tally.estimated or None,
+        "gen_ai.response.time_to_first_chunk": first_token_s - context.started_s,
+        "gen_ai.response.finish_reasons": [str(reason) for reason in context.finish_reasons],
+        "maitred.estimated": context.estimated or None,
     }
 
 
-def _usage_attributes(tally: RequestContext) -> dict[str, Attribute | None]:
+def _usage_attributes(context: RequestContext) -> dict[str, Attribute | None]:
     """What it used; under a name of ours where a gateway of ours that it came through tells the same."""
-    trace = tally.story.trace
+    trace = context.timeline.trace
     prefix = "maitred.usage" if trace is not None and trace.accounted else "gen_ai.usage"
-    told: dict[str, Attribute | None] = {f"{prefix}.input_tokens": tally.prompt_tokens}
-    if operation_of(tally) == _EMBEDDINGS:
+    told: dict[str, Attribute | None] = {f"{prefix}.input_tokens": context.prompt_tokens}
+    if operation_name(context) == _EMBEDDINGS:
         return told
     return told | {
-        f"{prefix}.output_tokens": tally.completion_tokens,
-        f"{prefix}.cache_read.input_tokens": tally.cached_tokens,
-        f"{prefix}.reasoning.output_tokens": tally.reasoning_tokens or None,
+        f"{prefix}.output_tokens": context.completion_tokens,
+        f"{prefix}.cache_read.input_tokens": context.cached_tokens,
+        f"{prefix}.reasoning.output_tokens": context.reasoning_tokens or None,
     }
 
 
-def _asked_attributes(ask: InferenceRequest) -> dict[str, Attribute | None]:
+def _parameter_attributes(request: InferenceRequest) -> dict[str, Attribute | None]:
     """What a client has asked of the generation."""
-    sampling = ask.sampling
+    sampling = request.sampling
     told: dict[str, Attribute | None] = {
-        f"gen_ai.request.{name}": getattr(sampling, name) for name in _SAMPLING if name not in ask.left_open
+        f"gen_ai.request.{name}": getattr(sampling, name) for name in _SAMPLING if name not in request.unset_fields
     }
     return told | {
-        "gen_ai.request.max_tokens": ask.max_tokens,
-        "gen_ai.request.seed": ask.seed,
+        "gen_ai.request.max_tokens": request.max_tokens,
+        "gen_ai.request.seed": request.seed,
         "gen_ai.request.choice.count": sampling.n if sampling.n > 1 else None,
-        "gen_ai.request.stream": not ask.whole,
+        "gen_ai.request.stream": not request.whole,
     }
 
 
-def _provider_of(story: RequestTimeline) -> str:
+def _provider_name(timeline: RequestTimeline) -> str:
     """Whoever answered, or was tried last."""
-    attempts = [chapter for chapter in story.chapters if chapter.name is SpanName.ATTEMPT]
+    attempts = [span for span in timeline.spans if span.name is SpanName.ATTEMPT]
     provider = str(attempts[-1].facts.get("provider", "maitred")) if attempts else "maitred"
     return _PROVIDERS.get(provider, provider)

@@ -17,7 +17,7 @@ from maitred.core.tenancy import Principal
 from maitred.core.timeline import RequestTimeline, SpanName, TimelineSpan
 from maitred.observe.observer_batch import ObserverBatch
 from maitred.wire.admin.responses import SpanBody, TimelineBody, TimelineHead
-from maitred.wire.admin.times import iso_of
+from maitred.wire.admin.times import to_iso
 
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -36,7 +36,7 @@ _PLAIN = {
 }
 """Fields of `InferenceRequest` that are told as they are, and what they are called then."""
 _parameters_of: Callable[[InferenceRequest], tuple[Any, ...]] = attrgetter(
-    "sampling", "left_open", "needs", "whole", *_PLAIN
+    "sampling", "unset_fields", "needs", "whole", *_PLAIN
 )
 
 
@@ -63,13 +63,13 @@ class RequestFacts(Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    finishes: Sequence[FinishReason]
+    finish_reasons: Sequence[FinishReason]
     degraded: Sequence[str]
     fallbacks: Sequence[str]
-    failed: Sequence[RejectedAnswer]
+    rejected_answers: Sequence[RejectedAnswer]
     recoveries: int
     arm: RolloutArm | None
-    story: RequestTimeline
+    timeline: RequestTimeline
 
     @property
     def duration_ms(self) -> float:
@@ -112,36 +112,36 @@ class TimelineBuffer:
         self._most = most
         self._clock = clock
         self._digest = digest or ObserverBatch()
-        self._digest.tell(self)
+        self._digest.flush(self)
         self._kept: OrderedDict[str, StoredTimeline] = OrderedDict()
         """By the id, of which clients may choose the same again: the latest counts."""
 
-    def adopt(self, most: int) -> None:
+    def reconfigure(self, most: int) -> None:
         """Keeps so many from now on."""
         self._most = most
         while len(self._kept) > most:
             self._kept.popitem(last=False)
 
-    def ended(self, *tallies: RequestContext) -> None:
+    def on_request_end(self, *contexts: RequestContext) -> None:
         """Keeps those that asked for something."""
         if not self._most:
             return
         kept, since_s = self._kept, self._clock.wall_s() - self._clock.monotonic_s()
-        for tally in tallies:
-            if (ask := tally.ask) is not None:
-                kept.pop(tally.request_id, None)
-                facts = RequestFacts(*_facts_of(tally))
-                parameters = (len(ask.stops), *_parameters_of(ask))
-                kept[tally.request_id] = StoredTimeline(facts, since_s + tally.ended_s, ask.model, parameters)
+        for context in contexts:
+            if (request := context.request) is not None:
+                kept.pop(context.request_id, None)
+                facts = RequestFacts(*_facts_of(context))
+                parameters = (len(request.stops), *_parameters_of(request))
+                kept[context.request_id] = StoredTimeline(facts, since_s + context.ended_s, request.model, parameters)
         while len(kept) > self._most:
             kept.popitem(last=False)
 
     def latest(self) -> Sequence[TimelineHead]:
         """All of them, the latest first."""
         self._digest.fold()
-        return [head_of(kept) for kept in reversed(self._kept.values())]
+        return [timeline_head(kept) for kept in reversed(self._kept.values())]
 
-    def of(self, request_id: str) -> TimelineBody:
+    def get(self, request_id: str) -> TimelineBody:
         """The latest of that id.
 
         Raises:
@@ -154,15 +154,15 @@ class TimelineBuffer:
                 f"No request of that id is known here. A gateway knows the last {self._most:,} that it has served and "
                 "that have ended (`explain.requests`). What it could not read, or had no valid key, is not among them."
             )
-        return story_of(kept)
+        return timeline_body(kept)
 
 
-def head_of(kept: StoredTimeline) -> TimelineHead:
+def timeline_head(kept: StoredTimeline) -> TimelineHead:
     """An ended request in a list."""
     facts = kept.facts
     return TimelineHead(
         id=facts.request_id,
-        time=iso_of(kept.wall_s),
+        time=to_iso(kept.wall_s),
         route=facts.route,
         organisation=None if facts.principal is None else facts.principal.tenants[-1],
         model=facts.model or None,
@@ -174,14 +174,14 @@ def head_of(kept: StoredTimeline) -> TimelineHead:
     )
 
 
-def story_of(kept: StoredTimeline) -> TimelineBody:
+def timeline_body(kept: StoredTimeline) -> TimelineBody:
     """An ended request as the administration tells of it."""
     facts = kept.facts
-    principal, chapters = facts.principal, facts.story.chapters
+    principal, spans = facts.principal, facts.timeline.spans
     return TimelineBody(
         id=facts.request_id,
-        trace_id=facts.story.trace_id or None,
-        time=iso_of(kept.wall_s),
+        trace_id=facts.timeline.trace_id or None,
+        time=to_iso(kept.wall_s),
         route=facts.route,
         organisation=None if principal is None else principal.tenants[-1],
         tenant=None if principal is None else principal.tenants[0],
@@ -200,20 +200,20 @@ def story_of(kept: StoredTimeline) -> TimelineBody:
         prompt_tokens=facts.prompt_tokens,
         cached_tokens=facts.cached_tokens,
         output_tokens=facts.completion_tokens,
-        finish_reasons=[str(reason) for reason in facts.finishes],
-        cost_usd=_cost_usd(chapters),
+        finish_reasons=[str(reason) for reason in facts.finish_reasons],
+        cost_usd=_cost_usd(spans),
         degraded=[*facts.degraded],
         fallbacks=[*facts.fallbacks],
-        escalated=[f"{failed.model}={failed.reason}" for failed in facts.failed],
+        escalated=[f"{failed.model}={failed.reason}" for failed in facts.rejected_answers],
         recoveries=facts.recoveries,
         rollout=None if facts.arm is None else str(facts.arm),
-        chapters=[_chapter(chapter, facts.started_s) for chapter in chapters],
+        chapters=[_span(span, facts.started_s) for span in spans],
     )
 
 
-def parameters_of(ask: InferenceRequest) -> dict[str, Any]:
+def request_parameters(request: InferenceRequest) -> dict[str, Any]:
     """What a client has asked for beside the answer, by the names of the API. No text of its own is among it."""
-    return _told(len(ask.stops), *_parameters_of(ask))
+    return _told(len(request.stops), *_parameters_of(request))
 
 
 def _told(
@@ -241,19 +241,19 @@ def _told(
     return told
 
 
-def _chapter(chapter: TimelineSpan, started_s: float) -> SpanBody:
+def _span(span: TimelineSpan, started_s: float) -> SpanBody:
     return SpanBody(
-        name=str(chapter.name),
-        at_ms=_ms(chapter.began_s - started_s),
-        took_ms=None if chapter.ended_s is None else _ms(chapter.ended_s - chapter.began_s),
-        error=chapter.error,
-        facts=chapter.facts,
-        inside=[_chapter(one, started_s) for one in chapter.inside],
+        name=str(span.name),
+        at_ms=_ms(span.began_s - started_s),
+        took_ms=None if span.ended_s is None else _ms(span.ended_s - span.began_s),
+        error=span.error,
+        facts=span.facts,
+        inside=[_span(one, started_s) for one in span.inside],
     )
 
 
-def _cost_usd(chapters: Sequence[TimelineSpan]) -> float | None:
-    costs = [chapter.facts["cost_usd"] for chapter in chapters if chapter.name is SpanName.SETTLEMENT]
+def _cost_usd(spans: Sequence[TimelineSpan]) -> float | None:
+    costs = [span.facts["cost_usd"] for span in spans if span.name is SpanName.SETTLEMENT]
     return sum(costs) if costs else None
 
 

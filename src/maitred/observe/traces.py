@@ -14,7 +14,7 @@ from maitred.core.ids import new_span_id, new_trace_id
 from maitred.core.trace_context import TraceContext, context_in, falls_within
 from maitred.observe.config import TracesConfig
 from maitred.observe.content import TextRecorder, content_attributes
-from maitred.observe.spans import Span, spans_of
+from maitred.observe.spans import Span, make_spans
 
 
 class SpanSink(Protocol):
@@ -39,37 +39,37 @@ class TraceObserver:
         self._sink = sink
         self._clock = clock
 
-    def begin(self, tally: RequestContext, header: Callable[[bytes], str | None]) -> None:
+    def begin(self, context: RequestContext, header: Callable[[bytes], str | None]) -> None:
         """A request has come, and gets its place in a trace.
 
         Args:
-            tally: Of the request.
+            context: Of the request.
             header: Its headers, by their names.
         """
-        story = tally.story
+        timeline = context.timeline
         parent = context_in(header(b"traceparent"), header(b"tracestate")) if self._config.follow else None
         if parent is None:
             trace_id = new_trace_id()
-            story.trace = TraceContext(trace_id, new_span_id(), falls_within(trace_id, self._config.ratio))
+            timeline.trace = TraceContext(trace_id, new_span_id(), falls_within(trace_id, self._config.ratio))
         else:
-            story.parent_span_id, story.trace = parent.span_id, parent.below(new_span_id())
-        if self._config.content and story.trace.sampled:
-            tally.listener = TextRecorder()
+            timeline.parent_span_id, timeline.trace = parent.span_id, parent.below(new_span_id())
+        if self._config.content and timeline.trace.sampled:
+            context.listener = TextRecorder()
 
-    def ended(self, *tallies: RequestContext) -> None:
+    def on_request_end(self, *contexts: RequestContext) -> None:
         """Sends the spans of those that are traced."""
-        for tally in tallies:
-            self._send(tally)
+        for context in contexts:
+            self._send(context)
 
-    def _send(self, tally: RequestContext) -> None:
-        story = tally.story
-        if story.trace is None or not (story.trace.sampled or self._failed(tally)):
+    def _send(self, context: RequestContext) -> None:
+        timeline = context.timeline
+        if timeline.trace is None or not (timeline.trace.sampled or self._failed(context)):
             return
-        root, *others = spans_of(tally, self._clock.wall_s() - self._clock.monotonic_s())
-        if isinstance(tally.listener, TextRecorder):
-            root.attributes.update(content_attributes(tally.ask, tally.listener))
-        self._sink.take(story.trace, [root, *others])
+        root, *others = make_spans(context, self._clock.wall_s() - self._clock.monotonic_s())
+        if isinstance(context.listener, TextRecorder):
+            root.attributes.update(content_attributes(context.request, context.listener))
+        self._sink.take(timeline.trace, [root, *others])
 
-    def _failed(self, tally: RequestContext) -> bool:
+    def _failed(self, context: RequestContext) -> bool:
         """Whether it failed, and nobody but us has decided that it is not to be traced."""
-        return self._config.failures and tally.outcome is Outcome.FAILED and not tally.story.parent_span_id
+        return self._config.failures and context.outcome is Outcome.FAILED and not context.timeline.parent_span_id

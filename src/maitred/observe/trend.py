@@ -38,7 +38,7 @@ class GrowthTrend(NamedTuple):
     """Kendall's tau, from -1 (every pair shrank) to 1 (every pair grew); 0 is no direction."""
 
 
-def trend_of(looks: Sequence[TrendSample]) -> GrowthTrend | None:
+def fit_trend(looks: Sequence[TrendSample]) -> GrowthTrend | None:
     """The trend; None while there are too few looks at comparable load."""
     slopes = [
         (later.value - earlier.value) / (later.at_s - earlier.at_s)

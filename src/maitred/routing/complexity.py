@@ -45,10 +45,10 @@ SURFACE = (
     "blanks",
     "code",
 )
-"""What `surface_of` measures, in its order."""
+"""What `surface_features` measures, in its order."""
 
 
-def surface_of(text: str) -> list[float]:
+def surface_features(text: str) -> list[float]:
     """How a prompt is written, whatever it is about; one number for each of `SURFACE`, most of them near 1."""
     words = text.split()
     options = _OPTION.findall(text)
@@ -75,7 +75,7 @@ def surface_of(text: str) -> list[float]:
 
 
 class ComplexityModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The weights: a logistic regression over an embedding and `surface_of`, each less its mean, over its spread."""
+    """Weights of a logistic regression over an embedding and `surface_features`, each standardised."""
 
     encoder: str
     """Whose embeddings it was trained on; those of another mean nothing to it. Empty: none, it goes by the surface."""
@@ -127,9 +127,9 @@ class ComplexityModel(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: The embedding has another length.
         """
-        return self.score_of([*struct.unpack(f"<{self.dimensions}f", embedding), *surface_of(text)])
+        return self.score_prompt([*struct.unpack(f"<{self.dimensions}f", embedding), *surface_features(text)])
 
-    def score_of(self, features: Sequence[float]) -> float:
+    def score_prompt(self, features: Sequence[float]) -> float:
         """The same for features that are computed already."""
         columns = zip(features, self.means, self.spreads, self.weights, strict=True)
         logit = self.bias + math.fsum((value - mean) / spread * weight for value, mean, spread, weight in columns)

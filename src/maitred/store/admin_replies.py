@@ -7,7 +7,7 @@ from sqlalchemy import delete, select
 from maitred.core.clock import Clock
 from maitred.core.errors import Conflict, InvalidRequest
 from maitred.store.database import Database
-from maitred.store.driver import insert_of
+from maitred.store.driver import make_insert
 from maitred.store.schema import admin_replies
 
 _KEPT_S = 86400.0
@@ -23,7 +23,7 @@ class AdminReplies:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._insert = insert_of(database.engine)
+        self._insert = make_insert(database.engine)
 
     async def remembered(self, key: str, body_hash: bytes) -> tuple[int, bytes] | None:
         """Status and body of the reply to an earlier call, if there was one within a day.

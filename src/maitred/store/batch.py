@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.usage import UsageEvent
 from maitred.store.database import Database
-from maitred.store.driver import in_one_go, insert_of
+from maitred.store.driver import in_one_go, make_insert
 from maitred.store.schema import StoredText, spend, usage
 
 _COLUMNS = [column.name for column in usage.columns]
@@ -43,7 +43,7 @@ class BatchWriter:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._on_sqlite = database.engine.dialect.name == "sqlite"
-        insert = insert_of(database.engine)
+        insert = make_insert(database.engine)
         self._insert = insert(usage).on_conflict_do_nothing().returning(usage.c.id)
         charge = insert(spend)
         self._charge = charge.on_conflict_do_update(
@@ -74,7 +74,7 @@ class BatchWriter:
     async def _write_on_postgres(self, connection: AsyncConnection, events: list[UsageEvent]) -> None:
         rows = [{**msgspec.structs.asdict(event), "outcome": event.outcome.value} for event in events]
         new = set(await connection.scalars(self._insert, rows))
-        charges = _charges_of(event for event in events if event.id in new)
+        charges = _make_charges(event for event in events if event.id in new)
         if charges:
             await connection.execute(
                 self._charge, [{"counter": counter, "charged_nusd": charged} for counter, charged in charges]
@@ -92,10 +92,10 @@ def _write(database: sqlite3.Connection, events: list[UsageEvent], rows: list[tu
     if database.total_changes - before < len(rows):
         new = {identity for (identity,) in database.execute(_NEWER, (newest,))}
         events = [event for event in events if _stored(event.id) in new]
-    database.executemany(_ADD, [(_stored(counter), charged) for counter, charged in _charges_of(events)])
+    database.executemany(_ADD, [(_stored(counter), charged) for counter, charged in _make_charges(events)])
 
 
-def _charges_of(events: Iterable[UsageEvent]) -> list[tuple[str, int]]:
+def _make_charges(events: Iterable[UsageEvent]) -> list[tuple[str, int]]:
     """What they charge together, in an order that is the same for everybody."""
     sums: dict[str, int] = {}
     for event in events:

@@ -10,12 +10,12 @@ from sqlalchemy import ColumnElement, Double, literal, tuple_
 from maitred.core.errors import InvalidRequest
 
 
-def cursor_of(values: Sequence[str | float]) -> str:
+def encode_cursor(values: Sequence[str | float]) -> str:
     """The cursor after a row that is sorted by these values."""
     return base64.urlsafe_b64encode(msgspec.json.encode(values)).decode().rstrip("=")
 
 
-def place(cursor: str, columns: Sequence[ColumnElement[Any]]) -> ColumnElement[Any]:
+def decode_cursor(cursor: str, columns: Sequence[ColumnElement[Any]]) -> ColumnElement[Any]:
     """The values of a cursor, to be compared with the columns that rows are sorted by.
 
     Raises:

@@ -22,7 +22,7 @@ _PATIENCE_S = 5.0
 
 
 @asynccontextmanager
-async def tenures(config: StoreConfig, *, alone: bool) -> AsyncIterator[None]:
+async def lock_data(config: StoreConfig, *, alone: bool) -> AsyncIterator[None]:
     """Holds the locks on all that a gateway keeps: its folder, and its SQLite file if that lies elsewhere.
 
     Raises:
@@ -31,7 +31,7 @@ async def tenures(config: StoreConfig, *, alone: bool) -> AsyncIterator[None]:
     """
     async with AsyncExitStack() as held:
         for lock in _locks(config):
-            await held.enter_async_context(tenure(lock, alone=alone))
+            await held.enter_async_context(lock_path(lock, alone=alone))
         yield
 
 
@@ -48,7 +48,7 @@ def _locks(config: StoreConfig) -> list[Path]:
 
 
 @asynccontextmanager
-async def tenure(file: Path, *, alone: bool, patience_s: float = _PATIENCE_S) -> AsyncIterator[None]:
+async def lock_path(file: Path, *, alone: bool, patience_s: float = _PATIENCE_S) -> AsyncIterator[None]:
     """Holds the lock for as long as the block lasts.
 
     Args:

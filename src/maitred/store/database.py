@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from maitred.core.errors import MaitredError, StoreUnavailable
 from maitred.store.config import StoreConfig
-from maitred.store.driver import ENDS_S, WRITES, SqliteChangeProbe, breaker_of, engine_of
+from maitred.store.driver import ENDS_S, WRITES, SqliteChangeProbe, make_breaker, make_engine
 from maitred.store.location import data_folder, database_url, make_folder
 from maitred.store.migration import migrate
 from maitred.store.outage import first_line_of, is_outage
@@ -42,9 +42,9 @@ class Database:
         self.engine = engine
         self._deadline_s = deadline_s
         self._file = None if file is None else (file, file.stat())
-        self._glance = None if file is None else SqliteChangeProbe(file)
+        self._change_probe = None if file is None else SqliteChangeProbe(file)
         # SQLite has one writer. Queueing here wakes the next at once, where SQLite itself would poll.
-        self._turn = asyncio.Lock() if engine.dialect.name == "sqlite" else None
+        self._lock = asyncio.Lock() if engine.dialect.name == "sqlite" else None
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
@@ -65,19 +65,19 @@ class Database:
             StoreUnavailable: The database is away, or too slow. If the connection broke while it committed, the change
                 may have happened.
         """
-        async with self._transaction(deadline_s or self._deadline_s, {WRITES: True}, self._turn) as connection:
+        async with self._transaction(deadline_s or self._deadline_s, {WRITES: True}, self._lock) as connection:
             yield connection
 
-    def glance(self, query: str) -> int | None:
+    def changed_since(self, query: str) -> int | None:
         """The number that a query gives, of what is committed by now; None: only a transaction can tell.
 
         Raises:
             StoreUnavailable: The database's file is gone.
         """
-        if self._glance is None:
+        if self._change_probe is None:
             return None
         self._check_file()
-        return self._glance.at(query)
+        return self._change_probe.at(query)
 
     def mark(self) -> tuple[int, int] | None:
         """Another one when anybody has committed anything since; None: that cannot be told.
@@ -85,15 +85,15 @@ class Database:
         Raises:
             StoreUnavailable: The database's file is gone.
         """
-        if self._glance is None:
+        if self._change_probe is None:
             return None
         self._check_file()
-        return self._glance.mark()
+        return self._change_probe.mark()
 
     def close(self) -> None:
         """Lets go of what is not the engine's."""
-        if self._glance is not None:
-            self._glance.close()
+        if self._change_probe is not None:
+            self._change_probe.close()
 
     @asynccontextmanager
     async def _transaction(
@@ -142,7 +142,7 @@ class Database:
 async def _hanging_up(connection: AsyncConnection, ends_s: float) -> AsyncIterator[None]:
     """Breaks the connection when time is up or the caller leaves."""
     driver = (await connection.get_raw_connection()).driver_connection
-    timer = asyncio.get_running_loop().call_at(ends_s, breaker_of(driver))
+    timer = asyncio.get_running_loop().call_at(ends_s, make_breaker(driver))
     try:
         yield
     except asyncio.CancelledError:
@@ -166,7 +166,7 @@ async def open_database(config: StoreConfig) -> AsyncIterator[Database]:
         StoreUnavailable: It cannot be reached now.
     """
     url = database_url(config)
-    engine = engine_of(url, config.deadline_s)
+    engine = make_engine(url, config.deadline_s)
     database: Database | None = None
     try:
         try:

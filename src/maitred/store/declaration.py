@@ -15,7 +15,7 @@ from maitred.core.errors import ConfigInvalid
 from maitred.core.limits import Limit
 from maitred.core.tenancy import ApiKey, Tenant
 from maitred.store.keys import add_keys, revoke, some_keys
-from maitred.store.limits import bury_limit, put_limits, some_limits
+from maitred.store.limits import delete_limit, put_limits, some_limits
 from maitred.store.schema import declarations, key_secrets, keys, limits, tenants
 from maitred.store.tenants import add_tenants, change_tenant, some_tenants
 
@@ -121,15 +121,15 @@ async def _declare_limits(connection: AsyncConnection, version: int, wanted: Seq
 async def _make_room(connection: AsyncConnection, version: int, wanted: Sequence[Limit]) -> None:
     """Deletes what was made through the API and is declared now; there is one limit for each thing."""
     declared = {limit.id for limit in wanted}
-    replaced = {_what(limit) for limit in wanted}
+    replaced = {_subject_name(limit) for limit in wanted}
     subjects = {limit.subject for limit in wanted}
     for limit in await some_limits(connection, limits.c.subject.in_(subjects), ~limits.c.deleted):
-        if limit.id not in declared and _what(limit) in replaced:
+        if limit.id not in declared and _subject_name(limit) in replaced:
             log.warning("The limit %s (%s of %s) is now the declared one.", limit.id, limit.kind, limit.subject)
-            await bury_limit(connection, version, limit.id)
+            await delete_limit(connection, version, limit.id)
 
 
-def _what(limit: Limit) -> tuple[str, str, str | None, bool]:
+def _subject_name(limit: Limit) -> tuple[str, str, str | None, bool]:
     """What a limit is about; there is one for each."""
     return limit.subject, limit.kind, limit.model, limit.hard
 

@@ -20,8 +20,8 @@ from maitred.store import schema
 from maitred.store.admin_replies import AdminReplies
 from maitred.store.database import Database
 from maitred.store.declaration import declare
-from maitred.store.keys import add_keys, bury_keys, change_key, one_key, revoke, rotate, some_keys
-from maitred.store.limits import bury_limit, bury_limits_of, longest_refill_s, one_limit, put_limits, some_limits
+from maitred.store.keys import add_keys, change_key, delete_keys, one_key, revoke, rotate, some_keys
+from maitred.store.limits import delete_limit, delete_limits_of, longest_refill_s, one_limit, put_limits, some_limits
 from maitred.store.rules import (
     check_hash,
     check_key,
@@ -31,7 +31,7 @@ from maitred.store.rules import (
     check_subject,
     check_tenant,
 )
-from maitred.store.tenants import add_tenants, bury_tenant, change_tenant, one_tenant, some_tenants
+from maitred.store.tenants import add_tenants, change_tenant, delete_tenant, one_tenant, some_tenants
 
 _BATCH = 1000
 _VERSION = schema.directory_version.c.version
@@ -60,7 +60,7 @@ class DirectoryStore:
         restored: what is known from it is void, and 0 asks for all.
         """
         # Every gateway asks several times a second, and hardly ever is there anything new.
-        seen = self._database.glance(_SEEN)
+        seen = self._database.changed_since(_SEEN)
         if seen is not None and seen <= since:
             await asyncio.sleep(0)  # who asks in a loop lets others go on
             return DirectoryChanges(seen)
@@ -106,11 +106,11 @@ class DirectoryStore:
     async def delete_tenant(self, tenant_id: str) -> None:
         """Deletes a tenant with its dead keys and all their limits, once it has no teams and no live keys."""
         async with self._change() as (connection, version):
-            await bury_tenant(connection, version, tenant_id, self._clock.wall_s())
-            dead = await bury_keys(connection, version, tenant_id)
+            await delete_tenant(connection, version, tenant_id, self._clock.wall_s())
+            dead = await delete_keys(connection, version, tenant_id)
             subjects = [f"tenant:{tenant_id}", *(f"key:{key_id}" for key_id in dead)]
             for batch in _batches(subjects):
-                await bury_limits_of(connection, version, batch)
+                await delete_limits_of(connection, version, batch)
 
     async def key(self, key_id: str) -> ApiKey:
         """The key of that id."""
@@ -180,7 +180,7 @@ class DirectoryStore:
     async def delete_limit(self, limit_id: str) -> None:
         """Deletes a limit."""
         async with self._change() as (connection, version):
-            await bury_limit(connection, version, limit_id)
+            await delete_limit(connection, version, limit_id)
 
     async def declare(self, tenants: Sequence[Tenant], keys: Sequence[ApiKey], limits: Sequence[Limit]) -> None:
         """Makes the directory say what a configuration declares; see `maitred.store.declaration`.

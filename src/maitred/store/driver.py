@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Insert = type[postgresql.Insert] | type[sqlite.Insert]
 
 
-def engine_of(url: URL, deadline_s: float) -> AsyncEngine:
+def make_engine(url: URL, deadline_s: float) -> AsyncEngine:
     """SQLAlchemy's engine for that address; it connects when it is first used."""
     make = _sqlite if url.get_backend_name() == "sqlite" else _postgres
     engine = make(url, deadline_s)
@@ -34,7 +34,7 @@ def engine_of(url: URL, deadline_s: float) -> AsyncEngine:
     return engine
 
 
-def insert_of(engine: AsyncEngine) -> "Insert":
+def make_insert(engine: AsyncEngine) -> "Insert":
     """The insert statement of that database, which knows what to do with rows that are there already."""
     if engine.dialect.name == "sqlite":
         return sqlite.Insert
@@ -159,7 +159,7 @@ def _break_what_is_given_up(engine: AsyncEngine) -> None:
 
 
 def _break(driver: Any) -> None:  # noqa: ANN401 - each driver has its own type.
-    breaker = breaker_of(driver)
+    breaker = make_breaker(driver)
 
     def again() -> None:
         """Until the connection is closed: a statement may still be on its way to SQLite's thread."""
@@ -170,7 +170,7 @@ def _break(driver: Any) -> None:  # noqa: ANN401 - each driver has its own type.
     again()
 
 
-def breaker_of(driver: Any) -> Callable[[], bool]:  # noqa: ANN401
+def make_breaker(driver: Any) -> Callable[[], bool]:  # noqa: ANN401
     """What ends whatever the connection does at that moment; it says whether the connection could do something yet."""
     if hasattr(driver, "terminate"):
 
@@ -184,7 +184,7 @@ def breaker_of(driver: Any) -> Callable[[], bool]:  # noqa: ANN401
 
     def interrupt() -> bool:
         try:
-            sqlite.interrupt()
+            sqlite.cancel()
         except (AttributeError, sqlite3.ProgrammingError):
             return False  # It is closed, or was never open.
         return True

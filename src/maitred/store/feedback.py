@@ -15,7 +15,7 @@ from maitred.core.errors import ResourceNotFound
 from maitred.core.feedback import Feedback, FeedbackReceipt
 from maitred.core.tenancy import Principal
 from maitred.store.database import Database
-from maitred.store.driver import insert_of
+from maitred.store.driver import make_insert
 from maitred.store.schema import feedback as opinions
 from maitred.store.schema import usage
 
@@ -33,9 +33,9 @@ class FeedbackStore:
         self._database = database
         self._flush = flush
         self._clock = clock
-        self._insert = insert_of(database.engine)
+        self._insert = make_insert(database.engine)
 
-    async def keep(self, principal: Principal, request_id: str, feedback: Feedback) -> FeedbackReceipt:
+    async def store(self, principal: Principal, request_id: str, feedback: Feedback) -> FeedbackReceipt:
         """Keeps what a caller thinks of a request, in place of what was thought of it before.
 
         Where several requests had that id, the last one is meant.

@@ -124,7 +124,7 @@ async def rotate(
     return await one_key(connection, key_id)
 
 
-async def bury_keys(connection: AsyncConnection, version: int, tenant_id: str) -> list[str]:
+async def delete_keys(connection: AsyncConnection, version: int, tenant_id: str) -> list[str]:
     """Deletes the keys of a tenant that is being deleted, and all that could be recognised of their secrets."""
     query = select(keys.c.id).where(keys.c.tenant == tenant_id, ~keys.c.deleted)
     dead = list((await connection.execute(query)).scalars())

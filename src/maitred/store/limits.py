@@ -96,13 +96,13 @@ async def put_limits(connection: AsyncConnection, version: int, new: Sequence[Li
         await connection.execute(insert(limits), list(added.values()))
 
 
-async def bury_limit(connection: AsyncConnection, version: int, limit_id: str) -> None:
+async def delete_limit(connection: AsyncConnection, version: int, limit_id: str) -> None:
     """Deletes a limit."""
     await one_limit(connection, limit_id)
     await connection.execute(update(limits).where(limits.c.id == limit_id).values(deleted=True, version=version))
 
 
-async def bury_limits_of(connection: AsyncConnection, version: int, subjects: Sequence[str]) -> None:
+async def delete_limits_of(connection: AsyncConnection, version: int, subjects: Sequence[str]) -> None:
     """Deletes the limits of what is being deleted."""
     theirs = limits.c.subject.in_(subjects) & ~limits.c.deleted
     await connection.execute(update(limits).where(theirs).values(deleted=True, version=version))

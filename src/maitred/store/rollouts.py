@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from maitred.core.clock import Clock
 from maitred.core.rollout import RolloutPhase, RolloutState
 from maitred.store.database import Database
-from maitred.store.driver import insert_of
+from maitred.store.driver import make_insert
 from maitred.store.schema import rollouts
 
 Change = Callable[[RolloutState | None], RolloutState]
@@ -36,7 +36,7 @@ class RolloutStore:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._insert = insert_of(database.engine)
+        self._insert = make_insert(database.engine)
         self._read: tuple[tuple[int, int] | None, list[RolloutState]] = (None, [])
         """What was read last, and a mark from before it was."""
 

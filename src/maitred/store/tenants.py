@@ -85,7 +85,7 @@ async def change_tenant(
     return tenant
 
 
-async def bury_tenant(connection: AsyncConnection, version: int, tenant_id: str, now_s: float) -> None:
+async def delete_tenant(connection: AsyncConnection, version: int, tenant_id: str, now_s: float) -> None:
     """Deletes a tenant that has no teams and no key that could still be used."""
     await one_tenant(connection, tenant_id)
     teams = select(tenants.c.id).where(tenants.c.parent == tenant_id, ~tenants.c.deleted)

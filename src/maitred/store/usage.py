@@ -29,7 +29,7 @@ from maitred.core.errors import InvalidRequest
 from maitred.core.feedback import Feedback
 from maitred.core.money import NANO
 from maitred.core.usage import UsageEvent
-from maitred.store.cursor import cursor_of, place
+from maitred.store.cursor import decode_cursor, encode_cursor
 from maitred.store.database import Database
 from maitred.store.feedback import feedback_in
 from maitred.store.schema import feedback, usage
@@ -121,7 +121,7 @@ class UsageQueries:
         conditions = _conditions(start_s, end_s, filters or {})
         columns = [self._group(name).label(name) for name in _groups(group_by)]
         if after:
-            conditions.append(tuple_(*columns) > place(after, columns))
+            conditions.append(tuple_(*columns) > decode_cursor(after, columns))
         sums = [cast(func.coalesce(func.sum(usage.c[name]), 0), BigInteger) for name in _SUMS]
         thought = [func.count(feedback.c.score), func.avg(feedback.c.score)]
         query = (
@@ -135,7 +135,7 @@ class UsageQueries:
         async with self._database.reading() as connection:
             found = (await connection.execute(query)).all()
         rows = [_row(group_by, row) for row in found[:limit]]
-        return UsagePage(rows, cursor_of(list(rows[-1].group.values())) if len(found) > limit else "")
+        return UsagePage(rows, encode_cursor(list(rows[-1].group.values())) if len(found) > limit else "")
 
     async def events(
         self,
@@ -150,14 +150,14 @@ class UsageQueries:
         conditions = _conditions(start_s, end_s, filters or {})
         order = [usage.c.time_s, usage.c.id]
         if after:
-            conditions.append(tuple_(*order) < place(after, order))
+            conditions.append(tuple_(*order) < decode_cursor(after, order))
         query = select(usage).where(*conditions).order_by(*(column.desc() for column in order))
         async with self._database.reading() as connection:
             found = (await connection.execute(query.limit(_limit(limit) + 1))).mappings().all()
             events = [UsageEvent(**{**row, "outcome": Outcome(row["outcome"])}) for row in found[:limit]]
             of_these = select(feedback).where(feedback.c.usage.in_([event.id for event in events]))
             thought = (await connection.execute(of_these)).mappings().all()
-        after = cursor_of([events[-1].time_s, events[-1].id]) if len(found) > limit else ""
+        after = encode_cursor([events[-1].time_s, events[-1].id]) if len(found) > limit else ""
         return UsageLines(events, {row["usage"]: feedback_in(row) for row in thought}, after)
 
     async def csv(

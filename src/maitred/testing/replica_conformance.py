@@ -134,13 +134,13 @@ async def pauses_and_goes_on(subject: ReplicaUnderTest) -> None:
         nonlocal reports
         reports += 1
 
-    subject.replica.watch(count)
+    subject.replica.on_change(count)
     async with subject.replica.generate(_request()) as stream, subject.replica.generate(_long_request(subject)) as left:
         stream.pause()
         left.pause()
         stream.resume()
         _assert_complete(await _read(stream), choices=1)
-        assert subject.replica.unheard() == 0, "the last report knows of requests that were answered"
+        assert subject.replica.unreported() == 0, "the last report knows of requests that were answered"
     assert reports, "listeners hear of reports"
     await _assert_idle(subject.replica)
 

@@ -83,17 +83,17 @@ async def describes_itself(subject: TextReplicaUnderTest) -> None:
     card = subject.replica.card()
     assert card.name, "the card names the model"
     assert card.context_tokens > _SHORT_TOKENS, "the context holds more than a few tokens"
-    assert subject.replica.unheard() == 0, "nothing runs before the first request"
+    assert subject.replica.unreported() == 0, "nothing runs before the first request"
 
 
 async def answers_a_conversation(subject: TextReplicaUnderTest) -> None:
     """One choice with one finish, cut at `max_tokens`, and counted; then the stream is over and stays so."""
-    async with subject.replica.relay(_asking()) as stream:
+    async with subject.replica.send(_asking()) as stream:
         batches = [batch async for batch in stream]
         _assert_whole(batches)
         with suppress(StopAsyncIteration):
             raise AssertionError(f"after the end came {await anext(aiter(stream))}")
-    assert subject.replica.unheard() == 0, "what is over is not held"
+    assert subject.replica.unreported() == 0, "what is over is not held"
 
 
 async def streams(subject: TextReplicaUnderTest) -> None:
@@ -173,7 +173,7 @@ async def refuses_what_does_not_fit(subject: TextReplicaUnderTest) -> None:
 
 async def tells_its_load(subject: TextReplicaUnderTest) -> None:
     """What runs is in its report while it runs."""
-    async with subject.replica.relay(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
+    async with subject.replica.send(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
         await anext(aiter(stream))
         while not await subject.running():  # noqa: ASYNC110 - the server has to be asked
             await asyncio.sleep(0.05)
@@ -183,9 +183,9 @@ async def tells_its_load(subject: TextReplicaUnderTest) -> None:
 async def leaving_cancels(subject: TextReplicaUnderTest) -> None:
     """A context left early ends the work there."""
     await _assert_idle(subject)
-    async with subject.replica.relay(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
+    async with subject.replica.send(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
         await anext(aiter(stream))
-    assert subject.replica.unheard() == 0
+    assert subject.replica.unreported() == 0
     await _assert_idle(subject)
 
 
@@ -194,7 +194,7 @@ async def a_cancelled_task_cancels(subject: TextReplicaUnderTest) -> None:
     reading = asyncio.Event()
 
     async def read() -> None:
-        async with subject.replica.relay(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
+        async with subject.replica.send(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
             async for _ in stream:
                 reading.set()
 
@@ -208,7 +208,7 @@ async def a_cancelled_task_cancels(subject: TextReplicaUnderTest) -> None:
 
 async def a_death_is_said(subject: TextReplicaUnderTest) -> None:
     """When the server dies a stream raises, and never just ends; new requests are refused with a time."""
-    async with subject.replica.relay(_asking(500)) as stream:
+    async with subject.replica.send(_asking(500)) as stream:
         await anext(aiter(stream))
         await subject.kill()
         try:
@@ -219,7 +219,7 @@ async def a_death_is_said(subject: TextReplicaUnderTest) -> None:
             raise AssertionError(f"the server died, and the stream ended as if complete with {rest[-1:]}")
     retry_after_s = None
     try:
-        async with subject.replica.relay(_asking()):
+        async with subject.replica.send(_asking()):
             raise AssertionError("a dead server took a request")
     except ReplicaUnavailable as refusal:
         retry_after_s = refusal.retry_after_s
@@ -256,7 +256,7 @@ def _continuing(prompt: str | list[str], *, choices: int = 1) -> TextRequest:
 
 
 async def _answer(subject: TextReplicaUnderTest, request: TextRequest) -> list[TextBatch]:
-    async with subject.replica.relay(request) as stream:
+    async with subject.replica.send(request) as stream:
         return await _read(stream)
 
 

@@ -46,7 +46,7 @@ class SpecialTokenText:
         return text if text.isascii() else text.translate(self._literals)
 
 
-def tail_of(text: str, markers: Iterable[str]) -> int:
+def partial_tail(text: str, markers: Iterable[str]) -> int:
     """Where the longest end of a text begins that could go on as one of the markers, or the text's length."""
     found = len(text)
     for marker in markers:

@@ -16,7 +16,7 @@ import tokenizers.models
 
 from maitred.core.errors import ConfigInvalid
 from maitred.text.chat_template import ChatTemplate
-from maitred.text.vocabulary import DecodingRules, rules_of
+from maitred.text.vocabulary import DecodingRules, read_decoding_rules
 
 _NORMALISED_BYTES = 3
 NO_MARKS: Mapping[int, bytes] = {}
@@ -52,7 +52,7 @@ class Tokenizer:
         backend.no_padding()
         # Its own words on itself have the vocabulary in half the time of its method for that.
         described = msgspec.json.decode(backend.to_str(), type=_Description)
-        rules = rules_of(described.decoder)
+        rules = read_decoding_rules(described.decoder)
         self._bytes, self._visible = _tables(backend, described.model.ids(), rules)
         # It takes a word that it cannot read, however long, for one unknown token, and no notice of spaces.
         self._drops_text = isinstance(backend.model, tokenizers.models.WordPiece)

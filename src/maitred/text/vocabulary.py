@@ -54,7 +54,7 @@ class DecodingRules(msgspec.Struct, frozen=True):
         return token.encode()
 
 
-def rules_of(decoder: dict[str, Any] | None) -> DecodingRules:
+def read_decoding_rules(decoder: dict[str, Any] | None) -> DecodingRules:
     """Reads the ``decoder`` section of a ``tokenizer.json``.
 
     Raises:

@@ -87,7 +87,7 @@ class BatchGrowth:
         self._highest = highest
         self._trials: dict[int, list[tuple[DecodeSample, ...]]] = {}
 
-    def note(self, sequences: int, samples: Sequence[DecodeSample]) -> None:
+    def record(self, sequences: int, samples: Sequence[DecodeSample]) -> None:
         """Takes a trial of the size that `next_size` named."""
         self._trials.setdefault(sequences, []).append(tuple(samples))
 
@@ -123,7 +123,7 @@ class BatchGrowth:
         return "plateau" if self._flat(self._held()) else "highest"
 
     @property
-    def chosen(self) -> BatchSizeResult | None:
+    def best(self) -> BatchSizeResult | None:
         """The smallest size that gives nearly as much as the best one within the objective; None: none is within it."""
         held = self._held()
         enough = max((size.tokens_per_s for size in held), default=0.0) * (1 - GAIN)

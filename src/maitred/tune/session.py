@@ -135,7 +135,7 @@ async def _grow(
             await trials.decode(sequences, samples=SAMPLES, sample_s=sample_s, into=samples)
         finally:
             if samples:
-                growth.note(sequences, samples)
+                growth.record(sequences, samples)
                 watch(next(size for size in growth.sizes if size.sequences == sequences))
         if not samples:
             raise InvalidRequest(
@@ -154,7 +154,7 @@ async def _lengthen(trials: TrialRunner, prefills: list[Prefill], longest: int) 
 
 
 def _outcome(wishes: TuningRequest, growth: BatchGrowth, prefills: list[Prefill]) -> TuningResult:
-    chosen, sizes = growth.chosen, growth.sizes
+    chosen, sizes = growth.best, growth.sizes
     limits = None
     if sizes:
         # One sequence runs in any case: without it nothing would.

@@ -1,1 +1,1 @@
-"""Bytes to structs and back: the OpenAI schemas, server-sent events and the engine's frames. No I/O."""
+"""Wire formats: bytes to structs and back, for HTTP APIs, server-sent events, engines and workers. No I/O."""

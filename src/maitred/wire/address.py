@@ -1,8 +1,8 @@
-"""Where an engine listens, as one string: ``unix:/run/engine.sock`` or ``tcp:127.0.0.1:9000``.
+"""The address of an engine as one string: ``unix:/run/engine.sock`` or ``tcp:127.0.0.1:9000``.
 
 Both ends of the engine protocol read the same string, from the command line or from the configuration. An IPv6 host
-stands in brackets: ``tcp:[::1]:9000``. Port 0 is for whoever listens: the system picks a free one. The forms of a URL,
-``unix:///run/engine.sock`` and ``tcp://127.0.0.1:9000``, are the same addresses.
+stands in brackets: ``tcp:[::1]:9000``. Port 0 is for the end that listens: the system picks a free port. The URL forms
+``unix:///run/engine.sock`` and ``tcp://127.0.0.1:9000`` are the same addresses.
 """
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from maitred.core.errors import ConfigInvalid
 
 MAX_UNIX_PATH_BYTES = 107
-"""What fits into `sockaddr_un` on Linux beside the closing zero byte."""
+"""Longest path in `sockaddr_un` on Linux, without the closing zero byte."""
 
 
 class UnixAddress(msgspec.Struct, frozen=True):
@@ -36,22 +36,22 @@ Address = UnixAddress | TcpAddress
 
 
 def parse_address(text: str) -> Address:
-    """Reads an address; `str()` of the result gives its shorter form.
+    """Parses an address; `str()` of the result gives its shorter form.
 
     Raises:
-        ConfigInvalid: It is neither ``unix:/path`` nor ``tcp:host:port``, or the system could not take it.
+        ConfigInvalid: The text is neither ``unix:/path`` nor ``tcp:host:port``, or the system would not accept it.
     """
     scheme, _, rest = text.partition(":")
     if rest.startswith("///" if scheme == "unix" else "//"):
         rest = rest[2:]
     if scheme == "unix":
-        return _unix(text, rest)
+        return _parse_unix(text, rest)
     if scheme == "tcp":
-        return _tcp(text, rest)
+        return _parse_tcp(text, rest)
     raise ConfigInvalid(f"{text!r} is not an engine address. Write unix:/path/to/socket or tcp:host:port.")
 
 
-def _unix(text: str, path: str) -> UnixAddress:
+def _parse_unix(text: str, path: str) -> UnixAddress:
     if not path.startswith("/") or "\0" in path:
         raise ConfigInvalid(f"The address {text!r} needs an absolute path, such as unix:/run/maitred/engine.sock.")
     length_bytes = len(path.encode())
@@ -63,7 +63,7 @@ def _unix(text: str, path: str) -> UnixAddress:
     return UnixAddress(path)
 
 
-def _tcp(text: str, rest: str) -> TcpAddress:
+def _parse_tcp(text: str, rest: str) -> TcpAddress:
     host, _, port = rest.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -1,4 +1,4 @@
-"""Errors of our tree on their way from one process of a gateway to another."""
+"""Encodes errors of `maitred.core.errors` that travel from one process of a gateway to another."""
 
 from collections.abc import Iterator
 
@@ -9,8 +9,8 @@ from maitred.core.errors import LimitReached, MaitredError, Overloaded
 from maitred.core.flow import QueuePosition
 
 
-class WrittenLimit(msgspec.Struct, frozen=True, array_like=True):
-    """What `LimitReached` says beside its message."""
+class EncodedLimit(msgspec.Struct, frozen=True, array_like=True):
+    """The fields of `LimitReached` beside its message."""
 
     subject: str
     limit: str
@@ -18,47 +18,47 @@ class WrittenLimit(msgspec.Struct, frozen=True, array_like=True):
     reading: CounterState
 
 
-class WrittenError(msgspec.Struct, frozen=True, array_like=True):
-    """An error: its class by name, and all that it says."""
+class EncodedError(msgspec.Struct, frozen=True, array_like=True):
+    """An encoded error: the name of its class, and all of its fields."""
 
     kind: str
     message: str
     param: str | None = None
     retry_after_s: float | None = None
     place: QueuePosition | None = None
-    limit: WrittenLimit | None = None
+    limit: EncodedLimit | None = None
 
 
-def write_error(error: MaitredError) -> WrittenError:
-    """The error, to be sent."""
+def encode_error(error: MaitredError) -> EncodedError:
+    """Encodes an error as a struct."""
     limit = None
     if isinstance(error, LimitReached):
-        limit = WrittenLimit(error.subject, error.limit, error.value, error.reading)
-    place = error.place if isinstance(error, Overloaded) else None
-    return WrittenError(type(error).__name__, error.message, error.param, error.retry_after_s, place, limit)
+        limit = EncodedLimit(error.subject, error.limit, error.value, error.counter_state)
+    position = error.position if isinstance(error, Overloaded) else None
+    return EncodedError(type(error).__name__, error.message, error.param, error.retry_after_s, position, limit)
 
 
-def read_error(written: WrittenError) -> MaitredError:
-    """The same error again; one of ours where its class is not known here."""
-    kind = _KINDS.get(written.kind, MaitredError)
-    if issubclass(kind, LimitReached) and (limit := written.limit) is not None:
+def decode_error(encoded: EncodedError) -> MaitredError:
+    """Decodes an error; one of an unknown class becomes a `MaitredError`."""
+    kind = _ERROR_CLASSES.get(encoded.kind, MaitredError)
+    if issubclass(kind, LimitReached) and (limit := encoded.limit) is not None:
         return kind(
-            written.message,
+            encoded.message,
             subject=limit.subject,
             limit=limit.limit,
             value=limit.value,
             reading=limit.reading,
-            retry_after_s=written.retry_after_s,
+            retry_after_s=encoded.retry_after_s,
         )
     if issubclass(kind, Overloaded):
-        return kind(written.message, param=written.param, retry_after_s=written.retry_after_s, place=written.place)
-    return kind(written.message, param=written.param, retry_after_s=written.retry_after_s)
+        return kind(encoded.message, param=encoded.param, retry_after_s=encoded.retry_after_s, position=encoded.place)
+    return kind(encoded.message, param=encoded.param, retry_after_s=encoded.retry_after_s)
 
 
-def _below(kind: type[MaitredError]) -> Iterator[type[MaitredError]]:
+def _with_subclasses(kind: type[MaitredError]) -> Iterator[type[MaitredError]]:
     yield kind
-    for each in kind.__subclasses__():
-        yield from _below(each)
+    for subclass in kind.__subclasses__():
+        yield from _with_subclasses(subclass)
 
 
-_KINDS = {kind.__name__: kind for kind in _below(MaitredError)}
+_ERROR_CLASSES = {kind.__name__: kind for kind in _with_subclasses(MaitredError)}

@@ -1,6 +1,6 @@
-"""`POST /v1/feedback`: what is read and what is answered.
+"""`POST /v1/feedback`: the request, the response and their rules.
 
-A field that is unknown is refused: a text under a misspelt name would be lost without a word.
+An unknown field is rejected: a text under a misspelt name would be lost without notice.
 """
 
 import math
@@ -11,15 +11,15 @@ from msgspec import Meta, Struct
 from maitred.core.errors import InvalidRequest
 from maitred.core.feedback import Feedback, FeedbackLabel, FeedbackReceipt
 from maitred.wire.admin.rules import check_count, check_word
-from maitred.wire.openai.faults import shown
+from maitred.wire.openai.faults import format_value
 
-MOST_TEXT_CHARACTERS = 4_000
-MOST_TAGS = 16
-_MOST_ID_CHARACTERS = 128
+MAX_TEXT_CHARACTERS = 4_000
+MAX_TAGS = 16
+_MAX_ID_CHARACTERS = 128
 
 
 class GiveFeedback(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What somebody thinks of an answer."""
+    """Feedback of a client on one answer."""
 
     request_id: Annotated[str, Meta(description="The `x-request-id` of the answer.")]
     score: Annotated[
@@ -29,15 +29,15 @@ class GiveFeedback(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             extra_json_schema={"minimum": 0, "maximum": 1},
         ),
     ]
-    text: Annotated[str, Meta(description=f"In words; at most {MOST_TEXT_CHARACTERS:,} characters.")] = ""
+    text: Annotated[str, Meta(description=f"In words; at most {MAX_TEXT_CHARACTERS:,} characters.")] = ""
     tags: Annotated[
         tuple[str, ...],
-        Meta(description=f"At most {MOST_TAGS}, each 1 to 63 letters, digits, `.`, `_`, `:` and `-`."),
+        Meta(description=f"At most {MAX_TAGS}, each 1 to 63 letters, digits, `.`, `_`, `:` and `-`."),
     ] = ()
 
 
 class FeedbackGiven(Struct, frozen=True, kw_only=True):
-    """What is kept now."""
+    """The feedback that is stored now."""
 
     object: Literal["feedback"] = "feedback"
     request_id: str
@@ -49,43 +49,44 @@ class FeedbackGiven(Struct, frozen=True, kw_only=True):
     replaced: Annotated[bool, Meta(description="Whether it took the place of earlier feedback on this request.")]
 
     @classmethod
-    def of(cls, request_id: str, kept: FeedbackReceipt) -> "FeedbackGiven":
-        """An opinion as the API writes it."""
-        feedback = kept.feedback
+    def of(cls, request_id: str, receipt: FeedbackReceipt) -> "FeedbackGiven":
+        """Builds the response from the stored feedback."""
+        feedback = receipt.feedback
         return cls(
             request_id=request_id,
-            model=kept.model,
+            model=receipt.model,
             score=feedback.score,
             verdict=feedback.verdict,
             text=feedback.text,
             tags=list(feedback.tags),
-            replaced=kept.before is not None,
+            replaced=receipt.before is not None,
         )
 
 
-def feedback_of(request: GiveFeedback) -> Feedback:
-    """The opinion that is given.
+def to_feedback(request: GiveFeedback) -> Feedback:
+    """Checks a request and returns its feedback.
 
     Raises:
         InvalidRequest: A field is out of range.
     """
-    if not 0 < len(request.request_id) <= _MOST_ID_CHARACTERS:
+    if not 0 < len(request.request_id) <= _MAX_ID_CHARACTERS:
         raise InvalidRequest(
-            f"request_id must be 1 to {_MOST_ID_CHARACTERS} characters; got {len(request.request_id)}. Send the "
+            f"request_id must be 1 to {_MAX_ID_CHARACTERS} characters; got {len(request.request_id)}. Send the "
             "x-request-id of the answer.",
             param="request_id",
         )
     if not (math.isfinite(request.score) and 0 <= request.score <= 1):
         raise InvalidRequest(
-            f"score must be from 0 (bad) to 1 (good), or true or false; got {shown(request.score)}. Map another scale "
+            f"score must be from 0 (bad) to 1 (good), or true or false; got {format_value(request.score)}. Map "
+            "another scale "
             "onto that: a thumb down is 0.",
             param="score",
         )
-    if len(request.text) > MOST_TEXT_CHARACTERS:
+    if len(request.text) > MAX_TEXT_CHARACTERS:
         raise InvalidRequest(
-            f"text must have at most {MOST_TEXT_CHARACTERS:,} characters; got {len(request.text):,}.", param="text"
+            f"text must have at most {MAX_TEXT_CHARACTERS:,} characters; got {len(request.text):,}.", param="text"
         )
-    check_count("tags", request.tags, MOST_TAGS)
+    check_count("tags", request.tags, MAX_TAGS)
     for position, tag in enumerate(request.tags):
         check_word(f"tags[{position}]", tag)
     return Feedback(score=float(request.score), text=request.text, tags=tuple(dict.fromkeys(request.tags)))

@@ -1,19 +1,20 @@
 """The protocol between a gateway and an engine: length-prefixed msgpack frames over any byte stream.
 
-A frame is a 4-byte big-endian length and that many bytes of msgpack. The engine speaks first, with `EngineHello` (after
-the proofs of `link.handshake`, where it has a secret). Then the gateway sends `Submit`, `Cancel`, `Pause`,
-`SleepCommand` and `Ping` whenever it likes, and the engine sends each gateway one `Step` after every model step (and,
-when it has none to do, after what it was told), carrying the new tokens of *all* of its requests: at a hundred running
-sequences this is one system call and one decode instead of a hundred.
+A frame is a 4-byte big-endian length and that many bytes of msgpack. The engine sends first: `EngineHello` (after the
+proofs of `link.handshake`, where it has a secret). Then the gateway sends `Submit`, `Cancel`, `Pause`, `SleepCommand`
+and `Ping` at any time, and the engine sends each gateway one `Step` after every model step (and, when it has none to
+run, after a message), with the new tokens of *all* of the gateway's requests: at a hundred running sequences this is
+one system call and one decode instead of a hundred.
 
 `Step.sequence` counts up by one per connection, from 1; a gap means a lost message, and the reader must treat the
 connection as dead. `EngineHello.epoch` differs each time an engine starts, so a gateway never takes a restarted engine
-for the one that it gave its requests to. There is no goodbye: the end of the byte stream, at any point, is the death of
-the peer. An engine cancels everything a vanished gateway had submitted.
+for the one that has its requests. There is no closing message: the end of the byte stream, at any point, is the death
+of the peer. An engine cancels every request of a gateway whose connection has ended.
 
-What its prefix cache holds an engine tells in `EngineHello`, and the changes in each `Step`. They have a number of
-their own: an engine with more of them at once than it tells skips one, and a gateway that misses a number sends
-`ResendBlocks`.
+An engine reports the contents of its prefix cache in `EngineHello`, and their changes in each `Step`. These updates
+have
+a number of their own: an engine that has more changes at once than it reports skips a number, and a gateway that misses
+a number sends `ResendBlocks`.
 """
 
 import struct
@@ -23,7 +24,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from maitred.core.errors import ProtocolViolation
-from maitred.core.prefix import BlockNews
+from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport, ModelCard
 from maitred.core.request import EngineRequest, TokenDelta
 
@@ -33,13 +34,13 @@ _LENGTH = struct.Struct(">I")
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """Gateway to engine: run this."""
+    """Gateway to engine: run this request."""
 
     request: EngineRequest
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """Gateway to engine: nobody wants this any more.
+    """Gateway to engine: cancel a request that is not wanted any more.
 
     Attributes:
         request_id: Unknown ids are ignored: the request may have finished while the message travelled.
@@ -51,11 +52,11 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
 
 
 class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
-    """Gateway to engine: the reader has fallen behind, so compute no more of this; or go on.
+    """Gateway to engine: pause a request whose reader has fallen behind, or resume it.
 
     Attributes:
         request_id: Unknown ids are ignored, as with `Cancel`.
-        paused: False: go on.
+        paused: False: resume.
     """
 
     request_id: str
@@ -63,15 +64,15 @@ class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    """Gateway to engine: are you there? Answered by a `Step`, as everything is."""
+    """Gateway to engine: asks for a sign of life. The engine answers with a `Step`, as to every message."""
 
 
 class ResendBlocks(msgspec.Struct, frozen=True, array_like=True, tag="recount"):
-    """Gateway to engine: news of blocks were missed, so tell all that there are in the next step."""
+    """Gateway to engine: send all blocks of the prefix cache in the next step, since an update was missed."""
 
 
 class SleepCommand(msgspec.Struct, frozen=True, array_like=True, tag="rest"):
-    """Gateway to engine: sleep as soon as nothing runs, or wake. A `Submit` wakes it, too.
+    """Gateway to engine: sleep as soon as no request runs, or wake. A `Submit` wakes the engine, too.
 
     Attributes:
         asleep: False: wake.
@@ -81,11 +82,11 @@ class SleepCommand(msgspec.Struct, frozen=True, array_like=True, tag="rest"):
 
 
 class Unpin(msgspec.Struct, frozen=True, array_like=True, tag="unpin"):
-    """Gateway to engine: let a prefix go that a request has pinned.
+    """Gateway to engine: release a prefix that a request has pinned.
 
     Attributes:
-        scope: The request's cache scope.
-        name: The pin's; an unknown one is ignored, for it may be over.
+        scope: The cache scope of the request.
+        name: The name of the pin; an unknown one is ignored, since the pin may have expired.
     """
 
     scope: str
@@ -93,15 +94,15 @@ class Unpin(msgspec.Struct, frozen=True, array_like=True, tag="unpin"):
 
 
 class EngineHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """Engine to gateway, first of all: who I am and what I can hold."""
+    """Engine to gateway, first of all: the engine's identity and capacity."""
 
     protocol: int
     epoch: int
     pid: int
     card: ModelCard
     load: LoadReport
-    blocks: BlockNews | None = None
-    """All that its prefix cache holds; None: it has none."""
+    blocks: BlockUpdate | None = None
+    """Contents of the engine's prefix cache; None: the engine has no prefix cache."""
 
 
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -112,12 +113,12 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Rejection(msgspec.Struct, frozen=True, array_like=True):
-    """The engine will not run a request; no delta of it follows.
+    """Engine to gateway: the engine does not run a request; no delta of it follows.
 
     Attributes:
-        request_id: Which one.
-        message: Why.
-        retryable: The request is sound; another replica, or this one later, may take it.
+        request_id: The rejected request.
+        message: The reason.
+        retryable: The request is valid; another replica, or this one later, may take it.
     """
 
     request_id: str
@@ -126,16 +127,16 @@ class Rejection(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """Engine to gateway: what one step did for you."""
+    """Engine to gateway: the results of one model step for this gateway."""
 
     sequence: int
     outputs: list[TokenOutput]
     rejections: list[Rejection]
     load: LoadReport
     submits_heard: int = 0
-    """Messages `Submit` that the engine had read on this connection when it wrote `load`."""
-    blocks: BlockNews | None = None
-    """What has changed in its prefix cache; None: nothing."""
+    """Number of `Submit` messages that the engine had read on this connection when it wrote `load`."""
+    blocks: BlockUpdate | None = None
+    """Changes of the engine's prefix cache; None: there are none."""
 
 
 ToEngine = Submit | Cancel | Pause | Ping | ResendBlocks | SleepCommand | Unpin
@@ -145,7 +146,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_frame(message: msgspec.Struct) -> bytes:
-    """The message as one frame, ready to be written."""
+    """Encodes a message as one frame, ready to be written."""
     payload = _encoder.encode(message)
     if len(payload) > MAX_FRAME_BYTES:
         raise ProtocolViolation(f"A frame of {len(payload)} bytes is over the limit of {MAX_FRAME_BYTES}.")
@@ -159,15 +160,15 @@ class FrameReader(Generic[M]):
     """Cuts a byte stream into messages; holds the unfinished rest between calls.
 
     Args:
-        expected: Which direction this end reads, such as `ToEngine` or `ToGateway`.
+        message_type: The union of messages that this end reads, such as `ToEngine` or `ToGateway`.
     """
 
-    def __init__(self, expected: Any) -> None:  # noqa: ANN401 - a union is not a `type` to the type checker
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(expected)
+    def __init__(self, message_type: Any) -> None:  # noqa: ANN401 - a union is not a `type` to the type checker
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[M]:
-        """The messages that are complete with these bytes.
+        """Returns the messages that are complete with these bytes.
 
         Raises:
             ProtocolViolation: A frame is too long or does not decode. The stream is beyond repair: close it.
@@ -175,10 +176,10 @@ class FrameReader(Generic[M]):
         return list(self.messages(data))
 
     def messages(self, data: bytes) -> Iterator[M]:
-        """`feed`, one by one: the messages before a broken frame are still handed out. Read it to its end.
+        """Yields the messages that are complete with these bytes, also those before a broken frame. Read it to its end.
 
         Raises:
-            ProtocolViolation: See `feed`.
+            ProtocolViolation: A frame is too long or does not decode, as with `feed`.
         """
         self._buffer += data
         start = 0

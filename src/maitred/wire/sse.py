@@ -13,17 +13,17 @@ DONE = b"data: [DONE]\n\n"
 
 
 def encode_event(data: bytes, kind: bytes = b"") -> bytes:
-    """One event, of a named kind if it has one. The data must be a single line, which JSON from an encoder is."""
+    """Encodes one event, with its type if it has one. The data must be a single line, as JSON from an encoder is."""
     return (b"event: " + kind + b"\n" if kind else b"") + b"data: " + data + b"\n\n"
 
 
 def encode_comment(text: str) -> bytes:
-    """A comment, which readers skip; sent to keep a silent connection alive."""
+    """Encodes a comment, which readers skip; it keeps a silent connection alive."""
     return b"".join(b": " + line.encode() + b"\n" for line in text.splitlines() or [""]) + b"\n"
 
 
-class Event(msgspec.Struct, frozen=True):
-    """One event as it was dispatched."""
+class SSEEvent(msgspec.Struct, frozen=True):
+    """One event of a stream of server-sent events."""
 
     data: str
     type: str = "message"
@@ -48,8 +48,8 @@ class SSEDecoder:
         self._type = ""
         self._id = ""
 
-    def feed(self, data: bytes) -> list[Event]:
-        """The events that are complete with these bytes."""
+    def feed(self, data: bytes) -> list[SSEEvent]:
+        """Returns the events that are complete with these bytes."""
         text = self._characters.decode(data)
         if not text:
             return []
@@ -61,21 +61,21 @@ class SSEDecoder:
             self._skip_line_feed = False
             text = text.removeprefix("\n")
         self._skip_line_feed = text.endswith("\r")
-        *ended, rest = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-        events: list[Event] = []
-        for end in ended:
-            self._line.append(end)
+        *lines, rest = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        events: list[SSEEvent] = []
+        for line_end in lines:
+            self._line.append(line_end)
             line = "".join(self._line)
             self._line.clear()
             if line:
-                self._take(line)
+                self._read_field(line)
             elif event := self._dispatch():
                 events.append(event)
         if rest:
             self._line.append(rest)
         return events
 
-    def _take(self, line: str) -> None:
+    def _read_field(self, line: str) -> None:
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
         match field:
@@ -88,27 +88,27 @@ class SSEDecoder:
             case "retry" if value.isascii() and value.isdigit() and len(value) <= 18:
                 self.retry_ms = int(value)
 
-    def _dispatch(self) -> Event | None:
-        event = Event("\n".join(self._data), self._type or "message", self._id) if self._data else None
+    def _dispatch(self) -> SSEEvent | None:
+        event = SSEEvent("\n".join(self._data), self._type or "message", self._id) if self._data else None
         self._data = []
         self._type = ""
         return event
 
 
-class SseSplitter:
-    """The data of each event of one stream, as bytes.
+class SSESplitter:
+    """Splits one stream into the data of its events, as bytes.
 
     Attributes:
-        idle: Whether all that came was whole events of the usual form, so that what comes next begins a new one.
+        idle: Whether all bytes so far were whole events of the usual form, so that the next bytes begin a new event.
     """
 
     def __init__(self) -> None:
         self.idle = True
-        self._rest = b""
-        self._any_form: SSEDecoder | None = None
+        self._unfinished = b""
+        self._decoder: SSEDecoder | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The events that are complete with these bytes."""
+        """Returns the data of the events that are complete with these bytes."""
         if (  # nearly always: one whole event
             self.idle
             and data.find(b"\n") == len(data) - 2
@@ -117,24 +117,24 @@ class SseSplitter:
             and b"\r" not in data
         ):
             return [data[6:-2]]
-        if self._any_form is not None:
-            return [event.data.encode() for event in self._any_form.feed(data)]
-        if self._rest:
-            data = self._rest + data
+        if self._decoder is not None:
+            return [event.data.encode() for event in self._decoder.feed(data)]
+        if self._unfinished:
+            data = self._unfinished + data
         if b"\r" in data:
-            return self._change_over(data)
-        whole, end, self._rest = data.rpartition(b"\n\n")
-        self.idle = not self._rest
+            return self._switch_to_decoder(data)
+        whole, end, self._unfinished = data.rpartition(b"\n\n")
+        self.idle = not self._unfinished
         if not end:
             return []
         events = whole[6:].split(b"\n\ndata: ")
         if not whole.startswith(b"data: ") or whole.count(b"\n") != 2 * (len(events) - 1):
-            return self._change_over(data)
+            return self._switch_to_decoder(data)
         return events
 
-    def _change_over(self, data: bytes) -> list[bytes]:
-        """Reads `data`, and all that follows, by the standard. Nothing of it has been given out yet."""
-        self._any_form = SSEDecoder()
-        self._rest = b""
+    def _switch_to_decoder(self, data: bytes) -> list[bytes]:
+        """Decodes `data`, and all that follows, by the standard. No event of `data` has been returned yet."""
+        self._decoder = SSEDecoder()
+        self._unfinished = b""
         self.idle = False
         return self.feed(data)

@@ -1,23 +1,24 @@
-"""What an API worker and the controller of its gateway say to each other: frames of msgpack over a Unix socket.
+"""The protocol between an API worker and the controller of its gateway: msgpack frames over a Unix socket.
 
 ::
 
     worker                                controller
-      Hello ------------------------------->       with what an earlier controller has granted, and what goes on
-      <------------------------- Welcome, and again whenever something in it changes
-      Asks ------------------------------->       one request at one model
-      <------------------------- Seated, or Refused
-      <------------------------- Released         its turn has come; the replica
-      Took ------------------------------->       tokens, some times a second
-      FailedThere ------------------------>       the replica has failed it: Released follows, or Refused
-      Settles ---------------------------->       the answer is whole
-      <------------------------- Settled          whatever it held is given back
-      Leaves ----------------------------->       the same, where it was not settled
-      Ended ------------------------------>       the HTTP request is over: what metrics, logs and stories tell of it
+      WorkerHello ------------------------->       with the grants of an earlier controller whose requests go on
+      <------------------ ControllerSnapshot       and again whenever something in it changes
+      AdmitRequest ------------------------>       one request at one model
+      <----- AdmitAccepted, or AdmitRejected
+      <-------------------------- Dispatched       its turn has come; with the replica
+      TokensUsed -------------------------->       token counts, some times a second
+      ReplicaFailed ----------------------->       the replica has failed; Dispatched follows, or AdmitRejected
+      SettleRequest ----------------------->       the response is complete
+      <------------------------- SettleReply       all that the request held is released
+      ReleaseRequest ---------------------->       in place of SettleRequest, where the response is not complete
+      RequestEnded ------------------------>       the HTTP request has ended; with its data for metrics, logs,
+      timelines
 
-`number` is the worker's, for as long as its connection lasts. The end of the byte stream is the death of the peer: the
-controller ends all that the worker had asked for, as if its callers had left. Times are of the machine's monotonic
-clock, which both read.
+`number` is assigned by the worker, and valid for as long as its connection lasts. The end of the byte stream is the
+death of the peer: the controller ends all requests of the worker, as if their clients had disconnected. Times are of
+the machine's monotonic clock, which both processes read.
 """
 
 from enum import StrEnum
@@ -30,19 +31,22 @@ from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import DirectoryChanges, Principal
 from maitred.core.timeline import TimelineSpan
 from maitred.core.trace_context import TraceContext
-from maitred.wire.error_codec import WrittenError
+from maitred.wire.error_codec import EncodedError
 
 
 class PromptSummary(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt as the queue sees it."""
+    """A prompt as the queue sees it: its length and, where replicas are compared, its token ids."""
 
     tokens: int
     ids: list[int]
-    """Its tokens; where these are estimated, what stands for the first of them. None where nobody looks at them."""
+    """Token ids; where the count is estimated, substitutes for the first ones. Empty if replicas are not compared."""
 
 
 class AdmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="asks"):
-    """Worker: may this run, and where? See `Errand` and `Work`."""
+    """Worker: asks whether a request may run, and on which replica.
+
+    It carries the fields of `DispatchRequest` and of `AdmissionRequest`.
+    """
 
     number: int
     pool: str
@@ -55,10 +59,10 @@ class AdmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="asks"):
     prompts: list[PromptSummary]
     choices: int
     length: int
-    """Most tokens of a choice, before any limit has had a look at it."""
+    """Most output tokens of a choice, before any limit is applied."""
     window_left: int
     max_tokens: int | None
-    """As its caller named it."""
+    """`max_tokens` as the client sent it."""
     min_tokens: int
     deadline_s: float | None
     session: str | None
@@ -67,28 +71,28 @@ class AdmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="asks"):
 
 
 class TokensUsed(msgspec.Struct, frozen=True, array_like=True, tag="took"):
-    """Worker: tokens came."""
+    """Worker: reports tokens that a request has consumed."""
 
     number: int
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     first: bool = False
-    """Whether its very first token is among them."""
+    """Whether the first output token is among them."""
 
 
 class AttemptResult(StrEnum):
-    """What an attempt at a server of somebody else's says of that server."""
+    """The result of an attempt, as far as it says something of the upstream server."""
 
     SUCCESS = "success"
     FAILURE = "failure"
     NEITHER = "neither"
-    AWAY = "away"
-    """It could not even be reached."""
+    UNREACHABLE = "away"
+    """The worker could not reach the server."""
 
 
 class ReplicaFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed_there"):
-    """Worker: the replica has failed it, and it waits for another one. See `Seat.again`."""
+    """Worker: the replica has failed, and the request waits for another one; see `DispatchEntry.requeue`."""
 
     number: int
     met: AttemptResult
@@ -98,7 +102,7 @@ class ReplicaFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed_th
 
 
 class SettleRequest(msgspec.Struct, frozen=True, array_like=True, tag="settles"):
-    """Worker: the answer is whole, and its end is shown as soon as this is in the ledger."""
+    """Worker: the response is complete. Its end is shown to the client as soon as the usage is in the ledger."""
 
     number: int
     usage: Usage
@@ -107,47 +111,47 @@ class SettleRequest(msgspec.Struct, frozen=True, array_like=True, tag="settles")
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, array_like=True, tag="leaves"):
-    """Worker: it is over here."""
+    """Worker: the request has ended here without being settled."""
 
     number: int
     usage: Usage
     first_token_s: float | None
     met: AttemptResult = AttemptResult.NEITHER
-    error: WrittenError | None = None
+    error: EncodedError | None = None
     cancelled: bool = False
-    """Whether its caller has left."""
+    """Whether the client has disconnected."""
 
 
 class ResumeGrant(msgspec.Struct, frozen=True, array_like=True):
-    """Of a worker that had another controller before: this was granted, and goes on, or has ended since."""
+    """A grant of an earlier controller, reported by its worker: the request goes on, or has ended since."""
 
     asks: AdmitRequest
-    """Without the tokens of its prompts; `number` is still good."""
+    """The request without the token ids of its prompts; its `number` is still valid."""
     lease: str
     max_tokens: int
-    """For each choice, as it was granted."""
+    """Output tokens of each choice, as granted."""
     replica: str
-    """Where it runs; empty: it waits."""
+    """The replica at which the request runs; empty: it waits."""
     usage: Usage
-    """Until now; what is told of tokens from here on comes on top."""
+    """Usage until now; token counts that are reported later are added to it."""
     first_token_s: float | None
     ended: SettleRequest | ReleaseRequest | None = None
-    """What could not be told when it happened."""
+    """The message that could not be sent when the request ended; None: the request goes on."""
 
 
 class WorkerHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """Worker: here I am."""
+    """Worker: introduces itself to a controller, with its open requests."""
 
     worker: int
-    """Its number in the gateway, from 1."""
+    """The worker's number in the gateway, from 1."""
     pid: int
     resumes: list[ResumeGrant]
     unanswered: list[str] = []
-    """Ids of requests that have asked, ask again or have given up: nobody has been told what was granted to them."""
+    """Ids of requests without a reply to their `AdmitRequest`: each asks again, or has given up."""
 
 
 class RequestSummary(msgspec.Struct, frozen=True, array_like=True):
-    """What stories and spans tell of what was asked."""
+    """The parameters of a request that timelines and traces show."""
 
     model: str
     sampling: SamplingParams
@@ -164,7 +168,7 @@ class RequestSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """Worker: the HTTP request is over. See `Tally`."""
+    """Worker: the HTTP request has ended. It carries the fields of `RequestContext`."""
 
     request_id: str
     started_s: float
@@ -175,7 +179,7 @@ class RequestEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     principal: Principal | None
     model: str
     ask: RequestSummary | None
-    failure: WrittenError | None
+    failure: EncodedError | None
     refused_by: str
     chosen: ModelSelection | None
     clamped_max_tokens: int | None
@@ -199,13 +203,13 @@ class RequestEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
 
 
 class SubmissionAcked(msgspec.Struct, frozen=True, array_like=True, tag="heard"):
-    """Worker: an engine's report counts the next of its prompts. See `Seat.submitted`."""
+    """Worker: an engine's load report counts the next prompt of a request; see `DispatchEntry.on_submitted`."""
 
     number: int
 
 
 class RateLimitQuery(msgspec.Struct, frozen=True, array_like=True, tag="peeks"):
-    """Worker: where does a caller stand with its limits?"""
+    """Worker: asks how far a client's rate limits are used."""
 
     number: int
     principal: Principal
@@ -213,13 +217,13 @@ class RateLimitQuery(msgspec.Struct, frozen=True, array_like=True, tag="peeks"):
 
 
 class DirectoryAck(msgspec.Struct, frozen=True, array_like=True, tag="knows"):
-    """Worker: it goes by this version of keys, tenants and limits now."""
+    """Worker: it uses this version of keys, tenants and limits now."""
 
     version: int
 
 
 class DirectoryQuery(msgspec.Struct, frozen=True, array_like=True, tag="reads"):
-    """Worker: what of keys, tenants and limits is new since this version?"""
+    """Worker: asks for the changes of keys, tenants and limits since this version."""
 
     number: int
     since: int
@@ -241,20 +245,20 @@ ToController = (
 
 
 class ControllerSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """Controller: what a worker has to know, as it is now."""
+    """Controller: the state that a worker has to know now."""
 
     directory: int
     """The version of keys, tenants and limits."""
     passed: frozenset[str]
-    """Names of models whose requests are the controller's own business, because versions are tried behind them."""
+    """Names of models whose requests the controller serves itself, because versions are tried behind them."""
     windows: dict[str, int]
-    """Pool -> tokens of prompt and answer together, where a server has said so."""
+    """Pool -> tokens of prompt and output together, where a server has reported it."""
     engines: dict[str, str]
-    """Where the engines of the `model` section listen, by name."""
+    """Replica name -> the address of an engine of the `model` section."""
 
 
 class AdmitAccepted(msgspec.Struct, frozen=True, array_like=True, tag="seated"):
-    """Controller: it has what it needs from its caller's limits, and waits for its turn."""
+    """Controller: the request has passed its limits, and waits in the queue."""
 
     number: int
     lease: str
@@ -266,15 +270,15 @@ class AdmitAccepted(msgspec.Struct, frozen=True, array_like=True, tag="seated"):
 
 
 class AdmitRejected(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """Controller: this stands against it. It holds nothing any more."""
+    """Controller: the request is rejected with this error, and holds nothing any more."""
 
     number: int
-    error: WrittenError
+    error: EncodedError
     standing: RateLimitStatus | None = None
 
 
 class Dispatched(msgspec.Struct, frozen=True, array_like=True, tag="released"):
-    """Controller: its turn has come."""
+    """Controller: the request is dispatched to this replica."""
 
     number: int
     replica: str
@@ -284,27 +288,27 @@ class Dispatched(msgspec.Struct, frozen=True, array_like=True, tag="released"):
 
 
 class SettleReply(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
-    """Controller: it is in the ledger, and holds nothing any more; or why not."""
+    """Controller: the request is in the ledger and holds nothing any more; or the error."""
 
     number: int
-    error: WrittenError | None = None
+    error: EncodedError | None = None
 
 
-class DirectoryUpdate(msgspec.Struct, frozen=True, array_like=True, tag="news"):
-    """Controller: the answer to `DirectoryQuery`; or why there is none."""
+class DirectoryReply(msgspec.Struct, frozen=True, array_like=True, tag="news"):
+    """Controller: the reply to `DirectoryQuery`; or the error."""
 
     number: int
     changes: DirectoryChanges | None
-    error: WrittenError | None = None
+    error: EncodedError | None = None
 
 
 class RateLimitReply(msgspec.Struct, frozen=True, array_like=True, tag="peeked"):
-    """Controller: the answer to `RateLimitQuery`."""
+    """Controller: the reply to `RateLimitQuery`."""
 
     number: int
     standing: RateLimitStatus | None
 
 
 ToWorker = (
-    ControllerSnapshot | AdmitAccepted | AdmitRejected | Dispatched | SettleReply | DirectoryUpdate | RateLimitReply
+    ControllerSnapshot | AdmitAccepted | AdmitRejected | Dispatched | SettleReply | DirectoryReply | RateLimitReply
 )

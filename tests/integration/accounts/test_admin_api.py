@@ -341,7 +341,7 @@ async def test_only_keys_with_the_scope_may_come_in(admin):
 async def test_a_full_server_takes_the_limit_that_relieves_it(admin):
     with ExitStack() as crowd:
         for _ in range(100):
-            crowd.enter_context(admin.gate.enter())
+            crowd.enter_context(admin.gate.acquire())
         await admin.done("PUT", "limits/relief", {"subject": "*", "kind": "concurrent_requests", "value": 50})
 
 

@@ -155,7 +155,7 @@ async def test_usage(operator):
     await operator.system.record([event(9, time_s=now_s - 86_400 * 20, tenant="past")])
     system = operator.system
     acme = Principal(key="5b1f0c9e7d2a4c6f", tenants=("acme",), scopes=frozenset())
-    await FeedbackStore(system.database, system.ledger.flush, system.clock).keep(acme, "req-0", Feedback(score=0.75))
+    await FeedbackStore(system.database, system.ledger.flush, system.clock).store(acme, "req-0", Feedback(score=0.75))
     assert rows(await operator.does("usage", "--since", "7d")) == [
         ["TENANT", "MODEL", "REQUESTS", "PROMPT", "CACHED", "OUTPUT", "USD", "RATED", "SCORE"],
         ["acme", "m", "2", "20", "0", "10", "0.003", "1", "0.75"],

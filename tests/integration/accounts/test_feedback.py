@@ -53,13 +53,13 @@ async def holding(config, folder, events, *, flushed=True):
 
 async def test_the_second_opinion_takes_the_place_of_the_first(store_config, tmp_path):
     async with holding(store_config, tmp_path / "j", [usage_event(1), usage_event(2)]) as (store, queries):
-        first = await store.keep(RESEARCH, "req-1", GOOD)
+        first = await store.store(RESEARCH, "req-1", GOOD)
         assert (first.feedback, first.model, first.before) == (GOOD, "tiny", None)
-        assert (await store.keep(RESEARCH, "req-1", BAD)).before == GOOD
+        assert (await store.store(RESEARCH, "req-1", BAD)).before == GOOD
         # What PostgreSQL cannot store is replaced, as in the ledger.
         stored = Feedback(score=0.0, text=BAD.text.replace("\0", "\ufffd"), tags=BAD.tags)
-        assert (await store.keep(RESEARCH, "req-1", GOOD)).before == stored
-        await store.keep(RESEARCH, "req-1", BAD)
+        assert (await store.store(RESEARCH, "req-1", GOOD)).before == stored
+        await store.store(RESEARCH, "req-1", BAD)
         lines = await queries.events(*EVER)
         assert [lines.feedback.get(event.id) for event in lines.events] == [None, stored]
         (row,) = (await queries.report(*EVER)).rows
@@ -82,7 +82,7 @@ async def test_requests_of_others_are_as_unknown_as_those_that_never_were(store_
         refusals = []
         for request_id in ("req-1", "req-9"):
             try:
-                await store.keep(who, request_id, GOOD)
+                await store.store(who, request_id, GOOD)
             except ResourceNotFound as error:
                 refusals.append(error.message)
         assert len(refusals) == (1 if allowed else 2)
@@ -93,7 +93,7 @@ async def test_requests_of_others_are_as_unknown_as_those_that_never_were(store_
 async def test_an_answer_can_be_rated_before_its_line_is_in_the_database(store_config, tmp_path):
     async with holding(store_config, tmp_path / "j", [usage_event(1)], flushed=False) as (store, queries):
         assert (await queries.report(*EVER)).rows[0].requests == 0
-        await store.keep(RESEARCH, "req-1", GOOD)
+        await store.store(RESEARCH, "req-1", GOOD)
         assert (await queries.report(*EVER)).rows[0].rated == 1
 
 
@@ -104,7 +104,7 @@ async def test_of_several_requests_of_one_id_the_last_of_ones_own_is_meant(store
         usage_event(3, request_id="same", model="theirs", tenant="beta", organisation="beta"),
     ]
     async with holding(store_config, tmp_path / "j", events) as (store, _):
-        assert (await store.keep(RESEARCH, "same", GOOD)).model == "new"
+        assert (await store.store(RESEARCH, "same", GOOD)).model == "new"
 
 
 async def test_reports_have_the_mean_of_what_holds_in_the_end_by_side_of_a_rollout(store_config, tmp_path):
@@ -114,7 +114,7 @@ async def test_reports_have_the_mean_of_what_holds_in_the_end_by_side_of_a_rollo
     async with holding(store_config, tmp_path / "j", events) as (store, queries):
         for _ in range(60):
             number, score = chance.randrange(30), chance.choice([0.0, 0.25, 0.5, 1.0])
-            await store.keep(RESEARCH, f"req-{number}", Feedback(score=score))
+            await store.store(RESEARCH, f"req-{number}", Feedback(score=score))
             said[number] = score
         rows = (await queries.report(*EVER, group_by=("model", "rollout"))).rows
         csv = "".join([piece async for piece in queries.csv(*EVER, group_by=("rollout",))])
@@ -133,7 +133,7 @@ async def test_reports_have_the_mean_of_what_holds_in_the_end_by_side_of_a_rollo
 async def test_feedback_goes_with_its_line(store_config, tmp_path):
     async with holding(store_config, tmp_path / "j", [usage_event(1), usage_event(2)]) as (store, _):
         for number in (1, 2):
-            await store.keep(RESEARCH, f"req-{number}", GOOD)
+            await store.store(RESEARCH, f"req-{number}", GOOD)
         async with open_database(store_config) as database, database.begin() as connection:
             await connection.execute(delete(usage).where(usage.c.request_id == "req-1"))
             assert await connection.scalar(select(func.count()).select_from(opinions)) == 1

@@ -60,7 +60,7 @@ class Counting:
     def rejections(self):
         return []
 
-    def disown(self, owner):
+    def cancel_owner(self, owner):
         self.running = {key: value for key, value in self.running.items() if key[0] is not owner}
 
     def step(self):
@@ -79,7 +79,7 @@ class Counting:
     def block_news(self, *, whole=False):
         return None
 
-    def patience_s(self):
+    def max_idle_s(self):
         return 0 if self.running else None
 
 

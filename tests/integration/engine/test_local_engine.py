@@ -115,7 +115,7 @@ async def test_a_long_pause_before_a_new_start_ends_when_nobody_else_serves(serv
     engine = LocalEngine(
         scripted({"fault": "die"}), sleep=pauses, backoff=backoff, others_serve=lambda: next(serving, False)
     )
-    await engine._rest(backoff.wait_s(0))
+    await engine._pause(backoff.wait_s(0))
     assert pauses.asked_s == asked_s
 
 

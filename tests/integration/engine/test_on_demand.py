@@ -29,7 +29,7 @@ from maitred.fleet.policy.model_residency import ModelResidency, ResidencyPhase
 from maitred.fleet.policy.residency import ResidencyPolicy
 from maitred.fleet.residency.footprint import Footprint
 from maitred.fleet.residency.manager import ModelManager
-from maitred.fleet.residency.on_demand_replica import OnDemandReplica, memory_of
+from maitred.fleet.residency.on_demand_replica import OnDemandReplica, model_memory
 from maitred.testing.script import SCRIPTED_CARD
 from maitred.testing.server_process import serving
 from maitred.testing.variants import make_variant
@@ -61,7 +61,7 @@ class House:
         )
         self.residence = ModelManager(residents, clock)
         self.residents = residents
-        self.lodgers, self.queues = {}, {}
+        self.replicas, self.queues = {}, {}
         for name, command in commands.items():
             lodger = OnDemandReplica(
                 name,
@@ -74,9 +74,9 @@ class House:
                 *(name, [Endpoint("local", lodger)], dispatch or DispatchConfig(), clock),
                 wanted=partial(self.residence.want, name),
             )
-            self.residence.attend(lodger, queue.floor)
-            queue.after_turn(partial(self.residence.look, name))
-            self.lodgers[name], self.queues[name] = lodger, queue
+            self.residence.attend(lodger, queue.core)
+            queue.on_dispatched(partial(self.residence.check, name))
+            self.replicas[name], self.queues[name] = lodger, queue
 
     def errand(self, name="r", **fields):
         return DispatchRequest(
@@ -90,13 +90,13 @@ class House:
     async def ask(self, name, held=None):
         """One request, from the check to the last token; what it was predicted to wait, and why it waited."""
         queue = self.queues[name]
-        place = queue.check(self.errand())
-        async with queue.seat(self.errand()) as seat:
-            post = await seat.granted()
+        place = queue.predict(self.request())
+        async with queue.enqueue(self.request()) as seat:
+            post = await seat.wait_dispatched()
             async with post.replica.generate(
                 EngineRequest("r", PROMPT, SamplingParams(max_tokens=4, seed=0))
             ) as stream:
-                seat.submitted()
+                seat.on_submitted()
                 tokens = [token async for deltas in stream for delta in deltas for token in delta.tokens]
                 if held is not None:
                     await held.wait()
@@ -128,7 +128,7 @@ def run(work):
 def test_a_request_loads_its_model_and_waits_for_it_with_a_prediction():
     async def work():
         async with living(House({"a": scripted}, places=1)) as house:
-            assert house.lodgers["a"].engine.pid is None
+            assert house.replicas["a"].engine.pid is None
             place, waited_ms, tokens = await house.ask("a")
             assert place.wait_s == pytest.approx(1.0, abs=0.1)
             assert waited_ms[WaitCause.COLD_START] > 0
@@ -136,7 +136,7 @@ def test_a_request_loads_its_model_and_waits_for_it_with_a_prediction():
             again, waited_ms, _ = await house.ask("a")
             assert again.wait_s == 0
             assert WaitCause.COLD_START not in waited_ms
-            assert house.lodgers["a"].loads == 1
+            assert house.replicas["a"].loads == 1
 
     run(work())
 
@@ -146,10 +146,10 @@ def test_the_process_of_an_unloaded_model_is_gone_and_its_answers_were_complete(
         async with living(House({"a": scripted, "b": scripted}, places=1)) as house:
             held = asyncio.Event()
             first = asyncio.create_task(house.ask("a", held))
-            await house.until(lambda: house.lodgers["a"].loads == 1)
-            pid = house.lodgers["a"].engine.pid
+            await house.until(lambda: house.replicas["a"].loads == 1)
+            pid = house.replicas["a"].engine.pid
             other = asyncio.create_task(house.ask("b"))
-            await house.until(lambda: not house.lodgers["a"].open)
+            await house.until(lambda: not house.replicas["a"].open)
             assert psutil.pid_exists(pid)  # somebody still reads
             held.set()
             await first
@@ -157,8 +157,8 @@ def test_the_process_of_an_unloaded_model_is_gone_and_its_answers_were_complete(
             assert not psutil.pid_exists(pid)
             assert len(tokens) == 4
             assert waited_ms[WaitCause.COLD_START] > 0
-            assert house.lodgers["a"].unloads == 1
-            assert house.residents["a"].phase is ResidencyPhase.OUT
+            assert house.replicas["a"].unloads == 1
+            assert house.models["a"].phase is ResidencyPhase.OUT
 
     run(work())
 
@@ -175,7 +175,7 @@ def test_alternating_callers_are_all_served_with_few_loads():
                     assert place.wait_s >= 0
 
             await asyncio.gather(*(caller(number) for number in range(12)))
-            loads = sum(lodger.loads for lodger in house.lodgers.values())
+            loads = sum(lodger.loads for lodger in house.replicas.values())
             assert 3 <= loads <= 24  # in the order of the calls every third would have been a load: 32 and more
 
     run(work())
@@ -188,11 +188,11 @@ def test_a_model_that_cannot_be_loaded_says_so_and_stops_nobody():
                 await house.ask("bad")
             assert 0 < failure.value.retry_after_s <= 2.0
             with pytest.raises(ModelLoadFailed):
-                house.queues["bad"].check(house.errand())
+                house.queues["bad"].check(house.request())
             _, _, tokens = await house.ask("good")
             assert len(tokens) == 4
-            assert house.lodgers["bad"].failures == 1
-            assert house.lodgers["bad"].engine.pid is None
+            assert house.replicas["bad"].failures == 1
+            assert house.replicas["bad"].engine.pid is None
 
     run(work())
 
@@ -205,7 +205,7 @@ def test_a_model_that_turns_out_too_large_is_ended_again():
         async with living(house):
             with pytest.raises(ModelLoadFailed):
                 await house.ask("a")
-            assert house.lodgers["a"].engine.pid is None
+            assert house.replicas["a"].engine.pid is None
             assert house.residents.taken_bytes == 0
 
     run(work())
@@ -216,9 +216,9 @@ def test_who_cannot_wait_for_a_load_is_told_when_to_come_and_finds_it_loaded():
         config = DispatchConfig(max_wait_s={PriorityClass.STANDARD: 0.5})
         async with living(House({"a": scripted}, places=1, dispatch=config)) as house:
             with pytest.raises(QueueFull) as refusal:
-                house.queues["a"].check(house.errand())
+                house.queues["a"].check(house.request())
             assert refusal.value.retry_after_s >= 0.9
-            await house.until(lambda: house.lodgers["a"].loads == 1)
+            await house.until(lambda: house.replicas["a"].loads == 1)
             place, _, tokens = await house.ask("a")
             assert place.wait_s == 0
             assert len(tokens) == 4
@@ -229,10 +229,10 @@ def test_who_cannot_wait_for_a_load_is_told_when_to_come_and_finds_it_loaded():
 def test_a_pinned_model_is_there_from_the_start_and_nothing_is_left_at_the_end():
     async def work():
         async with living(House({"a": scripted, "b": scripted}, places=2, pinned={"a"})) as house:
-            await house.until(lambda: house.lodgers["a"].open)
+            await house.until(lambda: house.replicas["a"].open)
             await house.ask("b")
-            pids = [lodger.engine.pid for lodger in house.lodgers.values()]
-            assert all(memory_of(pid) > 1 << 20 for pid in pids)
+            pids = [lodger.engine.pid for lodger in house.replicas.values()]
+            assert all(model_memory(pid) > 1 << 20 for pid in pids)
         assert not any(psutil.pid_exists(pid) for pid in pids)
 
     run(work())
@@ -259,7 +259,7 @@ def test_a_model_can_be_loaded_ahead_and_its_memory_had_back():
             place, waited_ms, _ = await house.ask("a")
             assert place.wait_s == 0
             assert WaitCause.COLD_START not in waited_ms
-            pid, held = house.lodgers["a"].engine.pid, asyncio.Event()
+            pid, held = house.replicas["a"].engine.pid, asyncio.Event()
             running = asyncio.create_task(house.ask("a", held))
             await house.until(lambda: house.queues["a"].floor.running == 1)
             by_hand(house).unload("a", hold=False)
@@ -287,7 +287,7 @@ def test_a_model_that_is_held_refuses_until_it_is_loaded_by_hand():
             running = asyncio.create_task(house.ask("a", held))
             await house.until(lambda: house.queues["a"].floor.running == 1)
             by_hand(house).unload("a", hold=True)
-            await house.until(lambda: not house.lodgers["a"].open)
+            await house.until(lambda: not house.replicas["a"].open)
             with pytest.raises(ModelHeld, match="operator") as refusal:
                 await house.ask("a")
             assert refusal.value.retry_after_s == 10.0
@@ -295,7 +295,7 @@ def test_a_model_that_is_held_refuses_until_it_is_loaded_by_hand():
             held.set()
             await running
             await house.until(lambda: states(house)["a"] == "held")
-            assert house.lodgers["a"].engine.pid is None
+            assert house.replicas["a"].engine.pid is None
             await house.ask("b")
             assert states(house)["a"] == "held"
             by_hand(house).load("a")

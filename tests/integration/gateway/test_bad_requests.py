@@ -152,7 +152,7 @@ async def test_a_body_over_the_limit_is_refused_while_it_is_read():
 
         response = await system.client.post(CHAT, content=chunks())
         check_error(response, 413, "request_too_large")
-        assert system.gate.inside == 0
+        assert system.gate.count == 0
 
 
 async def test_the_clients_request_id_is_kept_if_it_is_safe():

@@ -32,10 +32,10 @@ async def leave(request):
 
 
 async def nothing_is_left(system: Gateway):
-    assert system.gate.inside == 0
+    assert system.gate.count == 0
     assert system.link.open_streams == 0
     await system.engine.wait_until(lambda: system.engine.load().running == 0)
-    floor = system.dispatcher.floor
+    floor = system.dispatcher.core
     assert (floor.waiting, floor.running) == (0, 0)
 
 
@@ -75,7 +75,7 @@ async def test_in_the_queue(path, stream):
         request = asyncio.create_task(
             system.client.post(path, json=body_for(path, stream=stream), headers=headers, timeout=30)
         )
-        await system.wait_until(lambda: system.dispatcher.floor.waiting == 1)
+        await system.wait_until(lambda: system.dispatcher.core.waiting == 1)
         place = await system.client.get("/v1/queue/mine")
         assert place.status_code == 200
         assert place.json()["position"] == 0
@@ -83,11 +83,11 @@ async def test_in_the_queue(path, stream):
         await leave(request)
         await system.wait_until(lambda: bool(system.tallies) and system.tallies[-1].request_id == "mine", 1)
         assert system.tallies[-1].outcome is Outcome.CANCELLED
-        assert system.dispatcher.floor.waiting == 0
+        assert system.dispatcher.core.waiting == 0
         assert len(system.engine.submitted) == 16
         assert (await system.client.get("/v1/queue/mine")).status_code == 404
         await leave(crowd)
-        await system.wait_until(lambda: system.gate.inside == 0)
+        await system.wait_until(lambda: system.gate.count == 0)
 
 
 async def test_a_stream_that_waits_in_the_queue_is_told_where_it_stands():
@@ -103,7 +103,7 @@ async def test_a_stream_that_waits_in_the_queue_is_told_where_it_stands():
                     assert line.startswith(": queue position 0, predicted wait ")
                     break
         await leave(crowd)
-        await system.wait_until(lambda: system.gate.inside == 0)
+        await system.wait_until(lambda: system.gate.count == 0)
         assert len(system.engine.submitted) == 16
 
 
@@ -112,7 +112,7 @@ async def test_while_a_long_prompt_is_read():
     async with gateway() as system:
         body = body_for("/v1/completions", prompt=["word " * 400] * 2000, n=1)
         request = asyncio.create_task(system.client.post("/v1/completions", json=body))
-        await system.wait_until(lambda: system.gate.inside == 1)
+        await system.wait_until(lambda: system.gate.count == 1)
         await leave(request)
         await system.wait_until(lambda: bool(system.tallies), 2)
         assert system.tallies[0].outcome is Outcome.CANCELLED
@@ -132,7 +132,7 @@ async def test_a_client_that_has_sent_the_next_request_already_is_seen_to_leave(
         await asyncio.sleep(0.05)
         writer.close()
         await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1, timeout_s=1)
-        await system.wait_until(lambda: system.gate.inside == 0)
+        await system.wait_until(lambda: system.gate.count == 0)
         assert {tally.outcome for tally in system.tallies} == {Outcome.CANCELLED}
 
 
@@ -150,13 +150,13 @@ async def test_many_at_random_moments():
         headers = {"idempotency-key": f"k{chance.randint(0, 30)}"} if chance.random() < 0.2 else {}
         try:
             async with asyncio.timeout(chance.choice([0.1, 0.3, 0.6, 1.0, 20])):
-                await system.client.post(path, json=body, headers=headers)
+                await system.client.endpoint(path, json=body, headers=headers)
         except (TimeoutError, httpx.HTTPError):
             pass
 
     async with gateway(answer, step_s=0.005) as system:
         await asyncio.gather(*(client(system) for _ in range(150)))
-        await system.wait_until(lambda: system.gate.inside == 0, 20)
+        await system.wait_until(lambda: system.gate.count == 0, 20)
         await nothing_is_left(system)
         outcomes = {tally.outcome for tally in system.tallies}
         # Keys that come again with another body are refused.

@@ -38,7 +38,7 @@ async def test_who_hangs_up(stream):
     async with gateway([NEVER], card=ONE_AT_A_TIME) as system:
         before = kept((HttpExchange, HttpProtocol))
         requests = [asyncio.create_task(system.client.post("/v1/completions", json=body)) for _ in range(3)]
-        await system.wait_until(lambda: system.dispatcher.floor.waiting == 2)
+        await system.wait_until(lambda: system.dispatcher.core.waiting == 2)
         for request in requests:
             request.cancel()
         await asyncio.wait(requests)

@@ -104,7 +104,7 @@ async def test_a_client_that_leaves_frees_everything_at_once(stream):
         await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1, timeout_s=1)
         await system.wait_until(lambda: bool(system.tallies))
         assert system.link.open_streams == 0
-        assert system.gate.inside == 0
+        assert system.gate.count == 0
         assert system.tallies[0].outcome is Outcome.CANCELLED
         assert system.tallies[0].completion_tokens > 0
 
@@ -154,15 +154,15 @@ async def test_a_slow_reader_holds_up_nobody_else():
         _, writer = await asyncio.open_connection(host, int(port), limit=1024)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         # 12 x 8 x 480 tokens are far more bytes than all buffers on the way hold; nobody reads them.
-        await system.wait_until(lambda: system.gate.inside == 1)
+        await system.wait_until(lambda: system.gate.count == 1)
         await system.wait_until(lambda: system.engine.load().paused == 12 * 8, 60)
         for _ in range(5):
             async with asyncio.timeout(2):
                 response = await system.chat(max_tokens=20)
             assert response.status_code == 200
-        assert system.gate.inside == 1
+        assert system.gate.count == 1
         writer.close()
-        await system.wait_until(lambda: system.gate.inside == 0)
+        await system.wait_until(lambda: system.gate.count == 0)
         await system.wait_until(lambda: len(system.tallies) == 6)
         assert system.tallies[-1].outcome is Outcome.CANCELLED
 
@@ -170,7 +170,7 @@ async def test_a_slow_reader_holds_up_nobody_else():
 async def test_a_full_house_refuses_with_a_time_to_come_back():
     async with gateway([ScriptedAnswer(tokens=HELLO * 30)], step_s=0.05, max_in_flight=1) as system:
         first = asyncio.create_task(system.chat(max_tokens=400))
-        await system.wait_until(lambda: system.gate.inside == 1)
+        await system.wait_until(lambda: system.gate.count == 1)
         response = await system.chat()
         assert response.status_code == 429
         assert response.json()["error"] == {
@@ -189,7 +189,7 @@ async def test_a_full_house_refuses_with_a_time_to_come_back():
 async def test_a_draining_house_finishes_what_it_began():
     async with gateway([ScriptedAnswer(tokens=HELLO)], step_s=0.05) as system:
         first = asyncio.create_task(system.chat(max_tokens=400))
-        await system.wait_until(lambda: system.gate.inside == 1)
+        await system.wait_until(lambda: system.gate.count == 1)
         draining = asyncio.create_task(system.gate.drain(10))
         await asyncio.sleep(0)
         refused = await system.chat()
@@ -244,13 +244,13 @@ async def test_every_request_ends_once_and_leaves_nothing_behind():
         body |= {"stop": [" friend"]} if chance.random() < 0.3 else {}
         try:
             async with asyncio.timeout(chance.choice([0.4, 0.8, 20])):
-                await system.client.post("/v1/completions", json=body)
+                await system.client.endpoint("/v1/completions", json=body)
         except (TimeoutError, httpx.RemoteProtocolError):
             pass
 
     async with gateway(answer, step_s=0.02, max_in_flight=40) as system:
         await asyncio.gather(*(client(system) for _ in range(80)))
-        await system.wait_until(lambda: system.gate.inside == 0)
+        await system.wait_until(lambda: system.gate.count == 0)
         await system.wait_until(lambda: system.engine.load().running == 0)
         assert system.link.open_streams == 0
         assert {tally.outcome for tally in system.tallies} >= {Outcome.FINISHED, Outcome.REFUSED, Outcome.CANCELLED}
@@ -277,7 +277,7 @@ async def test_a_body_that_does_not_arrive_gives_its_place_back():
         host, _, port = system.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
-        await system.wait_until(lambda: system.gate.inside == 1)
+        await system.wait_until(lambda: system.gate.count == 1)
         assert (await system.chat()).status_code == 429
         answer = (await reader.read()).decode()  # to the end: the connection closes
         assert answer.startswith("HTTP/1.1 408 ")
@@ -326,7 +326,7 @@ async def test_a_refusal_waits_for_no_turn_of_the_event_loop():
         sent.append(message)
 
     async with gateway() as system:
-        system.dispatcher.check = refuse
+        system.dispatcher.predict = refuse
         answering = asyncio.create_task(system.server.config.app(scope, receive, send))
         await asyncio.sleep(0)
         assert answering.done()

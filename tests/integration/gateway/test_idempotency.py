@@ -113,7 +113,7 @@ async def test_the_work_outlives_its_client_and_the_retry_gets_the_whole(stream)
         await leave_after(system, "k", 10, stream=stream)
         await asyncio.sleep(5 * STEP_S)
         assert not system.tallies
-        assert system.gate.inside == 1  # the work, whose client has left
+        assert system.gate.count == 1  # the work, whose client has left
         retry = await ask(system, "k", stream=stream)
         assert replayed(retry)
         text = (
@@ -133,7 +133,7 @@ async def test_the_work_outlives_its_client_and_the_retry_gets_the_whole(stream)
         assert (reader.outcome, reader.completion_tokens) == (Outcome.FINISHED, 0)
         (billed,) = system.ledger.events
         assert (billed.outcome, billed.output_tokens) == (Outcome.FINISHED, len(LONG.tokens))
-        assert system.gate.inside == 0
+        assert system.gate.count == 0
         assert (await ask(system, "k", stream=stream)).content == retry.content
 
 
@@ -234,7 +234,7 @@ async def test_a_stream_that_broke_off_is_not_kept():
 async def test_a_full_house_is_not_remembered():
     async with gateway([LONG], step_s=STEP_S, max_in_flight=1) as system:
         other = asyncio.create_task(ask(system, "other"))
-        await system.wait_until(lambda: system.gate.inside == 1)
+        await system.wait_until(lambda: system.gate.count == 1)
         assert (await ask(system, "k")).status_code == 429
         await other
         assert (await ask(system, "k")).status_code == 200
@@ -251,13 +251,13 @@ async def test_a_drain_ends_work_whose_client_left_when_the_grace_period_is_over
     async with gateway([LONG], step_s=STEP_S) as system:
         await leave_after(system, "k", 10)
         attached = asyncio.create_task(ask(system, "k"))
-        await system.wait_until(lambda: system.gate.inside == 2)
+        await system.wait_until(lambda: system.gate.count == 2)
         assert await system.gate.drain(0.1) == 2
         with pytest.raises(httpx.RemoteProtocolError):
             await attached
         await system.wait_until(lambda: len(system.tallies) == 2)
         assert system.link.open_streams == 0
-        assert system.gate.inside == 0
+        assert system.gate.count == 0
         assert {tally.outcome for tally in system.tallies} == {Outcome.FAILED}
         assert (len(system.kept), system.kept.held_bytes) == (0, 0)
         await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1)
@@ -276,7 +276,7 @@ async def test_a_slow_reader_holds_up_neither_the_work_nor_the_others():
             body
         )
         writer.write(head + body)
-        await system.wait_until(lambda: system.gate.inside == 1)
+        await system.wait_until(lambda: system.gate.count == 1)
         # It does the work, and reads nothing; the repeat gets all of it.
         async with asyncio.timeout(60):
             repeat = await system.client.post("/v1/completions", content=body, headers={"Idempotency-Key": "k"})
@@ -284,7 +284,7 @@ async def test_a_slow_reader_holds_up_neither_the_work_nor_the_others():
         assert repeat.text.endswith("data: [DONE]\n\n")
         assert len(repeat.content) > 4 << 20
         assert system.engine.load().running == 0
-        assert system.gate.inside == 1
+        assert system.gate.count == 1
         writer.close()
         await system.wait_until(lambda: len(system.tallies) == 2)
         worker = system.tallies[1]
@@ -372,7 +372,7 @@ async def test_a_crowd_that_comes_and_goes_leaves_nothing_behind():
     whole: dict[int, bytes] = {}
     async with gateway([ScriptedAnswer(tokens=[*HELLO * 3, EOS])], step_s=STEP_S) as system:
         await asyncio.gather(*(client(system) for _ in range(20)))
-        await system.wait_until(lambda: system.gate.inside == 0)
+        await system.wait_until(lambda: system.gate.count == 0)
         assert len(system.engine.submitted) == len(system.kept) <= 12
         assert sum(tally.completion_tokens for tally in system.tallies) == len(system.kept) * (len(HELLO) * 3 + 1)
         assert counted(system, "maitred_requests") == len(system.tallies)

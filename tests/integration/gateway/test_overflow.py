@@ -41,7 +41,7 @@ def before(own, cloud, **settings):
 
 async def ask(system, text, number, headers=None, **fields):
     body = {"model": "mine", "messages": [{"role": "user", "content": text}], "max_tokens": 8, **fields}
-    return await system.client.post(
+    return await system.client.endpoint(
         "/v1/chat/completions", json=body, headers={"x-request-id": f"r-{number}", **(headers or {})}, timeout=30
     )
 
@@ -77,7 +77,7 @@ async def test_those_of_whom_least_is_cached_here_leave_and_every_account_is_exa
             assert Counter(answer.status_code for answer in answers) == {200: REQUESTS}
             away = sent_away(answers)
             assert 4 <= len(away) <= REQUESTS - 12
-            moved = system.dispatcher.state().moved
+            moved = system.dispatcher.snapshot().moved
             assert moved > 0
             lines = Counter((event.request_id, event.model, event.outcome) for event in system.ledger.events)
             assert set(lines.values()) == {1}
@@ -93,7 +93,7 @@ async def test_those_of_whom_least_is_cached_here_leave_and_every_account_is_exa
             first = [int(event.request_id.removeprefix("r-")) for event in refused[: moved // 3]]
             assert [number for number in first if number % 6 == 0] == []
             assert sum(event.cost_nusd for event in system.ledger.events) == len(away) * 8 * 10**9
-            assert system.admission.leases.held == 0
+            assert system.admission.leases.active == 0
 
 
 async def test_no_more_leave_than_the_budget_for_the_provider_pays():
@@ -108,7 +108,7 @@ async def test_no_more_leave_than_the_budget_for_the_provider_pays():
             assert sum(event.cost_nusd for event in system.ledger.events) == 3 * 8 * 10**9
             # Who stays is served in time, or told; nobody hangs, and nothing is held.
             assert {answer.status_code for answer in answers} <= {200, 429, 504}
-            assert system.admission.leases.held == 0
+            assert system.admission.leases.active == 0
 
 
 async def test_who_may_not_leave_waits_while_others_make_room():

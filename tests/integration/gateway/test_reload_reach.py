@@ -16,7 +16,7 @@ from msgspec import inspect
 from msgspec.structs import replace
 
 from maitred.admission.config import PriceConfig
-from maitred.app.assembly.services import open_ground
+from maitred.app.assembly.services import open_resources
 from maitred.app.gateway import open_gateway
 from maitred.app.reload import Reloader
 from maitred.config.comparison import why_restart
@@ -146,7 +146,7 @@ async def test_no_old_value_of_a_live_setting_is_left_and_every_new_one_is_there
     assert not before.given.keys() & after.given.keys()
     configs = [LoadedConfig(new, {})]
     clock, reloader = SystemClock(), Reloader(LoadedConfig(old, {}), lambda: configs[0], SystemClock())
-    async with open_ground(old, None, clock, print) as ground, open_gateway(old, ground, reloader, clock) as gateway:
+    async with open_resources(old, None, clock, print) as ground, open_gateway(old, ground, reloader, clock) as gateway:
         there = reachable_numbers(gateway, ground)
         assert {name for number, name in before.given.items() if number not in there} == elsewhere(before)
         answer = await reloader.reload()

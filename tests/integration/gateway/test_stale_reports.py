@@ -42,8 +42,8 @@ async def shares(said, peers_say, reports):
             ]
         )
         async with upstream_gateway("", model=model, balance=BalanceConfig(), reports=reports) as system:
-            floor = system.dispatcher.floor
-            station = floor.stations[0]
+            floor = system.dispatcher.core
+            station = floor.endpoint_states[0]
 
             def trust():
                 return floor.reports.trust(station, asyncio.get_running_loop().time())

@@ -54,7 +54,7 @@ async def test_a_stream_that_is_not_read_is_paused_and_then_ended(headers):
             await system.wait_until(lambda: bool(system.tallies))
             assert system.tallies[0].outcome is Outcome.CANCELLED
             assert system.tallies[0].stalled
-            assert (system.gate.inside, system.link.open_streams) == (0, 0)
+            assert (system.gate.count, system.link.open_streams) == (0, 0)
             if not headers:
                 await system.engine.wait_until(lambda: system.engine.load().running == 0)
             # Nothing waits for it any more, neither here nor in the kernel.
@@ -112,7 +112,7 @@ async def test_a_stream_that_is_broken_off_does_not_keep_its_connection():
     """The server shuts down; what its client did not read must not hold it up, nor stay."""
     async with gateway(lambda request: MANY, stall_grace_s=0.5) as system, asked(system, stream=True, **FAT):
         await system.wait_until(lambda: system.engine.load().paused == 24)
-        system.gate.end_now()
+        system.gate.cancel_all()
         await system.wait_until(lambda: bool(system.tallies))
         await system.wait_until(lambda: len(system.server.server_state.connections) == 0)
 
@@ -134,4 +134,4 @@ async def test_those_that_do_not_read_hold_up_nobody():
                     response = await system.chat(max_tokens=20)
                 assert response.status_code == 200
             stop.set()
-        await system.wait_until(lambda: system.gate.inside == 0)
+        await system.wait_until(lambda: system.gate.count == 0)

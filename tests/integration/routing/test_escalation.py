@@ -90,7 +90,7 @@ async def serving(escalation=ALL, *, schemas=False, pools=None, limited=(), prin
 
 async def ask(system, headers=None, **fields):
     body = {"model": "auto", "messages": [{"role": "user", "content": "How many?"}], "max_tokens": 20, **fields}
-    answer = await system.client.post("/v1/chat/completions", json=body, headers=headers or {})
+    answer = await system.client.endpoint("/v1/chat/completions", json=body, headers=headers or {})
     assert answer.status_code == 200, answer.text
     await system.wait_until(lambda: system.nothing_left)
     return answer

@@ -31,7 +31,7 @@ class Gateway(RolloutAdmin):
             names={name: [TargetConfig(pool=name)] for name in MODELS},
             rollouts=declared or {},
         )
-        super().__init__(store, self.live, ModelNames(table), SystemClock(), every_s=0.01)
+        super().__init__(store, self.live, ModelNames(table), SystemClock(), interval_s=0.01)
 
 
 @asynccontextmanager
@@ -60,7 +60,7 @@ async def store(store_config):
 async def test_an_aborted_canary_stays_so_until_the_configuration_says_something_else(store):
     async with started(store, chat=CHAT) as one, started(store, chat=CHAT) as other:
         assert (one.all()[0].phase, one.all()[0].weight, one.all()[0].shadow) == (RolloutPhase.RUNNING, 0.2, 0.1)
-        one.follow(one.live["chat"], TrialDecision.ABORT)
+        one.apply_decision(one.live["chat"], TrialDecision.ABORT)
         assert one.all()[0].weight == 0.0, "before anybody has stored it"
         await until(lambda: other.all()[0].phase is RolloutPhase.ABORTED)
         assert (other.all()[0].weight, other.all()[0].shadow) == (0.0, 0.0)
@@ -124,7 +124,7 @@ async def test_a_verdict_holds_while_the_store_is_away_and_loses_to_an_operator(
     store = PaperRollouts()
     async with started(store, chat=CHAT) as gateway:
         store.away = True
-        gateway.follow(gateway.live["chat"], TrialDecision.ABORT)
+        gateway.apply_decision(gateway.live["chat"], TrialDecision.ABORT)
         await asyncio.sleep(0.05)
         assert gateway.all()[0].phase is RolloutPhase.ABORTED
         with pytest.raises(StoreUnavailable):
@@ -135,7 +135,7 @@ async def test_a_verdict_holds_while_the_store_is_away_and_loses_to_an_operator(
         await gateway.start(StartRollout(name="chat"))
         old = gateway.live["chat"].state
         store.states["chat"] = old.started(dict(old.settings), 0.0)
-        gateway.follow(gateway.live["chat"], TrialDecision.ABORT)
+        gateway.apply_decision(gateway.live["chat"], TrialDecision.ABORT)
         await until(lambda: gateway.all()[0].phase is RolloutPhase.RUNNING)
         assert store.states["chat"].phase is RolloutPhase.RUNNING
 
@@ -151,5 +151,5 @@ async def test_a_verdict_holds_while_the_store_is_away_and_loses_to_an_operator(
 )
 async def test_the_trial_does_what_it_may(automatic, decision, phase):
     async with started(PaperRollouts(), chat=RolloutConfig(stable="v1", canary="v2", automatic=automatic)) as gateway:
-        gateway.follow(gateway.live["chat"], decision)
+        gateway.apply_decision(gateway.live["chat"], decision)
         assert gateway.all()[0].phase is phase

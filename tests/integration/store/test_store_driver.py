@@ -4,17 +4,17 @@ import asyncio
 
 from sqlalchemy.engine import URL
 
-from maitred.store.driver import breaker_of, engine_of
+from maitred.store.driver import make_breaker, make_engine
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 LIMIT_S = 10.0
 
 
 async def test_a_statement_is_broken_off_after_the_closing_of_its_connection_was_given_up(tmp_path):
-    engine = engine_of(URL.create("sqlite+aiosqlite", database=str(tmp_path / "maitred.db")), 5.0)
+    engine = make_engine(URL.create("sqlite+aiosqlite", database=str(tmp_path / "maitred.db")), 5.0)
     connection = await engine.connect()
     driver = (await connection.get_raw_connection()).driver_connection
-    breaks = breaker_of(driver)
+    breaks = make_breaker(driver)
     asking = asyncio.create_task(driver.execute(ENDLESS))
     await asyncio.sleep(0.1)
     asking.cancel()

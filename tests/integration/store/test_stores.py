@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from maitred.app.assembly.stores import open_stores, recall_rates
+from maitred.app.assembly.stores import open_stores, restore_rates
 from maitred.config.loader import load
 from maitred.core.clock import SystemClock
 from maitred.core.counters import CounterKind, LimitClaim
@@ -38,7 +38,7 @@ async def test_rates_begin_where_the_last_gateway_left_them(tmp_path):
         stores.ledger.record(usage_event(1, time_s=clock.wall_s() - 700, taken={COUNTER: 60}))
         stores.ledger.record(usage_event(2, time_s=clock.wall_s() - 20, taken={COUNTER: 50}))
     async with open_stores(config(tmp_path), clock) as stores:
-        await recall_rates(stores, clock)
+        await restore_rates(stores, clock)
         (reading,) = await stores.counters.read([CLAIM])
         assert 28 <= reading.remaining <= 35  # thirty, less what is rounded up, and more with each second since
 
@@ -47,6 +47,6 @@ async def test_without_rates_nothing_is_recalled(tmp_path):
     clock = SystemClock()
     async with open_stores(config(tmp_path), clock) as stores:
         stores.ledger.record(usage_event(1, time_s=clock.wall_s(), taken={COUNTER: 50}))
-        await recall_rates(stores, clock)
+        await restore_rates(stores, clock)
         (reading,) = await stores.counters.read([CLAIM])
         assert reading.remaining == 60

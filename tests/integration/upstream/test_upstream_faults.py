@@ -205,7 +205,7 @@ async def test_a_server_that_is_not_there_is_said_to_be_away_and_found_when_it_c
         url = server.url
         server.stop()
         async with upstream_gateway(f"{url}/v1", up=False, **QUICK) as system:
-            await system.wait_until(lambda: "cannot be reached" in system.upstream.standing.reason)
+            await system.wait_until(lambda: "cannot be reached" in system.upstream.status.reason)
             assert (await system.client.get("/health/ready")).json()["status"] == "no_replica"
             (entry,) = (await system.client.get("/v1/models")).json()["data"]
             assert (entry["id"], entry["ready"]) == ("far", False)
@@ -226,7 +226,7 @@ async def test_limits_reserve_the_estimate_and_settle_on_what_was_counted():
             reserved = 600 - int(first.headers["x-ratelimit-remaining-tokens"])
             assert reserved < 43
             assert 600 - left == pytest.approx(2 * 51 + 16, abs=20)
-            assert system.admission.leases.held == 0
+            assert system.admission.leases.active == 0
 
 
 async def test_a_hard_budget_cuts_the_answer_that_the_server_is_asked_for():

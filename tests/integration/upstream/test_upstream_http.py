@@ -10,14 +10,14 @@ import pytest
 from maitred.core.request import FinishReason
 from maitred.replica.http.connection import MOST_HEAD_BYTES, ResponseBroken
 from maitred.replica.http.pool import ConnectFailed, HostPool, OpenConnections
-from maitred.replica.http.request_head import head_of, line_of, request_of
+from maitred.replica.http.request_head import encode_head, encode_line, encode_request
 from maitred.replica.upstream.dialects import DIALECTS
 from maitred.replica.upstream.openai_stream import OpenAIStreamParser
 from maitred.replica.upstream.stream import UpstreamStream
 from maitred.testing.server_process import free_port
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n"
-REQUEST = request_of(head_of("POST", "/v1", {"host": "there"}), [line_of("x-request-id", "one")], b"a body")
+REQUEST = encode_request(encode_head("POST", "/v1", {"host": "there"}), [encode_line("x-request-id", "one")], b"a body")
 WAIT_S = 10.0
 """Nothing here takes so long; a test that waits longer has failed."""
 
@@ -189,9 +189,9 @@ async def test_a_response_that_is_closed_ends_the_work_there_and_one_that_may_en
     ):
         response = await line.ask(REQUEST)
         assert await response.read() == b"a"
-        response.let_end(WAIT_S)
+        response.detach(WAIT_S)
         server.may_go_on.set()
-        while not response.ended:  # noqa: ASYNC110 - it tells nobody any more
+        while not response.has_ended:  # noqa: ASYNC110 - it tells nobody any more
             await asyncio.sleep(0)
         assert await asked(line) == b"c"
         assert server.connections == 1
@@ -242,7 +242,7 @@ async def test_leaving_closes_all_connections():
 @pytest.mark.parametrize("value", ["one\r\nx-evil: 1", "one\n", "\x00", "\x7f"])
 def test_no_value_of_a_header_can_begin_another_one(value):
     with pytest.raises(ValueError, match="control character"):
-        line_of("x-request-id", value)
+        encode_line("x-request-id", value)
 
 
 def event(text=None, finish=None):

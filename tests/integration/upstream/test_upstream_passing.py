@@ -179,6 +179,6 @@ async def test_certificates_are_verified(tmp_path, trusted):
             if trusted:
                 assert (await system.chat()).status_code == 200
             else:
-                await system.wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in system.upstream.standing.reason)
+                await system.wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in system.upstream.status.reason)
                 assert (await system.chat()).status_code == 503
                 assert server.paths == []

@@ -81,14 +81,14 @@ def body_of(fields):
 @given(tenants)
 def test_tenants(fields):
     try:
-        tenant = rules.tenant_of(decode_body(body_of(fields), requests.CreateTenant))
+        tenant = rules.to_tenant(decode_body(body_of(fields), requests.CreateTenant))
     except InvalidRequest as error:
         assert error.message.endswith((".", "?"))  # noqa: PT017
         return
     check_tenant(tenant)
     shown = msgspec.json.decode(encode(TenantBody.of(tenant)))
     del shown["object"]
-    assert rules.tenant_of(decode_body(body_of(shown), requests.CreateTenant)) == tenant
+    assert rules.to_tenant(decode_body(body_of(shown), requests.CreateTenant)) == tenant
 
 
 @given(keys)
@@ -99,7 +99,7 @@ def test_keys(fields):
         rules.check_name(request.name)
         if request.id is not None:
             rules.check_key_id("id", request.id)
-        scopes, expires_s = rules.scopes_of(request.scopes), rules.expiry_of(request.expires_at, NOW_S)
+        scopes, expires_s = rules.parse_scopes(request.scopes), rules.parse_expiry(request.expires_at, NOW_S)
     except InvalidRequest:
         return
     key_id = request.id or "0" * 16
@@ -113,7 +113,7 @@ def test_keys(fields):
 @given(limits)
 def test_limits(fields):
     try:
-        limit = rules.limit_of(decode_body(body_of(fields), requests.CreateLimit), "lim-1")
+        limit = rules.to_limit(decode_body(body_of(fields), requests.CreateLimit), "lim-1")
     except InvalidRequest as error:
         assert error.message.endswith((".", "?"))  # noqa: PT017
         return
@@ -121,13 +121,13 @@ def test_limits(fields):
     shown = msgspec.json.decode(encode(LimitBody.of(limit)))
     del shown["object"]
     # Dollars are doubles, and come back as the same number of nano-dollars.
-    assert rules.limit_of(decode_body(body_of(shown), requests.CreateLimit), "lim-1") == limit
+    assert rules.to_limit(decode_body(body_of(shown), requests.CreateLimit), "lim-1") == limit
 
 
 @given(numbers)
 def test_overlaps(overlap_s):
     try:
-        overlap_s = rules.overlap_of(decode_body(body_of({"overlap_s": overlap_s}), requests.RotateKey))
+        overlap_s = rules.parse_overlap(decode_body(body_of({"overlap_s": overlap_s}), requests.RotateKey))
     except InvalidRequest:
         return
     check_overlap(overlap_s)

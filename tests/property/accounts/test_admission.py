@@ -94,7 +94,7 @@ class SlowDesk(Desk):
             usage = Usage(
                 plan.prompt_tokens, int(plan.share * plan.choices * grant.max_tokens), plan.prompt_tokens // 2
             )
-            grant.used(usage)
+            grant.record_usage(usage)
             await step()
             if plan.ending == "fails":
                 raise Failed
@@ -204,7 +204,7 @@ def test_nothing_is_overspent_and_nothing_stays_held(limits, plans, price, failu
         rates = runner.run(states(desk, buckets, CounterKind.BUCKET))
 
     # Nothing stays held.
-    assert desk.admission.leases.held == 0
+    assert desk.admission.leases.active == 0
     assert all(reading.reserved == 0 for reading in spent.values())
     assert all(reading.used == 0 for reading in held)
     assert desk.counters.size().leases == 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from maitred.core.errors import InvalidRequest
 from maitred.core.feedback import FeedbackLabel
 from maitred.wire.admin.decode import decode_body
-from maitred.wire.feedback import MOST_TAGS, MOST_TEXT_CHARACTERS, GiveFeedback, feedback_of
+from maitred.wire.feedback import MAX_TAGS, MAX_TEXT_CHARACTERS, GiveFeedback, to_feedback
 
 scores = st.one_of(st.booleans(), st.floats(), st.integers(), st.floats(0, 1), st.text(), st.none())
 texts = st.one_of(st.text(), st.integers(3_990, 4_010).map(lambda length: "x" * length))
@@ -20,13 +20,13 @@ bodies = st.fixed_dictionaries({"request_id": st.text(), "score": scores}, optio
 def test_feedback(fields):
     try:
         # Python writes NaN and Infinity, too, which are no JSON.
-        feedback = feedback_of(decode_body(json.dumps(fields).encode(), GiveFeedback))
+        feedback = to_feedback(decode_body(json.dumps(fields).encode(), GiveFeedback))
     except InvalidRequest as error:
         assert error.message.endswith((".", "?"))  # noqa: PT017
         return
     assert 0 <= feedback.score == fields["score"] <= 1
-    assert len(feedback.text) <= MOST_TEXT_CHARACTERS
-    assert len(feedback.tags) == len(set(feedback.tags)) <= MOST_TAGS
+    assert len(feedback.text) <= MAX_TEXT_CHARACTERS
+    assert len(feedback.tags) == len(set(feedback.tags)) <= MAX_TAGS
     assert (
         feedback.verdict
         is [FeedbackLabel.BAD, FeedbackLabel.NEUTRAL, FeedbackLabel.GOOD][

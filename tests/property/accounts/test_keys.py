@@ -109,5 +109,5 @@ async def test_a_token_with_another_character_is_another_token(place: int, chara
         return
     changed = GOOD[:place] + character + GOOD[place + 1 :]
     issuers = OidcIssuers({"idp": PROVIDER_CONFIG}, DIRECTORY, CLOCK, fetch)
-    assert await issuers.principal_of(GOOD) is not None
-    assert await issuers.principal_of(changed) is None
+    assert await issuers.principal_for(GOOD) is not None
+    assert await issuers.principal_for(changed) is None

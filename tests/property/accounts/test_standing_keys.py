@@ -64,7 +64,7 @@ def test_who_stands_would_be_found_again(history):
             directory.apply(DirectoryChanges(version, **{"tenants": [], "keys": [], **change}))
         for place, header in enumerate(headers):
             before = known.get(place)
-            stands = before is not None and identity.stands(before, header)
+            stands = before is not None and identity.is_still_valid(before, header)
             try:
                 known[place] = asyncio.run(identity.identify(header))
             except Unauthenticated:

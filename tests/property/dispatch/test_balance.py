@@ -70,11 +70,11 @@ def test_nobody_is_above_the_bound_while_another_could_take_the_request(policy, 
     loads, bound = ReplicaLoads(WEIGHTS), balance._bound
     for inquiry, among in rounds:
         bound.within(inquiry, among)  # opens accounts
-        total, weights = sum(map(bound.load_of, among)), sum(each.weight for each in among)
+        total, weights = sum(map(bound.load, among)), sum(each.weight for each in among)
         added = {each: loads.added(inquiry, each) for each in among}
-        after = {each: (bound.load_of(each) + added[each]) / each.weight for each in among}
+        after = {each: (bound.load(each) + added[each]) / each.weight for each in among}
         within = [
-            each for each in among if loads.of(each) == 0 or after[each] <= factor * (total + added[each]) / weights
+            each for each in among if loads.load(each) == 0 or after[each] <= factor * (total + added[each]) / weights
         ]
         chosen = balance.choose(inquiry, among)
         assert chosen in within or (not within and after[chosen] == min(after.values()))

@@ -37,7 +37,7 @@ class Engine(SaidReplica):
 
     weight = 1.0
 
-    def unheard(self):
+    def unreported(self):
         return sum(cost is not None for _, cost in self.underway)
 
     def hear(self, count):
@@ -96,7 +96,7 @@ class DispatchMachine(RuleBasedStateMachine):
             deadline_s=deadline_s,
             **fields,
         )
-        ticket = self.floor.ticket(made)
+        ticket = self.floor.new_entry(made)
         self.floor.join(ticket, self.now_s)
         self.waiting.append(ticket)
 
@@ -104,7 +104,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def turn(self, passes_s):
         self.now_s += passes_s
         idle = not (self.running or self.engine.runs or self.engine.underway)
-        for ticket in self.floor.turn(self.now_s):
+        for ticket in self.floor.dispatch_ready(self.now_s):
             self.waiting.remove(ticket)
             if ticket.state is QueueState.FAILED:
                 assert isinstance(ticket.failure, DeadlineExceeded | ReplicaUnavailable)
@@ -141,7 +141,7 @@ class DispatchMachine(RuleBasedStateMachine):
         ticket = data.draw(st.sampled_from(self.running))
         if self.unsent[ticket]:
             self.engine.underway.append((ticket, self.unsent[ticket].pop(0)))
-            self.floor.submitted(ticket)
+            self.floor.on_submitted(ticket)
 
     @precondition(lambda self: self.engine.underway)
     @rule(data=st.data())
@@ -154,17 +154,17 @@ class DispatchMachine(RuleBasedStateMachine):
         weights = self.floor.weights
         ticket = data.draw(st.sampled_from([run[0] for run in self.engine.runs]))
         if ticket in self.running and not self.unsent[ticket]:
-            prompt_tokens = 0 if ticket.begun else ticket.errand.prompt_tokens
+            prompt_tokens = 0 if ticket.begun else ticket.request.prompt_tokens
             if not ticket.begun:
-                self.floor.first_token(ticket, self.now_s)
-            self.floor.took(ticket, prompt_tokens, 0, tokens)
+                self.floor.on_first_token(ticket, self.now_s)
+            self.floor.charge_tokens(ticket, prompt_tokens, 0, tokens)
             self.got += weights.prompt * prompt_tokens + weights.output * tokens
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), in_s=st.none() | st.floats(0.1, 100))
     def put_back(self, data, in_s):
         ticket = data.draw(st.sampled_from(self.running))
-        prompts = data.draw(st.sets(st.sampled_from(range(len(ticket.errand.prompts))), min_size=1))
+        prompts = data.draw(st.sets(st.sampled_from(range(len(ticket.request.prompts))), min_size=1))
         self._put_back(ticket, prompts, in_s=in_s)
         if self.engine.up:
             self.engine.underway.append((ticket, None))
@@ -173,7 +173,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.running.remove(ticket)
         self.unsent.pop(ticket)
         answer_by_s = None if in_s is None else self.now_s + in_s
-        self.floor.put_back(ticket, self.now_s, prompts=sorted(prompts), answer_by_s=answer_by_s, draw=0.0)
+        self.floor.requeue(ticket, self.now_s, prompts=sorted(prompts), answer_by_s=answer_by_s, draw=0.0)
         self.waiting.append(ticket)
 
     @precondition(lambda self: self.engine.up)
@@ -182,7 +182,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.engine.die()
         for ticket in list(self.running):
             if again:
-                self._put_back(ticket, range(len(ticket.errand.prompts)))
+                self._put_back(ticket, range(len(ticket.request.prompts)))
             else:
                 self.floor.leave(ticket, self.now_s, finished=False, lost=True)
         self.running.clear()
@@ -199,8 +199,8 @@ class DispatchMachine(RuleBasedStateMachine):
             return
         assert self.floor.waiting == len(self.waiting)
         assert self.floor.running == len(self.running)
-        assert self.floor.stations[0].credits.held == len(self.running)
-        assert self.floor.allotment.holdings.slots == sum(ticket.cost.slots for ticket in self.running)
+        assert self.floor.endpoint_states[0].credits.held == len(self.running)
+        assert self.floor.allocator.holdings.slots == sum(ticket.cost.slots for ticket in self.running)
 
     @invariant()
     def nobody_waits_beside_an_empty_replica(self):
@@ -215,13 +215,13 @@ class DispatchMachine(RuleBasedStateMachine):
             return
         for ticket in self.waiting + self.running + self.ended:
             self.floor.leave(ticket, self.now_s, finished=False)
-        account = self.floor.stations[0].credits
+        account = self.floor.endpoint_states[0].credits
         assert account.uncounted == account.outstanding == (0, 0, 0)
-        assert account.held == self.floor.running == self.floor.waiting == self.floor.allotment.holdings.slots == 0
-        assert all(quota.used == (0, 0, 0) for quota in self.floor.allotment.quotas.all)
-        assert all(len(room.waits) == 0 and room.waits.weight == 0 for room in self.floor.rooms)
-        assert all(not room.returned for room in self.floor.rooms)
-        assert self.floor.outlook.served == pytest.approx(self.got), "charged otherwise than computed"
+        assert account.held == self.floor.running == self.floor.waiting == self.floor.allocator.holdings.slots == 0
+        assert all(quota.used == (0, 0, 0) for quota in self.floor.allocator.quotas.all)
+        assert all(len(room.wait_account) == 0 and room.wait_account.weight == 0 for room in self.floor.queues)
+        assert all(not room.requeued for room in self.floor.queues)
+        assert self.floor.predictor.served == pytest.approx(self.got), "charged otherwise than computed"
         assert CARD.max_sequences == SLOTS
 
 

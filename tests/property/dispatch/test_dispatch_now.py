@@ -48,44 +48,47 @@ class House:
         self.tickets = []
 
     def come(self, made, now_s, *, asks, dies):
-        ticket = self.floor.ticket(made)
+        ticket = self.floor.new_entry(made)
         if asks:  # what would become of it, and then something may happen before it joins
             ready = self.floor.refresh(now_s)
-            self.floor.foretell(ticket, ready, now_s)
-            assert self.floor.ticket(made) is ticket
+            self.floor.forecast(ticket, ready, now_s)
+            assert self.floor.new_entry(made) is ticket
         if dies:
             self.engines[0].up = not self.engines[0].up
             self.floor.refresh(now_s)  # as at its news
         self.tickets.append(ticket)
-        if not (self.walks_in and self.floor.walk_in(ticket, now_s)):
-            self.floor.turn(now_s, self.floor.join(ticket, now_s))
+        if not (self.walks_in and self.floor.dispatch_now(ticket, now_s)):
+            self.floor.dispatch_ready(now_s, self.floor.join(ticket, now_s))
 
     def serve(self, output_tokens, now_s):
         for ticket in self.tickets:
             if ticket.state is QueueState.RELEASED and not ticket.begun:
-                self.floor.first_token(ticket, now_s)
-                self.floor.took(ticket, ticket.errand.prompt_tokens, 0, output_tokens)
+                self.floor.on_first_token(ticket, now_s)
+                self.floor.charge_tokens(ticket, ticket.request.prompt_tokens, 0, output_tokens)
 
     def leave(self, now_s):
         first = next((one for one in self.tickets if one.state in (QueueState.RELEASED, QueueState.FAILED)), None)
         if first is not None:
             self.floor.leave(first, now_s, finished=True)
-        self.floor.turn(now_s)
+        self.floor.dispatch_ready(now_s)
 
     def told(self):
-        line, tickets = self.floor.rooms[-1].line, self.tickets
+        line, tickets = self.floor.queues[-1].fair_queue, self.tickets
         return {
-            "tickets": [(one.state, one.waited_ms, one.predicted, one.raw_wait_s, one.prefill_s) for one in tickets],
-            "times": [(one.joined_s, one.released_s) for one in tickets],
+            "tickets": [
+                (one.state, one.waited_ms, one.predicted_position, one.raw_wait_s, one.prefill_s) for one in tickets
+            ],
+            "times": [(one.joined_s, one.dispatched_s) for one in tickets],
             "ahead": [(line.lead(one.flow), line.over_service(one.flow)) for one in tickets],
             "credits": [
-                (one.credits.free, one.credits.outstanding, one.post.duty.running) for one in self.floor.stations
+                (one.credits.free, one.credits.outstanding, one.endpoint.admin_state.running)
+                for one in self.floor.endpoint_states
             ],
-            "held": [quota.used for quota in self.floor.allotment.quotas.all],
-            "learnt": (self.floor.outlook.typical_service, self.floor.outlook.calibration.compared),
-            "served": self.floor.outlook.served,
-            "refusals": self.floor.counts.refusals,
-            "queue_s": {key: waits.counts for key, waits in self.floor.counts.queue_s.items()},
+            "held": [quota.used for quota in self.floor.allocator.quotas.all],
+            "learnt": (self.floor.predictor.typical_service, self.floor.predictor.calibration.compared),
+            "served": self.floor.predictor.served,
+            "refusals": self.floor.counters.rejections,
+            "queue_s": {key: waits.counts for key, waits in self.floor.counters.queue_s.items()},
         }
 
 

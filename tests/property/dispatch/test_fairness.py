@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
-from maitred.fairness.fair_queue import QueueEntry, QueueOrderConfig, make_line
+from maitred.fairness.fair_queue import QueueEntry, QueueOrderConfig, make_queue
 
 AGEING_S = 5.0
 WEIGHTS = {PriorityClass.INTERACTIVE: 8.0, PriorityClass.STANDARD: 4.0, PriorityClass.BATCH: 2.0}
@@ -204,7 +204,7 @@ class Both:
     """The line and its model, told the same."""
 
     def __init__(self) -> None:
-        self.line = make_line(QueueOrderConfig(class_weights=WEIGHTS, ageing_s=AGEING_S))
+        self.line = make_queue(QueueOrderConfig(class_weights=WEIGHTS, ageing_s=AGEING_S))
         self.model = Model()
         self.now_s = 0.0
         self.running: list[QueueEntry[int]] = []
@@ -257,10 +257,10 @@ class Both:
         self.line.done(flow)
         self.model.done(flow)
 
-    def put_back(self, drawn: int) -> None:
+    def requeue(self, drawn: int) -> None:
         entry = self.running.pop(drawn % len(self.running))
         self.stop(entry.flow)
-        self.line.put_back(entry, self.now_s)
+        self.line.requeue(entry, self.now_s)
         self.model.join(entry, self.model.rank[entry], self.now_s)
         self.model.done(entry.flow, self.model.path(entry.flow, self.model.rank[entry])[-1])
 
@@ -344,8 +344,8 @@ class FairLineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.both.running)
     @rule(drawn=numbers)
-    def put_back(self, drawn):
-        self.both.put_back(drawn)
+    def requeue(self, drawn):
+        self.both.requeue(drawn)
 
     @invariant()
     def same(self):
@@ -386,7 +386,7 @@ def test_long_busy_histories_agree_with_the_model(seed):
         elif kind < 0.9 and both.running:
             both.done(draw.randrange(99))
         elif kind < 0.95 and both.running:
-            both.put_back(draw.randrange(99))
+            both.requeue(draw.randrange(99))
         else:
             both.now_s += draw.choice([0.1, 1.0, 4.0])
         both.check()

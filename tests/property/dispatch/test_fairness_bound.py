@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.core.flow import Flow, FlowLevel
-from maitred.fairness.fair_queue import QueueEntry, QueueOrderConfig, make_line
+from maitred.fairness.fair_queue import QueueEntry, QueueOrderConfig, make_queue
 
 HISTORIES = int(os.environ.get("MAITRED_HISTORIES", "1500"))
 PARTS = 10
@@ -72,7 +72,7 @@ class History:
         self.quantum = draw.choice([0.0, 0.0, 40.0])
         self.whole_prompts = draw.random() < 0.5
         """Whether a prompt is charged when it is taken, as in the paper, or as it is computed."""
-        self.line = make_line(QueueOrderConfig(policy=policy, quantum=self.quantum, ageing_s=None))
+        self.line = make_queue(QueueOrderConfig(policy=policy, quantum=self.quantum, ageing_s=None))
         self.room = draw.choice([60, 200, 600])
         self.budget = draw.choice([8, 32, 128])
         self.slots = draw.choice([2, 4, 12])
@@ -135,7 +135,7 @@ class History:
             self.stop(job)
             if draw.random() < 0.5:
                 job.prefilled = job.decoded = 0
-                self.line.put_back(entry, step)
+                self.line.requeue(entry, step)
                 self.wait(entry)
             else:
                 unused = PROMPT * max(0, job.billed_prompt - job.prefilled)

@@ -49,7 +49,7 @@ class HealthMachine(RuleBasedStateMachine):
     def begin(self, number):
         member = self.member(number)
         verdict = self.peers.verdicts(self.now_s)[member.name]
-        attempt = self.peers.begin(member.name, self.now_s)
+        attempt = self.peers.start_attempt(member.name, self.now_s)
         if not member.absent:
             assert (attempt is not None) == verdict.may
             assert attempt is None or attempt.probe == verdict.probe
@@ -67,7 +67,7 @@ class HealthMachine(RuleBasedStateMachine):
         if self.running:
             member, attempt = self.running.pop(index % len(self.running))
             for _ in range(1 + twice):
-                member.ended(attempt, outcome, self.now_s)
+                member.on_end(attempt, outcome, self.now_s)
 
     @rule()
     def sweep(self):
@@ -98,7 +98,7 @@ class HealthMachine(RuleBasedStateMachine):
         if not hasattr(self, "members"):
             return
         verdicts = self.peers.verdicts(self.now_s)
-        works = [member for member in self.members if not member.absent and member.breaker.lets_through(self.now_s)]
+        works = [member for member in self.members if not member.absent and member.breaker.allows(self.now_s)]
         assert any(verdict.may for verdict in verdicts.values()) == bool(works)
         for verdict in verdicts.values():
             assert 0.0 <= verdict.weight <= 1.0
@@ -109,14 +109,14 @@ class HealthMachine(RuleBasedStateMachine):
         if not hasattr(self, "members"):
             return
         for member, attempt in self.running:
-            member.ended(attempt, AttemptOutcome.NEITHER, self.now_s)
+            member.on_end(attempt, AttemptOutcome.NEITHER, self.now_s)
         self.away.clear()
         for _ in range(60):
             self.now_s += 1.0
             for member in self.members:
-                if (attempt := member.begin(self.now_s)) is not None:
+                if (attempt := member.start_attempt(self.now_s)) is not None:
                     member.answered(attempt, self.now_s + 0.1)
-                    member.ended(attempt, AttemptOutcome.SUCCESS, self.now_s + 0.1)
+                    member.on_end(attempt, AttemptOutcome.SUCCESS, self.now_s + 0.1)
         assert [member.verdict(self.now_s).weight for member in self.members] == [1.0] * len(self.members)
 
 

@@ -30,8 +30,8 @@ def run(sequence, cuts, stop, min_tokens, finish):
     edges = sorted({0, len(sequence), *(cut % (len(sequence) + 1) for cut in cuts)})
     for begin, end in itertools.pairwise(edges):
         last = end == len(sequence)
-        choice.take(TokenDelta(0, sequence[begin:end], finish if last else None))
-        for part in choice.parts(0):
+        choice.process(TokenDelta(0, sequence[begin:end], finish if last else None))
+        for part in choice.deltas(0):
             shown += part.text
         if choice.finish is not None:
             break

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.dispatch.policy.overflow import OverflowCandidate, OverflowState, leavers, surplus
+from maitred.dispatch.policy.overflow import OverflowCandidate, OverflowState, select_overflow, surplus
 
 candidates = st.lists(
     st.builds(
@@ -19,7 +19,7 @@ candidates = st.lists(
 
 @given(candidates, st.floats(0, 500))
 def test_as_few_leave_as_are_enough_and_those_with_least_reuse(waiting, service):
-    gone = leavers(waiting, service)
+    gone = select_overflow(waiting, service)
     assert len(set(gone)) == len(gone)
     taken = [waiting[number].service for number in gone]
     if not gone:
@@ -35,7 +35,7 @@ def test_as_few_leave_as_are_enough_and_those_with_least_reuse(waiting, service)
 
 @given(candidates, st.floats(0, 500), st.floats(0, 500))
 def test_more_pressure_sends_no_other_ones_but_more_of_them(waiting, less, more):
-    few, many = leavers(waiting, min(less, more)), leavers(waiting, max(less, more))
+    few, many = select_overflow(waiting, min(less, more)), select_overflow(waiting, max(less, more))
     assert not many or few == many[: len(few)]
 
 
@@ -54,7 +54,7 @@ def test_pressure_begins_with_a_miss_and_ends_after_a_calm(seen, back_below, bac
     pressure, now_s, calm_s, was_on = OverflowState(back_below, back_after_s), 0.0, None, False
     for share, passed_s in seen:
         now_s += passed_s
-        pressure.saw(share, now_s)
+        pressure.observe(share, now_s)
         if share > back_below:
             calm_s = None
         elif calm_s is None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.app.models.router import Router, routes_of
+from maitred.app.models.router import Router, read_routes
 from maitred.config.tree import Config
 from maitred.core.answer import InferenceRequest
 from maitred.core.request import SamplingParams
@@ -31,7 +31,7 @@ def router(live):
     catalog = Catalog([ServedModel(name, None, None) for name in ("v1", "v2")])
     rollouts = {"chat": RolloutConfig(stable="v1", canary="v2")}
     config = Config(routing=RoutingConfig(rollouts=rollouts, aliases={"gpt": "chat"}))
-    return Router(catalog, routes_of(config, catalog), live)
+    return Router(catalog, read_routes(config, catalog), live)
 
 
 def caller(key, organisation="acme"):
@@ -42,7 +42,7 @@ def sides(of, sessions, name="chat", key="k"):
     asks = [
         InferenceRequest(name, ["Hi"], SamplingParams(max_tokens=1, seed=0), session=session) for session in sessions
     ]
-    return [of.way(ask, caller(key)).arm.version for ask in asks]
+    return [of.route(ask, caller(key)).arm.version for ask in asks]
 
 
 @given(st.lists(SHARES, min_size=2, max_size=5), SESSIONS)
@@ -51,21 +51,21 @@ def test_a_growing_weight_takes_nobody_from_the_canary_and_a_rollback_takes_all(
     way = router(live)
     before = set()
     for weight in sorted(weights):
-        live.become([state(weight)])
+        live.apply_states([state(weight)])
         now = {i for i, side in enumerate(sides(way, sessions)) if side is RolloutVersion.CANARY}
         assert before <= now
         assert sides(way, sessions, "gpt") == sides(way, sessions)
         before = now
-    live.become([live["chat"].state.moved(RolloutPhase.SWITCHED, 0.0)])
+    live.apply_states([live["chat"].state.moved(RolloutPhase.SWITCHED, 0.0)])
     assert set(sides(way, sessions)) == {RolloutVersion.CANARY}
-    live.become([live["chat"].state.moved(RolloutPhase.ROLLED_BACK, 0.0)])
+    live.apply_states([live["chat"].state.moved(RolloutPhase.ROLLED_BACK, 0.0)])
     assert set(sides(way, sessions)) == {RolloutVersion.STABLE}
 
 
 @given(SHARES, st.text(max_size=8), SESSIONS)
 def test_all_requests_of_a_key_are_on_one_side_whatever_their_sessions(weight, key, sessions):
     live = LiveRollouts()
-    live.become([state(weight, sticky="key")])
+    live.apply_states([state(weight, sticky="key")])
     assert len(set(sides(router(live), sessions, key=key))) == 1
 
 
@@ -94,7 +94,7 @@ def test_all_requests_of_a_key_are_on_one_side_whatever_their_sessions(weight, k
 )
 def test_bounds_hold_for_both_versions_and_the_stable_one_follows_the_canary(pools, needs, version, failures):
     table = RoutesConfig(pools=pools, names={name: [TargetConfig(pool=name)] for name in pools})
-    way = Routes(table).way_by_rollout(needs, VersionSplit("chat", "v1", "v2", version))
+    way = Routes(table).route_by_rollout(needs, VersionSplit("chat", "v1", "v2", version))
     named = needs.allowed("chat") or needs.allowed(needs.model)
     opened = [name for name in pools if named or needs.allowed(name)]
     if way is None:

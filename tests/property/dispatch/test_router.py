@@ -36,12 +36,12 @@ FAILURES = (ReplicaLost(), ContextLengthExceeded("Too long."), ReplicaLost())
 def gone(router, ask, principal):
     """All places that a request goes to while each fails it, or what is said instead."""
     try:
-        way = router.way(ask, principal)
+        way = router.route(ask, principal)
         targets = [way.first()]
         targets += [way.after(failure) for failure in FAILURES]
     except MaitredError as error:
         return type(error), error.message
-    return targets, way.left_out, way.tried, way.name
+    return targets, way.excluded, way.tried, way.name
 
 
 @given(table=TABLES, requests=st.lists(st.tuples(ASKS, CALLERS), min_size=1, max_size=12))

@@ -90,8 +90,8 @@ def read(name, tokens, rules, prompt):
     reader = answer_reader(answers, tokenizer, prompt, rules)
     ask = InferenceRequest("m", [], SamplingParams(max_tokens=1, seed=0))
     choice = OutputProcessor(tokenizer, prompt, ask, ends=[END], marks=answers.marks.bytes_of, reader=reader)
-    choice.take(TokenDelta(0, [*tokens, END], FinishReason.STOP))
-    parts = choice.parts(0)
+    choice.process(TokenDelta(0, [*tokens, END], FinishReason.STOP))
+    parts = choice.deltas(0)
     pieces = [piece for part in parts for piece in (part.extra or {}).get("tool_calls", ())]
     calls = [
         (first["function"]["name"], "".join(p["function"]["arguments"] for p in pieces if p["index"] == first["index"]))

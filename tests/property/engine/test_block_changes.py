@@ -62,7 +62,7 @@ def found(pool, scope, prompt):
 def test_every_prompt_is_found_as_the_engine_finds_it(asked, every, joins_at):
     runs, pool = engine()
     followers = {"first": placement()}
-    followers["first"].heard("e", runs.block_news(whole=True))
+    followers["first"].on_block_update("e", runs.block_update(whole=True))
     for number, (prompt, scope, output) in enumerate(asked):
         sampling = SamplingParams(max_tokens=output, seed=0, ignore_eos=True)
         runs.submit("owner", EngineRequest(str(number), prompt, sampling, cache_scope=scope))
@@ -72,65 +72,65 @@ def test_every_prompt_is_found_as_the_engine_finds_it(asked, every, joins_at):
         step += 1
         if step == joins_at:
             followers["late"] = placement()
-            followers["late"].heard("e", runs.block_news(whole=True))
+            followers["late"].on_block_update("e", runs.block_update(whole=True))
         if step % every and runs.occupied:
             continue
-        news = runs.block_news()
+        news = runs.block_update()
         for name, follower in followers.items():
             if news is not None:
-                follower.heard("e", news)
+                follower.on_block_update("e", news)
             for prompt, scope, _ in asked:
-                assert follower.held(scope, [prompt])["e"] == found(pool, scope, prompt), (name, step)
+                assert follower.cached_tokens(scope, [prompt])["e"] == found(pool, scope, prompt), (name, step)
     assert pool.idle == pool.total
 
 
 def test_what_is_expected_is_found_until_the_engine_says_what_came_of_it():
     runs, pool = engine()
     follower = placement()
-    follower.heard("e", runs.block_news(whole=True))
-    follower.sent("e", 0, "acme", [[1] * 20])
-    assert follower.held("acme", [[1] * 20, [1] * 9]) == {"e": 16 + 8}
-    assert follower.held("umbrella", [[1] * 20]) == {"e": 0}
+    follower.on_block_update("e", runs.block_update(whole=True))
+    follower.on_dispatch("e", 0, "acme", [[1] * 20])
+    assert follower.cached_tokens("acme", [[1] * 20, [1] * 9]) == {"e": 16 + 8}
+    assert follower.cached_tokens("umbrella", [[1] * 20]) == {"e": 0}
     for seed in range(30):  # nobody computes these; what is expected does not pile up
-        follower.sent("e", 0, "acme", [[2, seed] * 12])
-    assert follower.held("acme", [[1] * 20]) == {"e": 0}
-    follower.sent("e", 0, "acme", [[1] * 20])
+        follower.on_dispatch("e", 0, "acme", [[2, seed] * 12])
+    assert follower.cached_tokens("acme", [[1] * 20]) == {"e": 0}
+    follower.on_dispatch("e", 0, "acme", [[1] * 20])
     runs.submit("owner", EngineRequest("r", [1] * 20, SamplingParams(max_tokens=1, seed=0), cache_scope="acme"))
     while runs.occupied:
         runs.step()
-    follower.heard("e", runs.block_news())
-    assert follower.held("acme", [[1] * 20]) == {"e": found(pool, "acme", [1] * 20)} == {"e": 16}
-    follower.heard("e", engine()[0].block_news(whole=True))
-    assert follower.held("acme", [[1] * 20]) == {"e": 0}, "it has started anew"
+    follower.on_block_update("e", runs.block_update())
+    assert follower.cached_tokens("acme", [[1] * 20]) == {"e": found(pool, "acme", [1] * 20)} == {"e": 16}
+    follower.on_block_update("e", engine()[0].block_update(whole=True))
+    assert follower.cached_tokens("acme", [[1] * 20]) == {"e": 0}, "it has started anew"
 
 
 def test_more_changes_than_are_told_skip_a_number(monkeypatch):
     monkeypatch.setattr(changes, "MOST_CHANGES", 3)
     runs, _ = engine()
-    assert runs.block_news() is None
+    assert runs.block_update() is None
     runs.submit("owner", EngineRequest("r", [1] * 20, SamplingParams(max_tokens=1, seed=0)))
     while runs.occupied:
         runs.step()
-    assert runs.block_news() is None, "five blocks are more than three"
+    assert runs.block_update() is None, "five blocks are more than three"
     runs.submit("owner", EngineRequest("s", [2] * 4 + [1] * 5, SamplingParams(max_tokens=1, seed=0)))
     while runs.occupied:
         runs.step()
-    news = runs.block_news()
+    news = runs.block_update()
     assert news.sequence == 2
     assert len(news.stored) == 2 * 16
-    assert runs.block_news(whole=True).sequence == 2
+    assert runs.block_update(whole=True).sequence == 2
 
 
 @pytest.mark.parametrize("name", ["told", "guessed"])
 def test_one_that_is_emptied_is_forgotten_unless_it_tells_itself(name):
     follower, (runs, _) = placement(), engine()
     if name == "told":
-        follower.heard("e", runs.block_news(whole=True))
-    follower.sent("e", 10_000, "acme", [[1] * 200])
-    before = follower.held("acme", [[1] * 200])["e"]
+        follower.on_block_update("e", runs.block_update(whole=True))
+    follower.on_dispatch("e", 10_000, "acme", [[1] * 200])
+    before = follower.cached_tokens("acme", [[1] * 200])["e"]
     assert before > 0
-    follower.emptied("e")
-    assert follower.held("acme", [[1] * 200])["e"] == (before if name == "told" else 0)
+    follower.on_restart("e")
+    assert follower.cached_tokens("acme", [[1] * 200])["e"] == (before if name == "told" else 0)
 
 
 def test_news_before_the_whole_are_passed_over():
@@ -138,5 +138,5 @@ def test_news_before_the_whole_are_passed_over():
     runs.submit("owner", EngineRequest("r", [1] * 20, SamplingParams(max_tokens=1, seed=0)))
     runs.step()
     runs.step()
-    follower.heard("e", runs.block_news())
-    assert follower.held("", [[1] * 20]) == {}
+    follower.on_block_update("e", runs.block_update())
+    assert follower.cached_tokens("", [[1] * 20]) == {}

@@ -15,7 +15,7 @@ from maitred.core.request import SamplingParams
 from maitred.engine.grammar.compiler import GrammarCompiler, load_vocabulary
 from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.sampling.sampler import Sampler
-from maitred.text.grammar.reading import grammar_of
+from maitred.text.grammar.reading import parse_grammar
 from maitred.text.tokenizer import Tokenizer
 
 VOCABULARY, EOS = 4096, 4
@@ -80,7 +80,7 @@ class Row:
     sampler = Sampler(VOCABULARY, torch.device("cpu"))
 
     def __init__(self, schema, seed, output=(), **sampling):
-        grammar = grammar_of(Constraint("json_schema", schema, "guided_json"))
+        grammar = parse_grammar(Constraint("json_schema", schema, "guided_json"))
         self.compiler.hold(grammar)
         assert self.compiler.fault(grammar) is None  # waits until it is compiled
         self.params = SamplingParams(max_tokens=MOST_TOKENS, seed=seed, temperature=0.9, grammar=grammar, **sampling)
@@ -97,7 +97,7 @@ class Row:
             return
         position = len(self.output)
         logits = np.random.default_rng([self.params.seed, position]).normal(0, 3, (1, VOCABULARY)).astype(np.float32)
-        masks = self.constraints.begin([1], [position]).result()
+        masks = self.constraints.start([1], [position]).result()
         (token,) = self.sampler.sample(torch.from_numpy(logits), [1], [position], masks).tokens
         self.output += [token, *self.constraints.advance(1, token)]
         assert not self.constraints.faults

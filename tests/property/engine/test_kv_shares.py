@@ -38,13 +38,13 @@ class Batch:
         for flow, need in list(self.waiting):
             if blocked and not self.books.entitled(flow, need):
                 continue
-            if need + self.books.spare(flow, len(self.idle)) > len(self.idle):
+            if need + self.books.unused_blocks(flow, len(self.idle)) > len(self.idle):
                 blocked = True
                 continue
             entitled = self.books.entitled(flow, need)
             blocks = [self.idle.pop() for _ in range(need)]
             self.waiting.remove((flow, need))
-            self.books.left(flow)
+            self.books.on_release(flow)
             self.books.hold(flow, blocks)
             self.running.append((flow, blocks))
             self.check(flow, entitled)
@@ -56,7 +56,7 @@ class Batch:
 
     def check(self, took, entitled):
         for tenant, share in self.shares.items():
-            assert self.held(tenant) == self.books.held(tenant)
+            assert self.held(tenant) == self.books.held_blocks(tenant)
             assert self.held(tenant) <= max(1, -(-share.ceiling * self.total // 1))
         if not entitled:
             waiting = {flow.path[0].id for flow, _ in self.waiting} - {took.path[0].id}
@@ -100,7 +100,7 @@ def test_floors_and_ceilings_hold_and_everybody_runs_in_the_end(shares, total, m
         batch.admit()
         rounds += 1
         assert rounds < 1000
-    assert all(batch.books.held(tenant) == 0 for tenant in shares)
+    assert all(batch.books.held_blocks(tenant) == 0 for tenant in shares)
 
 
 @settings(max_examples=40, deadline=None)

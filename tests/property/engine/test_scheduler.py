@@ -134,7 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = min(sequence.once_computed, sequence.prompt_tokens)
         if sequence.output_tokens:
             assert prompt == sequence.prompt_tokens
-        service = ServiceWeights().of(prompt, sequence.cached_tokens or 0, sequence.output_tokens)
+        service = ServiceWeights().service(prompt, sequence.cached_tokens or 0, sequence.output_tokens)
         self.billed[sequence.request.flow] += service
 
     @rule(
@@ -238,8 +238,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(sequence.preemptions <= MAX_PREEMPTIONS for sequence in self.live)
         assert plan.tokens <= self.step_tokens
         assert len({chunk.sequence.key for chunk in plan.chunks}) == len(plan.chunks)
-        assert self.scheduler.running <= self.max_sequences + self.scheduler.guests
-        assert self.scheduler.guests <= self.guests
+        assert self.scheduler.running <= self.max_sequences + self.scheduler.overcommitted
+        assert self.scheduler.overcommitted <= self.guests
         self.draft(plan, data)
         self.cache.move(plan.moves, self.block_tokens)
         for chunk in plan.chunks:
@@ -284,7 +284,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def draft(self, plan, data):
         """Guesses at what follows some of the decodes, where there is room for them."""
-        room = self.scheduler.draft_room(plan)
+        room = self.scheduler.draft_budget(plan)
         assert room == self.step_tokens - plan.tokens
         for chunk in plan.decodes:
             sequence = chunk.sequence
@@ -306,7 +306,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_left_out(self, left_out, planned):
         """Streams stall only to give way to guests, each in its turn, and no tenant alone gives its last row."""
-        assert len(left_out) <= self.scheduler.guests, "a stream stalls"
+        assert len(left_out) <= self.scheduler.overcommitted, "a stream stalls"
         self.left_out = {s.key: self.left_out.get(s.key, 0) + 1 for s in left_out}
         assert all(times < len(self.live) for times in self.left_out.values()), "a stream starves"
         rows: dict[str, int] = defaultdict(int)
@@ -330,7 +330,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 held[block] = held.get(block, 0) + 1
         self.check_pinned(pins)
         for block in range(self.pool.total):
-            assert self.pool.holders(block) == held.get(block, 0)
+            assert self.pool.reference_count(block) == held.get(block, 0)
         assert self.pool.idle + len(held) == self.pool.total
         assert self.scheduler.running + self.scheduler.waiting + self.scheduler.paused == len(self.live)
         assert self.scheduler.paused == len(self.paused)
@@ -339,7 +339,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             own = {b for s in self.live if s.request.flow.path[0].id == tenant for b in s.table.blocks}
             assert len(own) <= math.ceil(share.ceiling * self.pool.total)
             own |= {b for pin in pins.values() if pin.flow.path[0].id == tenant for b in pin.blocks}
-            assert self.scheduler._state.residency.held(tenant) == len(own)
+            assert self.scheduler._state.residency.held_blocks(tenant) == len(own)
         for flow, billed in self.billed.items():
             if not any(sequence.request.flow == flow for sequence in self.live):
                 assert self.charged[flow] == pytest.approx(billed), "charged is something else than billed"
@@ -385,7 +385,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.pins.clear()
         assert self.scheduler.promised_blocks == 0
         assert self.scheduler.waiting_prompt_tokens == 0
-        assert self.scheduler.patience_s(self.now_s) is None
+        assert self.scheduler.max_idle_s(self.now_s) is None
         assert self.pool.idle == self.pool.total
         assert self.swap is None or self.swap.free == self.swap.total
 

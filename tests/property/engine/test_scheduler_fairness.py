@@ -1,7 +1,7 @@
 """What the scheduler promises to tenants and readers, on a simulated machine whose steps take a known time.
 
-`tests/property/test_scheduler.py` holds the books of every single step; here whole histories are run: floods, small
-caches, readers that stop, deadlines. The clock is the machine's own.
+`tests/property/engine/test_scheduler.py` holds the books of every single step; here whole histories are run: floods,
+small caches, readers that stop, deadlines. The clock is the machine's own.
 """
 
 import random
@@ -103,7 +103,7 @@ class Machine:
         assert self.pool.idle == self.pool.total
         assert (scheduler.running, scheduler.waiting, scheduler.paused) == (0, 0, 0)
         assert (scheduler.promised_blocks, scheduler.waiting_prompt_tokens) == (0, 0)
-        assert scheduler.patience_s(self.now_s) is None
+        assert scheduler.max_idle_s(self.now_s) is None
         assert not scheduler.busy
 
 
@@ -489,7 +489,7 @@ def test_shares_of_any_kind_never_bring_it_to_a_halt(data):
                 pass
     machine.run_dry()
     for name in shares:
-        assert machine.scheduler._state.residency.held(name) == 0
+        assert machine.scheduler._state.residency.held_blocks(name) == 0
 
 
 def test_a_hundred_requests_at_once_do_not_break_the_objective():

@@ -16,7 +16,7 @@ def trial(rate: float, met: int, growth: float = 0.0) -> SweepTrial:
 def test_a_clear_knee_is_bracketed(knee: float, start: float, tolerance: float) -> None:
     search = KneeSearch(start_rate=start, lowest=0.05, highest=1000, tolerance=tolerance)
     while (rate := search.next_rate()) is not None:
-        search.note(rate, trial(rate, 200 if rate <= knee else 20))
+        search.record(rate, trial(rate, 200 if rate <= knee else 20))
     assert search.passes is not None
     assert search.passes <= knee
     if search.reason == "found":
@@ -31,7 +31,7 @@ def test_any_server_is_done_with_in_bounded_trials(data: st.DataObject) -> None:
     search = KneeSearch(start_rate=1, lowest=0.1, highest=100)
     while (rate := search.next_rate()) is not None:
         assert 0.1 <= rate <= 100
-        search.note(rate, trial(rate, data.draw(st.integers(0, 200)), data.draw(st.floats(-50, 50))))
+        search.record(rate, trial(rate, data.draw(st.integers(0, 200)), data.draw(st.floats(-50, 50))))
     assert len(search.trials) <= MOST_TRIALS
     assert search.reason in ("found", "at_highest", "below_lowest", "trials")
     if search.passes is not None and search.fails is not None:

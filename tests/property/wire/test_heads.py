@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.api.dialect import ANTHROPIC, OPENAI
-from maitred.api.response_head import lines_of, told_headers, told_lines
+from maitred.api.response_head import encode_lines, response_head_lines, response_headers
 from maitred.core.answer import ModelSelection, RateLimitStatus, RequestContext
 from maitred.core.counters import CounterState
 from maitred.core.flow import PriorityClass, QueuePosition
@@ -17,11 +17,11 @@ tallies = st.builds(
     request_id=st.sampled_from(["req-1", "a:b"]),
     started_s=st.just(0.0),
     model=st.sampled_from(["", "m", "é\n"]),
-    chosen=st.none() | st.just(ModelSelection("auto", "m", "small")),
-    standing=st.none() | st.builds(RateLimitStatus, readings, readings),
+    selection=st.none() | st.just(ModelSelection("auto", "m", "small")),
+    rate_limits=st.none() | st.builds(RateLimitStatus, readings, readings),
     clamped_max_tokens=st.none() | st.just(7),
     priority=st.none() | st.sampled_from(PriorityClass),
-    forecast=st.none() | st.builds(QueuePosition, st.integers(0, 10**6), seconds, seconds),
+    predicted_position=st.none() | st.builds(QueuePosition, st.integers(0, 10**6), seconds, seconds),
     degraded=st.lists(st.just("max_tokens=64"), max_size=1),
     fallbacks=st.lists(st.just("general=big"), max_size=1),
     hedged=st.sampled_from(["", "first"]),
@@ -30,20 +30,22 @@ usual = st.builds(
     RequestContext,
     request_id=st.just("req-1"),
     started_s=st.just(0.0),
-    standing=st.builds(RateLimitStatus, *[st.builds(CounterState, counts, counts, seconds)] * 2),
+    rate_limits=st.builds(RateLimitStatus, *[st.builds(CounterState, counts, counts, seconds)] * 2),
     priority=st.sampled_from(PriorityClass),
-    forecast=st.builds(QueuePosition, st.integers(0, 10**6), seconds, seconds),
+    predicted_position=st.builds(QueuePosition, st.integers(0, 10**6), seconds, seconds),
 )
 
 
 @given(tally=usual | tallies, explain=st.booleans())
 def test_the_form_writes_what_the_headers_make(tally, explain):
-    assert told_lines(tally, OPENAI, explain=explain) == lines_of(told_headers(tally, OPENAI, explain=explain))
+    assert response_head_lines(tally, OPENAI, explain=explain) == encode_lines(
+        response_headers(tally, OPENAI, explain=explain)
+    )
 
 
 @given(tally=usual)
 def test_another_api_has_its_own(tally):
-    lines = told_lines(tally, ANTHROPIC, explain=False)
+    lines = response_head_lines(tally, ANTHROPIC, explain=False)
     assert lines is not None
     assert b"\r\nrequest-id: req-1\r\n" in lines
     assert b"anthropic-ratelimit-requests-limit: " in lines
@@ -54,7 +56,7 @@ def test_another_api_has_its_own(tally):
     headers=st.lists(st.tuples(st.sampled_from([b"x-a", b"connection"]), st.sampled_from([b"1", b"close", b"a\r\nb"])))
 )
 def test_lines_are_made_of_headers_that_are_lines(headers):
-    lines = lines_of(headers)
+    lines = encode_lines(headers)
     unsound = any(b"\n" in value for _, value in headers) or (b"connection", b"close") in headers
     assert (lines is None) == unsound
     if lines is not None:

@@ -39,20 +39,20 @@ def tallies(draw):
     tally.priority = draw(st.sampled_from([None, *PriorityClass]))
     tally.prompt_tokens, tally.completion_tokens = draw(TOKENS), draw(TOKENS)
     tally.cached_tokens = min(draw(TOKENS), tally.prompt_tokens)
-    tally.ask = draw(
+    tally.request = draw(
         st.sampled_from([None, ASK, InferenceRequest("any", [[1]], ASK.sampling, max_tokens=64, stops=(".",))])
     )
     if draw(st.booleans()):
         tally.first_token_s = tally.started_s + draw(TIMES_S)
         tally.gaps_s = draw(st.lists(TIMES_S, max_size=100))
-        tally.finishes = draw(st.lists(st.sampled_from(FinishReason), max_size=2))
+        tally.finish_reasons = draw(st.lists(st.sampled_from(FinishReason), max_size=2))
     tally.waited_ms = draw(st.sampled_from([{}, {"slots": 12.5, "kv": 0.1}]))
     tally.degraded = draw(st.sampled_from([[], ["max_tokens=16", "model=small"]]))
     if draw(st.integers(0, 3)) == 3:
         tally.failure, tally.refused_by = QueueFull(), draw(st.sampled_from(["", "tokens_per_minute"]))
         tally.recoveries, tally.continued, tally.hedged, tally.stalled = 2, 1, "second", True
-        tally.clamped_max_tokens, tally.chosen = 5, ModelSelection("auto", "small", "code")
-        tally.fallbacks, tally.failed = (
+        tally.clamped_max_tokens, tally.selection = 5, ModelSelection("auto", "small", "code")
+        tally.fallbacks, tally.rejected_answers = (
             ["general=large"],
             [RejectedAnswer("small", "schema", Usage(3, 4), replaced=True)],
         )
@@ -70,9 +70,9 @@ class Watchers:
         self.stories, self.recent = TimelineBuffer(4, clock, digest), RecentTraffic(clock, digest)
         self.told = [*self.metrics.observers, self.stories, self.recent] if digest is None else [digest]
 
-    def ended(self, tally):
+    def on_request_end(self, tally):
         for observer in self.told:
-            observer.ended(tally)
+            observer.on_request_end(tally)
 
     def seen(self, what):
         match what:
@@ -83,7 +83,7 @@ class Watchers:
             case "list":
                 return encode([*self.stories.latest()])
             case "story":
-                return [encode(self.stories.of(head.id)) for head in self.stories.latest()]
+                return [encode(self.stories.get(head.id)) for head in self.stories.latest()]
             case "tenants":
                 return [*self.recent.tenants.items()]
             case "refusals":
@@ -100,8 +100,8 @@ def test_nobody_can_tell_that_requests_are_counted_some_at_a_time(history):
     at_once, some = Watchers(None), Watchers(ObserverBatch())
     for one in [*history, "scrape", "story", "tenants", "refusals", "second"]:
         if isinstance(one, RequestContext):
-            at_once.ended(one)
-            some.ended(one)
+            at_once.on_request_end(one)
+            some.on_request_end(one)
         else:
             assert some.seen(one) == at_once.seen(one), one
 
@@ -110,15 +110,15 @@ def test_what_was_asked_is_not_kept_for_long():
     told = []
 
     class Observer:
-        def ended(self, *tallies):
+        def on_request_end(self, *tallies):
             told.append(len(tallies))
 
     digest = ObserverBatch(Observer())
     for _ in range(40):
-        digest.ended(RequestContext("r", 0.0, prompt_tokens=20_000))
+        digest.on_request_end(RequestContext("r", 0.0, prompt_tokens=20_000))
     assert told == [3] * 13
     for _ in range(100):
-        digest.ended(RequestContext("r", 0.0))
+        digest.on_request_end(RequestContext("r", 0.0))
     assert told[13:] == [32, 32, 32]
     digest.fold()
     assert sum(told) == 140

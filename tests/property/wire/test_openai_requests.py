@@ -18,7 +18,7 @@ from maitred.wire.openai.requests import (
     StreamOptions,
     TokenizeRequest,
 )
-from maitred.wire.openai.sampling import sampling_of
+from maitred.wire.openai.sampling import to_sampling_params
 
 DECODERS = {
     ChatRequest: decode_chat,
@@ -98,7 +98,7 @@ def test_any_fields(kind, data, strict):
     body = data.draw(bodies(kind))
     request = decoded(kind, body, strict)
     if isinstance(request, ChatRequest | CompletionRequest):
-        params = sampling_of(request, max_tokens=1, seed=0)
+        params = to_sampling_params(request, max_tokens=1, seed=0)
         assert 0 <= params.temperature <= 2
         assert 0 < params.top_p <= 1
         assert 1 <= params.n <= 128

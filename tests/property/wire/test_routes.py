@@ -70,7 +70,7 @@ FAILURES = st.lists(
 
 @given(TABLES, NEEDS, FAILURES)
 def test_nobody_is_sent_where_it_may_not_go_nor_twice_to_one_place(config, needs, failures):
-    way = Routes(config).way(needs)
+    way = Routes(config).route_plan(needs)
     if way is None:
         found = ModelNames(config).find(needs.model)
         assert found is None or not any(map(needs.allowed, (needs.model, found.name, found.key)))
@@ -83,8 +83,8 @@ def test_nobody_is_sent_where_it_may_not_go_nor_twice_to_one_place(config, needs
     else:
         refusal = None
     if refusal is not None:
-        assert all(each.why in refusal.message for each in way.left_out)
-        private = {each.ground for each in way.left_out} <= {ExclusionReason.PRIVACY, ExclusionReason.REGION}
+        assert all(each.why in refusal.message for each in way.excluded)
+        private = {each.reason for each in way.excluded} <= {ExclusionReason.PRIVACY, ExclusionReason.REGION}
         assert isinstance(refusal, Forbidden) == private
         return
     for failure in failures:
@@ -134,4 +134,4 @@ def test_a_table_without_faults_has_no_dead_ends(config):
     routes = Routes(config)
     for name in [*config.aliases, *config.fallbacks]:
         if "*" not in name:
-            assert routes.way(RequestRequirements(name)) is not None
+            assert routes.route_plan(RequestRequirements(name)) is not None

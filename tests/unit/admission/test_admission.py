@@ -30,7 +30,7 @@ async def reading(desk, subject="tenant:acme"):
 
 
 async def left(desk, kind):
-    standing = await desk.admission.peek(desk.work().principal, "tiny")
+    standing = await desk.admission.rate_limit_status(desk.work().principal, "tiny")
     return getattr(standing, kind).remaining
 
 
@@ -40,8 +40,8 @@ async def left(desk, kind):
 async def test_without_limits_only_the_ledger_hears_of_a_request():
     desk = Desk()
     async with desk.admit(10, 100) as grant:
-        assert (grant.max_tokens, grant.clamped, grant.standing) == (100, False, None)
-        assert desk.admission.leases.held == 0
+        assert (grant.max_tokens, grant.clamped, grant.rate_limits) == (100, False, None)
+        assert desk.admission.leases.active == 0
         desk.clock.now_s = 2.5
         grant.replica = "r1"
         await grant.settle(Usage(10, 7, 4), Outcome.FINISHED)
@@ -121,7 +121,7 @@ CASES = [
 async def test_rates_take_what_may_be_used_and_keep_what_was(rate, kind, running, after):
     desk = Desk(rate)
     async with desk.admit(10, 100) as grant:
-        assert getattr(grant.standing, kind).remaining == running == await left(desk, kind)
+        assert getattr(grant.rate_limits, kind).remaining == running == await left(desk, kind)
         await grant.settle(Usage(10, 5), Outcome.FINISHED)
     assert await left(desk, kind) == after
 
@@ -155,12 +155,12 @@ async def test_a_rate_refuses_and_refills():
         pass
     tally = RequestContext("req-1", 0.0)
     with pytest.raises(RateLimited, match="key alice may use 60 requests per minute") as caught:
-        async with desk.admit(tally=tally):
+        async with desk.admit(context=tally):
             pass
     assert caught.value.retry_after_s == pytest.approx(1.05, abs=1e-4)
-    assert tally.standing is not None
-    assert tally.standing.requests is not None
-    assert (tally.standing.requests.capacity, tally.standing.requests.remaining) == (1, 0)
+    assert tally.rate_limits is not None
+    assert tally.rate_limits.requests is not None
+    assert (tally.rate_limits.requests.capacity, tally.rate_limits.requests.remaining) == (1, 0)
     assert len(desk.ledger.events) == len(desk.ledger.begun) == 1, "a refusal is not in the ledger"
     desk.clock.now_s = 1.0
     async with desk.admit():
@@ -173,8 +173,8 @@ async def test_concurrency_is_held_while_a_request_runs():
         with pytest.raises(RateLimited, match="1 request at one time"):
             async with desk.admit(principal=BOB):
                 pass
-        assert desk.admission.leases.held == 1
-    assert desk.admission.leases.held == 0
+        assert desk.admission.leases.active == 1
+    assert desk.admission.leases.active == 0
     async with desk.admit(principal=BOB):
         pass
 
@@ -191,7 +191,7 @@ async def test_tokens_at_one_time_lower_the_length():
     desk = Desk(limit("*", "concurrent_tokens", 150))
     tally = RequestContext("req-1", 0.0)
     async with desk.admit(10, 100):
-        async with desk.admit(10, 100, tally=tally) as second:
+        async with desk.admit(10, 100, context=tally) as second:
             assert (second.max_tokens, second.clamped, tally.clamped_max_tokens) == (30, True, 30)
         with pytest.raises(RateLimited):
             async with desk.admit(30, 100):
@@ -223,7 +223,7 @@ async def test_a_budget_is_charged_what_was_used():
 async def test_a_budget_lowers_the_length_to_what_is_left():
     desk = Desk(limit("tenant:acme", "usd_per_day", 110_000))
     tally = RequestContext("req-1", 0.0)
-    async with desk.admit(10, 100, choices=2, tally=tally) as grant:
+    async with desk.admit(10, 100, choices=2, context=tally) as grant:
         assert (grant.max_tokens, grant.clamped, tally.clamped_max_tokens) == (25, True, 25)
         await grant.settle(Usage(10, 50), Outcome.FINISHED)
     assert await reading(desk) == (110_000, 0)
@@ -307,7 +307,7 @@ async def test_the_longest_prompt_counts_for_the_context():
 async def test_a_limit_on_the_output_is_said():
     desk = Desk(limit("*", "output_tokens", 50))
     tally = RequestContext("req-1", 0.0)
-    async with desk.admit(10, 100, tally=tally) as grant:
+    async with desk.admit(10, 100, context=tally) as grant:
         assert (grant.max_tokens, grant.clamped, tally.clamped_max_tokens) == (50, True, 50)
 
 
@@ -323,12 +323,12 @@ async def end_with(error, *, usage=None, tally=None, replica=""):
         limit("*", "concurrent_tokens", 1000),
     )
     with pytest.raises(type(error)):
-        async with desk.admit(10, 100, tally=tally) as grant:
-            grant.served_by(replica)
+        async with desk.admit(10, 100, context=tally) as grant:
+            grant.set_replica(replica)
             if usage is not None:
-                grant.used(usage)
+                grant.record_usage(usage)
             raise error
-    assert desk.admission.leases.held == 0
+    assert desk.admission.leases.active == 0
     assert (await reading(desk))[1] == 0
     return desk, desk.ledger.events[0]
 
@@ -388,7 +388,7 @@ async def test_a_reading_replica_without_a_token_has_processed_the_prompt():
 async def test_leaving_in_peace_is_finishing():
     desk = Desk()
     async with desk.admit(10, 100) as grant:
-        grant.used(Usage(10, 3))
+        grant.record_usage(Usage(10, 3))
     assert (desk.ledger.events[0].outcome, desk.ledger.events[0].output_tokens) == ("finished", 3)
 
 
@@ -424,7 +424,7 @@ async def test_what_cannot_be_journaled_does_not_begin():
     desk.ledger.away = False
     async with desk.admit():
         pass
-    assert desk.admission.leases.held == 0
+    assert desk.admission.leases.active == 0
 
 
 async def test_what_cannot_be_journaled_is_not_billed(caplog):
@@ -435,7 +435,7 @@ async def test_what_cannot_be_journaled_is_not_billed(caplog):
             await grant.settle(Usage(10, 5), Outcome.FINISHED)
     assert "req-1 could not be journaled" in caplog.text
     assert await reading(desk) == (0, 0)
-    assert desk.admission.leases.held == 0
+    assert desk.admission.leases.active == 0
 
 
 async def test_counters_that_are_away_hold_up_no_answer():
@@ -443,12 +443,12 @@ async def test_counters_that_are_away_hold_up_no_answer():
     async with desk.admit(10, 100) as grant:
         desk.counters.trouble = StoreUnavailable()
         await grant.settle(Usage(10, 5), Outcome.FINISHED)
-    assert (desk.admission.leases.held, desk.admission.leases.late) == (1, 1)
+    assert (desk.admission.leases.active, desk.admission.leases.late) == (1, 1)
     assert len(desk.ledger.events) == 1
     desk.counters.trouble = None
     await desk.admission.leases.settle_late()
     assert await reading(desk) == (20_000, 0)
-    assert (desk.admission.leases.held, desk.admission.leases.late) == (0, 0)
+    assert (desk.admission.leases.active, desk.admission.leases.late) == (0, 0)
 
 
 async def test_a_cancellation_amid_the_settlement_loses_nothing():
@@ -490,7 +490,7 @@ async def test_a_cancellation_amid_the_reservation_leaves_no_phantom():
         await task
     assert desk.admission.leases.late == 1
     await desk.admission.leases.settle_late()
-    assert desk.admission.leases.held == 0
+    assert desk.admission.leases.active == 0
 
 
 async def test_counters_that_cannot_be_reached_let_nobody_in():
@@ -519,7 +519,7 @@ async def test_looking_without_rates_asks_nobody():
         raise AssertionError
 
     desk = Desk(limit("*", "usd_per_day", 5), limit("*", "concurrent_requests", 5), spent=spent)
-    assert await desk.admission.peek(desk.work().principal, "tiny") is None
+    assert await desk.admission.rate_limit_status(desk.work().principal, "tiny") is None
 
 
 async def test_nobody_can_tell_where_the_counters_are_away(monkeypatch):
@@ -529,4 +529,4 @@ async def test_nobody_can_tell_where_the_counters_are_away(monkeypatch):
         raise StoreUnavailable
 
     monkeypatch.setattr(desk.counters, "read", read)
-    assert await desk.admission.peek(desk.work().principal, "tiny") is None
+    assert await desk.admission.rate_limit_status(desk.work().principal, "tiny") is None

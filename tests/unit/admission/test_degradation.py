@@ -7,7 +7,7 @@ import pytest
 
 from maitred.admission.degradation import DegradationStep, ladder_faults
 from maitred.config.loader import load
-from maitred.config.render import yaml_of
+from maitred.config.render import to_yaml
 from maitred.core.errors import ConfigInvalid
 
 
@@ -60,7 +60,7 @@ def test_a_ladder_is_read_shown_and_read_back(tmp_path: Path, monkeypatch: pytes
     Path("maitred.yaml").write_text(LADDER)
     loaded = load()
     assert [step.step for step in loaded.config.model.degradation] == ["shorten", "model", "overflow"]
-    shown = yaml_of(loaded, with_origins=True)
+    shown = to_yaml(loaded, with_origins=True)
     assert re.search(r"    - step: shorten +# maitred.yaml:4\n      to_tokens: 128 +# maitred.yaml:5\n", shown), shown
     Path("shown.yaml").write_text(shown)
     assert load(Path("shown.yaml")).config == loaded.config

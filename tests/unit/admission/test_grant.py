@@ -56,7 +56,7 @@ async def test_failure_keeps_what_was_processed_and_refusal_nothing():
         with suppress(type(error)):
             async with full.admit(10, 100) as grant:
                 if isinstance(error, ReplicaLost):
-                    grant.used(Usage(10, 5))
+                    grant.record_usage(Usage(10, 5))
                 raise error
     assert [event.taken for event in full.ledger.events] == [{REQUESTS: 1, TOKENS: 15, INPUT: 10, OUTPUT: 5}, {}]
 
@@ -67,7 +67,7 @@ async def test_who_leaves_before_a_replica_was_asked_pays_for_nothing():
         with suppress(asyncio.CancelledError):
             async with full.admit(10, 100) as grant:
                 if replica:
-                    grant.served_by(replica)
+                    grant.set_replica(replica)
                 raise asyncio.CancelledError
     waited, ran = full.ledger.events
     assert (waited.outcome, waited.cost_nusd, waited.taken) == (Outcome.CANCELLED, 0, {REQUESTS: 1})
@@ -79,7 +79,7 @@ async def test_what_was_made_before_the_key_was_revoked_is_billed_and_nothing_be
     for output in (5, 0):
         with suppress(Unauthenticated):
             async with full.admit(10, 100) as grant:
-                grant.used(Usage(10, output))
+                grant.record_usage(Usage(10, output))
                 raise Unauthenticated
     billed, refused = full.ledger.events
     assert (billed.outcome, billed.cost_nusd) == (Outcome.CANCELLED, 10 * 1000 + 5 * 2000)

@@ -47,7 +47,7 @@ async def test_where_nothing_is_held_nothing_is_renewed():
     await house.leases.settle("a", {})
     await house.leases.renew()
     assert house.counters.renewed == []
-    assert house.leases.held == 0
+    assert house.leases.active == 0
 
 
 @pytest.mark.parametrize("trouble", [StoreUnavailable(), RuntimeError(), OSError()])
@@ -65,14 +65,14 @@ async def test_a_settlement_that_failed_is_late_and_its_lease_is_kept(trouble, c
     await house.take("a")
     house.counters.trouble = trouble
     await house.leases.settle("a", {"pool": 1})
-    assert (house.leases.held, house.leases.late) == (1, 1)
+    assert (house.leases.active, house.leases.late) == (1, 1)
     assert "tried again" in caplog.text
     await house.leases.settle_late()
     assert house.leases.late == 1
     house.counters.trouble = None
     await house.leases.renew()
     await house.leases.settle_late()
-    assert (house.leases.held, house.leases.late) == (0, 0)
+    assert (house.leases.active, house.leases.late) == (0, 0)
     assert house.counters.settled == [("a", {"pool": 1})]
     assert await house.used() == 0
 

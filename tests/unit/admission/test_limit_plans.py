@@ -41,7 +41,7 @@ def test_what_holds_is_found_from_the_narrowest_subject_to_the_widest():
     )
     for one in (everywhere, each, own):
         book.write(one.subject, one)
-    plan = LimitPlanCache(book, PRICES).of(ALICE, "tiny", SATURDAY_S)
+    plan = LimitPlanCache(book, PRICES).plan_for(ALICE, "tiny", SATURDAY_S)
     assert plan.bounds == PerRequestLimits(None, LimitRule("key:alice", own))
     assert counters(plan) == [
         "usd_per_day|tenant:team|*|2026-11-21",
@@ -56,22 +56,22 @@ def test_a_plan_is_made_once_as_long_as_limits_stay_the_same():
     book = Book()
     book.write("key:alice", limit("key:alice", "requests_per_minute", 9))
     kept = LimitPlanCache(book, PRICES)
-    first = kept.of(ALICE, "tiny", SATURDAY_S)
+    first = kept.plan_for(ALICE, "tiny", SATURDAY_S)
     asked = book.asked
-    assert kept.of(msgspec.structs.replace(ALICE), "tiny", SATURDAY_S) is first
+    assert kept.plan_for(msgspec.structs.replace(ALICE), "tiny", SATURDAY_S) is first
     assert book.asked == asked
 
 
 def test_a_changed_limit_holds_for_the_next_request():
     book = Book()
     kept = LimitPlanCache(book, PRICES)
-    assert not kept.of(ALICE, "tiny", SATURDAY_S).demand.claims
+    assert not kept.plan_for(ALICE, "tiny", SATURDAY_S).demand.claims
     for subject in ("key:alice", "key:*", "tenant:*"):
         for value in (9, 8):
             book.write(subject, limit(subject, "requests_per_minute", value))
-            assert value in [claim.capacity for claim in kept.of(ALICE, "tiny", SATURDAY_S).demand.claims]
+            assert value in [claim.capacity for claim in kept.plan_for(ALICE, "tiny", SATURDAY_S).demand.claims]
         book.write(subject)
-        assert not kept.of(ALICE, "tiny", SATURDAY_S).demand.claims
+        assert not kept.plan_for(ALICE, "tiny", SATURDAY_S).demand.claims
 
 
 def test_another_day_has_other_windows():
@@ -79,7 +79,7 @@ def test_another_day_has_other_windows():
     book.write("*", limit("*", "usd_per_day", 9))
     kept = LimitPlanCache(book, PRICES)
     days = [0, 1, 0]
-    named = [counters(kept.of(ALICE, "tiny", SATURDAY_S + day * 86_400)) for day in days]
+    named = [counters(kept.plan_for(ALICE, "tiny", SATURDAY_S + day * 86_400)) for day in days]
     assert named == [[f"usd_per_day|*|*|2026-11-2{1 + day}"] for day in days]
 
 
@@ -88,19 +88,23 @@ def test_models_and_callers_are_told_apart():
     book.write("*", limit("*", "requests_per_minute", 9, model="tiny"))
     book.write("key:bob", limit("key:bob", "requests_per_minute", 9))
     kept = LimitPlanCache(book, PRICES)
-    assert [len(kept.of(ALICE, model, SATURDAY_S).demand.claims) for model in ("tiny", "large", "tiny")] == [1, 0, 1]
-    assert [len(kept.of(who, "tiny", SATURDAY_S).demand.claims) for who in (ALICE, BOB)] == [1, 2]
+    assert [len(kept.plan_for(ALICE, model, SATURDAY_S).demand.claims) for model in ("tiny", "large", "tiny")] == [
+        1,
+        0,
+        1,
+    ]
+    assert [len(kept.plan_for(who, "tiny", SATURDAY_S).demand.claims) for who in (ALICE, BOB)] == [1, 2]
 
 
 def test_prices_are_those_of_the_model(caplog):
     book = Book()
     book.write("*", limit("*", "usd_total", 9))
     kept = LimitPlanCache(book, PRICES)
-    (claim,) = kept.of(ALICE, "tiny", SATURDAY_S).demand.claims
-    price = PRICES.of("tiny").price
+    (claim,) = kept.plan_for(ALICE, "tiny", SATURDAY_S).demand.claims
+    price = PRICES.price_for("tiny").price
     assert (claim.fixed, claim.per_prompt, claim.per_output) == (0, price.prompt, price.output)
     for who in (ALICE, BOB):
-        assert not kept.of(who, "free", SATURDAY_S).demand.claims
+        assert not kept.plan_for(who, "free", SATURDAY_S).demand.claims
     assert caplog.text.count("no price") == 1
 
 
@@ -111,6 +115,6 @@ def test_only_so_many_plans_are_kept(monkeypatch):
     for number in (*range(10), 0):
         caller = msgspec.structs.replace(ALICE, key=str(number))
         book.write(f"key:{number}", limit(f"key:{number}", "requests_per_minute", number))
-        (claim,) = kept.of(caller, "tiny", SATURDAY_S).demand.claims
+        (claim,) = kept.plan_for(caller, "tiny", SATURDAY_S).demand.claims
         assert claim.capacity == number
-    assert len(kept._kept) == 3
+    assert len(kept._plans) == 3

@@ -1,7 +1,7 @@
 """Which rate is the tightest."""
 
-from maitred.admission.limit_status import standing_of
-from maitred.admission.policy.claims import demand_of, watches_of
+from maitred.admission.limit_status import rate_limit_status
+from maitred.admission.policy.claims import make_demand, watched_counters
 from maitred.admission.policy.rules import LimitRule
 from maitred.core.answer import RateLimitStatus
 from maitred.core.counters import CounterState
@@ -13,8 +13,8 @@ def standing(*readings):
     rules = [
         LimitRule(f"key:{number}", limit("*", kind, capacity)) for number, (kind, capacity, _) in enumerate(readings)
     ]
-    claims = demand_of(watches_of(rules), Price(1, 1, 1), 0).claims
-    return standing_of(claims, [CounterState(capacity, remaining, 1.0) for _, capacity, remaining in readings])
+    claims = make_demand(watched_counters(rules), Price(1, 1, 1), 0).claims
+    return rate_limit_status(claims, [CounterState(capacity, remaining, 1.0) for _, capacity, remaining in readings])
 
 
 def test_requests_by_what_is_left():

@@ -17,9 +17,9 @@ PRICES = PriceList({"tiny": PriceConfig(prompt=0.5, cached=0.05, output=1.5), "*
     ],
 )
 def test_prices(model, tag):
-    assert PRICES.of(model) == tag
+    assert PRICES.price_for(model) == tag
 
 
 def test_what_has_no_price_is_free():
-    assert PriceList({}).of("tiny") is FREE
-    assert PriceList({"tiny": PriceConfig(cached=0.0)}).of("tiny") is FREE
+    assert PriceList({}).price_for("tiny") is FREE
+    assert PriceList({"tiny": PriceConfig(cached=0.0)}).price_for("tiny") is FREE

@@ -4,12 +4,12 @@ import json
 
 from jsonschema import Draft202012Validator
 
-from maitred.api.admin.routes import administration
+from maitred.api.admin.routes import admin_routes
 from maitred.api.openapi import describe
 from maitred.core.clock import SystemClock
 from maitred.core.tenancy import Scope
 
-ROUTES = administration(*[None] * 14, SystemClock())
+ROUTES = admin_routes(*[None] * 14, SystemClock())
 API = json.loads(describe(ROUTES))
 OPERATIONS = {
     f"{method.upper()} {path}": operation

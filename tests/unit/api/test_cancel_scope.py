@@ -13,7 +13,7 @@ from maitred.core.errors import Draining
 async def test_the_stack_and_the_caller_see_the_reason(reason):
     seen = []
     with pytest.raises(type(reason)) as caught, CancelScope() as block:
-        asyncio.get_running_loop().call_soon(block.interrupt, reason)
+        asyncio.get_running_loop().call_soon(block.cancel, reason)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError as error:

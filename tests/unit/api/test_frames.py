@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 
-from maitred.api.errors import let_go_of_frames
+from maitred.api.errors import clear_traceback
 from maitred.core.errors import QueueFull
 
 pytestmark = pytest.mark.usefixtures("uncollected")
@@ -31,7 +31,7 @@ def test_an_error_with_its_causes_lets_go():
         failure = error
     del held
     assert reference() is not None
-    let_go_of_frames(failure)
+    clear_traceback(failure)
     assert reference() is None
     assert failure.__cause__ is None
 
@@ -39,5 +39,5 @@ def test_an_error_with_its_causes_lets_go():
 def test_errors_that_led_to_each_other_are_no_endless_loop():
     one, other = QueueFull("one"), QueueFull("other")
     one.__context__, other.__context__ = other, one
-    let_go_of_frames(one)
+    clear_traceback(one)
     assert one.__context__ is other.__context__ is None

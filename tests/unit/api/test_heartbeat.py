@@ -37,7 +37,7 @@ class Client:
 
 async def test_the_first_comment_begins_the_stream_and_tells_the_place():
     client = Client()
-    client.call.tally.place = lambda: QueuePosition(12, 3.4, 3.6)
+    client.call.context.position = lambda: QueuePosition(12, 3.4, 3.6)
     async with StreamHeartbeat(client.call, 0.01):
         assert await client.has(2) == [b": queue position 12, predicted wait 3400 ms\n\n"] * 2
     assert client.messages[0]["type"] == "http.response.start"
@@ -46,10 +46,10 @@ async def test_the_first_comment_begins_the_stream_and_tells_the_place():
 
 async def test_it_says_what_is_waited_for():
     client = Client()
-    client.call.tally.place = lambda: None
+    client.call.context.position = lambda: None
     async with StreamHeartbeat(client.call, 0.01):
         await client.has(1)
-        client.call.tally.first_token_s = 1.0
+        client.call.context.first_token_s = 1.0
         await client.has(3)
     assert client.pieces[0] == b": waiting for the first token\n\n"
     assert client.pieces[-1] == b": waiting for the next token\n\n"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from maitred.api.errors import body_of, clamped_headers, headers_of, public, standing_headers
+from maitred.api.errors import clamped_headers, error_body, error_headers, rate_limit_headers, to_public_error
 from maitred.core import errors
 from maitred.core.answer import RateLimitStatus
 from maitred.core.counters import CounterState
@@ -28,8 +28,8 @@ def reached(kind=errors.RateLimited, limit="tokens_per_minute", retry_after_s=No
 
 @pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
 def test_every_error_has_openais_shape(kind):
-    error = public(reached(kind) if issubclass(kind, errors.LimitReached) else kind(param="x"), "req-1")
-    body = json.loads(body_of(error))
+    error = to_public_error(reached(kind) if issubclass(kind, errors.LimitReached) else kind(param="x"), "req-1")
+    body = json.loads(error_body(error))
     validate("ErrorResponse", body)
     assert 400 <= error.http_status < 600
     assert body["error"]["code"] == error.code
@@ -51,17 +51,20 @@ def test_every_error_has_openais_shape(kind):
     ],
 )
 def test_types(error, kind):
-    assert json.loads(body_of(error))["error"]["type"] == kind
+    assert json.loads(error_body(error))["error"]["type"] == kind
 
 
 def test_the_time_to_come_back_is_never_too_early():
-    assert headers_of(errors.Saturated(retry_after_s=2.0001)) == [(b"retry-after", b"3"), (b"retry-after-ms", b"2001")]
-    assert headers_of(errors.Saturated(retry_after_s=0.0)) == [(b"retry-after", b"1"), (b"retry-after-ms", b"0")]
-    assert headers_of(errors.Saturated()) == []
+    assert error_headers(errors.Saturated(retry_after_s=2.0001)) == [
+        (b"retry-after", b"3"),
+        (b"retry-after-ms", b"2001"),
+    ]
+    assert error_headers(errors.Saturated(retry_after_s=0.0)) == [(b"retry-after", b"1"), (b"retry-after-ms", b"0")]
+    assert error_headers(errors.Saturated()) == []
 
 
 def test_a_limit_that_refuses_says_which_it_is():
-    assert json.loads(body_of(reached()))["error"]["limit"] == {
+    assert json.loads(error_body(reached()))["error"]["limit"] == {
         "scope": "tenant:acme",
         "limit": "tokens_per_minute",
         "value": 60_000,
@@ -69,8 +72,8 @@ def test_a_limit_that_refuses_says_which_it_is():
         "remaining": 0,
         "reset_s": 59.21,
     }
-    assert json.loads(body_of(reached(limit="usd_total", reset_s=0.0)))["error"]["limit"]["reset_s"] is None
-    assert "limit" not in json.loads(body_of(errors.Saturated()))["error"]
+    assert json.loads(error_body(reached(limit="usd_total", reset_s=0.0)))["error"]["limit"]["reset_s"] is None
+    assert "limit" not in json.loads(error_body(errors.Saturated()))["error"]
 
 
 @pytest.mark.parametrize(
@@ -83,16 +86,16 @@ def test_a_limit_that_refuses_says_which_it_is():
     ],
 )
 def test_clients_are_told_when_retrying_cannot_help(error, told):
-    assert ((b"x-should-retry", b"false") in headers_of(error)) is told
+    assert ((b"x-should-retry", b"false") in error_headers(error)) is told
 
 
 def test_who_is_not_known_is_told_how_to_say_who_they_are():
-    assert (b"www-authenticate", b"Bearer") in headers_of(errors.Unauthenticated())
+    assert (b"www-authenticate", b"Bearer") in error_headers(errors.Unauthenticated())
 
 
 def test_the_standing_is_written_as_openai_writes_it():
     standing = RateLimitStatus(requests=CounterState(60, 59, 1.0), tokens=CounterState(60_000, -3, 360.0))
-    assert standing_headers(standing) == [
+    assert rate_limit_headers(standing) == [
         (b"x-ratelimit-limit-requests", b"60"),
         (b"x-ratelimit-remaining-requests", b"59"),
         (b"x-ratelimit-reset-requests", b"1s"),
@@ -100,12 +103,12 @@ def test_the_standing_is_written_as_openai_writes_it():
         (b"x-ratelimit-remaining-tokens", b"0"),
         (b"x-ratelimit-reset-tokens", b"6m0s"),
     ]
-    assert [name for name, _ in standing_headers(RateLimitStatus(tokens=CounterState(1, 1, 0)))] == [
+    assert [name for name, _ in rate_limit_headers(RateLimitStatus(tokens=CounterState(1, 1, 0)))] == [
         b"x-ratelimit-limit-tokens",
         b"x-ratelimit-remaining-tokens",
         b"x-ratelimit-reset-tokens",
     ]
-    assert standing_headers(None) == standing_headers(RateLimitStatus()) == []
+    assert rate_limit_headers(None) == rate_limit_headers(RateLimitStatus()) == []
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,7 @@ def test_the_standing_is_written_as_openai_writes_it():
 )  # fmt: skip
 def test_times_until_a_reset(seconds, text):
     standing = RateLimitStatus(requests=CounterState(1, 0, seconds))
-    assert dict(standing_headers(standing))[b"x-ratelimit-reset-requests"] == text
+    assert dict(rate_limit_headers(standing))[b"x-ratelimit-reset-requests"] == text
 
 
 def test_a_lowered_length_is_said():
@@ -130,8 +133,8 @@ def test_a_lowered_length_is_said():
     "error", [KeyError("secret"), errors.ProtocolViolation("secret"), errors.ConfigInvalid("secret")]
 )
 def test_what_is_ours_to_mend_is_not_told(error, caplog):
-    shown = public(error, "req-1")
+    shown = to_public_error(error, "req-1")
     assert shown.http_status == 500
-    assert "secret" not in body_of(shown).decode()
+    assert "secret" not in error_body(shown).decode()
     assert "req-1" in shown.message
     assert "req-1" in caplog.text

@@ -25,13 +25,13 @@ class House:
         self.work = work
         self.store = MemoryIdempotencyStore(IdempotencyConfig(**bounds), SystemClock())
         route = Route("POST", "/work", self.handle, "Works.", reads=object, idempotent=idempotent)
-        self.route = Idempotency(self.store, self.standing).guard(route)
+        self.route = Idempotency(self.store, self.rate_limit_status).guard(route)
 
     async def handle(self, call):
-        self.ran.append(call.tally.request_id)
+        self.ran.append(call.context.request_id)
         await self.work(call)
 
-    async def standing(self, tally):
+    async def rate_limit_status(self, tally):
         return RateLimitStatus(requests=CounterState(60, 59.0, 1.0))
 
     def call(self, request_id, *, key="k", principal=None, body=b"{}", may_send=None):
@@ -46,7 +46,7 @@ class House:
         scope = {"path": "/work", "method": "POST", "headers": headers}
         call = HttpExchange(scope, None, send, 0.0)
         call.body = body
-        call.tally.principal = principal
+        call.context.principal = principal
         return call, sent
 
 
@@ -63,8 +63,8 @@ def principal(key, *tenants):
 
 
 async def whole(call):
-    call.tally.completion_tokens = 7
-    call.tally.clamped_max_tokens = 100
+    call.context.completion_tokens = 7
+    call.context.clamped_max_tokens = 100
     await call.respond(b"answer", status=200, headers=[(b"x-kind", b"whole")])
 
 
@@ -83,9 +83,9 @@ async def test_a_repeat_is_a_call_of_its_own_with_the_same_answer():
     await house.route.handler(again)
     assert house.ran == ["req-1"]
     assert body_in(first_sent) == body_in(again_sent) == b"answer"
-    assert first.tally.completion_tokens == 7
+    assert first.context.completion_tokens == 7
     # Nothing that the first one used is counted for the second.
-    assert (again.tally.completion_tokens, again.tally.clamped_max_tokens) == (0, None)
+    assert (again.context.completion_tokens, again.context.clamped_max_tokens) == (0, None)
     told, retold = headers_in(first_sent), headers_in(again_sent)
     assert b"x-maitred-idempotent-replay" not in told
     assert retold[b"x-maitred-idempotent-replay"] == b"true"

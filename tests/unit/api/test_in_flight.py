@@ -13,7 +13,7 @@ from tests.support.clock import FakeClock
 
 
 async def inside(gate, until, principal=None):
-    with gate.enter(principal):
+    with gate.acquire(principal):
         await until.wait()
 
 
@@ -23,12 +23,12 @@ def principal(tenant, key="one"):
 
 async def test_no_more_than_its_capacity():
     gate = InFlightLimiter(2)
-    with gate.enter(), gate.enter():
-        assert gate.inside == 2
-        with pytest.raises(Saturated) as refusal, gate.enter():
+    with gate.acquire(), gate.acquire():
+        assert gate.count == 2
+        with pytest.raises(Saturated) as refusal, gate.acquire():
             pass
         assert refusal.value.retry_after_s
-    assert gate.inside == 0
+    assert gate.count == 0
 
 
 async def test_the_time_to_come_back_is_the_pace_at_which_places_come_free():
@@ -36,17 +36,17 @@ async def test_the_time_to_come_back_is_the_pace_at_which_places_come_free():
     gate = InFlightLimiter(2, clock, draw=lambda: 0.5)
 
     async def refused_s(tenant):
-        with pytest.raises(Saturated) as refusal, gate.enter(principal(tenant)):
+        with pytest.raises(Saturated) as refusal, gate.acquire(principal(tenant)):
             pass
         return refusal.value.retry_after_s
 
-    with gate.enter(), ExitStack() as other:
-        other.enter_context(gate.enter())
+    with gate.acquire(), ExitStack() as other:
+        other.enter_context(gate.acquire())
         assert await refused_s("a") == pytest.approx(1.05), "a guess, until somebody has left"
         for _ in range(4):
             clock.now_s += 5.0
             other.close()
-            other.enter_context(gate.enter())
+            other.enter_context(gate.acquire())
         assert await refused_s("b") == pytest.approx(5.25)
         assert await refused_s("b") == pytest.approx(10.5), "one behind the other"
         assert await refused_s("c") == pytest.approx(5.25), "and not behind those of others"
@@ -54,17 +54,17 @@ async def test_the_time_to_come_back_is_the_pace_at_which_places_come_free():
 
 async def test_some_come_in_even_if_it_is_full_but_not_when_it_closes():
     gate = InFlightLimiter(1)
-    with gate.enter(), gate.enter(even_if_full=True):
-        assert gate.inside == 2
+    with gate.acquire(), gate.acquire(even_if_full=True):
+        assert gate.count == 2
     gate.close()
-    with pytest.raises(Draining), gate.enter(even_if_full=True):
+    with pytest.raises(Draining), gate.acquire(even_if_full=True):
         pass
 
 
 async def test_an_empty_house_drains_at_once():
     gate = InFlightLimiter(1)
     assert await gate.drain(1000) == 0
-    with pytest.raises(Draining), gate.enter():
+    with pytest.raises(Draining), gate.acquire():
         pass
 
 
@@ -87,7 +87,7 @@ async def test_who_is_still_there_after_the_grace_period_is_told_why():
     assert await gate.drain(0) == 3
     results = await asyncio.gather(*guests, return_exceptions=True)
     assert [type(result) for result in results] == [Draining] * 3
-    assert gate.inside == 0
+    assert gate.count == 0
 
 
 async def test_whose_key_is_no_longer_valid_is_shown_out_and_nobody_else():
@@ -100,7 +100,7 @@ async def test_whose_key_is_no_longer_valid_is_shown_out_and_nobody_else():
         asked.append(one.key)
         return one.key != "revoked"
 
-    assert gate.recheck(holds) == 2
+    assert gate.cancel_revoked(holds) == 2
     assert asked == ["good", "revoked"]
     await asyncio.wait(guests[1:3])
     door.set()
@@ -111,8 +111,8 @@ async def test_whose_key_is_no_longer_valid_is_shown_out_and_nobody_else():
 async def test_an_interruption_leaves_with_its_reason_and_only_the_first():
     async with asyncio.timeout(1):
         with pytest.raises(ClientDisconnected), CancelScope() as block:
-            asyncio.get_running_loop().call_soon(block.interrupt, ClientDisconnected())
-            asyncio.get_running_loop().call_soon(block.interrupt, Draining())
+            asyncio.get_running_loop().call_soon(block.cancel, ClientDisconnected())
+            asyncio.get_running_loop().call_soon(block.cancel, Draining())
             await asyncio.Event().wait()
     task = asyncio.current_task()
     assert task is not None
@@ -122,7 +122,7 @@ async def test_an_interruption_leaves_with_its_reason_and_only_the_first():
 async def test_an_interruption_after_the_end_does_nothing():
     with CancelScope() as block:
         pass
-    block.interrupt(ClientDisconnected())
+    block.cancel(ClientDisconnected())
     await asyncio.sleep(0)
 
 
@@ -136,6 +136,6 @@ async def test_a_cancellation_from_outside_stays_one():
     task = asyncio.create_task(work(blocks))
     await asyncio.sleep(0)
     task.cancel()
-    blocks[0].interrupt(ClientDisconnected())
+    blocks[0].cancel(ClientDisconnected())
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -16,7 +16,7 @@ def call(connection):
 
 
 async def watched(one):
-    with CancelScope() as block, one.watched(block):
+    with CancelScope() as block, one.cancel_on_disconnect(block):
         await asyncio.Event().wait()
 
 
@@ -40,8 +40,8 @@ async def test_a_client_that_has_left_before_is_noticed():
 async def test_a_client_that_has_its_answer_may_leave():
     connection = PlainAsgiConnection()
     answered = call(connection)
-    with CancelScope() as block, answered.watched(block):
-        answered.progress = ResponseState.COMPLETE
+    with CancelScope() as block, answered.cancel_on_disconnect(block):
+        answered.state = ResponseState.COMPLETE
         connection.on_lost()
         await asyncio.sleep(0)
 
@@ -49,8 +49,8 @@ async def test_a_client_that_has_its_answer_may_leave():
 async def test_work_that_goes_on_without_its_client_is_told_of_its_leaving():
     connection, left = PlainAsgiConnection(), []
     recorded = call(connection)
-    recorded.on_left = lambda: left.append(True)
-    with CancelScope() as block, recorded.watched(block):
+    recorded.on_disconnect = lambda: left.append(True)
+    with CancelScope() as block, recorded.cancel_on_disconnect(block):
         connection.on_lost()
         await asyncio.sleep(0)
     assert left == [True]
@@ -58,8 +58,8 @@ async def test_work_that_goes_on_without_its_client_is_told_of_its_leaving():
 
 async def test_the_end_of_one_request_leaves_the_next_watched():
     connection = PlainAsgiConnection()
-    with call(connection).watched(CancelScope()):
-        following = call(connection).watched(CancelScope())
+    with call(connection).cancel_on_disconnect(CancelScope()):
+        following = call(connection).cancel_on_disconnect(CancelScope())
         following.__enter__()
     assert connection.on_lost is not None
     following.__exit__()

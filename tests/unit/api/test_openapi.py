@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import jsonschema
 
-from maitred.api.application import build
+from maitred.api.application import build_app
 from maitred.api.config import ServerConfig
 from maitred.api.in_flight import InFlightLimiter
 from maitred.core.clock import SystemClock
@@ -17,8 +17,14 @@ async def document():
     async def send(message):
         sent.append(message)
 
-    edge = build(
-        ServerConfig(), SimpleNamespace(standing=None), None, InFlightLimiter(1), [], lambda: b"", SystemClock()
+    edge = build_app(
+        ServerConfig(),
+        SimpleNamespace(rate_limit_status=None),
+        None,
+        InFlightLimiter(1),
+        [],
+        lambda: b"",
+        SystemClock(),
     )
     scope = {"type": "http", "method": "GET", "path": "/openapi.json", "headers": []}
     await edge(scope, None, send)

@@ -3,7 +3,7 @@
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.app import GatewayApp
 from maitred.api.in_flight import InFlightLimiter
-from maitred.api.parsed_head import KEPT, greeting_of
+from maitred.api.parsed_head import KEPT, parsed_head
 from maitred.api.retry_advice import RetryAdvisor
 from maitred.api.routes import Route, RouteTable
 from maitred.core.clock import SystemClock
@@ -23,7 +23,7 @@ class Identity:
         self.looks += 1
         return self.principal
 
-    def stands(self, principal, header):
+    def is_still_valid(self, principal, header):
         return principal is self.principal
 
 
@@ -59,15 +59,15 @@ async def asked(application, scope):
 def test_a_head_says_the_same_kept_or_not():
     for kept in (None, {}):
         for _ in range(2):
-            greeting = greeting_of(scope(kept))
+            greeting = parsed_head(scope(kept))
             assert (greeting.explain, greeting.retries, greeting.repeat_key, greeting.offered_id) == (
                 True,
                 2,
                 "again",
                 None,
             )
-    assert greeting_of(scope(kept)) is greeting
-    assert greeting_of(scope()) is not greeting
+    assert parsed_head(scope(kept)) is greeting
+    assert parsed_head(scope()) is not greeting
 
 
 async def test_a_credential_is_looked_at_again_when_something_has_changed():

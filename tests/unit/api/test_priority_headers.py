@@ -3,7 +3,7 @@
 import pytest
 
 from maitred.api.headers import Headers
-from maitred.api.priority_headers import retries_in, with_urgency
+from maitred.api.priority_headers import apply_priority_headers, retries_in
 from maitred.core.answer import InferenceRequest
 from maitred.core.errors import InvalidRequest
 from maitred.core.request import SamplingParams
@@ -12,7 +12,7 @@ from maitred.core.request import SamplingParams
 def read(priority=None, **headers):
     given = Headers([(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()])
     ask = InferenceRequest("m", ["x"], SamplingParams(max_tokens=1, seed=0), priority=priority)
-    return with_urgency(ask, given, retries=2)
+    return apply_priority_headers(ask, given, retries=2)
 
 
 def test_a_request_that_says_nothing_asks_for_nothing():

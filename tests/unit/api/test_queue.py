@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from maitred.api.application import build
+from maitred.api.application import build_app
 from maitred.api.config import ServerConfig
 from maitred.api.in_flight import InFlightLimiter
 from maitred.core.answer import Outcome
@@ -40,26 +40,26 @@ class House:
         self.asks = []
         self.tallies = []
         self.clock = FakeClock()
-        self.edge = build(
+        self.app = build_app(
             ServerConfig(**config), self, self, InFlightLimiter(capacity), [self], lambda: b"", self.clock
         )
 
     async def identify(self, header):
         return self.caller
 
-    async def standing(self, tally):
+    async def rate_limit_status(self, tally):
         return None
 
-    def ended(self, tally):
+    def on_request_end(self, tally):
         self.tallies.append(tally)
 
-    def answer(self, ask, tally):
+    def generate(self, ask, tally):
         self.asks.append(ask)
-        tally.forecast = QueuePosition(40, 9.5, 9.75)
+        tally.predicted_position = QueuePosition(40, 9.5, 9.75)
         tally.priority = PriorityClass.BATCH
         raise self.refusal
 
-    def place(self, principal, request_id):
+    def queue_position(self, principal, request_id):
         if principal.tenants[-1] != "acme" or request_id != "req/1":
             raise ResourceNotFound
         return QueuePosition(12, 3.4, 3.65)

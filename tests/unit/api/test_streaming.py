@@ -4,8 +4,8 @@ import pytest
 
 from maitred.api.exchange import HttpExchange
 from maitred.api.http.connection import EXTENSION, PlainAsgiConnection
-from maitred.api.idempotent import RecordedCall
-from maitred.api.streaming import CollectedChoice, _Outlet, deliver
+from maitred.api.idempotent import RecordedExchange
+from maitred.api.streaming import CollectedChoice, _ExchangeSink, send_response
 from maitred.core.answer import PushStream, TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason
 
@@ -36,8 +36,8 @@ def test_a_recording_is_not_passed_by():
 
     scope = {"path": "/", "method": "POST", "headers": [], "extensions": {EXTENSION: Ready()}}
     call = HttpExchange(scope, None, None, 0.0)
-    assert _Outlet(call, None).open
-    assert not _Outlet(RecordedCall(call, None, None), None).open
+    assert _ExchangeSink(call, None).open
+    assert not _ExchangeSink(RecordedExchange(call, None, None), None).open
 
 
 class Batches:
@@ -61,7 +61,7 @@ class Batches:
 
 
 class Poured(Batches, PushStream):
-    def pour(self, outlet):
+    def push_to(self, sink):
         raise AssertionError("it is not streamed")
 
 
@@ -78,7 +78,7 @@ async def test_an_answer_that_is_whole_is_not_asked_for_more_unless_it_may_wrap_
         sent.append(message)
 
     call, answer = HttpExchange({"path": "/", "method": "POST", "headers": []}, None, send, 0.0), kind()
-    await deliver(call, answer, Texts(), choices=2, streams=False, heartbeat_s=1.0)
+    await send_response(call, answer, Texts(), choices=2, streams=False, heartbeat_s=1.0)
     assert sent[1]["body"] == b"ac:length;b:stop"
     assert answer.asked == asked
 
@@ -86,7 +86,7 @@ async def test_an_answer_that_is_whole_is_not_asked_for_more_unless_it_may_wrap_
 def test_an_answer_has_the_digits_of_its_request_unless_the_client_has_chosen_them():
     def named(*headers):
         call = HttpExchange({"path": "/", "method": "POST", "headers": headers}, None, None, 0.0)
-        return call.tally.request_id, call.named("chatcmpl")
+        return call.context.request_id, call.id_for("chatcmpl")
 
     for headers in ((), ((b"x-request-id", b"not a safe one"),)):
         request_id, answer_id = named(*headers)

@@ -1,12 +1,12 @@
 """What the headers of an answer tell of its request."""
 
-from maitred.api.timing_headers import account_headers
+from maitred.api.timing_headers import timing_headers
 from maitred.core.answer import ModelSelection, RequestContext
 from maitred.core.flow import PriorityClass, QueuePosition
 
 
 def told(tally, *, explain=False):
-    headers = account_headers(tally, explain=explain)
+    headers = timing_headers(tally, explain=explain)
     assert len(dict(headers)) == len(headers)
     return {name.decode(): value.decode() for name, value in headers}
 
@@ -16,7 +16,7 @@ def test_a_request_that_came_near_no_queue_is_told_nothing():
 
 
 def test_a_prediction_is_rounded_up():
-    tally = RequestContext("r", 0.0, forecast=QueuePosition(3, 1.2001, 1.3), priority=PriorityClass.BATCH)
+    tally = RequestContext("r", 0.0, predicted_position=QueuePosition(3, 1.2001, 1.3), priority=PriorityClass.BATCH)
     assert told(tally) == {
         "x-maitred-queue-position": "3",
         "x-maitred-predicted-wait-ms": "1201",
@@ -40,6 +40,6 @@ def test_what_was_taken_is_named_in_characters_that_a_header_can_hold():
 def test_who_answers_is_told_where_the_caller_had_left_it_open():
     tally = RequestContext("req-1", 0.0, model="groß")
     assert told(tally) == {}
-    tally.chosen = ModelSelection("auto", "small", "small", 0.1)
+    tally.selection = ModelSelection("auto", "small", "small", 0.1)
     assert told(tally) == {"x-maitred-model": "gro??"}, "the one that it went on to, not the first choice"
-    assert told(RequestContext("req-2", 0.0, chosen=tally.chosen)) == {}, "none has been reached yet"
+    assert told(RequestContext("req-2", 0.0, selection=tally.selection)) == {}, "none has been reached yet"

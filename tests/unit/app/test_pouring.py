@@ -53,13 +53,13 @@ class DrivenReplica(MemoryReplica):
 async def answering(asked, tally=None):
     """The answer after its first part, read up to there, and waited for."""
     replica, outlet = DrivenReplica(), Outlet()
-    async with pipeline(replica).answer(asked, tally or RequestContext("req", 0.0)) as answer:
+    async with pipeline(replica).generate(asked, tally or RequestContext("req", 0.0)) as answer:
         first = asyncio.ensure_future(anext(answer))
         await replica.opened.wait()
         replica.say("a")
         assert await first == [TextDelta(0, "a")]
         assert isinstance(answer, PushStream)
-        answer.pour(outlet)
+        answer.push_to(outlet)
         reading = asyncio.ensure_future(anext(answer))
         await asyncio.sleep(0)
         yield replica, outlet, reading, answer

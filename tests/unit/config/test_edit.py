@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.config.edit import lines_of, set_values, write_values
+from maitred.config.edit import set_values, value_lines, write_values
 from maitred.core.errors import InvalidRequest
 
 CHANGES = {"engine.max_sequences": 24, "engine.itl_objective_s": 0.05}
@@ -85,7 +85,7 @@ def test_a_file_keeps_its_permissions_and_a_link_its_target(tmp_path: Path) -> N
 
 def test_a_file_is_made_where_there_is_none(tmp_path: Path) -> None:
     write_values(tmp_path / "new.yaml", CHANGES)
-    assert (tmp_path / "new.yaml").read_text() == lines_of(CHANGES) + "\n"
+    assert (tmp_path / "new.yaml").read_text() == value_lines(CHANGES) + "\n"
 
 
 @pytest.mark.parametrize("name", [".", "missing/maitred.yaml"])

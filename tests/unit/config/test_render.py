@@ -9,7 +9,7 @@ import pytest
 from msgspec import Meta, Struct, field, inspect
 
 from maitred.config.loader import build, load
-from maitred.config.render import settings_reference, settings_yaml, written, yaml_of
+from maitred.config.render import settings_reference, settings_yaml, to_yaml, written
 from maitred.config.sources import parse_yaml
 from maitred.config.walker import leaf_keys
 from maitred.core.secret import Secret
@@ -32,12 +32,12 @@ def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("with_origins", [False, True])
 def test_what_is_shown_reads_back(with_origins: bool) -> None:
     before = load(None, SETTINGS)
-    Path("shown.yaml").write_text(yaml_of(before, with_origins=with_origins))
+    Path("shown.yaml").write_text(to_yaml(before, with_origins=with_origins))
     assert load(Path("shown.yaml")).config == before.config
 
 
 def test_origins_stand_beside_the_values() -> None:
-    shown = yaml_of(load(None, SETTINGS), with_origins=True)
+    shown = to_yaml(load(None, SETTINGS), with_origins=True)
     lines = [tuple(part.strip() for part in line.split("  # ")) for line in shown.splitlines()]
     assert ("kv_memory_bytes: 1536KiB", "MAITRED__ENGINE__KV_MEMORY_BYTES") in lines
     assert ("port: 8000", "default") in lines

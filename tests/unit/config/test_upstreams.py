@@ -3,7 +3,7 @@
 import pytest
 
 from maitred.config.loader import load
-from maitred.config.render import yaml_of
+from maitred.config.render import to_yaml
 from maitred.core.errors import ConfigInvalid
 
 SOUND = """
@@ -55,7 +55,7 @@ def test_the_engine_runs_where_a_model_is_named_for_it(tmp_path):
 
 def test_what_is_shown_can_be_read_back_and_has_no_secret(tmp_path):
     loaded = read(tmp_path, SOUND)
-    shown = yaml_of(loaded)
+    shown = to_yaml(loaded)
     assert "sk-very-secret" not in shown + repr(loaded)
     assert read(tmp_path, shown).config.models == loaded.config.models
 

@@ -19,11 +19,11 @@ class Known:
     async def identify(self, header):
         return self.now[header(b"authorization")] if header(b"authorization") else ANONYMOUS
 
-    def again(self, principal):
+    def refresh_principal(self, principal):
         return self.now.get(principal.key)
 
-    def stands(self, principal, header):
-        return self.again(principal) is principal
+    def is_still_valid(self, principal, header):
+        return self.refresh_principal(principal) is principal
 
 
 def sessions(lasting_s=100.0, most=4):
@@ -78,8 +78,8 @@ async def test_who_came_by_a_session_is_asked_every_time():
     _, open_ = sessions()
     cookie, session = open_.open(ADA)
     identity = SessionIdentity(Known(), open_)
-    assert identity.stands(ADA, headers(cookie))
-    assert not identity.stands(ADA, headers(cookie, session.token))
+    assert identity.is_still_valid(ADA, headers(cookie))
+    assert not identity.is_still_valid(ADA, headers(cookie, session.token))
 
 
 async def test_a_key_of_its_own_wins():
@@ -95,10 +95,10 @@ def test_they_end_by_themselves_and_when_they_are_closed():
     clock.now_s += 60
     second, _ = open_.open(ADA)
     clock.now_s += 40
-    assert open_.of(headers(first)) is None
-    assert open_.of(headers(second)) is not None
+    assert open_.session_for(headers(first)) is None
+    assert open_.session_for(headers(second)) is not None
     open_.close(headers(second))
-    assert open_.of(headers(second)) is None
+    assert open_.session_for(headers(second)) is None
 
 
 def test_there_are_never_more_than_allowed_and_one_key_ends_only_its_own():
@@ -106,12 +106,12 @@ def test_there_are_never_more_than_allowed_and_one_key_ends_only_its_own():
     others, _ = open_.open(replace(ADA, key="other00000000000"))
     cookies = [open_.open(ADA)[0] for _ in range(100)]
     assert len(open_) == 17
-    assert open_.of(headers(others)) is not None
-    assert open_.of(headers(cookies[-1])) is not None
+    assert open_.session_for(headers(others)) is not None
+    assert open_.session_for(headers(cookies[-1])) is not None
     for number in range(100):
         open_.open(replace(ADA, key=f"key{number}"))
     assert len(open_) == 40
-    assert open_.of(headers(others)) is None
+    assert open_.session_for(headers(others)) is None
 
 
 def test_the_cookie_itself_is_kept_nowhere():

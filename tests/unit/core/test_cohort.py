@@ -12,16 +12,16 @@ STAGES = (CohortStage.KNOWN, CohortStage.READ, CohortStage.ADMITTED)
 
 async def goes(cohort, name, seen):
     """A request's task: its first step, and a stage before each halt."""
-    cohort.came(CohortStage.COME)
+    cohort.arrive(CohortStage.COME)
     for halt in STAGES:
         seen.append((halt, name))
-        await cohort.regroup(halt)
+        await cohort.sync(halt)
     seen.append((CohortStage.RELEASED, name))
 
 
 def test_who_is_alone_does_not_halt():
     cohort, seen = Cohort(), []
-    cohort.called(CohortStage.COME)
+    cohort.expect(CohortStage.COME)
     alone = goes(cohort, "one", seen)
     try:
         alone.send(None)
@@ -36,7 +36,7 @@ def test_who_is_alone_does_not_halt():
 async def test_those_who_come_together_go_through_each_stage_together():
     cohort, seen = Cohort(), []
     for _ in range(3):
-        cohort.called(CohortStage.COME)
+        cohort.expect(CohortStage.COME)
     await asyncio.gather(*(goes(cohort, name, seen) for name in "abc"))
     assert seen == [(halt, name) for halt in (*STAGES, CohortStage.RELEASED) for name in "abc"]
     assert cohort.empty
@@ -46,8 +46,8 @@ async def test_nobody_halts_for_who_is_stages_away():
     cohort, seen = Cohort(), []
 
     async def stands():
-        cohort.called(CohortStage.READ)
-        await cohort.regroup(CohortStage.ADMITTED)
+        cohort.expect(CohortStage.READ)
+        await cohort.sync(CohortStage.ADMITTED)
         seen.append("stood")
 
     standing = asyncio.create_task(stands())
@@ -56,7 +56,7 @@ async def test_nobody_halts_for_who_is_stages_away():
     behind = asyncio.create_task(goes_on_from(cohort, CohortStage.KNOWN, seen))
     await asyncio.wait([standing, ahead, behind])
     assert seen == ["stood", CohortStage.SETTLED, CohortStage.KNOWN]
-    cohort.came(CohortStage.READ)
+    cohort.arrive(CohortStage.READ)
     assert cohort.empty
 
 
@@ -64,7 +64,7 @@ async def goes_on_from(cohort, halt, seen):
     """Comes to a halt; without anybody near it goes on in the same turn."""
     turns = []
     asyncio.get_running_loop().call_soon(turns.append, "another turn")
-    await cohort.regroup(halt)
+    await cohort.sync(halt)
     assert not turns
     seen.append(halt)
 
@@ -79,7 +79,7 @@ def test_nobody_is_left_standing(plans):
         async def begins(name, after, cancelled_after):
             for _ in range(after):
                 await asyncio.sleep(0)
-            cohort.called(CohortStage.COME)
+            cohort.expect(CohortStage.COME)
             task = tasks[name] = asyncio.create_task(goes(cohort, name, seen))
             await asyncio.sleep(0)  # it has begun
             for _ in range(cancelled_after):

@@ -13,12 +13,12 @@ from tests.support.clock import FakeClock
 
 def test_a_chapter_is_as_long_as_its_block():
     clock, story = FakeClock(10.0), RequestTimeline()
-    with story.telling(SpanName.ADMISSION, clock.monotonic_s, asked=3) as chapter:
+    with story.span(SpanName.ADMISSION, clock.monotonic_s, asked=3) as chapter:
         clock.now_s = 12.0
         chapter.facts["max_tokens"] = 5
     assert (chapter.began_s, chapter.ended_s, chapter.error) == (10.0, 12.0, "")
     assert chapter.facts == {"asked": 3, "max_tokens": 5}
-    assert story.chapters == [chapter]
+    assert story.spans == [chapter]
 
 
 @pytest.mark.parametrize(
@@ -27,24 +27,24 @@ def test_a_chapter_is_as_long_as_its_block():
 )
 def test_what_leaves_the_block_is_its_error_by_name(error, code):
     clock, story = FakeClock(), RequestTimeline()
-    with pytest.raises(type(error)), story.telling(SpanName.ATTEMPT, clock.monotonic_s):
+    with pytest.raises(type(error)), story.span(SpanName.ATTEMPT, clock.monotonic_s):
         raise error
-    assert story.chapters[0].error == code
-    assert story.chapters[0].ended_s is not None
+    assert story.spans[0].error == code
+    assert story.spans[0].ended_s is not None
 
 
 def test_a_chapter_can_be_told_when_it_is_over():
     clock, story, meanwhile = FakeClock(1.0), RequestTimeline(), RequestTimeline()
     for error in (None, ReplicaLost(), asyncio.CancelledError()):
-        telling = meanwhile.telling(SpanName.PLAN, clock.monotonic_s, model="a")
+        telling = meanwhile.span(SpanName.PLAN, clock.monotonic_s, model="a")
         with suppress(ReplicaLost, asyncio.CancelledError), telling:
             if error is not None:
                 raise error
         if error is None:
-            story.tell(SpanName.PLAN, 1.0, 1.0, {"model": "a"})
+            story.record(SpanName.PLAN, 1.0, 1.0, {"model": "a"})
         else:
             story.fail(SpanName.PLAN, 1.0, 1.0, {"model": "a"}, error)
-    assert story.chapters == meanwhile.chapters
+    assert story.spans == meanwhile.spans
 
 
 def test_of_several_attempts_the_latest_that_runs_is_meant():
@@ -62,8 +62,8 @@ def test_of_several_attempts_the_latest_that_runs_is_meant():
 def test_it_does_not_grow_without_end():
     story = RequestTimeline()
     for number in range(MOST_CHAPTERS + 10):
-        story.note(SpanName.ATTEMPT, float(number))
-    assert len(story.chapters) == MOST_CHAPTERS
+        story.mark(SpanName.ATTEMPT, float(number))
+    assert len(story.spans) == MOST_CHAPTERS
 
 
 def test_who_works_for_a_chapter_is_told_its_span_once_there_is_a_trace():

@@ -19,11 +19,11 @@ ORGS = ("acme", "bolt", "crow")
 
 
 def adopt(desk, config=PLAIN, posts=None):
-    desk.dispatcher.adopt(posts or [station.post for station in desk.floor.stations], config, None)
+    desk.dispatcher.reconfigure(posts or [station.endpoint for station in desk.floor.endpoint_states], config, None)
 
 
 def in_other_words(post, replica):
-    return Endpoint(post.name, replica, post.exact, post.duty)
+    return Endpoint(post.name, replica, post.exact, post.admin_state)
 
 
 async def test_who_waits_is_served_by_the_new_rules_in_the_order_in_which_it_came():
@@ -36,7 +36,7 @@ async def test_who_waits_is_served_by_the_new_rules_in_the_order_in_which_it_cam
         adopt(desk, replace(PLAIN, line=QueueOrderConfig(policy="fifo")))
         await turn()
         assert desk.floor.waiting == 4
-        assert [guest.seat.place().position for guest in guests] == [0, 1, 2, 3]
+        assert [guest.seat.position().position for guest in guests] == [0, 1, 2, 3]
     await turn()
     assert [guest.post.name for guest in guests] == ["post-0"] * 4
     for guest in guests:
@@ -49,7 +49,7 @@ async def test_a_replica_that_is_gone_gets_nothing_new_and_keeps_what_it_has():
     guests = [Guest(desk, number) for number in range(4)]
     await turn()
     other = SaidReplica()
-    desk.dispatcher.adopt([Endpoint("new", other)], PLAIN, None)
+    desk.dispatcher.reconfigure([Endpoint("new", other)], PLAIN, None)
     later = Guest(desk, 9)
     await turn()
     assert {guest.post.name for guest in guests} == {"post-0"}
@@ -58,7 +58,7 @@ async def test_a_replica_that_is_gone_gets_nothing_new_and_keeps_what_it_has():
         await guest.go()
         assert guest.error is None
     desk.assert_empty()
-    assert guests[0].post.duty.running == 0
+    assert guests[0].post.admin_state.running == 0
 
 
 async def test_who_waits_for_a_replica_that_is_away_goes_to_the_one_that_comes():
@@ -67,7 +67,7 @@ async def test_who_waits_for_a_replica_that_is_away_goes_to_the_one_that_comes()
     guest = Guest(desk)
     await turn()
     assert guest.post is None
-    desk.dispatcher.adopt([Endpoint("new", SaidReplica())], PLAIN, None)
+    desk.dispatcher.reconfigure([Endpoint("new", SaidReplica())], PLAIN, None)
     await turn()
     assert guest.post.name == "new"
     await guest.go()
@@ -77,11 +77,11 @@ async def test_the_same_replica_in_other_words_keeps_its_account():
     desk = Desk(exact=False)
     guests = [Guest(desk, number) for number in range(3)]
     await turn()
-    (station,) = desk.floor.stations
+    (station,) = desk.floor.endpoint_states
     held = station.credits.held
     assert held
-    desk.dispatcher.adopt([in_other_words(station.post, SaidReplica())], PLAIN, None)
-    assert desk.floor.stations == [station]
+    desk.dispatcher.reconfigure([in_other_words(station.endpoint, SaidReplica())], PLAIN, None)
+    assert desk.floor.endpoint_states == [station]
     assert station.credits.held == held
     for guest in guests:
         await guest.go()
@@ -91,7 +91,7 @@ async def test_the_same_replica_in_other_words_keeps_its_account():
 async def test_of_the_same_server_news_are_heard_once_however_often_it_is_told():
     desk = Desk()
     for _ in range(3):
-        desk.dispatcher.adopt([in_other_words(desk.floor.stations[0].post, desk.replica)], PLAIN, None)
+        desk.dispatcher.reconfigure([in_other_words(desk.floor.endpoint_states[0].endpoint, desk.replica)], PLAIN, None)
     assert len(desk.replica._listeners) == 1
 
 
@@ -113,7 +113,7 @@ async def test_a_lower_bound_refuses_who_comes_and_keeps_who_waits():
 async def test_after_any_changes_in_any_order_everybody_was_served_once_and_nothing_is_held(seed):
     draw = random.Random(seed)
     desk = Desk(replicas=2)
-    posts = [*(station.post for station in desk.floor.stations), Endpoint("post-2", SaidReplica())]
+    posts = [*(station.endpoint for station in desk.floor.endpoint_states), Endpoint("post-2", SaidReplica())]
     guests: list[Guest] = []
     for number in range(120):
         here = [guest for guest in guests if not guest.task.done()]

@@ -40,7 +40,7 @@ class ColdDesk(Desk):
         self.dispatcher = Dispatcher(
             *("m", [Endpoint("post", self.replica)], config, self.clock), draw=lambda: 0.0, wanted=self.want
         )
-        self.floor = self.dispatcher.floor
+        self.floor = self.dispatcher.core
 
     def want(self):
         self.wanted += 1
@@ -51,18 +51,18 @@ async def test_requests_wait_for_it_and_are_told_when_it_comes():
     place = desk.check(1)
     assert (place.position, place.wait_s, place.ttft_s) == (0, 8.0, 8.0)
     async with desk.seat(errand(1)) as seat:
-        waiting = asyncio.create_task(seat.granted())
+        waiting = asyncio.create_task(seat.wait_dispatched())
         await asyncio.sleep(0)
-        assert seat.place().wait_s == 8.0
+        assert seat.position().wait_s == 8.0
         desk.clock.now_s += 5.0
         desk.replica.become(ModelLoading(retry_after_s=3.0))
-        assert seat.place().wait_s == 3.0
+        assert seat.position().wait_s == 3.0
         desk.clock.now_s += 3.0
         desk.replica.become(None)
         await waiting
         assert seat.waited_ms[WaitCause.COLD_START] == pytest.approx(8000.0)
-        assert seat.place() is None
-    assert desk.floor.outlook.calibration.compared == 0  # nothing is learnt of queues from it
+        assert seat.position() is None
+    assert desk.floor.predictor.calibration.compared == 0  # nothing is learnt of queues from it
     assert desk.wanted == 0
 
 
@@ -86,7 +86,7 @@ def test_who_may_not_wait_so_long_is_refused_and_it_is_wanted_all_the_same():
     desk = ColdDesk(max_wait_s={PriorityClass.STANDARD: 5.0})
     with pytest.raises(QueueFull) as refusal:
         desk.check(1)
-    assert refusal.value.place.wait_s == 8.0
+    assert refusal.value.position.wait_s == 8.0
     assert refusal.value.retry_after_s >= 8.0
     assert desk.wanted == 1
     desk = ColdDesk()
@@ -103,7 +103,7 @@ def test_its_deadline_counts_the_load():
 async def test_a_load_that_failed_fails_all_who_wait_and_refuses_who_comes():
     desk = ColdDesk()
     async with desk.seat(errand(1)) as seat:
-        waiting = asyncio.create_task(seat.granted())
+        waiting = asyncio.create_task(seat.wait_dispatched())
         await asyncio.sleep(0)
         desk.replica.become(ModelLoadFailed(retry_after_s=2.0))
         with pytest.raises(ModelLoadFailed) as failure:
@@ -111,17 +111,17 @@ async def test_a_load_that_failed_fails_all_who_wait_and_refuses_who_comes():
         assert failure.value.retry_after_s == 2.0
     with pytest.raises(ModelLoadFailed):
         desk.check(2)
-    assert desk.floor.counts.refusals["model_load_failed"] == 2
+    assert desk.floor.counters.rejections["model_load_failed"] == 2
     desk.assert_empty()
 
 
 async def test_who_outlasts_its_class_is_told_that_it_still_comes():
     desk = ColdDesk(max_wait_s={PriorityClass.STANDARD: 10.0})
     async with desk.seat(errand(1)) as seat:
-        waiting = asyncio.create_task(seat.granted())
+        waiting = asyncio.create_task(seat.wait_dispatched())
         await asyncio.sleep(0)
         desk.clock.now_s += 11.0
-        desk.dispatcher.turn()
+        desk.dispatcher.dispatch_ready()
         with pytest.raises(ModelLoading) as failure:
             await waiting
         assert failure.value.retry_after_s == 8.0

@@ -1,21 +1,21 @@
 """What a replica has left, between its reports."""
 
 from maitred.core.replica import LoadReport
-from maitred.dispatch.policy.credits import NOTHING, Cost, Credits, cost_of
+from maitred.dispatch.policy.credits import NOTHING, Cost, Credits, request_cost
 
 REPORT = LoadReport(free_blocks=90, total_blocks=100, promised_blocks=10, free_sequences=6, running=2)
 
 
 def account(unheard=0):
     credits_left = Credits()
-    credits_left.heard(REPORT, unheard, 8)
+    credits_left.on_report(REPORT, unheard, 8)
     return credits_left
 
 
 def test_the_choices_of_a_prompt_share_its_whole_blocks():
-    assert cost_of(40, 1, 8, 16) == Cost(1, 3, 40)
-    assert cost_of(40, 1, 9, 16) == Cost(1, 4, 40)
-    assert cost_of(40, 3, 9, 16) == Cost(3, 2 + 3 * 2, 40)
+    assert request_cost(40, 1, 8, 16) == Cost(1, 3, 40)
+    assert request_cost(40, 1, 9, 16) == Cost(1, 4, 40)
+    assert request_cost(40, 3, 9, 16) == Cost(3, 2 + 3 * 2, 40)
 
 
 def test_what_is_promised_is_not_free():
@@ -25,13 +25,13 @@ def test_what_is_promised_is_not_free():
 
 def test_what_is_held_is_not_free_until_the_report_counts_it():
     credits_left = account()
-    hold = credits_left.hold([Cost(2, 10, 5), Cost(1, 5, 5)])
+    hold = credits_left.acquire([Cost(2, 10, 5), Cost(1, 5, 5)])
     assert credits_left.free == Cost(3, 65, -10)
-    credits_left.submitted(hold)
-    credits_left.submitted(hold)
-    credits_left.heard(REPORT, 1, 8)
+    credits_left.on_submitted(hold)
+    credits_left.on_submitted(hold)
+    credits_left.on_report(REPORT, 1, 8)
     assert credits_left.free == Cost(5, 75, -5), "the first was heard"
-    credits_left.heard(REPORT, 0, 8)
+    credits_left.on_report(REPORT, 0, 8)
     assert credits_left.free == Cost(6, 80)
     credits_left.release(hold)
     assert credits_left.free == Cost(6, 80)
@@ -40,21 +40,21 @@ def test_what_is_held_is_not_free_until_the_report_counts_it():
 
 def test_what_leaves_unheard_is_free_at_once_and_keeps_its_place_in_the_order():
     credits_left = account()
-    first, second = credits_left.hold([Cost(1, 1)]), credits_left.hold([Cost(1, 2)])
-    credits_left.submitted(first)
-    credits_left.submitted(second)
+    first, second = credits_left.acquire([Cost(1, 1)]), credits_left.acquire([Cost(1, 2)])
+    credits_left.on_submitted(first)
+    credits_left.on_submitted(second)
     credits_left.release(first)
     assert credits_left.free == Cost(5, 78)
-    credits_left.heard(REPORT, 1, 8)
+    credits_left.on_report(REPORT, 1, 8)
     assert credits_left.free == Cost(5, 78), "it is the second that is unheard"
-    credits_left.heard(REPORT, 0, 8)
+    credits_left.on_report(REPORT, 0, 8)
     assert credits_left.free == Cost(6, 80)
 
 
 def test_a_token_proves_that_it_was_sent():
     credits_left = account()
-    hold = credits_left.hold([Cost(1, 1)])
-    credits_left.answered(hold)
+    hold = credits_left.acquire([Cost(1, 1)])
+    credits_left.on_answered(hold)
     assert credits_left.free == Cost(6, 80)
     credits_left.release(hold)
     credits_left.release(hold)
@@ -64,11 +64,11 @@ def test_a_token_proves_that_it_was_sent():
 
 def test_without_reports_places_are_counted_here():
     credits_left = Credits()
-    hold = credits_left.hold([Cost(3, 50)])
-    credits_left.submitted(hold)
+    hold = credits_left.acquire([Cost(3, 50)])
+    credits_left.on_submitted(hold)
     credits_left.estimate(8)
     assert credits_left.free.slots == 5
-    credits_left.answered(hold)
+    credits_left.on_answered(hold)
     credits_left.estimate(8)
     assert credits_left.free.slots == 5
     credits_left.release(hold)
@@ -79,7 +79,7 @@ def test_without_reports_places_are_counted_here():
 
 def test_an_engine_may_take_fewer_for_a_while():
     credits_left = Credits()
-    credits_left.heard(REPORT, 0, 16)
+    credits_left.on_report(REPORT, 0, 16)
     assert credits_left.total == Cost(8, 100)
-    credits_left.heard(LoadReport(running=9, total_blocks=100), 0, 8)
+    credits_left.on_report(LoadReport(running=9, total_blocks=100), 0, 8)
     assert credits_left.total == Cost(8, 100)

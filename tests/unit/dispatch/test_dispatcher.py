@@ -32,7 +32,7 @@ class Guest:
     async def _sit(self):
         try:
             async with self.seat:
-                self.post = await self.seat.granted()
+                self.post = await self.seat.wait_dispatched()
                 await self._go.wait()
         except Exception as error:
             self.error = error
@@ -50,8 +50,8 @@ class Guest:
 async def test_what_fits_is_granted_at_once():
     desk = Desk()
     async with desk.seat() as seat:
-        assert (await seat.granted()).name == "post-0"
-        assert seat.place() is None
+        assert (await seat.wait_dispatched()).name == "post-0"
+        assert seat.position() is None
         assert seat.expected_tokens == 32
         assert seat.waited_ms == {}
         assert desk.floor.running == 1
@@ -66,8 +66,8 @@ async def test_what_ran_before_this_process_has_its_place_and_others_wait():
     async with AsyncExitStack() as running:
         for seat in seats:
             await running.enter_async_context(seat)
-            assert (await seat.granted()).name == "post-0"
-            seat.took(prompt_tokens=16)  # the engine counts it
+            assert (await seat.wait_dispatched()).name == "post-0"
+            seat.charge_tokens(prompt_tokens=16)  # the engine counts it
         guest = Guest(desk, 5)
         await turn()
         assert guest.post is None
@@ -84,10 +84,10 @@ async def test_the_rest_waits_until_the_report_says_that_there_is_room():
     guests = [Guest(desk, number) for number in range(6)]
     await turn()
     assert [guest.post is not None for guest in guests] == [True] * 4 + [False] * 2
-    assert guests[5].seat.place().position == 1
+    assert guests[5].seat.position().position == 1
     for guest in guests[:4]:
         desk.replica.submit()
-        guest.seat.submitted()
+        guest.seat.on_submitted()
     desk.replica.say(free_sequences=0, running=4, free_blocks=80)
     await turn()
     assert guests[4].post is None
@@ -148,7 +148,7 @@ async def test_cancelled_while_it_waits():
     await turn()
     await guests[4].cancel()
     assert desk.floor.waiting == 0
-    assert desk.floor.counts.left_waiting == 1
+    assert desk.floor.counters.left_waiting == 1
     for guest in guests[:4]:
         await guest.cancel()
     desk.assert_empty()
@@ -161,7 +161,7 @@ async def test_cancelled_in_the_moment_of_its_grant():
     second, third = Guest(desk, 5), Guest(desk, 6)
     await turn()
     desk.dispatcher.leave(first[0].seat, None)
-    desk.dispatcher.turn()
+    desk.dispatcher.dispatch_ready()
     assert desk.floor.running == 4, "the second was granted, and its task has not run yet"
     second.task.cancel()
     await turn()
@@ -175,7 +175,7 @@ async def test_cancelled_in_the_moment_of_its_grant():
 async def test_leaving_twice_gives_back_once():
     desk = Desk()
     async with desk.seat() as seat:
-        await seat.granted()
+        await seat.wait_dispatched()
         desk.dispatcher.leave(seat, None)
     desk.assert_empty()
 
@@ -195,8 +195,8 @@ async def test_several_places_that_come_free_take_one_turn():
     waiting = [Guest(desk, number) for number in range(4, 8)]
     await turn()
     turns = []
-    decide = desk.floor.turn
-    desk.floor.turn = lambda *moment: turns.append(1) or decide(*moment)
+    decide = desk.floor.dispatch_ready
+    desk.floor.dispatch_ready = lambda *moment: turns.append(1) or decide(*moment)
     await asyncio.gather(*(guest.go() for guest in leaving))
     await turn()
     assert all(guest.post for guest in waiting)
@@ -212,11 +212,11 @@ async def test_the_deadline_passes_while_it_waits():
     late = Guest(desk, 9, deadline_s=desk.clock.now_s + 5)
     await turn()
     desk.clock.now_s += 4.9
-    desk.dispatcher.turn()
+    desk.dispatcher.dispatch_ready()
     await turn()
     assert late.error is None
     desk.clock.now_s += 0.2
-    desk.dispatcher.turn()
+    desk.dispatcher.dispatch_ready()
     await turn()
     assert isinstance(late.error, DeadlineExceeded)
     for guest in guests:
@@ -229,7 +229,7 @@ async def test_without_a_replica_new_ones_are_refused_and_old_ones_wait():
     guests = [Guest(desk, number) for number in range(6)]
     await turn()
     for guest in guests[:4]:
-        guest.seat.submitted()
+        guest.seat.on_submitted()
     desk.replica.set_up(False)
     with pytest.raises(ReplicaUnavailable) as refused:
         desk.check(7)
@@ -254,11 +254,11 @@ async def test_nobody_waits_for_ever_for_a_replica():
     guest = Guest(desk)
     await turn()
     desk.clock.now_s += 9.0
-    desk.dispatcher.turn()
+    desk.dispatcher.dispatch_ready()
     await turn()
     assert guest.error is None
     desk.clock.now_s += 2.0
-    desk.dispatcher.turn()
+    desk.dispatcher.dispatch_ready()
     await turn()
     assert isinstance(guest.error, ReplicaUnavailable)
     desk.assert_empty()
@@ -268,13 +268,13 @@ async def test_the_replica_is_lost_while_it_runs():
     desk = Desk()
     with suppress(ReplicaLost):
         async with desk.seat() as seat:
-            await seat.granted()
-            seat.submitted()
+            await seat.wait_dispatched()
+            seat.on_submitted()
             desk.replica.set_up(False)
             raise ReplicaLost
     desk.replica.set_up(True)
     desk.floor.refresh(desk.clock.now_s)
-    assert desk.floor.stations[0].free[:2] == (4, 100)
+    assert desk.floor.endpoint_states[0].free[:2] == (4, 100)
     desk.assert_empty()
 
 
@@ -283,29 +283,29 @@ async def test_who_comes_back_from_a_lost_replica_goes_first_and_elsewhere_and_i
     async with AsyncExitStack() as stack:
         seats = [await stack.enter_async_context(desk.seat(number)) for number in range(10)]
         await turn()
-        posts = [(await seat.granted()).name for seat in seats[:8]]
+        posts = [(await seat.wait_dispatched()).name for seat in seats[:8]]
         for seat in seats[:8]:
-            seat.submitted()
-            seat.took(prompt_tokens=16, output_tokens=3)
+            seat.on_submitted()
+            seat.charge_tokens(prompt_tokens=16, output_tokens=3)
         desk.replicas[1].say(free_sequences=0, running=4)
-        charged = desk.floor.outlook.served
+        charged = desk.floor.predictor.served
         lost = [seat for seat, post in zip(seats, posts, strict=False) if post == "post-0"]
         desk.replica.set_up(False)
-        assert all(seat.again(prompts=[0]) for seat in lost)
+        assert all(seat.requeue(prompts=[0]) for seat in lost)
         await turn()
-        assert [seat.place() is None for seat in lost] == [False] * 4, "the other replica is full"
+        assert [seat.position() is None for seat in lost] == [False] * 4, "the other replica is full"
         stays = [seat for seat in seats[:8] if seat not in lost]
         for seat in stays[:2]:
             desk.dispatcher.leave(seat, None)
         desk.replicas[1].say(free_sequences=2, running=2)
         await turn()
-        assert [seat.place() is None for seat in lost] == [True, True, False, False]
-        assert seats[8].place() is not None
-        assert (await lost[0].granted()).name == "post-1"
-        assert desk.floor.outlook.served == charged
+        assert [seat.position() is None for seat in lost] == [True, True, False, False]
+        assert seats[8].position() is not None
+        assert (await lost[0].wait_dispatched()).name == "post-1"
+        assert desk.floor.predictor.served == charged
         desk.replica.set_up(True)
         await turn()
-        assert [(await seat.granted()).name for seat in lost] == ["post-1", "post-1", "post-0", "post-0"]
+        assert [(await seat.wait_dispatched()).name for seat in lost] == ["post-1", "post-1", "post-0", "post-0"]
     desk.assert_empty()
 
 
@@ -313,17 +313,17 @@ async def test_a_replica_that_fails_though_it_is_ready_rests_while_the_other_ser
     desk = Desk(replicas=2)
     desk.dispatcher._draw = lambda: 1.0
     async with desk.seat() as seat:
-        first = (await seat.granted()).name
-        assert seat.again(prompts=[0])
+        first = (await seat.wait_dispatched()).name
+        assert seat.requeue(prompts=[0])
         await turn()
-        second = (await seat.granted()).name
+        second = (await seat.wait_dispatched()).name
         assert {first, second} == {"post-0", "post-1"}
-        assert seat.again(prompts=[0])
+        assert seat.requeue(prompts=[0])
         await turn()
-        assert seat.place() is not None, "both rest"
+        assert seat.position() is not None, "both rest"
         desk.clock.now_s += 0.06
-        desk.dispatcher.turn()
-        assert seat.place() is None
+        desk.dispatcher.dispatch_ready()
+        assert seat.position() is None
     desk.assert_empty()
 
 
@@ -331,10 +331,10 @@ async def test_nobody_goes_on_for_ever():
     desk = Desk(recoveries=2)
     async with desk.seat() as seat:
         for _ in range(2):
-            await seat.granted()
-            assert seat.again(prompts=[0])
-        await seat.granted()
-        assert not seat.again(prompts=[0])
+            await seat.wait_dispatched()
+            assert seat.requeue(prompts=[0])
+        await seat.wait_dispatched()
+        assert not seat.requeue(prompts=[0])
         assert desk.floor.running == 1
     desk.assert_empty()
 
@@ -343,22 +343,22 @@ async def test_who_has_begun_waits_for_a_replica_as_long_as_its_class_does_and_n
     desk = Desk(max_wait_s={PriorityClass.STANDARD: 10.0})
     async with desk.seat(1, deadline_s=1_000_001.0) as seat, desk.seat(2) as other:
         for begun in (seat, other):
-            await begun.granted()
-            begun.took(prompt_tokens=16, output_tokens=1)
+            await begun.wait_dispatched()
+            begun.charge_tokens(prompt_tokens=16, output_tokens=1)
         desk.replica.set_up(False)
-        assert seat.again(prompts=[0], answer_by_s=desk.clock.now_s + 5.0)
-        assert other.again(prompts=[0])
+        assert seat.requeue(prompts=[0], answer_by_s=desk.clock.now_s + 5.0)
+        assert other.requeue(prompts=[0])
         desk.clock.now_s += 4.0  # past the deadline of its first token, which has come
-        desk.dispatcher.turn()
-        assert seat.place() is not None
+        desk.dispatcher.dispatch_ready()
+        assert seat.position() is not None
         desk.clock.now_s += 2.0
-        desk.dispatcher.turn()
+        desk.dispatcher.dispatch_ready()
         with pytest.raises(DeadlineExceeded):
-            await seat.granted()
+            await seat.wait_dispatched()
         desk.clock.now_s += 5.0
-        desk.dispatcher.turn()
+        desk.dispatcher.dispatch_ready()
         with pytest.raises(ReplicaUnavailable):
-            await other.granted()
+            await other.wait_dispatched()
     desk.assert_empty()
 
 
@@ -366,22 +366,22 @@ async def test_who_is_lost_again_and_again_waits_no_longer_in_all_than_its_class
     desk = Desk(max_wait_s={PriorityClass.STANDARD: 10.0})
     async with desk.seat(1) as seat:
         for _ in range(2):
-            await seat.granted()
+            await seat.wait_dispatched()
             desk.replica.set_up(False)
-            assert seat.again(prompts=[0])
-            desk.dispatcher.turn()
+            assert seat.requeue(prompts=[0])
+            desk.dispatcher.dispatch_ready()
             desk.clock.now_s += 4.0
-            desk.dispatcher.turn()
+            desk.dispatcher.dispatch_ready()
             desk.replica.set_up(True)
-            desk.dispatcher.turn()
-        await seat.granted()
+            desk.dispatcher.dispatch_ready()
+        await seat.wait_dispatched()
         desk.replica.set_up(False)
-        assert seat.again(prompts=[0])
-        desk.dispatcher.turn()
+        assert seat.requeue(prompts=[0])
+        desk.dispatcher.dispatch_ready()
         desk.clock.now_s += 3.0
-        desk.dispatcher.turn()
+        desk.dispatcher.dispatch_ready()
         with pytest.raises(ReplicaUnavailable):
-            await seat.granted()
+            await seat.wait_dispatched()
     desk.assert_empty()
 
 
@@ -391,7 +391,7 @@ async def test_the_emptier_of_two_replicas_is_chosen():
         posts = []
         for number in range(4):
             seat = await stack.enter_async_context(desk.seat(number))
-            posts.append((await seat.granted()).name)
+            posts.append((await seat.wait_dispatched()).name)
     assert sorted(posts) == ["post-0", "post-0", "post-1", "post-1"]
     desk.assert_empty()
 
@@ -476,7 +476,7 @@ async def test_a_reserved_share_is_held_back_and_may_overflow():
 async def test_headroom_is_kept_for_those_below_their_share():
     desk = Desk(headroom=0.25)
     async with desk.seat(0, "light") as seat:
-        await seat.granted()
+        await seat.wait_dispatched()
     flood = [Guest(desk, number, "flood") for number in range(1, 6)]
     await turn()
     assert [guest.post is not None for guest in flood] == [True] * 3 + [False] * 2
@@ -508,18 +508,18 @@ async def test_who_holds_few_places_is_sent_as_a_guest_when_all_are_taken():
     assert [guest.post is not None for guest in flood] == [True] * 4 + [False]  # no place is kept for guests
     for guest in flood[:4]:
         desk.replica.submit()
-        guest.seat.submitted()
+        guest.seat.on_submitted()
     desk.replica.say(running=4, free_sequences=0)
     assert desk.check(10, "light").wait_s == 0
     lights = [Guest(desk, 10, "light"), Guest(desk, 11, "other")]
     await turn()
     assert [guest.post is not None for guest in lights] == [True, False]
     desk.replica.submit()
-    lights[0].seat.submitted()
+    lights[0].seat.on_submitted()
     desk.replica.say(running=5, guests=1, guest_places=0)
     await turn()
     assert lights[1].post is None
-    assert desk.floor.stations[0].total.slots == 4
+    assert desk.floor.endpoint_states[0].total.slots == 4
     desk.replica.say(running=4, guests=0, guest_places=1)
     await turn()
     assert lights[1].post is not None
@@ -542,7 +542,7 @@ async def test_a_burst_beyond_its_share_of_places_comes_as_guests_while_another_
     assert [guest.post is not None for guest in flood] == [True] * 4 + [False] * 2
     for guest in flood[:4]:
         desk.replica.submit()
-        guest.seat.submitted()
+        guest.seat.on_submitted()
     desk.replica.say(running=4, free_sequences=0)
     burst = []
     for number in range(10, 14):
@@ -569,8 +569,8 @@ async def test_who_begins_to_wait_is_not_held_up_by_one_whose_only_request_runs_
     await turn()
     for guest in (slow, *flood[:3]):
         desk.replica.submit()
-        guest.seat.submitted()
-        guest.seat.took(output_tokens=1 if guest is slow else 100_000)
+        guest.seat.on_submitted()
+        guest.seat.charge_tokens(output_tokens=1 if guest is slow else 100_000)
     desk.replica.say(running=4, free_sequences=0)
     light = Guest(desk, 10, "light")
     await turn()
@@ -601,13 +601,13 @@ async def test_its_place_can_be_asked_for_by_its_organisation_alone():
     desk = Desk()
     guests = [Guest(desk, number) for number in range(5)]
     await turn()
-    assert desk.dispatcher.place_of("req-4", "acme").position == 0
-    assert desk.dispatcher.place_of("req-4", "other") is None
-    assert desk.dispatcher.place_of("req-1", "acme") is None
+    assert desk.dispatcher.position_of("req-4", "acme").position == 0
+    assert desk.dispatcher.position_of("req-4", "other") is None
+    assert desk.dispatcher.position_of("req-1", "acme") is None
     for guest in guests:
         await guest.go()
         await turn()
-    assert desk.dispatcher.place_of("req-4", "acme") is None
+    assert desk.dispatcher.position_of("req-4", "acme") is None
 
 
 async def test_what_others_were_owed_is_no_lack_of_places():
@@ -638,21 +638,21 @@ async def test_what_others_were_owed_is_no_lack_of_places():
 async def test_real_tokens_are_charged_and_the_rest_is_given_back():
     desk = Desk()
     charged = []
-    line = desk.floor.rooms[0].line
+    line = desk.floor.queues[0].fair_queue
     charge = line.charge
     line.charge = lambda flow, service: charged.append(service) or charge(flow, service)
     async with desk.seat(tokens=100) as seat:
-        await seat.granted()
-        seat.took(prompt_tokens=100, cached_tokens=80, output_tokens=1)
-        seat.took(output_tokens=3)
+        await seat.wait_dispatched()
+        seat.charge_tokens(prompt_tokens=100, cached_tokens=80, output_tokens=1)
+        seat.charge_tokens(output_tokens=3)
     assert sum(charged) == pytest.approx(20 + 0.1 * 80 + 2 * 4)
     charged.clear()
     with suppress(RuntimeError):
         async with desk.seat(tokens=100) as seat:
-            await seat.granted()
+            await seat.wait_dispatched()
             raise RuntimeError
     assert sum(charged) == 0
-    assert desk.floor.counts.wasted_tokens == 0
+    assert desk.floor.counters.wasted_tokens == 0
 
 
 async def test_a_replica_without_reports_gets_as_many_as_its_window():
@@ -660,7 +660,7 @@ async def test_a_replica_without_reports_gets_as_many_as_its_window():
     guests = [Guest(desk, number) for number in range(12)]
     await turn()
     assert sum(guest.post is not None for guest in guests) == 8
-    guests[0].seat.first_token()
+    guests[0].seat.on_first_token()
     for guest in guests[:4]:
         await guest.go()
     await turn()
@@ -675,13 +675,13 @@ async def test_granted_can_be_asked_again_after_it_was_cancelled():
     first = [Guest(desk, number) for number in range(4)]
     await turn()
     async with desk.seat(9) as seat:
-        asking = asyncio.create_task(seat.granted())
+        asking = asyncio.create_task(seat.wait_dispatched())
         await turn()
         asking.cancel()
         await turn()
         assert asking.cancelled()
         await first[0].go()
-        assert (await seat.granted()).name == "post-0"
+        assert (await seat.wait_dispatched()).name == "post-0"
     for guest in first:
         await guest.go()
     desk.assert_empty()
@@ -692,14 +692,14 @@ async def test_a_seat_is_for_one_task_and_one_entering():
     guests = [Guest(desk, number) for number in range(5)]
     await turn()
     with pytest.raises(RuntimeError, match="Another task"):
-        await guests[4].seat.granted()
+        await guests[4].seat.wait_dispatched()
     with pytest.raises(RuntimeError, match="entered once"):
         await guests[0].seat.__aenter__()
     for guest in guests:
         await guest.go()
         await turn()
     with pytest.raises(RuntimeError, match="outside its context"):
-        await guests[0].seat.granted()
+        await guests[0].seat.wait_dispatched()
     desk.assert_empty()
 
 
@@ -707,7 +707,7 @@ async def test_what_is_due_does_not_pile_up():
     desk = Desk()
     for number in range(1000):
         async with desk.seat(number, deadline_s=desk.clock.now_s + 3600) as seat:
-            await seat.granted()
+            await seat.wait_dispatched()
     assert len(desk.floor._due) < 100
     desk.assert_empty()
 
@@ -734,16 +734,16 @@ async def test_nothing_is_learnt_from_an_outage():
     desk.replica.say(times=StepTimes(fixed_s=0.1, token_s=0.001))
     guests = [Guest(desk, number) for number in range(5)]
     await turn()
-    assert guests[4].seat.ticket.predicted.wait_s > 0
+    assert guests[4].seat.queued.predicted_position.wait_s > 0
     desk.replica.set_up(False)
     for guest in guests[:4]:
         await guest.cancel()
     desk.clock.now_s += 50.0
     desk.replica.set_up(True)
     await turn()
-    guests[4].seat.first_token()
-    assert desk.floor.outlook.caution.factor == 1.0
-    assert desk.floor.outlook.calibration.compared == 0
+    guests[4].seat.on_first_token()
+    assert desk.floor.predictor.caution.factor == 1.0
+    assert desk.floor.predictor.calibration.compared == 0
     await guests[4].go()
     desk.assert_empty()
 
@@ -752,18 +752,18 @@ async def granted(seats, running):
     """Has all of them released, and their first tokens asked for."""
     for seat in seats:
         await running.enter_async_context(seat)
-        await seat.granted()
+        await seat.wait_dispatched()
 
 
 def first_tokens(desk, seats, after_s=0.0):
     desk.clock.now_s += after_s
     for seat in seats:
-        seat.first_token()
+        seat.on_first_token()
 
 
 async def test_what_the_event_loop_was_late_by_is_no_queue_in_a_server():
     desk = Desk(exact=False)
-    station = desk.floor.stations[0]
+    station = desk.floor.endpoint_states[0]
     async with AsyncExitStack() as running:
         quick, busy = ([desk.seat(4 * number + one) for one in range(4)] for number in range(2))
         await granted(quick, running)
@@ -789,12 +789,12 @@ async def test_who_waits_for_a_server_that_takes_ever_more_is_not_refused_for_wh
         for _ in range(50):
             desk.clock.now_s += 0.1
             for seat in seats:
-                seat.took(output_tokens=1)
-            desk.dispatcher.turn()
+                seat.charge_tokens(output_tokens=1)
+            desk.dispatcher.dispatch_ready()
         assert desk.check(9).wait_s < 1.0
         first_tokens(desk, seats[:1])
-        assert desk.floor.stations[0].widened_in_s(1) is not None
-        desk.floor.stations[0].failed()
+        assert desk.floor.endpoint_states[0].widened_in_s(1) is not None
+        desk.floor.endpoint_states[0].on_failure()
         with pytest.raises(QueueFull):
             desk.check(10)
     desk.assert_empty()

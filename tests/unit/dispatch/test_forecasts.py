@@ -22,7 +22,7 @@ def floor(replica):
 
 
 def forecast(floor, now_s, **fields):
-    return floor.forecaster.of(floor.ticket(errand(**fields)), floor.refresh(now_s), now_s)
+    return floor.forecast_cache.forecast(floor.new_entry(errand(**fields)), floor.refresh(now_s), now_s)
 
 
 def test_who_asks_and_joins_is_told_the_same(floor):
@@ -41,7 +41,7 @@ def test_after_a_report_or_when_another_has_joined_it_is_not(floor, replica):
     replica._load = replace(EMPTY, free_sequences=1)
     second = forecast(floor, 0.001)
     assert second is not first
-    floor.join(floor.ticket(errand("another")), 0.001)
+    floor.join(floor.new_entry(errand("another")), 0.001)
     third = forecast(floor, 0.001)
     assert third is not second
     assert third.ahead.entries == 1
@@ -49,11 +49,11 @@ def test_after_a_report_or_when_another_has_joined_it_is_not(floor, replica):
 
 def test_who_waits_is_always_looked_at_anew(floor, replica):
     replica._load = replace(EMPTY, free_sequences=0)
-    tickets = [floor.ticket(errand(name)) for name in ("one", "two")]
+    tickets = [floor.new_entry(errand(name)) for name in ("one", "two")]
     for ticket in tickets:
         floor.join(ticket, 0.0)
     ready = floor.refresh(0.0)
-    places = [floor.forecaster.of(ticket, ready, 0.0).ahead.entries for ticket in tickets]
+    places = [floor.forecast_cache.forecast(ticket, ready, 0.0).ahead.entries for ticket in tickets]
     assert places == [0, 1]
 
 
@@ -75,13 +75,13 @@ async def test_a_wait_is_for_those_that_run_and_not_for_such_as_ran_before():
     """Two long answers hold all blocks, where short ones with long prompts came and went, many at a time."""
     desk = Desk()
     desk.replica.say(free_sequences=100, times=StepTimes(fixed_s=0.01, token_s=0.001))
-    outlook = desk.floor.outlook
+    outlook = desk.floor.predictor
     for number in range(200):
-        outlook.prompt(400, 0)
-        outlook.outputs.saw("others", 4 + number % 2, 4 + number % 2)
+        outlook.on_prompt(400, 0)
+        outlook.outputs.observe("others", 4 + number % 2, 4 + number % 2)
     long = {"tokens": 16, "max_tokens": 784}
     async with desk.seat("one", "one", **long), desk.seat("two", "two", **long):
-        desk.dispatcher.turn()
+        desk.dispatcher.dispatch_ready()
         desk.replica.say(running=2, free_sequences=98, free_blocks=0)
         wait = forecast(desk.floor, desk.clock.monotonic_s(), number="three", org="three", **long).wait
         assert not wait.at_once

@@ -18,8 +18,8 @@ INTERACTIVE = {"priority": PriorityClass.INTERACTIVE}
 def learnt(config=ON, seconds=(0.1,) * 20):
     hedging = HedgePolicy(config, "m")
     for each in seconds:
-        hedging.released()
-        hedging.answered(each)
+        hedging.on_dispatch()
+        hedging.on_answered(each)
     return hedging
 
 
@@ -30,8 +30,8 @@ def desk(replicas=2, **config):
     )
     hedging = made.dispatcher._hedging
     for _ in range(20):
-        hedging.released()
-        hedging.answered(0.1)
+        hedging.on_dispatch()
+        hedging.on_answered(0.1)
     return made
 
 
@@ -64,7 +64,7 @@ def test_copies_are_never_more_than_their_part(share, wants):
     hedging = HedgePolicy(HedgingConfig(models=["m"], share=share), "m")
     copies = 0
     for number, wanted in enumerate(wants, 1):
-        hedging.released()
+        hedging.on_dispatch()
         if wanted and hedging.affordable:
             hedging.spend()
             copies += 1
@@ -88,23 +88,23 @@ def test_a_quiet_hour_does_not_pay_for_a_burst():
 async def test_one_of_both_is_given_up(won):
     made = desk()
     async with made.seat(**INTERACTIVE) as seat:
-        first = await seat.granted()
+        first = await seat.wait_dispatched()
         assert seat.hedge_after_s() == 0.1
-        spare = seat.spare()
-        assert {first.name, spare.post.name} == {"post-0", "post-1"}
-        assert [station.credits.held for station in made.floor.stations] == [1, 1]
-        assert [post.post.duty.running for post in made.floor.stations] == [1, 1]
-        seat.submitted()
-        spare.submitted()
+        spare = seat.hedge()
+        assert {first.name, spare.endpoint.name} == {"post-0", "post-1"}
+        assert [station.credits.held for station in made.floor.endpoint_states] == [1, 1]
+        assert [post.endpoint.admin_state.running for post in made.floor.endpoint_states] == [1, 1]
+        seat.on_submitted()
+        spare.on_submitted()
         spare.settle(won=won)
-        kept = spare.post if won else first
-        assert [station.credits.held for station in made.floor.stations if station.post is not kept] == [0]
-        assert await seat.granted() is kept
-        seat.first_token()
-        seat.took(prompt_tokens=16, output_tokens=1)
+        kept = spare.endpoint if won else first
+        assert [station.credits.held for station in made.floor.endpoint_states if station.endpoint is not kept] == [0]
+        assert await seat.wait_dispatched() is kept
+        seat.on_first_token()
+        seat.charge_tokens(prompt_tokens=16, output_tokens=1)
         assert made.floor.running == 1
     made.assert_empty()
-    assert [station.post.duty.running for station in made.floor.stations] == [0, 0]
+    assert [station.endpoint.admin_state.running for station in made.floor.endpoint_states] == [0, 0]
 
 
 async def test_it_is_charged_once():
@@ -112,30 +112,30 @@ async def test_it_is_charged_once():
     for hedged in (False, True):
         made = desk()
         async with made.seat(**INTERACTIVE) as seat:
-            await seat.granted()
+            await seat.wait_dispatched()
             if hedged:
-                seat.spare().settle(won=True)
-            seat.took(prompt_tokens=16, output_tokens=8)
-        service.append(made.floor.outlook.served)
+                seat.hedge().settle(won=True)
+            seat.charge_tokens(prompt_tokens=16, output_tokens=8)
+        service.append(made.floor.predictor.served)
     assert service[0] == service[1] > 0
 
 
 async def test_there_is_none_where_others_wait_or_no_room_is():
     made = desk()
     async with made.seat(**INTERACTIVE) as seat:
-        await seat.granted()
+        await seat.wait_dispatched()
         made.replicas[0].say(free_sequences=0, running=4)
         made.replicas[1].say(free_sequences=0, running=4)
-        assert seat.spare() is None, "no room"
+        assert seat.hedge() is None, "no room"
         async with made.seat(2) as waiting:
-            asking = asyncio.create_task(waiting.granted())
+            asking = asyncio.create_task(waiting.wait_dispatched())
             await asyncio.sleep(0)
             made.replicas[1]._load = EMPTY
             assert made.floor.waiting == 1
-            assert seat.spare() is None, "who waits goes first"
+            assert seat.hedge() is None, "who waits goes first"
             asking.cancel()
             await asyncio.wait([asking])
-        spare = seat.spare()
+        spare = seat.hedge()
         assert spare is not None
         spare.settle(won=False)
     made.assert_empty()
@@ -144,14 +144,14 @@ async def test_there_is_none_where_others_wait_or_no_room_is():
 async def test_there_is_none_with_one_replica_nor_once_something_has_come():
     made = desk(replicas=1)
     async with made.seat(**INTERACTIVE) as seat:
-        await seat.granted()
+        await seat.wait_dispatched()
         assert seat.hedge_after_s() is None
-        assert seat.spare() is None
+        assert seat.hedge() is None
     made = desk()
     async with made.seat(**INTERACTIVE) as seat:
-        await seat.granted()
-        seat.took(prompt_tokens=16, output_tokens=1)
-        assert seat.spare() is None
+        await seat.wait_dispatched()
+        seat.charge_tokens(prompt_tokens=16, output_tokens=1)
+        assert seat.hedge() is None
     made.assert_empty()
 
 
@@ -162,32 +162,32 @@ def test_whatever_happens_nothing_is_left(events):
     floor, now_s = made.floor, made.clock.now_s
     tickets, spares = [], {}
     for number, (what, which) in enumerate(events):
-        released = [ticket for ticket in tickets if ticket.grip is not None and ticket.state.name == "RELEASED"]
+        released = [ticket for ticket in tickets if ticket.allocation is not None and ticket.state.name == "RELEASED"]
         chosen = released[which % len(released)] if released else None
         match what:
             case "join":
-                ticket = floor.ticket(errand(number, f"org-{which}", **INTERACTIVE))
+                ticket = floor.new_entry(errand(number, f"org-{which}", **INTERACTIVE))
                 floor.join(ticket, now_s)
                 tickets.append(ticket)
             case "spare" if chosen is not None and chosen not in spares:
                 waiting = floor.waiting
-                spare = floor.spare(chosen, now_s)
+                spare = floor.hedge(chosen, now_s)
                 assert spare is None or not waiting
                 if spare is not None:
-                    assert spare.station is not chosen.grip.station
+                    assert spare.endpoint_state is not chosen.allocation.endpoint_state
                     spares[chosen] = spare
             case "won" | "lost" if chosen in spares:
-                floor.settle(chosen, spares.pop(chosen), won=what == "won")
+                floor.settle_hedge(chosen, spares.pop(chosen), won=what == "won")
             case "leave" if tickets:
                 ticket = tickets.pop(which % len(tickets))
                 if ticket in spares:
-                    floor.settle(ticket, spares.pop(ticket), won=False)
+                    floor.settle_hedge(ticket, spares.pop(ticket), won=False)
                 floor.leave(ticket, now_s, finished=bool(which % 2))
             case "down" | "up":
                 made.replicas[which % 3].up = what == "up"
-        floor.turn(now_s)
+        floor.dispatch_ready(now_s)
     for ticket, spare in spares.items():
-        floor.settle(ticket, spare, won=False)
+        floor.settle_hedge(ticket, spare, won=False)
     for ticket in tickets:
         floor.leave(ticket, now_s, finished=True)
     made.assert_empty()

@@ -6,7 +6,7 @@ from maitred.dispatch.policy.outputs import OutputLengths
 def learnt(lengths, tenant="acme", **settings):
     outputs = OutputLengths(**settings)
     for tokens, max_tokens in lengths:
-        outputs.saw(tenant, tokens, max_tokens)
+        outputs.observe(tenant, tokens, max_tokens)
     return outputs
 
 
@@ -15,7 +15,7 @@ def test_before_anything_was_seen_it_is_a_part_of_what_may_come():
     assert outputs.lengths("acme", 100)[0] == 25
     assert outputs.lengths("acme", 1)[0] == 1
     assert outputs.lengths("acme", 100)[1] == 25
-    assert outputs.left("acme", 10, 100, (0.5,)) == [25]
+    assert outputs.on_leave("acme", 10, 100, (0.5,)) == [25]
     assert outputs.mean is None
 
 
@@ -30,31 +30,31 @@ def test_who_always_uses_all_is_predicted_exactly():
     outputs = learnt([(most, most) for most in (30, 500, 120, 64, 90, 77, 200, 10)])
     assert outputs.lengths("acme", 333)[0] == 333
     assert outputs.lengths("acme", 333)[1] == 333
-    assert outputs.left("acme", 300, 333, (0.1,)) == [33]
+    assert outputs.on_leave("acme", 300, 333, (0.1,)) == [33]
 
 
 def test_who_has_sent_little_is_judged_by_all():
     outputs = learnt([(100, 200)] * 20, "other")
-    outputs.saw("acme", 3, 200)
+    outputs.observe("acme", 3, 200)
     assert outputs.lengths("acme", 200)[0] == 100
     for _ in range(10):
-        outputs.saw("acme", 3, 200)
+        outputs.observe("acme", 3, 200)
     assert outputs.lengths("acme", 200)[0] == 3
 
 
 def test_what_is_left_is_that_of_answers_that_got_as_far():
     outputs = learnt([(10, 1000)] * 10 + [(100, 1000)] * 10)
-    assert outputs.left("acme", 0, 1000, (0.1, 0.9)) == [10, 100]
-    assert outputs.left("acme", 20, 1000, (0.1,)) == [80]
-    assert outputs.left("acme", 200, 1000, (0.5,)) == [50], "longer than all that were seen"
-    assert outputs.left("acme", 995, 1000, (0.5,)) == [5]
+    assert outputs.on_leave("acme", 0, 1000, (0.1, 0.9)) == [10, 100]
+    assert outputs.on_leave("acme", 20, 1000, (0.1,)) == [80]
+    assert outputs.on_leave("acme", 200, 1000, (0.5,)) == [50], "longer than all that were seen"
+    assert outputs.on_leave("acme", 995, 1000, (0.5,)) == [5]
 
 
 def test_memory_is_bounded():
     outputs = OutputLengths(tenants=10, answers=4)
     for number in range(1000):
-        outputs.saw(f"t{number % 37}", number % 50 + 1, 100)
+        outputs.observe(f"t{number % 37}", number % 50 + 1, 100)
     assert len(outputs) == 10
     for _ in range(100):
-        outputs.saw("t1", 7, 100)
+        outputs.observe("t1", 7, 100)
     assert outputs.lengths("new", 100)[0] == 7, "only the last ones count"

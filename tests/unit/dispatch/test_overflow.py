@@ -27,11 +27,11 @@ class Held:
 def pressed_desk(held=None, **settings):
     """A replica with four places, all taken, whose answers come at a known rate: one request takes one second."""
     desk = Desk(**settings)
-    desk.dispatcher._relief._held = held or Held()
-    desk.floor.outlook.per_s = lambda stations: 80.0  # prompt 16, and 2 * 32 of output
-    desk.floor.outlook.is_sure = lambda stations: True
-    desk.floor.outlook.steps_per_s = lambda *_: None
-    desk.floor.outlook.turn_s = lambda *_: None
+    desk.dispatcher._overflow_planner._cached_tokens = held or Held()
+    desk.floor.predictor.per_s = lambda stations: 80.0  # prompt 16, and 2 * 32 of output
+    desk.floor.predictor.is_sure = lambda stations: True
+    desk.floor.predictor.steps_per_s = lambda *_: None
+    desk.floor.predictor.turn_s = lambda *_: None
     return desk
 
 
@@ -41,25 +41,25 @@ def movable(number, org="acme", *, within_s=OBJECTIVE_S, may=True, **fields):
 
 async def fill(desk, stack, org="other"):
     for number in range(100, 104):
-        await stack.enter_async_context(desk.dispatcher.seat(errand(number, org)))
-    desk.dispatcher.turn()
+        await stack.enter_async_context(desk.dispatcher.enqueue(errand(number, org)))
+    desk.dispatcher.dispatch_ready()
     assert desk.floor.running == 4
 
 
 async def waiting(desk, stack, *errands):
     seats = {}
     for one in errands:
-        seats[one.id] = await stack.enter_async_context(desk.dispatcher.seat(one))
+        seats[one.id] = await stack.enter_async_context(desk.dispatcher.enqueue(one))
     return seats
 
 
 def asked(seats):
-    return [name for name, seat in seats.items() if seat.answer is not None]
+    return [name for name, seat in seats.items() if seat.overflow_answer is not None]
 
 
 def left_of(desk, errand_):
     now_s = desk.clock.monotonic_s()
-    return [ticket.errand.id for ticket in desk.dispatcher._relief.before(errand_, now_s)]
+    return [ticket.request.id for ticket in desk.dispatcher._overflow_planner.select_for(errand_, now_s)]
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ async def test_of_those_that_wait_the_one_with_least_reuse_leaves(stack):
     await fill(desk, stack)
     await waiting(desk, stack, *(movable(number) for number in (1, 2, 3)))
     new = movable(4)
-    desk.dispatcher._relief._held.shares["4"] = 0.95
+    desk.dispatcher._overflow_planner._cached_tokens.shares["4"] = 0.95
     with pytest.raises(DeadlineUnmeetable):
-        desk.dispatcher.check(new)
+        desk.dispatcher.predict(new)
     assert left_of(desk, new) == ["req-2"]
 
 
@@ -100,7 +100,7 @@ async def test_who_may_not_leave_is_never_asked(stack):
     await fill(desk, stack)
     await waiting(desk, stack, *(movable(number, may=False) for number in (1, 2, 3)))
     assert left_of(desk, movable(4, may=False)) == []
-    assert desk.dispatcher._relief.among(desk.clock.monotonic_s()) == []
+    assert desk.dispatcher._overflow_planner.select_leaving(desk.clock.monotonic_s()) == []
 
 
 async def test_other_tenants_and_other_classes_do_not_leave_for_it(stack):
@@ -119,20 +119,20 @@ async def test_a_look_sends_those_away_who_would_miss_and_then_stops(stack):
     desk = pressed_desk(Held(**{str(number): number / 10 for number in range(1, 9)}))
     await fill(desk, stack)
     seats = await waiting(desk, stack, *(movable(number, within_s=60.0) for number in range(1, 9)))
-    desk.dispatcher.look()
+    desk.dispatcher.check_overflow()
     assert asked(seats) == [], "all of them will be served in time"
-    desk.floor.outlook.per_s = lambda stations: 8.0  # ten times slower than was thought
-    desk.dispatcher.look()
+    desk.floor.predictor.per_s = lambda stations: 8.0  # ten times slower than was thought
+    desk.dispatcher.check_overflow()
     gone = asked(seats)
     assert gone == [f"req-{number}" for number in range(1, 1 + len(gone))], "least reuse first"
     assert 0 < len(gone) < 8
     for name in gone:
         with pytest.raises(OverflowRequested):
-            await seats[name].granted()
-        assert seats[name].move()
+            await seats[name].wait_dispatched()
+        assert seats[name].accept_overflow()
         await seats[name].__aexit__(None, None, None)
-    assert desk.floor.counts.moved == len(gone)
-    desk.dispatcher.look()
+    assert desk.floor.counters.moved == len(gone)
+    desk.dispatcher.check_overflow()
     assert len(asked(seats)) <= len(gone) + 1, "what remains makes it"
 
 
@@ -140,20 +140,20 @@ async def test_pressure_lasts_until_predictions_have_been_low_for_a_while(stack)
     desk = pressed_desk()
     await fill(desk, stack)
     seats = await waiting(desk, stack, movable(1, within_s=10.0))
-    relief, ticket = desk.dispatcher._relief, seats["req-1"].ticket
+    relief, ticket = desk.dispatcher._overflow_planner, seats["req-1"].queued
     shares = iter([1.2, 0.8, 0.6, 0.6, 0.8])
     relief._late_s = lambda *_: (lambda share: ((share - 1) * 10.0, 5.0, share))(next(shares))
 
     def look():
         desk.clock.now_s += 3.0
-        return relief.among(desk.clock.monotonic_s()) == [ticket]
+        return relief.select_leaving(desk.clock.monotonic_s()) == [ticket]
 
     assert look(), "it would miss its objective"
     assert look(), "it would not, but it is more than 0.7 of it"
     assert not look()
     assert not look(), "for three seconds"
     desk.clock.now_s += 3.0
-    relief._pressures[relief._group_of(ticket)].saw(0.6, desk.clock.monotonic_s())
+    relief._states[relief._group_of(ticket)].observe(0.6, desk.clock.monotonic_s())
     assert not look(), "it has been calm for long enough: requests stay again"
 
 
@@ -162,17 +162,17 @@ async def test_who_says_no_keeps_its_place_and_is_not_asked_again(stack):
     await fill(desk, stack)
     seats = await waiting(desk, stack, *(movable(number) for number in (1, 2)))
     new = movable(3, within_s=2.0, may=False)
-    relieving = asyncio.create_task(desk.dispatcher.relieve(new))
+    relieving = asyncio.create_task(desk.dispatcher.make_room(new))
     await asyncio.sleep(0)
-    seat = next(seat for seat in seats.values() if seat.answer is not None)
+    seat = next(seat for seat in seats.values() if seat.overflow_answer is not None)
     with pytest.raises(OverflowRequested):
-        await seat.granted()
-    seat.stay()
+        await seat.wait_dispatched()
+    seat.decline_overflow()
     for other in seats.values():
-        other.stay()
+        other.decline_overflow()
     assert await relieving
-    assert seat.ticket.errand.id not in left_of(desk, new)
-    granted = asyncio.create_task(seat.granted())
+    assert seat.queued.request.id not in left_of(desk, new)
+    granted = asyncio.create_task(seat.wait_dispatched())
     await asyncio.sleep(0)
     assert not granted.done(), "it waits on"
     granted.cancel()
@@ -182,13 +182,13 @@ async def test_nobody_is_asked_for_what_others_leave_for_already(stack):
     desk = pressed_desk(Held(**{"1": 0.9, "2": 0.2, "3": 0.5, "4": 0.95, "5": 0.95}))
     await fill(desk, stack)
     seats = await waiting(desk, stack, *(movable(number) for number in (1, 2, 3)))
-    relieving = [asyncio.create_task(desk.dispatcher.relieve(movable(number))) for number in (4, 5)]
+    relieving = [asyncio.create_task(desk.dispatcher.make_room(movable(number))) for number in (4, 5)]
     await asyncio.sleep(0)
     assert asked(seats) == ["req-2"], "one is enough, and the second new request waits for its answer too"
     assert not any(task.done() for task in relieving)
     await seats["req-2"].__aexit__(None, None, None)
     assert await asyncio.gather(*relieving) == [True, True]
-    assert desk.dispatcher._relief._asked == {}
+    assert desk.dispatcher._overflow_planner._requested == {}
 
 
 async def test_who_is_granted_meanwhile_does_not_move(stack):
@@ -196,11 +196,11 @@ async def test_who_is_granted_meanwhile_does_not_move(stack):
     async with AsyncExitStack() as others:
         await fill(desk, others)
         seats = await waiting(desk, stack, movable(1))
-        seats["req-1"].ask_to_leave()
-    desk.dispatcher.turn()
-    assert seats["req-1"].answer.done()
-    assert not seats["req-1"].move()
-    assert (await seats["req-1"].granted()).name == "post-0"
+        seats["req-1"].request_overflow()
+    desk.dispatcher.dispatch_ready()
+    assert seats["req-1"].overflow_answer.done()
+    assert not seats["req-1"].accept_overflow()
+    assert (await seats["req-1"].wait_dispatched()).name == "post-0"
     assert desk.floor.running == 1
-    assert desk.floor.stations[0].credits.held == 1
-    assert seats["req-1"].ticket.cost == Cost(1, 3, 16)
+    assert desk.floor.endpoint_states[0].credits.held == 1
+    assert seats["req-1"].queued.cost == Cost(1, 3, 16)

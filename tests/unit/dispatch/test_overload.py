@@ -33,7 +33,7 @@ TTFT_S = 2.0
 class Answer:
     def __init__(self, ticket):
         self.ticket = ticket
-        self.prompt = ticket.errand.prompt_tokens
+        self.prompt = ticket.request.prompt_tokens
         self.computed = 0
         self.tokens = 0
 
@@ -55,7 +55,7 @@ class Engine:
 
     weight = 1.0
 
-    def unheard(self):
+    def unreported(self):
         return len(self.sent) + self.read
 
     def begin(self):
@@ -80,7 +80,7 @@ class Engine:
         served = self.decoding + [answer for answer, _ in self.chunks if answer.computed == answer.prompt]
         for answer in served:
             answer.tokens += 1
-        self.running = [answer for answer in self.running if answer.tokens < answer.ticket.errand.max_tokens]
+        self.running = [answer for answer in self.running if answer.tokens < answer.ticket.request.max_tokens]
         self.steps, self.read = self.steps + 1, 0
         used = sum(-(-(answer.computed + answer.tokens) // BLOCK_TOKENS) for answer in self.running)
         needed = sum(answer.ticket.cost.blocks for answer in self.running)
@@ -149,14 +149,14 @@ class Day:
         except Refused as refusal:
             self.come_back_s.append(refusal.retry_after_s)
             return
-        self.floor.join(self.floor.ticket(made), self.now_s)
+        self.floor.join(self.floor.new_entry(made), self.now_s)
         self.turn()
 
     def turn(self):
-        for ticket in self.floor.turn(self.now_s):
+        for ticket in self.floor.dispatch_ready(self.now_s):
             if ticket.state is QueueState.RELEASED:
                 self.engine.sent.append(Answer(ticket))
-                self.floor.submitted(ticket)
+                self.floor.on_submitted(ticket)
             else:
                 self.expired += 1
                 self.floor.leave(ticket, self.now_s, finished=False)
@@ -165,13 +165,13 @@ class Day:
     def step(self):
         for answer in self.engine.end():
             ticket = answer.ticket
-            self.floor.took(ticket, answer.prompt if answer.tokens == 1 else 0, 0, 1)
+            self.floor.charge_tokens(ticket, answer.prompt if answer.tokens == 1 else 0, 0, 1)
             if answer.tokens == 1:
-                self.floor.first_token(ticket, self.now_s)
+                self.floor.on_first_token(ticket, self.now_s)
                 actual_s = self.now_s - ticket.joined_s
-                self.errors.append(abs(ticket.predicted.ttft_s - actual_s) / actual_s)
+                self.errors.append(abs(ticket.predicted_position.ttft_s - actual_s) / actual_s)
                 self.good += actual_s <= TTFT_S
-            if answer.tokens == ticket.errand.max_tokens:
+            if answer.tokens == ticket.request.max_tokens:
                 self.floor.leave(ticket, self.now_s, finished=True)
 
     def error(self, quantile):

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from maitred.core.flow import Flow, FlowLevel, ServiceWeights
 from maitred.core.replica import LoadReport, StepTimes
 from maitred.dispatch.policy.credits import Cost
-from maitred.dispatch.policy.prediction import QueueAhead, UnreportedPrompts, prefill_of, wait_of
+from maitred.dispatch.policy.prediction import QueueAhead, UnreportedPrompts, predict_prefill_s, predict_wait
 from maitred.dispatch.policy.rate import ServiceRate, TypicalRequest, computed_rate, step_parts
-from maitred.dispatch.policy.simulation import ArrivalRates, PredictedTurn, SimulatedTenant, until_turn
+from maitred.dispatch.policy.simulation import ArrivalRates, PredictedTurn, SimulatedTenant, simulate_dispatch
 from maitred.dispatch.policy.turnover import steps_until_place
 
 ONE = Cost(1, 5)
@@ -32,36 +32,38 @@ def queue(entries=0, free=(0, 100), **fields):
 
 
 def test_a_place_that_is_free_is_there_at_once():
-    assert wait_of(queue(free=(1, 5)), ONE).at_once
-    assert wait_of(queue(entries=2, free=(3, 15)), ONE).at_once
-    assert not wait_of(queue(entries=3, free=(3, 100)), ONE).at_once
+    assert predict_wait(queue(free=(1, 5)), ONE).at_once
+    assert predict_wait(queue(entries=2, free=(3, 15)), ONE).at_once
+    assert not predict_wait(queue(entries=3, free=(3, 100)), ONE).at_once
 
 
 def test_places_come_free_in_the_order_in_which_answers_end():
-    assert wait_of(queue(), ONE).seconds == 1.0
-    assert wait_of(queue(entries=2), ONE).seconds == 3.0
-    assert wait_of(queue(entries=2, free=(2, 100)), ONE).seconds == 1.0
+    assert predict_wait(queue(), ONE).seconds == 1.0
+    assert predict_wait(queue(entries=2), ONE).seconds == 3.0
+    assert predict_wait(queue(entries=2, free=(2, 100)), ONE).seconds == 1.0
 
 
 def test_a_line_that_was_played_through_is_believed():
-    assert wait_of(queue(entries=2, seconds_until_turn=7.0), ONE).seconds == 7.0
+    assert predict_wait(queue(entries=2, seconds_until_turn=7.0), ONE).seconds == 7.0
 
 
 def test_blocks_come_free_with_the_answers_that_hold_them():
-    assert wait_of(queue(free=(4, 0)), ONE).seconds == 1.0
-    assert wait_of(queue(free=(4, 0), entries=2), ONE).seconds == 3.0
+    assert predict_wait(queue(free=(4, 0)), ONE).seconds == 1.0
+    assert predict_wait(queue(free=(4, 0), entries=2), ONE).seconds == 3.0
     long = Cost(1, 100)
-    assert wait_of(queue(free=(4, 0), blocks_held=100.0), long).seconds == 1.0, "an answer as long as it ends first"
-    assert wait_of(queue(free=(4, 0), blocks_held=50.0), long).seconds == 2.0
+    assert predict_wait(queue(free=(4, 0), blocks_held=100.0), long).seconds == 1.0, (
+        "an answer as long as it ends first"
+    )
+    assert predict_wait(queue(free=(4, 0), blocks_held=50.0), long).seconds == 2.0
 
 
 def test_while_nothing_is_known_of_them_blocks_come_free_as_service_is_done():
-    assert wait_of(queue(free=(4, 0), left=[[]]), ONE).seconds == pytest.approx(0.25)
-    assert wait_of(queue(entries=4, free=(8, 0), left=[[]]), ONE).seconds == pytest.approx(400 / 200 * 1 + 0.25)
+    assert predict_wait(queue(free=(4, 0), left=[[]]), ONE).seconds == pytest.approx(0.25)
+    assert predict_wait(queue(entries=4, free=(8, 0), left=[[]]), ONE).seconds == pytest.approx(400 / 200 * 1 + 0.25)
 
 
 def test_who_cannot_tell_says_nothing():
-    wait = wait_of(queue(steps_per_s=None, per_s=None), ONE)
+    wait = predict_wait(queue(steps_per_s=None, per_s=None), ONE)
     assert not wait.at_once
     assert wait.seconds == 0.0
 
@@ -91,30 +93,32 @@ def runner(counter=0.0, waiting=0, *, weight=1.0, joins=0.0):
 
 def test_the_least_served_goes_first():
     places = [(10.0, 0), (20.0, 0), (30.0, 1)]
-    assert until_turn([runner(), runner(500.0, 3)], 0, 0, places, 0, 2.0).steps == 10
-    assert until_turn([runner(500.0), runner(0.0, 2)], 0, 0, places, 0, 2.0).steps == 30
-    assert until_turn([runner(), runner(500.0, 3)], 0, 2, places, 0, 2.0).steps == 30
+    assert simulate_dispatch([runner(), runner(500.0, 3)], 0, 0, places, 0, 2.0).steps == 10
+    assert simulate_dispatch([runner(500.0), runner(0.0, 2)], 0, 0, places, 0, 2.0).steps == 30
+    assert simulate_dispatch([runner(), runner(500.0, 3)], 0, 2, places, 0, 2.0).steps == 30
 
 
 def test_counters_rise_with_the_answers_that_run():
     # Both begin level; the one with three running answers is behind by the time that a place comes free.
-    assert until_turn([runner(), runner(5.0, 9)], 0, 0, [(10.0, 0)] * 3 + [(20.0, 1)], 0, 2.0).steps == 20
-    assert until_turn([runner(), runner(5.0, 9)], 0, 0, [(10.0, 1)] * 3 + [(20.0, 0)], 0, 2.0).steps == 10
+    assert simulate_dispatch([runner(), runner(5.0, 9)], 0, 0, [(10.0, 0)] * 3 + [(20.0, 1)], 0, 2.0).steps == 20
+    assert simulate_dispatch([runner(), runner(5.0, 9)], 0, 0, [(10.0, 1)] * 3 + [(20.0, 0)], 0, 2.0).steps == 10
 
 
 def test_a_long_prompt_that_is_charged_puts_its_tenant_behind():
     places = [(10.0, -1), (20.0, -1), (30.0, -1)]
     other = runner(0.0, 2)
-    assert until_turn([runner(15.0), other], 0, 0, places, 0, 0.0).steps == 30, "two typical ones of 10 go before"
+    assert simulate_dispatch([runner(15.0), other], 0, 0, places, 0, 0.0).steps == 30, (
+        "two typical ones of 10 go before"
+    )
     other.prompts = (20.0, 10.0)
-    assert until_turn([runner(15.0), other], 0, 0, places, 0, 0.0).steps == 20
+    assert simulate_dispatch([runner(15.0), other], 0, 0, places, 0, 0.0).steps == 20
 
 
 def test_who_will_send_something_is_reckoned_with():
     places = [(10.0, -1), (20.0, -1), (30.0, -1)]
     others = [runner(0.0, 0, joins=0.1) for _ in range(2)]
-    alone = until_turn([runner(50.0)], 0, 2, places, 0, 2.0).steps
-    assert until_turn([runner(50.0), *others], 0, 2, places, 0, 2.0).steps >= alone
+    alone = simulate_dispatch([runner(50.0)], 0, 2, places, 0, 2.0).steps
+    assert simulate_dispatch([runner(50.0), *others], 0, 2, places, 0, 2.0).steps >= alone
 
 
 def test_who_may_be_a_guest_needs_no_place():
@@ -122,35 +126,35 @@ def test_who_may_be_a_guest_needs_no_place():
     places = [(10.0, 1), (20.0, 1), (30.0, 1), (40.0, 0), (50.0, 0), (60.0, 0)]
     flood = SimulatedTenant(0.0, 1.0, 9, 10.0, 100.0, 0.0, held=3)
     light = SimulatedTenant(900.0, 1.0, 0, 10.0, 100.0, 0.0, held=3)
-    assert until_turn([flood, light], 1, 0, places, 0, 2.0).steps > 50, "others were served less"
+    assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0).steps > 50, "others were served less"
     light.counter = 100.0
-    assert until_turn([flood, light], 1, 0, places, 0, 2.0).steps == 30, "no guests there"
-    assert until_turn([flood, light], 1, 0, places, 0, 2.0, guests=4).steps == 10, "as a guest beside the flood"
+    assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0).steps == 30, "no guests there"
+    assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0, guests=4).steps == 10, "as a guest beside the flood"
 
 
 def test_who_may_be_a_guest_now_does_not_wait():
     places = [(10.0, 0), (20.0, 0), (30.0, 0)]
     flood = SimulatedTenant(0.0, 1.0, 2, 10.0, 100.0, 0.0, held=3)
-    assert until_turn([flood, runner()], 1, 0, places, 0, 2.0, guests=1) == PredictedTurn(0, 0)
-    assert until_turn([flood, runner()], 1, 0, places, 0, 2.0).steps == 10
-    assert until_turn([flood, runner()], 1, 1, places, 0, 2.0, guests=1).steps > 0, "its own go first"
+    assert simulate_dispatch([flood, runner()], 1, 0, places, 0, 2.0, guests=1) == PredictedTurn(0, 0)
+    assert simulate_dispatch([flood, runner()], 1, 0, places, 0, 2.0).steps == 10
+    assert simulate_dispatch([flood, runner()], 1, 1, places, 0, 2.0, guests=1).steps > 0, "its own go first"
 
 
 def test_a_guest_has_the_next_place_that_comes_free():
     places = [(10.0, 0), (20.0, 0), (30.0, 0)]
-    assert until_turn([runner()], 0, 0, places, -1, 2.0) == PredictedTurn(20, 0)
+    assert simulate_dispatch([runner()], 0, 0, places, -1, 2.0) == PredictedTurn(20, 0)
 
 
 def test_releases_before_a_turn_are_counted():
     places = [(10.0, -1), (20.0, -1), (20.0, -1)]
-    assert until_turn([runner()], 0, 0, places, 0, 2.0) == PredictedTurn(10, 0)
-    assert until_turn([runner()], 0, 1, places, 0, 2.0) == PredictedTurn(20, 1)
-    assert until_turn([runner()], 0, 2, places, 0, 2.0) == PredictedTurn(20, 1), "not those of the same moment"
+    assert simulate_dispatch([runner()], 0, 0, places, 0, 2.0) == PredictedTurn(10, 0)
+    assert simulate_dispatch([runner()], 0, 1, places, 0, 2.0) == PredictedTurn(20, 1)
+    assert simulate_dispatch([runner()], 0, 2, places, 0, 2.0) == PredictedTurn(20, 1), "not those of the same moment"
 
 
 def test_far_away_is_guessed_in_proportion():
-    near = until_turn([runner()], 0, 60, [(5.0, 0)] * 4, 0, 2.0).steps
-    far = until_turn([runner()], 0, 120, [(5.0, 0)] * 4, 0, 2.0).steps
+    near = simulate_dispatch([runner()], 0, 60, [(5.0, 0)] * 4, 0, 2.0).steps
+    far = simulate_dispatch([runner()], 0, 120, [(5.0, 0)] * 4, 0, 2.0).steps
     assert far > 1.5 * near
 
 
@@ -158,12 +162,12 @@ def test_joins_fade():
     joins = ArrivalRates()
     flow = Flow((FlowLevel("acme"),))
     for second in range(100):
-        joins.saw(flow, float(second))
+        joins.observe(flow, float(second))
     assert joins.per_s("acme", 100.0) == pytest.approx(1.0, rel=0.1)
     assert joins.per_s("acme", 130.0) < 0.06
     assert joins.per_s("other", 100.0) == 0.0
     for number in range(500):
-        joins.saw(Flow((FlowLevel(f"t{number}"),)), 100.0)
+        joins.observe(Flow((FlowLevel(f"t{number}"),)), 100.0)
     assert len(joins) < 100
 
 
@@ -176,24 +180,26 @@ NONE = UnreportedPrompts(0, 0)
 def test_what_is_held_of_a_prompt_is_looked_back_at():
     idle = LoadReport(step_tokens=100, times=StepTimes(0.01, 0.001, pair_s=1e-6))
     alone_s = 0.01 + 0.05 + 1e-6 * 50 * 50 / 2
-    assert prefill_of(idle, 50, NONE, NONE, 16, 9.0) == pytest.approx(alone_s)
-    assert prefill_of(idle, 50, NONE, NONE, 16, 9.0, held_tokens=2_000) == pytest.approx(alone_s + 1e-6 * 50 * 2_000)
+    assert predict_prefill_s(idle, 50, NONE, NONE, 16, 9.0) == pytest.approx(alone_s)
+    assert predict_prefill_s(idle, 50, NONE, NONE, 16, 9.0, held_tokens=2_000) == pytest.approx(
+        alone_s + 1e-6 * 50 * 2_000
+    )
 
 
 def test_a_prompt_takes_the_steps_that_it_needs():
     idle = LoadReport(step_tokens=100, times=TIMES)
-    assert prefill_of(idle, 50, NONE, NONE, 16, 9.0) == pytest.approx(0.01 + 0.05)
-    assert prefill_of(idle, 250, NONE, NONE, 16, 9.0) == pytest.approx(3 * 0.01 + 0.25)
-    assert prefill_of(idle, 50, NONE, UnreportedPrompts(1, 60), 16, 9.0) == pytest.approx(2 * 0.01 + 0.11)
-    assert prefill_of(LoadReport(), 50, NONE, NONE, 16, 0.0) == 0.0
+    assert predict_prefill_s(idle, 50, NONE, NONE, 16, 9.0) == pytest.approx(0.01 + 0.05)
+    assert predict_prefill_s(idle, 250, NONE, NONE, 16, 9.0) == pytest.approx(3 * 0.01 + 0.25)
+    assert predict_prefill_s(idle, 50, NONE, UnreportedPrompts(1, 60), 16, 9.0) == pytest.approx(2 * 0.01 + 0.11)
+    assert predict_prefill_s(LoadReport(), 50, NONE, NONE, 16, 0.0) == 0.0
 
 
 def test_the_step_under_way_ends_first():
     busy = LoadReport(running=10, step_tokens=110, times=TIMES, waiting_prompt_tokens=150)
     step_s = 0.01 + 0.01
-    assert prefill_of(busy, 50, NONE, NONE, 16, 0.0) == pytest.approx((step_s + 0.1) + (step_s + 0.1))
-    assert prefill_of(busy, 50, NONE, NONE, 16, 0.05) == pytest.approx((step_s + 0.1) + (step_s + 0.1) - 0.05)
-    assert prefill_of(busy, 50, NONE, NONE, 16, 9.0) == pytest.approx(step_s + 0.1)
+    assert predict_prefill_s(busy, 50, NONE, NONE, 16, 0.0) == pytest.approx((step_s + 0.1) + (step_s + 0.1))
+    assert predict_prefill_s(busy, 50, NONE, NONE, 16, 0.05) == pytest.approx((step_s + 0.1) + (step_s + 0.1) - 0.05)
+    assert predict_prefill_s(busy, 50, NONE, NONE, 16, 9.0) == pytest.approx(step_s + 0.1)
 
 
 def test_what_was_sent_before_the_step_began_is_in_it():
@@ -201,11 +207,11 @@ def test_what_was_sent_before_the_step_began_is_in_it():
     busy = LoadReport(running=10, step_tokens=110, times=times)
     step_s = 0.01 + 0.01
     sent = UnreportedPrompts(2, 60)
-    in_it = prefill_of(busy, 50, sent, NONE, 16, 0.0)
+    in_it = predict_prefill_s(busy, 50, sent, NONE, 16, 0.0)
     assert in_it == pytest.approx((step_s + 0.06 + 2 * 0.002) + (step_s + 2 * 0.001 + 0.05 + 0.002))
-    after_it = prefill_of(busy, 50, NONE, sent, 16, 0.0)
+    after_it = predict_prefill_s(busy, 50, NONE, sent, 16, 0.0)
     assert after_it == pytest.approx(step_s + 2 * step_s + 0.11 + 3 * 0.002), "more than one step takes"
-    assert prefill_of(busy, 50, sent, NONE, 16, 0.08) == pytest.approx(in_it - 0.08), "most of it is over"
+    assert predict_prefill_s(busy, 50, sent, NONE, 16, 0.08) == pytest.approx(in_it - 0.08), "most of it is over"
 
 
 def test_the_pace_is_measured_while_it_is_full():

@@ -13,19 +13,19 @@ TOTAL = Cost(10, 1000)
 
 def test_the_narrowest_tenant_that_is_named_counts():
     quotas = Quotas({"acme": 0.2}, {"gold": (["team"], 0.3)})
-    assert quotas.of((FlowLevel("acme"), FlowLevel("team"), FlowLevel("key"))).name == "gold"
-    assert quotas.of((FlowLevel("acme"), FlowLevel("other"), FlowLevel("key"))).name == "acme"
-    assert quotas.of((FlowLevel("else"), FlowLevel("key"))) is quotas.common
+    assert quotas.quota_for((FlowLevel("acme"), FlowLevel("team"), FlowLevel("key"))).name == "gold"
+    assert quotas.quota_for((FlowLevel("acme"), FlowLevel("other"), FlowLevel("key"))).name == "acme"
+    assert quotas.quota_for((FlowLevel("else"), FlowLevel("key"))) is quotas.common
 
 
 def test_the_common_part_is_what_the_others_leave():
     quotas = Quotas({"acme": 0.2}, {"gold": (["team"], 0.3)})
     assert quotas.limit(quotas.common, TOTAL) == Cost(5, 500)
-    acme = quotas.of((FlowLevel("acme"),))
-    acme.take(Cost(1, 50))
-    assert quotas.room(acme, TOTAL) == Cost(1, 150)
-    acme.give(Cost(1, 50))
-    assert quotas.room(acme, TOTAL) == Cost(2, 200)
+    acme = quotas.quota_for((FlowLevel("acme"),))
+    acme.allocate(Cost(1, 50))
+    assert quotas.remaining(acme, TOTAL) == Cost(1, 150)
+    acme.release(Cost(1, 50))
+    assert quotas.remaining(acme, TOTAL) == Cost(2, 200)
 
 
 def test_a_small_part_has_a_place_at_least():
@@ -36,12 +36,12 @@ def test_a_small_part_has_a_place_at_least():
 def test_the_fair_share_is_by_weight_among_those_seen_lately():
     holdings = TenantHoldings()
     light, heavy = FlowLevel("light"), FlowLevel("heavy", 3.0)
-    holdings.saw(heavy, 0.0)
-    holdings.take(heavy, 7, STANDARD)
+    holdings.observe(heavy, 0.0)
+    holdings.allocate(heavy, 7, STANDARD)
     assert not holdings.above_share(heavy, 1, 8, 0.0), "alone"
-    holdings.saw(light, 1.0)
+    holdings.observe(light, 1.0)
     assert holdings.above_share(heavy, 1, 8, 1.0)
-    holdings.give(heavy, 2, STANDARD)
+    holdings.release(heavy, 2, STANDARD)
     assert not holdings.above_share(heavy, 1, 8, 1.0)
     assert holdings.above_share(heavy, 2, 8, 1.0)
 
@@ -49,21 +49,21 @@ def test_the_fair_share_is_by_weight_among_those_seen_lately():
 def test_who_holds_nothing_is_never_above():
     holdings = TenantHoldings()
     for number in range(20):
-        holdings.saw(FlowLevel(f"t{number}"), 0.0)
+        holdings.observe(FlowLevel(f"t{number}"), 0.0)
     assert not holdings.above_share(FlowLevel("t3"), 4, 8, 0.0)
 
 
 def test_who_was_not_seen_for_a_minute_is_forgotten_unless_something_runs():
     holdings = TenantHoldings()
     one, two = FlowLevel("one"), FlowLevel("two")
-    holdings.saw(one, 0.0)
-    holdings.saw(two, 0.0)
-    holdings.take(one, 5, STANDARD)
+    holdings.observe(one, 0.0)
+    holdings.observe(two, 0.0)
+    holdings.allocate(one, 5, STANDARD)
     assert holdings.above_share(one, 1, 8, 59.0)
     assert not holdings.above_share(one, 1, 8, 61.0)
     assert len(holdings) == 1
-    holdings.give(one, 5, STANDARD)
-    holdings.saw(two, 200.0)
+    holdings.release(one, 5, STANDARD)
+    holdings.observe(two, 200.0)
     assert len(holdings) == 1
     assert holdings.slots == 0
 
@@ -71,26 +71,26 @@ def test_who_was_not_seen_for_a_minute_is_forgotten_unless_something_runs():
 def test_a_guest_of_those_who_hold_more_per_weight_and_are_not_more_urgent():
     holdings = TenantHoldings()
     light, flood = FlowLevel("light"), FlowLevel("flood", 2.0)
-    holdings.saw(light, 0.0)
-    holdings.saw(flood, 0.0)
-    holdings.take(flood, 2, STANDARD)
-    assert not holdings.may_be_guest(light, 1, STANDARD)  # half a place per weight would be left, for one
-    holdings.take(flood, 1, PriorityClass.INTERACTIVE)
-    assert not holdings.may_be_guest(light, 1, STANDARD)
-    assert holdings.may_be_guest(light, 1, PriorityClass.INTERACTIVE)
-    holdings.take(flood, 1, PriorityClass.BACKGROUND)
-    assert holdings.may_be_guest(light, 1, STANDARD)
-    assert not holdings.may_be_guest(light, 2, STANDARD)
-    assert not holdings.may_be_guest(flood, 1, STANDARD)
+    holdings.observe(light, 0.0)
+    holdings.observe(flood, 0.0)
+    holdings.allocate(flood, 2, STANDARD)
+    assert not holdings.may_overcommit(light, 1, STANDARD)  # half a place per weight would be left, for one
+    holdings.allocate(flood, 1, PriorityClass.INTERACTIVE)
+    assert not holdings.may_overcommit(light, 1, STANDARD)
+    assert holdings.may_overcommit(light, 1, PriorityClass.INTERACTIVE)
+    holdings.allocate(flood, 1, PriorityClass.BACKGROUND)
+    assert holdings.may_overcommit(light, 1, STANDARD)
+    assert not holdings.may_overcommit(light, 2, STANDARD)
+    assert not holdings.may_overcommit(flood, 1, STANDARD)
 
 
 @pytest.mark.parametrize("weight", [0.5, 2.0])
 def test_a_weight_may_change(weight):
     holdings = TenantHoldings()
-    holdings.saw(FlowLevel("one"), 0.0)
-    holdings.saw(FlowLevel("two"), 0.0)
-    holdings.saw(FlowLevel("one", weight), 1.0)
-    holdings.take(FlowLevel("one"), 1, STANDARD)
+    holdings.observe(FlowLevel("one"), 0.0)
+    holdings.observe(FlowLevel("two"), 0.0)
+    holdings.observe(FlowLevel("one", weight), 1.0)
+    holdings.allocate(FlowLevel("one"), 1, STANDARD)
     share = 12 * weight / (1 + weight)
     assert not holdings.above_share(FlowLevel("one", weight), int(share) - 1, 12, 1.0)
     assert holdings.above_share(FlowLevel("one", weight), int(share), 12, 1.0)

@@ -6,7 +6,7 @@ import pytest
 
 from maitred.app.request.upstream_plan import TruncatedPrompt
 from maitred.core.flow import ServiceWeights
-from maitred.core.prefix import BlockNews, chain, shared_scope
+from maitred.core.prefix import BlockUpdate, chain, shared_scope
 from maitred.core.replica import StepTimes
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
@@ -41,11 +41,11 @@ class Pool:
         self.now_s += 1.0
         asked = errand(self.made, org, tokens=len(prompt), arrived_s=self.now_s, **fields)
         asked.prompts[:] = [prompt]
-        ticket = self.floor.ticket(asked)
+        ticket = self.floor.new_entry(asked)
         self.floor.join(ticket, self.now_s)
-        assert self.floor.turn(self.now_s) == [ticket]
+        assert self.floor.dispatch_ready(self.now_s) == [ticket]
         assert ticket.state is QueueState.RELEASED
-        name = ticket.grip.station.post.name
+        name = ticket.allocation.endpoint_state.endpoint.name
         self.floor.leave(ticket, self.now_s, finished=True)
         return name
 
@@ -125,15 +125,15 @@ class Alone(Pool):
         super().__init__(1)
         self.replicas["r0"].say(step_tokens=10_000)
         keys = b"".join(chain(shared_scope(org), known, 16))
-        self.placement = self.floor.choice.placement
-        self.placement.heard("r0", BlockNews(1, 16, 1_000, stored=keys, whole=True))
+        self.placement = self.floor.selector.balancer
+        self.placement.on_block_update("r0", BlockUpdate(1, 16, 1_000, stored=keys, whole=True))
 
     def foreseen_s(self, prompt, org="acme"):
         """What is foretold of the prompt's first token where nobody waits and nothing runs."""
         asked = errand(1, org, tokens=len(prompt), arrived_s=self.now_s)
         asked.prompts[:] = [prompt]
-        ticket = self.floor.ticket(asked)
-        assert self.floor.walk_in(ticket, self.now_s)
+        ticket = self.floor.new_entry(asked)
+        assert self.floor.dispatch_now(ticket, self.now_s)
         return ticket.prefill_s
 
 
@@ -144,7 +144,9 @@ def test_what_the_engine_holds_of_a_prompt_is_not_foretold_to_take_time():
     assert Alone(text(1)).foreseen_s(text(1) + text(2)) == whole_s
     assert Alone(text(1)).foreseen_s(text(1), org="another") == whole_s, "nothing is shared with others"
     pool = Alone(text(1))
-    pool.placement.heard("r0", BlockNews(2, 16, 1_000, removed=b"".join(chain(shared_scope("acme"), text(1), 16))))
+    pool.placement.on_block_update(
+        "r0", BlockUpdate(2, 16, 1_000, removed=b"".join(chain(shared_scope("acme"), text(1), 16)))
+    )
     assert pool.foreseen_s(text(1)) == whole_s
 
 
@@ -155,8 +157,8 @@ def test_what_the_engine_holds_of_a_prompt_counts_while_others_wait():
     for seed in (1, 2):
         asked = errand(seed, "acme", tokens=640, arrived_s=pool.now_s)
         asked.prompts[:] = [text(seed)]
-        ticket = pool.floor.ticket(asked)
-        pool.floor.foretell(ticket, pool.floor.refresh(pool.now_s), pool.now_s)
+        ticket = pool.floor.new_entry(asked)
+        pool.floor.forecast(ticket, pool.floor.refresh(pool.now_s), pool.now_s)
         waits[seed] = ticket.prefill_s
     assert waits[2] - waits[1] == pytest.approx(0.624)
 
@@ -166,6 +168,6 @@ def test_of_a_prompt_whose_tokens_nobody_knows_as_much_is_computed_as_usual():
     for prompt in (TruncatedPrompt((), 640), text(2)):
         pool = Alone(text(1))
         for _ in range(200):
-            pool.floor.outlook.prompt(100, 50)
+            pool.floor.predictor.on_prompt(100, 50)
         foreseen_s.append(pool.foreseen_s(prompt))
     assert foreseen_s == [pytest.approx(0.01 + 0.320, rel=0.01), pytest.approx(0.01 + 0.640)]

@@ -35,7 +35,7 @@ class Crowd:
         try:
             self.desk.check(99, **fields)
         except DeadlineUnmeetable as refusal:
-            return refusal.place
+            return refusal.position
         return None
 
     def slower(self):
@@ -90,7 +90,7 @@ async def test_it_falls_when_somebody_gives_up_waiting(crowd):
     told = crowd.refused()
     crowd.slower()
     assert crowd.refused() == told
-    crowd.desk.floor.leave(other.ticket, crowd.desk.clock.now_s, finished=False)
+    crowd.desk.floor.leave(other.queued, crowd.desk.clock.now_s, finished=False)
     assert crowd.refused() != told
 
 
@@ -102,7 +102,7 @@ async def test_it_falls_when_more_of_its_tenant_wait(crowd):
 async def test_it_falls_with_the_settings(crowd):
     crowd.slower()
     config = DispatchConfig(headroom=0.0, unknown_output_share=1.0)
-    crowd.desk.dispatcher.adopt([station.post for station in crowd.desk.floor.stations], config, None)
+    crowd.desk.dispatcher.reconfigure([station.endpoint for station in crowd.desk.floor.endpoint_states], config, None)
     assert crowd.refused().ttft_s > crowd.told.ttft_s
 
 
@@ -114,7 +114,7 @@ async def test_it_falls_when_another_replica_is_ready(crowd):
 
 
 async def test_those_of_many_keys_are_forgotten(crowd):
-    last = crowd.desk.dispatcher._gatekeeper._refusals
+    last = crowd.desk.dispatcher._admission._rejections
     for number in range(1100):
         crowd.desk.clock.now_s += 0.001
         crowd.refused(org=f"org-{number}", deadline_s=crowd.desk.clock.now_s)
@@ -124,7 +124,7 @@ async def test_those_of_many_keys_are_forgotten(crowd):
 async def test_it_falls_when_nobody_waits_any_more(crowd):
     assert crowd.refused(org="other") is not None
     while crowd.seats:
-        for seat in [seat for seat in crowd.seats if seat.ticket.state is QueueState.RELEASED]:
+        for seat in [seat for seat in crowd.seats if seat.queued.state is QueueState.RELEASED]:
             crowd.seats.remove(seat)
             crowd.desk.dispatcher.leave(seat, None)
         crowd.desk.replica.say()

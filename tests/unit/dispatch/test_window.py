@@ -16,7 +16,7 @@ class Server:
 def play(window, server, rounds=3000):
     sizes = []
     for _ in range(rounds):
-        window.first_token(server.ttft_s(window.size), window.size)
+        window.on_first_token(server.ttft_s(window.size), window.size)
         sizes.append(window.size)
     return [size for size in sizes[rounds // 2 :] if size >= window.size / 1.5]  # but for the probes
 
@@ -33,7 +33,7 @@ def held_by_streams_without_end(window, server, rounds):
     for _ in range(rounds):
         new, held = window.size - held, window.size
         for _ in range(min(new, server.places - (held - new))):
-            window.first_token(server.ttft_s(0), held)
+            window.on_first_token(server.ttft_s(0), held)
     return held
 
 
@@ -50,33 +50,33 @@ def test_one_late_answer_does_not_end_the_start_and_two_do():
     for late in (1, 2):
         window = ConcurrencyWindow(first=8)
         for ttft_s in (0.1, *[0.3] * late, *[0.1] * 10):
-            window.first_token(ttft_s, window.size)
+            window.on_first_token(ttft_s, window.size)
         grown.append(window.size)
     assert grown[0] > 1.5 * grown[1]
 
 
 def test_where_nothing_is_late_it_is_never_narrowed_to_probe():
     window = ConcurrencyWindow()
-    sizes = [(window.first_token(0.1, window.size), window.size)[1] for _ in range(5000)]
+    sizes = [(window.on_first_token(0.1, window.size), window.size)[1] for _ in range(5000)]
     assert sizes == sorted(sizes)
 
 
 def test_a_probe_hears_only_those_who_had_half_the_company():
     window = ConcurrencyWindow(first=64)
-    window.first_token(0.1, 64)
+    window.on_first_token(0.1, 64)
     full = window.size
     while window.size > 0.6 * full:
         full = window.size
-        window.first_token(0.2, full)
+        window.on_first_token(0.2, full)
     for _ in range(100):
-        window.first_token(0.25, full)  # sent before
+        window.on_first_token(0.25, full)  # sent before
     assert window.size <= full / 2 + 1
     for _ in range(8):
-        window.first_token(0.15, window.size)
+        window.on_first_token(0.15, window.size)
     widened = window.size
     assert widened > full / 2 + 1
     for _ in range(50):
-        window.first_token(0.2, window.size)
+        window.on_first_token(0.2, window.size)
     assert window.size > widened  # with 0.1 for the least, 0.2 were late
 
 
@@ -90,34 +90,34 @@ def test_it_follows_when_the_server_becomes_smaller():
 def test_it_does_not_grow_on_what_was_not_asked():
     window = ConcurrencyWindow(first=50)
     for _ in range(100):
-        window.first_token(0.1, 3)
+        window.on_first_token(0.1, 3)
     assert window.size == 50
 
 
 def test_milliseconds_that_a_busy_gateway_adds_are_no_queue():
     window = ConcurrencyWindow()
     for _ in range(20):
-        window.first_token(0.0002, window.size)
+        window.on_first_token(0.0002, window.size)
     before = window.size
     for _ in range(200):
-        window.first_token(0.015, window.size)
+        window.on_first_token(0.015, window.size)
     assert window.size > 2 * before
 
 
 def test_a_refusal_halves_it_down_to_one():
     window = ConcurrencyWindow(first=8)
-    window.refused()
+    window.on_rejection()
     assert window.size == 4
     for _ in range(10):
-        window.refused()
+        window.on_rejection()
     assert window.size == 1
 
 
 def test_until_something_queues_a_line_waits_as_long_as_it_takes_to_widen():
     window = ConcurrencyWindow(first=8)
     assert window.widened_in_s(1_000) == 0  # nobody knows its TTFT
-    window.first_token(0.1, 8)
+    window.on_first_token(0.1, 8)
     assert 0.5 < window.widened_in_s(1_000) < 0.1 * 10
     for _ in range(2):
-        window.first_token(0.3, window.size)
+        window.on_first_token(0.3, window.size)
     assert window.widened_in_s(1_000) is None

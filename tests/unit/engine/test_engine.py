@@ -86,9 +86,9 @@ def test_a_paused_request_meets_its_deadline_though_nothing_else_is_to_do():
     bench.submit("a", max_tokens=50, n=2, deadline_in_s=2.0)
     bench.step()
     bench.engine.pause("owner", "a", paused=True)
-    assert bench.engine.patience_s() == pytest.approx(2.0)
+    assert bench.engine.max_idle_s() == pytest.approx(2.0)
     bench.clock.now_s += 2.0
-    assert bench.engine.patience_s() == 0
+    assert bench.engine.max_idle_s() == 0
     assert [(delta.index, delta.finish) for _, delta in bench.step()] == [
         (0, FinishReason.DEADLINE),
         (1, FinishReason.DEADLINE),

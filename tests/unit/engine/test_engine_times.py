@@ -61,7 +61,7 @@ def test_time_without_work_is_no_part_of_a_step(engine, clock, leave):
             case "pause":
                 engine.pause("gateway", str(turn), paused=True)
             case "disown":
-                engine.disown("gateway")
-        assert engine.patience_s() is None
+                engine.cancel_owner("gateway")
+        assert engine.max_idle_s() is None
         clock.now_s += 60.0
     assert engine.load().times.of(1, 5, decodes=1) == pytest.approx(STEP_S, rel=0.05)

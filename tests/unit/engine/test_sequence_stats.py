@@ -79,5 +79,5 @@ def test_nothing_is_remembered_of_who_has_gone():
     bench.submit("a", n=2, max_tokens=9)
     bench.step()
     bench.engine.cancel("owner", "a", None)
-    assert not bench.engine._courses._notes
-    assert not bench.engine._courses._unanswered
+    assert not bench.engine._stats_recorder._notes
+    assert not bench.engine._stats_recorder._unanswered

@@ -39,7 +39,7 @@ class Sleepy(Bench):
         super().__init__()
         pool = self.engine._scheduler.pool
         self.bed = Bed(pool)
-        self.engine._slumber = SleepController(self.bed, self.clock, 5.0)
+        self.engine._sleep_controller = SleepController(self.bed, self.clock, 5.0)
         execute = self.runner.execute
 
         def computed(plan):
@@ -52,7 +52,7 @@ class Sleepy(Bench):
         """As the server's loop makes them, until there is nothing to do."""
         outputs = []
         for _ in range(most):
-            patience_s = self.engine.patience_s()
+            patience_s = self.engine.max_idle_s()
             if patience_s is None:
                 return outputs
             if patience_s == 0:
@@ -66,14 +66,14 @@ def test_it_sleeps_once_nothing_runs_and_forgets_what_it_had_computed():
     bench = Sleepy()
     bench.submit("a", prompt=9)
     bench.step()
-    bench.engine.rest(asleep=True)
+    bench.engine.set_asleep(asleep=True)
     assert not bench.engine.load().asleep
     assert bench.turns()[-1][1].finish is not None
     assert bench.engine.load().asleep
     assert not bench.bed.there
-    news = bench.engine.block_news()
+    news = bench.engine.block_update()
     assert news.stored == b""
-    assert bench.engine.block_news(whole=True).stored == b""
+    assert bench.engine.block_update(whole=True).stored == b""
     bench.check_idle()
 
 
@@ -81,13 +81,13 @@ def test_a_request_wakes_it_and_is_answered_as_before():
     bench = Sleepy()
     bench.submit("a", prompt=9)
     before = [delta.tokens for _, delta in bench.turns()]
-    bench.engine.rest(asleep=True)
+    bench.engine.set_asleep(asleep=True)
     bench.turns()
     bench.bed.up.clear()
     bench.submit("b", prompt=9)
-    assert bench.engine.patience_s() == 0
+    assert bench.engine.max_idle_s() == 0
     assert bench.step() == []
-    assert bench.engine.patience_s() > 0, "it waits for its model, and looks at its sockets meanwhile"
+    assert bench.engine.max_idle_s() > 0, "it waits for its model, and looks at its sockets meanwhile"
     assert bench.engine.load().asleep
     bench.clock.now_s += 2.0
     bench.bed.up.set()
@@ -103,13 +103,13 @@ def test_a_request_wakes_it_and_is_answered_as_before():
 def test_it_can_be_woken_by_word_and_one_that_is_drowsy_stays_awake():
     bench = Sleepy()
     bench.submit("a")
-    bench.engine.rest(asleep=True)
-    bench.engine.rest(asleep=False)
+    bench.engine.set_asleep(asleep=True)
+    bench.engine.set_asleep(asleep=False)
     bench.turns()
     assert bench.bed.there
-    bench.engine.rest(asleep=True)
+    bench.engine.set_asleep(asleep=True)
     bench.turns()
-    bench.engine.rest(asleep=False)
+    bench.engine.set_asleep(asleep=False)
     bench.turns()
     assert bench.bed.there
     assert not bench.engine.load().asleep
@@ -118,21 +118,21 @@ def test_it_can_be_woken_by_word_and_one_that_is_drowsy_stays_awake():
 def test_one_that_cannot_wake_dies_of_it():
     slumber = SleepController(Bed(fault=MemoryError("no room")), FakeClock(), 1.0)
     slumber.order(asleep=True)
-    assert not slumber.turn(occupied=False)
-    slumber.turn(occupied=True)
-    while slumber.patience_s(occupied=True):
+    assert not slumber.step(occupied=False)
+    slumber.step(occupied=True)
+    while slumber.max_idle_s(occupied=True):
         threading.Event().wait(0.001)
     with pytest.raises(MemoryError):
-        slumber.turn(occupied=True)
+        slumber.step(occupied=True)
 
 
 def test_a_request_that_ends_while_it_wakes_leaves_it_awake_and_empty():
     bench = Sleepy()
-    bench.engine.rest(asleep=True)
+    bench.engine.set_asleep(asleep=True)
     bench.turns()
     bench.engine.submit("owner", EngineRequest("a", [1, 2], SamplingParams(max_tokens=3, seed=0)))
     bench.step()
-    bench.engine.disown("owner")
+    bench.engine.cancel_owner("owner")
     bench.turns()
     assert bench.bed.there
     bench.check_idle()

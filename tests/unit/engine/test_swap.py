@@ -15,7 +15,7 @@ def answers(folder, target, **settings):
         device="cpu", dtype="fp32", threads=1, block_tokens=4, step_tokens=64, max_sequences=32, **settings
     )
     engine, _ = build(folder, config, target=target)
-    engine._scheduler._state._comes_back = lambda sequence: sequence.computed >= 4  # whatever copying takes here
+    engine._scheduler._state._requeue = lambda sequence: sequence.computed >= 4  # whatever copying takes here
     for number in range(32):
         sampling = SamplingParams(max_tokens=80, seed=number, temperature=number % 2, ignore_eos=True)
         prompt = [4 + (number * 7 + position) % 120 for position in range(20 + number)]

@@ -6,7 +6,7 @@ import pytest
 
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.fairness.entry import QueueEntry, WorkAhead
-from maitred.fairness.fair_queue import QueueOrderConfig, make_line
+from maitred.fairness.fair_queue import QueueOrderConfig, make_queue
 
 
 def flow(*names, weight=1.0):
@@ -37,7 +37,7 @@ def serve(line, takes, cost=None):
 
 @pytest.fixture
 def line():
-    return make_line(QueueOrderConfig(policy="deficit", quantum=100.0))
+    return make_queue(QueueOrderConfig(policy="deficit", quantum=100.0))
 
 
 def test_empty(line):
@@ -116,7 +116,7 @@ def test_arrival_decides_inside_a_flow_and_put_back_keeps_it(line):
     line.add(first, 2.0)
     line.take(first, 2.0)
     assert line.head(2.0) is second
-    line.put_back(first, 3.0)
+    line.requeue(first, 3.0)
     assert line.head(3.0) is first
     assert len(line) == 2
 
@@ -164,7 +164,7 @@ def test_over_service_is_what_a_flow_owes(line):
 
 
 def test_a_long_debt_is_paid_back_without_going_round_for_each_quantum():
-    line = make_line(QueueOrderConfig(policy="deficit", quantum=1e-3))
+    line = make_queue(QueueOrderConfig(policy="deficit", quantum=1e-3))
     for name in "ab":
         crowd(line, flow(name), 10, service=1e6)
     assert serve(line, 10)[flow("a")] == 5e6

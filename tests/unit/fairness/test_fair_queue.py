@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from maitred.core.flow import ONE_FLOW, Flow, FlowLevel, PriorityClass
-from maitred.fairness.fair_queue import QueueEntry, QueueOrderConfig, make_line
+from maitred.fairness.fair_queue import QueueEntry, QueueOrderConfig, make_queue
 
 POLICIES = ["fair", "fifo", "priority", "deficit"]
 FLOWS = [ONE_FLOW, Flow((FlowLevel("a"), FlowLevel("b", 2.0)), PriorityClass.BATCH), Flow((FlowLevel("c"),))]
@@ -31,7 +31,7 @@ def test_what_makes_no_sense_is_refused(fault):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_everybody_is_served_once(policy):
-    line = make_line(QueueOrderConfig(policy=policy))
+    line = make_queue(QueueOrderConfig(policy=policy))
     everybody = entries(30)
     for entry in everybody:
         line.add(entry, entry.arrived_s)
@@ -49,7 +49,7 @@ def test_everybody_is_served_once(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_empty_line_has_nobody_ahead_and_nobody_in_lead(policy):
-    line = make_line(QueueOrderConfig(policy=policy))
+    line = make_queue(QueueOrderConfig(policy=policy))
     ahead = line.ahead(entries(1)[0], 0.0)
     assert (ahead.entries, ahead.service) == (0, 0.0)
     assert line.over_service(ONE_FLOW) == 0.0
@@ -57,7 +57,7 @@ def test_an_empty_line_has_nobody_ahead_and_nobody_in_lead(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_ahead_grows_with_the_line_and_asks_nothing_of_it(policy):
-    line = make_line(QueueOrderConfig(policy=policy, ageing_s=None))
+    line = make_queue(QueueOrderConfig(policy=policy, ageing_s=None))
     arrives = QueueEntry("arrives", ONE_FLOW, arrived_s=100.0, service=5.0)
     before = -1
     for entry in entries(9):
@@ -71,7 +71,7 @@ def test_ahead_grows_with_the_line_and_asks_nothing_of_it(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_who_is_not_there_cannot_leave(policy):
-    line = make_line(QueueOrderConfig(policy=policy))
+    line = make_queue(QueueOrderConfig(policy=policy))
     one, other = entries(2)
     line.add(one, 0.0)
     line.add(other, 0.0)

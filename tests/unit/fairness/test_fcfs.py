@@ -4,7 +4,7 @@ import pytest
 
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.fairness.entry import QueueEntry, WorkAhead
-from maitred.fairness.fair_queue import QueueOrderConfig, make_line
+from maitred.fairness.fair_queue import QueueOrderConfig, make_queue
 
 FIFO = QueueOrderConfig(policy="fifo")
 PRIORITY = QueueOrderConfig(policy="priority", ageing_s=10.0)
@@ -25,7 +25,7 @@ def order(line, now_s=0.0):
 
 
 def test_fifo_goes_by_arrival_alone():
-    line = make_line(FIFO)
+    line = make_queue(FIFO)
     line.add(entry("second", 2.0, PriorityClass.INTERACTIVE), 2.0)
     line.add(entry("first", 1.0, PriorityClass.BACKGROUND), 2.0)
     line.add(entry("third", 2.0, PriorityClass.INTERACTIVE), 2.0)
@@ -33,7 +33,7 @@ def test_fifo_goes_by_arrival_alone():
 
 
 def test_charges_change_nothing():
-    line = make_line(FIFO)
+    line = make_queue(FIFO)
     first, second = entry("first", 1.0), entry("second", 2.0)
     line.add(first, 2.0)
     line.add(second, 2.0)
@@ -43,25 +43,25 @@ def test_charges_change_nothing():
 
 
 def test_put_back_stands_where_it_stood():
-    line = make_line(FIFO)
+    line = make_queue(FIFO)
     first, second = entry("first", 1.0), entry("second", 2.0)
     line.add(first, 2.0)
     line.add(second, 2.0)
     line.take(first, 2.0)
     assert line.head(2.0) is second
-    line.put_back(first, 3.0)
+    line.requeue(first, 3.0)
     assert order(line, 3.0) == ["first", "second"]
 
 
 def test_priority_is_strict():
-    line = make_line(PRIORITY)
+    line = make_queue(PRIORITY)
     for name, priority in [("c", "batch"), ("d", "background"), ("a", "interactive"), ("b", "standard")]:
         line.add(entry(name, 0.0, PriorityClass(priority)), 0.0)
     assert order(line, 0.0) == ["a", "b", "c", "d"]
 
 
 def test_priority_ages():
-    line = make_line(PRIORITY)
+    line = make_queue(PRIORITY)
     old = entry("old", 0.0, PriorityClass.BACKGROUND)
     line.add(old, 0.0)
     line.add(entry("new", 25.0, PriorityClass.INTERACTIVE), 25.0)
@@ -72,7 +72,7 @@ def test_priority_ages():
 
 
 def test_counts():
-    line = make_line(PRIORITY)
+    line = make_queue(PRIORITY)
     entries = [entry(number, 0.0, PriorityClass.BATCH) for number in range(3)]
     for each in entries:
         line.add(each, 0.0)
@@ -86,7 +86,7 @@ def test_counts():
 
 
 def test_ahead():
-    line = make_line(PRIORITY)
+    line = make_queue(PRIORITY)
     urgent = entry("urgent", 5.0, PriorityClass.INTERACTIVE, service=7.0)
     first, second = entry("first", 1.0), entry("second", 2.0)
     for each in (urgent, first, second):
@@ -94,6 +94,6 @@ def test_ahead():
     assert line.ahead(second, 5.0) == WorkAhead(2, 17.0)
     assert line.ahead(urgent, 5.0) == WorkAhead(0, 0.0)
     assert line.ahead(entry("arrives", 6.0), 6.0) == WorkAhead(3, 27.0)
-    fifo = make_line(FIFO)
+    fifo = make_queue(FIFO)
     fifo.add(first, 5.0)
     assert fifo.ahead(entry("arrives", 6.0, PriorityClass.INTERACTIVE), 6.0) == WorkAhead(1, 10.0)

@@ -2,7 +2,7 @@
 
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.fairness.entry import QueueEntry
-from maitred.fairness.fair_queue import QueueOrderConfig, make_line
+from maitred.fairness.fair_queue import QueueOrderConfig, make_queue
 
 STANDARD, BATCH = PriorityClass.STANDARD, PriorityClass.BATCH
 
@@ -26,7 +26,7 @@ def order(line, takes):
 
 
 def filled(quantum, per_flow=4):
-    line = make_line(QueueOrderConfig(quantum=quantum))
+    line = make_queue(QueueOrderConfig(quantum=quantum))
     for number in range(per_flow):
         line.add(entry("a", "xy"[number % 2]), 0.0)
         line.add(entry("b", "yx"[number % 2]), 0.0)
@@ -48,7 +48,7 @@ def test_a_row_is_worth_a_quantum():
 
 
 def test_nobody_leads_by_more_than_the_quantum():
-    line = make_line(QueueOrderConfig(quantum=30.0))
+    line = make_queue(QueueOrderConfig(quantum=30.0))
     for _ in range(20):
         line.add(entry("a", "x"), 0.0)
         line.add(entry("b", "y"), 0.0)
@@ -60,7 +60,7 @@ def test_nobody_leads_by_more_than_the_quantum():
 
 
 def test_inside_a_key_those_passed_over_come_after_a_quantum():
-    line = make_line(QueueOrderConfig(quantum=30.0))
+    line = make_queue(QueueOrderConfig(quantum=30.0))
     line.add(entry("a", "x"), 0.0)
     line.add(entry("a", "z"), 0.0)
     for _ in range(20):
@@ -69,7 +69,7 @@ def test_inside_a_key_those_passed_over_come_after_a_quantum():
 
 
 def test_classes_are_not_mixed():
-    line = make_line(QueueOrderConfig(quantum=1000.0))
+    line = make_queue(QueueOrderConfig(quantum=1000.0))
     line.add(entry("a", "x"), 0.0)
     line.add(entry("b", "y"), 0.0)
     line.add(entry("c", "x", priority=BATCH), 0.0)
@@ -79,7 +79,7 @@ def test_classes_are_not_mixed():
 
 
 def test_what_leaves_is_not_preferred():
-    line = make_line(QueueOrderConfig(quantum=1000.0))
+    line = make_queue(QueueOrderConfig(quantum=1000.0))
     line.add(entry("a", "x"), 0.0)
     gone = entry("b", "x")
     line.add(gone, 0.0)

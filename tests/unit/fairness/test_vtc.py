@@ -7,7 +7,7 @@ import pytest
 
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.fairness.entry import QueueEntry, WorkAhead
-from maitred.fairness.fair_queue import QueueOrderConfig, make_line
+from maitred.fairness.fair_queue import QueueOrderConfig, make_queue
 
 INTERACTIVE, STANDARD, BATCH, BACKGROUND = PriorityClass
 
@@ -42,7 +42,7 @@ def serve(line, takes, now_s=0.0, cost=None):
 
 @pytest.fixture
 def line():
-    return make_line(QueueOrderConfig())
+    return make_queue(QueueOrderConfig())
 
 
 def test_backlogged_flows_share_by_weight(line):
@@ -170,7 +170,7 @@ def test_put_back_keeps_its_age_and_its_charges(line):
     line.add(entry(two, "other", 1.0), 1.0)
     line.take(line.head(1.0), 1.0)
     line.charge(one, 5.0)
-    line.put_back(first, 2.0)
+    line.requeue(first, 2.0)
     assert len(line) == 3
     assert line.head(2.0).value == "other"
     serve(line, 1)
@@ -182,7 +182,7 @@ def test_put_back_of_a_flow_that_waits_for_nothing_else(line):
     line.add(alone, 0.0)
     line.take(alone, 0.0)
     assert line.head(0.0) is None
-    line.put_back(alone, 1.0)
+    line.requeue(alone, 1.0)
     assert line.head(1.0) is alone
     serve(line, 1)
     assert len(line) == 0
@@ -213,7 +213,7 @@ def test_least_slack_first_inside_a_key(line):
 
 
 def test_classes_share_by_weight():
-    line = make_line(QueueOrderConfig(ageing_s=None))
+    line = make_queue(QueueOrderConfig(ageing_s=None))
     for priority in PriorityClass:
         crowd(line, flow("a", priority=priority), 1000)
     served = serve(line, 1500)
@@ -229,7 +229,7 @@ def test_a_class_that_comes_back_is_first_among_equals(line):
 
 
 def test_classes_that_are_not_named_weigh_one():
-    line = make_line(QueueOrderConfig(class_weights={INTERACTIVE: 3.0}, ageing_s=None))
+    line = make_queue(QueueOrderConfig(class_weights={INTERACTIVE: 3.0}, ageing_s=None))
     for priority in (INTERACTIVE, BACKGROUND):
         crowd(line, flow("a", priority=priority), 100)
     served = serve(line, 80)
@@ -237,7 +237,7 @@ def test_classes_that_are_not_named_weigh_one():
 
 
 def test_counts_go_by_the_class_that_was_asked_for():
-    line = make_line(QueueOrderConfig(ageing_s=1.0))
+    line = make_queue(QueueOrderConfig(ageing_s=1.0))
     crowd(line, flow("a", priority=BACKGROUND), 3)
     line.head(100.0)
     assert line.waiting_in(BACKGROUND) == 3
@@ -247,7 +247,7 @@ def test_counts_go_by_the_class_that_was_asked_for():
 
 
 def test_what_has_aged_is_charged_where_it_was_taken():
-    line = make_line(QueueOrderConfig(ageing_s=10.0))
+    line = make_queue(QueueOrderConfig(ageing_s=10.0))
     old, fresh = flow("old", priority=STANDARD), flow("new", priority=INTERACTIVE)
     crowd(line, old, 1, arrived_s=0.0)
     line.head(10.0)
@@ -263,7 +263,7 @@ def test_what_has_aged_is_charged_where_it_was_taken():
 
 def test_a_flood_does_not_become_urgent_by_waiting():
     # Its requests wait long, but only for one another; something of it begins all the time.
-    line = make_line(QueueOrderConfig(ageing_s=10.0))
+    line = make_queue(QueueOrderConfig(ageing_s=10.0))
     flood, light = flow("flood"), flow("light")
     crowd(line, flood, 500)
     for second in range(200):
@@ -274,7 +274,7 @@ def test_a_flood_does_not_become_urgent_by_waiting():
 
 
 def test_every_request_moves_up_in_its_own_time_while_its_class_is_passed_over():
-    line = make_line(QueueOrderConfig(ageing_s=10.0))
+    line = make_queue(QueueOrderConfig(ageing_s=10.0))
     line.add(entry(flow("a", "x", priority=BATCH), "first"), 0.0)
     line.add(entry(flow("a", "y", priority=BATCH), "second"), 4.0)
     moves = {}
@@ -293,7 +293,7 @@ def test_every_request_moves_up_in_its_own_time_while_its_class_is_passed_over()
 
 
 def test_what_begins_sets_the_clock_of_its_class_back():
-    line = make_line(QueueOrderConfig(ageing_s=10.0))
+    line = make_queue(QueueOrderConfig(ageing_s=10.0))
     crowd(line, flow("a", priority=BATCH), 2)
     crowd(line, flow("b", priority=BACKGROUND), 1)
     line.take(next(waiting for waiting in line if waiting.flow.path[0].id == "a"), 6.0)
@@ -304,21 +304,21 @@ def test_what_begins_sets_the_clock_of_its_class_back():
 
 
 def test_looking_late_is_as_good_as_looking_all_the_time():
-    line = make_line(QueueOrderConfig(ageing_s=10.0))
+    line = make_queue(QueueOrderConfig(ageing_s=10.0))
     crowd(line, flow("a", priority=BACKGROUND), 2)
     line.head(1000.0)
     assert {waiting.rank for waiting in line} == {INTERACTIVE.rank}
 
 
 def test_without_ageing_nothing_moves_up():
-    line = make_line(QueueOrderConfig(ageing_s=None))
+    line = make_queue(QueueOrderConfig(ageing_s=None))
     crowd(line, flow("a", priority=BACKGROUND), 3)
     line.head(1e9)
     assert {waiting.rank for waiting in line} == {BACKGROUND.rank}
 
 
 def test_a_flow_that_runs_from_two_classes_is_charged_in_both():
-    line = make_line(QueueOrderConfig(ageing_s=10.0, class_weights=dict.fromkeys(PriorityClass, 1.0)))
+    line = make_queue(QueueOrderConfig(ageing_s=10.0, class_weights=dict.fromkeys(PriorityClass, 1.0)))
     mixed = flow("a", priority=STANDARD)
     old, young = entry(mixed, arrived_s=0.0), entry(mixed, arrived_s=9.0)
     line.add(old, 0.0)
@@ -438,7 +438,7 @@ def test_ahead_counts_what_others_get_meanwhile(line):
 
 
 def test_ahead_in_the_line_agrees_with_what_happens():
-    line = make_line(QueueOrderConfig(ageing_s=None))
+    line = make_queue(QueueOrderConfig(ageing_s=None))
     flows = [flow("a", "x"), flow("a", "y"), flow("b", "z", b=2.0), flow("c", "u", priority=BATCH)]
     for each, count in zip(flows, (30, 5, 40, 20), strict=True):
         crowd(line, each, count)
@@ -463,7 +463,7 @@ def test_overload_of_interactive_work_starves_nobody_beyond_the_bound(weights, p
     # Interactive flows never stop waiting. With weights that leave the other classes nothing, only age helps them.
     ageing_s, step_s, slots, per_step, cost = 10.0, 0.1, 4, 5.0, 50.0
     config = QueueOrderConfig(ageing_s=ageing_s, **({"class_weights": weights} if weights else {}))
-    line = make_line(config)
+    line = make_queue(config)
     crowds = [flow(f"user {number}", priority=INTERACTIVE) for number in range(8)]
     # One of them is served at once, for it finds its class unserved. The others of its class have to wait.
     patient = [entry(flow(f"patient {n}", priority=priority), "patient", 0.0, cost) for n in range(4)]

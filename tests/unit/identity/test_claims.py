@@ -1,7 +1,7 @@
 import pytest
 
 from maitred.core.tenancy import Scope
-from maitred.identity.claims import key_of, live, scopes_of, tenants_of
+from maitred.identity.claims import live, read_key, read_scopes, read_tenants
 from maitred.identity.config import OidcConfig
 
 
@@ -58,7 +58,7 @@ def test_a_token_holds_from_its_beginning_to_its_end_give_or_take_the_leeway(cla
     ],
 )
 def test_the_tenant_is_what_the_configuration_says_of_the_claim(claims, settings, expected):
-    assert tenants_of(claims, config(**settings)) == expected
+    assert read_tenants(claims, config(**settings)) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,17 @@ def test_the_tenant_is_what_the_configuration_says_of_the_claim(claims, settings
     ],
 )
 def test_scopes_are_what_the_configuration_says_of_the_claim(claims, settings, expected):
-    assert scopes_of(claims, config(**settings)) == expected
+    assert read_scopes(claims, config(**settings)) == expected
 
 
 def test_subjects_are_short_printable_and_differ():
-    assert key_of("idp", {"sub": "auth0|5f7c"}) == "idp:auth0|5f7c"
+    assert read_key("idp", {"sub": "auth0|5f7c"}) == "idp:auth0|5f7c"
     odd = ["a b", "a\tb", "ä", "x" * 129, "x" * 130, "~" + "0" * 64, "\ud800", "a:b\n"]
-    keys = [key_of("idp", {"sub": subject}) for subject in odd]
+    keys = [read_key("idp", {"sub": subject}) for subject in odd]
     assert len(set(keys)) == len(odd)
     for key in keys:
         assert key.isascii()
         assert key.isprintable()
         assert len(key) < 140
     for nobody in ({}, {"sub": ""}, {"sub": 7}, {"sub": None}):
-        assert key_of("idp", nobody) is None
+        assert read_key("idp", nobody) is None

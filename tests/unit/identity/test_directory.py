@@ -36,7 +36,7 @@ KEY = ApiKey(id="k1", tenant="lab", scopes=(Scope.INFERENCE, Scope.METRICS))
 
 
 def principal(directory, public_id="k1"):
-    return directory.principal_of(directory.key(public_id))
+    return directory.principal_for(directory.key(public_id))
 
 
 def test_what_the_tenants_say_is_combined_on_the_way_up():
@@ -116,7 +116,7 @@ def test_keys_change_move_and_go():
     directory.apply(changes_of(ApiKey(id="k1", tenant="acme")))
     assert principal(directory).tenants == ("acme",)
     # An old record does not spoil what is kept of the new one.
-    assert directory.principal_of(before).tenants == ("lab", "acme")
+    assert directory.principal_for(before).tenants == ("lab", "acme")
     assert principal(directory).tenants == ("acme",)
     directory.apply(changes_of(version=3, deleted_tenants=["lab"]))
     assert principal(directory).tenants == ("acme",)

@@ -3,7 +3,7 @@ import pytest
 from maitred.core.errors import StoreUnavailable, Unauthenticated, Unavailable
 from maitred.core.tenancy import ANONYMOUS, ApiKey, DirectoryChanges, Tenant
 from maitred.identity.directory import Directory
-from maitred.identity.identity import Identity, credential_of
+from maitred.identity.identity import Identity, read_credential
 from maitred.identity.keys import make_key
 from tests.support.clock import FakeClock
 
@@ -51,14 +51,14 @@ async def test_a_key_is_found_where_each_client_puts_it(name):
 
 
 def test_the_first_credential_that_is_there_counts():
-    assert credential_of(headers(authorization="Bearer a", x_api_key="b", api_key="c")) == "a"
-    assert credential_of(headers(x_api_key="b", api_key="c")) == "b"
-    assert credential_of(headers(x_api_key=" ", api_key="c")) == "c"
-    assert credential_of(headers(authorization="Bearer ", x_api_key="b")) == "b"
+    assert read_credential(headers(authorization="Bearer a", x_api_key="b", api_key="c")) == "a"
+    assert read_credential(headers(x_api_key="b", api_key="c")) == "b"
+    assert read_credential(headers(x_api_key=" ", api_key="c")) == "c"
+    assert read_credential(headers(authorization="Bearer ", x_api_key="b")) == "b"
     # What another proxy on the way asked for is not meant for us.
-    assert credential_of(headers(authorization="Basic YTpi", x_api_key="b")) == "b"
-    assert credential_of(headers(authorization="Basic YTpi")) is None
-    assert credential_of(headers()) is None
+    assert read_credential(headers(authorization="Basic YTpi", x_api_key="b")) == "b"
+    assert read_credential(headers(authorization="Basic YTpi")) is None
+    assert read_credential(headers()) is None
 
 
 async def test_the_other_credentials_are_not_tried():
@@ -174,7 +174,7 @@ class Issuers:
     def issued(self, token):
         return token.startswith("token")
 
-    async def principal_of(self, token):
+    async def principal_for(self, token):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -199,13 +199,13 @@ async def test_a_token_of_an_issuer_must_be_valid_also_where_the_anonymous_may_c
 async def test_who_is_known_stands_until_something_of_it_changes():
     fixture = Fixture()
     header, known = headers(), await fixture.who()
-    assert fixture.identity.stands(known, header)
+    assert fixture.identity.is_still_valid(known, header)
     fixture.put(Tenant(id="other"))
-    assert fixture.identity.stands(known, header)
+    assert fixture.identity.is_still_valid(known, header)
     fixture.put_key()
-    assert not fixture.identity.stands(known, header)
+    assert not fixture.identity.is_still_valid(known, header)
     fixture.put_key(expires_s=2000.0)
-    assert not fixture.identity.stands(await fixture.who(), header)  # it will end by itself
+    assert not fixture.identity.is_still_valid(await fixture.who(), header)  # it will end by itself
 
 
 async def test_nobody_stands_by_a_directory_that_is_too_old():
@@ -215,4 +215,4 @@ async def test_nobody_stands_by_a_directory_that_is_too_old():
     fixture = Fixture()
     known = await fixture.who()
     with pytest.raises(StoreUnavailable):
-        Identity(fixture.directory, fixture.clock, check_fresh=stale).stands(known, headers())
+        Identity(fixture.directory, fixture.clock, check_fresh=stale).is_still_valid(known, headers())

@@ -1,5 +1,5 @@
 from maitred.core.tenancy import KeySecret
-from maitred.identity.keys import hash_of, make_key, matches, parse
+from maitred.identity.keys import hash_secret, make_key, matches, parse
 
 
 def test_a_new_key_parses_into_what_is_kept_of_it():
@@ -10,7 +10,7 @@ def test_a_new_key_parses_into_what_is_kept_of_it():
     assert public_id == made.public_id
     assert len(public_id) == 16
     assert len(secret) == 43
-    assert made.secret == KeySecret(hash_of(secret))
+    assert made.secret == KeySecret(hash_secret(secret))
     assert secret not in f"{made} {made!r}"
 
 

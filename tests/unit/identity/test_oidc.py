@@ -38,7 +38,7 @@ class Fixture:
 
     async def who(self, token):
         assert self.issuers.issued(token)
-        return await self.issuers.principal_of(token)
+        return await self.issuers.principal_for(token)
 
     @property
     def keys(self):
@@ -125,7 +125,7 @@ async def test_tokens_of_others_are_not_of_this_issuer():
     ]
     for token in foreign:
         assert not fixture.issuers.issued(token)
-        assert await fixture.issuers.principal_of(token) is None
+        assert await fixture.issuers.principal_for(token) is None
     assert fixture.fetched == []
 
 

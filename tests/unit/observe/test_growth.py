@@ -21,7 +21,7 @@ class World:
 
     def pass_looks(self, count, *, leak=0.0):
         for _ in range(count):
-            self.watch.look()
+            self.watch.sample()
             self.clock.now_s += 120.0
             self.held["memory_bytes"] += leak
 

@@ -13,15 +13,15 @@ from maitred.observe.logs import JsonFormatter, RequestLog, set_up
 
 def ended(outcome, released_s=None):
     tally = RequestContext("req-1", 1.0, route="/v1/completions", model="m", prompt_tokens=3, completion_tokens=2)
-    tally.waited_ms, tally.released_s = {"slots": 12.34567}, released_s
+    tally.waited_ms, tally.dispatched_s = {"slots": 12.34567}, released_s
     tally.close(outcome, 200, 1.5)
     return tally
 
 
 def test_a_failure_is_a_warning_with_fields(caplog):
     with caplog.at_level(logging.INFO):
-        RequestLog().ended(ended(Outcome.FINISHED))
-        RequestLog().ended(ended(Outcome.FAILED))
+        RequestLog().on_request_end(ended(Outcome.FINISHED))
+        RequestLog().on_request_end(ended(Outcome.FAILED))
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     line = json.loads(JsonFormatter().format(record))
@@ -34,8 +34,8 @@ def test_a_failure_is_a_warning_with_fields(caplog):
 
 def test_it_says_when_a_request_left_the_queue(caplog):
     with caplog.at_level(logging.INFO):
-        RequestLog().ended(ended(Outcome.FAILED))
-        RequestLog().ended(ended(Outcome.FAILED, released_s=1.25))
+        RequestLog().on_request_end(ended(Outcome.FAILED))
+        RequestLog().on_request_end(ended(Outcome.FAILED, released_s=1.25))
     lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
     assert [line["released_after_s"] for line in lines] == [None, 0.25]
 

@@ -23,8 +23,8 @@ def of(tenant="acme", *, model="tiny", outcome=Outcome.FINISHED, failure=None, g
 def test_a_second_counts_what_ended_in_it():
     recent = RecentTraffic(FakeClock())
     for outcome in (Outcome.FINISHED, Outcome.FINISHED, Outcome.CANCELLED):
-        recent.ended(of(outcome=outcome, prompt_tokens=10, completion_tokens=3))
-    recent.ended(of(model="", outcome=Outcome.FINISHED))  # a list of models, say
+        recent.on_request_end(of(outcome=outcome, prompt_tokens=10, completion_tokens=3))
+    recent.on_request_end(of(model="", outcome=Outcome.FINISHED))  # a list of models, say
     point = recent.tick(waiting=4, running=2)
     assert point.ended == {Outcome.FINISHED: 2, Outcome.CANCELLED: 1}
     assert (point.prompt_tokens, point.output_tokens, point.waiting, point.running) == (30, 9, 4, 2)
@@ -54,8 +54,8 @@ def test_times_are_those_of_ten_seconds_and_as_exact_as_a_chart_shows():
 
 def test_a_long_answer_counts_with_some_of_its_gaps():
     recent = RecentTraffic(FakeClock())
-    recent.ended(of(gaps_s=[0.02] * 10_000))
-    recent.ended(of(gaps_s=[0.2] * 70))
+    recent.on_request_end(of(gaps_s=[0.02] * 10_000))
+    recent.on_request_end(of(gaps_s=[0.2] * 70))
     assert recent.tick(0, 0).itl_s == pytest.approx((0.02, 0.2), rel=0.15)
 
 
@@ -72,7 +72,7 @@ def test_refusals_for_one_reason_are_one_entry_and_the_newest_is_last():
     for number in range(100):
         clock.now_s += 1
         failure = Saturated(f"No room {number}.", retry_after_s=3.0)
-        recent.ended(
+        recent.on_request_end(
             of(
                 outcome=Outcome.REFUSED,
                 failure=failure,
@@ -82,7 +82,7 @@ def test_refusals_for_one_reason_are_one_entry_and_the_newest_is_last():
             )
         )
         if number == 50:
-            recent.ended(of("other", outcome=Outcome.FAILED, failure=QueueFull()))
+            recent.on_request_end(of("other", outcome=Outcome.FAILED, failure=QueueFull()))
     other, acme = recent.refusals.values()
     assert (acme.count, acme.message, acme.at, acme.retry_after_s) == (100, "No room 99.", clock.now_s, 3.0)
     assert (other.tenant, other.code, other.count) == ("other", "queue_full", 1)
@@ -91,7 +91,7 @@ def test_refusals_for_one_reason_are_one_entry_and_the_newest_is_last():
 def test_what_is_known_of_tenants_and_refusals_is_bounded():
     recent = RecentTraffic(FakeClock())
     for number in range(2000):
-        recent.ended(of(f"t{number}", outcome=Outcome.REFUSED, failure=QueueFull()))
+        recent.on_request_end(of(f"t{number}", outcome=Outcome.REFUSED, failure=QueueFull()))
     assert len(recent.refusals) == 50
     assert len(recent.tenants) == 500
     assert recent.tenants["team"].requests == recent.tenants["team"].refused == 2000  # a team is in each of them
@@ -101,5 +101,5 @@ def test_what_is_known_of_tenants_and_refusals_is_bounded():
 
 def test_who_is_refused_before_a_model_is_known_is_seen():
     recent = RecentTraffic(FakeClock())
-    recent.ended(of(model="", outcome=Outcome.REFUSED, failure=Saturated(), principal=None))
+    recent.on_request_end(of(model="", outcome=Outcome.REFUSED, failure=Saturated(), principal=None))
     assert [one.tenant for one in recent.refusals.values()] == [""]

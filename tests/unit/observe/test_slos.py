@@ -35,7 +35,7 @@ def kept(slo, *tallies, clock=None):
     metrics = SloMetrics({"one": slo}, clock or FakeClock())
     registry.register(metrics)
     for tally in tallies:
-        metrics.ended(tally)
+        metrics.on_request_end(tally)
     labels = {"slo": "one", "model": slo.model or "*", "class": slo.priority or "*", "indicator": slo.indicator}
     names = ("maitred_slo_good_total", "maitred_slo_events_total", "maitred_slo_error_budget_left")
     return tuple(registry.get_sample_value(name, labels) for name in names)
@@ -102,10 +102,10 @@ def test_what_has_left_the_window_is_forgiven():
         labels = {"slo": "one", "model": "*", "class": "*", "indicator": "availability"}
         return registry.get_sample_value("maitred_slo_error_budget_left", labels)
 
-    metrics.ended(ended(outcome=Outcome.FAILED, status=502))
+    metrics.on_request_end(ended(outcome=Outcome.FAILED, status=502))
     clock.now_s += 5 * DAY_S
     for _ in range(9):
-        metrics.ended(ended())
+        metrics.on_request_end(ended())
     assert left() == pytest.approx(0.0)
     clock.now_s += 4.9 * DAY_S
     assert left() == pytest.approx(0.0)

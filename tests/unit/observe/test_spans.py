@@ -4,7 +4,7 @@ from maitred.core.answer import InferenceRequest, Outcome, RequestContext
 from maitred.core.request import FinishReason, SamplingParams
 from maitred.core.timeline import SpanName, TimelineSpan
 from maitred.core.trace_context import TraceContext
-from maitred.observe.spans import spans_of
+from maitred.observe.spans import make_spans
 
 TRACE = TraceContext("1" * 32, "2" * 16, sampled=True)
 
@@ -12,23 +12,23 @@ TRACE = TraceContext("1" * 32, "2" * 16, sampled=True)
 def ended(route):
     sampling = SamplingParams(max_tokens=0, seed=0)
     tally = RequestContext(
-        "req-1", 100.0, route=route, model="m", ask=InferenceRequest(model="m", prompts=["x"], sampling=sampling)
+        "req-1", 100.0, route=route, model="m", request=InferenceRequest(model="m", prompts=["x"], sampling=sampling)
     )
-    tally.story.trace = TRACE
-    attempt = tally.story.begin(SpanName.ATTEMPT, 101.0, replica="local")
+    tally.timeline.trace = TRACE
+    attempt = tally.timeline.begin(SpanName.ATTEMPT, 101.0, replica="local")
     engine = TimelineSpan(SpanName.ENGINE, 101.25, {"replica": "local", "texts": 2})
     encode = TimelineSpan(SpanName.ENCODE, 101.5, {"prompt_tokens": 7, "batch": 2.0})
     engine.inside.append(encode)
     attempt.inside.append(engine)
     for chapter in (encode, engine, attempt):
         chapter.end(102.0)
-    tally.prompt_tokens, tally.first_token_s, tally.finishes = 7, 102.0, [FinishReason.STOP]
+    tally.prompt_tokens, tally.first_token_s, tally.finish_reasons = 7, 102.0, [FinishReason.STOP]
     tally.close(Outcome.FINISHED, 200, 102.5)
     return tally
 
 
 def test_embeddings_generate_nothing_and_say_so():
-    root, attempt, engine, encode = spans_of(ended("/v1/embeddings"), 0.0)
+    root, attempt, engine, encode = make_spans(ended("/v1/embeddings"), 0.0)
     assert root.name == "embeddings m"
     told = {name: value for name, value in root.attributes.items() if name.startswith("gen_ai.")}
     assert told == {
@@ -44,7 +44,7 @@ def test_embeddings_generate_nothing_and_say_so():
 
 
 def test_an_answer_says_how_it_was_asked_for_and_how_it_ended():
-    root, *_ = spans_of(ended("/v1/completions"), 0.0)
+    root, *_ = make_spans(ended("/v1/completions"), 0.0)
     assert root.name == "text_completion m"
     assert root.attributes["gen_ai.response.finish_reasons"] == ["stop"]
     assert root.attributes["gen_ai.response.time_to_first_chunk"] == 2.0

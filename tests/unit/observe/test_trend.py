@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from maitred.observe.trend import TrendSample, trend_of
+from maitred.observe.trend import TrendSample, fit_trend
 
 
 def looks(count=60, *, leak=0.0, noise=0.0, load=lambda number: 0.0, per_load=0.0, seed=1):
@@ -16,7 +16,7 @@ def looks(count=60, *, leak=0.0, noise=0.0, load=lambda number: 0.0, per_load=0.
 
 
 def test_a_line_is_found_exactly():
-    trend = trend_of(looks(leak=12.0))
+    trend = fit_trend(looks(leak=12.0))
     assert trend.per_s == pytest.approx(0.1)
     assert trend.agreement == 1.0
 
@@ -26,8 +26,8 @@ def test_a_quarter_of_the_looks_may_be_anything():
         look._replace(value=look.value * 50) if number % 4 == 0 else look
         for number, look in enumerate(looks(leak=12.0, noise=1.0))
     ]
-    assert trend_of(spoilt).per_s == pytest.approx(0.1, rel=0.6)
-    assert trend_of(spoilt).per_s > 0.05
+    assert fit_trend(spoilt).per_s == pytest.approx(0.1, rel=0.6)
+    assert fit_trend(spoilt).per_s > 0.05
 
 
 def test_a_load_that_rises_is_no_leak():
@@ -36,25 +36,25 @@ def test_a_load_that_rises_is_no_leak():
 
     rising = looks(load=load, per_load=100.0, noise=5.0)
     unaware = [look._replace(load=0.0) for look in rising]
-    assert trend_of(unaware).agreement > 0.9
-    assert abs(trend_of(rising).agreement) < 0.35
-    assert abs(trend_of(rising).per_s) < 0.02
+    assert fit_trend(unaware).agreement > 0.9
+    assert abs(fit_trend(rising).agreement) < 0.35
+    assert abs(fit_trend(rising).per_s) < 0.02
 
 
 def test_a_leak_shows_under_a_load_that_comes_and_goes():
-    trend = trend_of(looks(load=lambda number: 100.0 * (number % 2), per_load=1000.0, leak=12.0, noise=5.0))
+    trend = fit_trend(looks(load=lambda number: 100.0 * (number % 2), per_load=1000.0, leak=12.0, noise=5.0))
     assert trend.per_s == pytest.approx(0.1, rel=0.1)
     assert trend.agreement > 0.9
 
 
 def test_noise_has_no_direction():
-    assert max(abs(trend_of(looks(noise=50.0, seed=seed)).agreement) for seed in range(50)) < 0.5
+    assert max(abs(fit_trend(looks(noise=50.0, seed=seed)).agreement) for seed in range(50)) < 0.5
 
 
 def test_what_never_changes_does_not_grow():
-    assert trend_of(looks()) == (0.0, 0.0)
+    assert fit_trend(looks()) == (0.0, 0.0)
 
 
 def test_too_few_looks_at_one_load_say_nothing():
-    assert trend_of(looks(9)) is None
-    assert trend_of(looks(40, load=lambda number: 10.0 * 2**number)) is None
+    assert fit_trend(looks(9)) is None
+    assert fit_trend(looks(40, load=lambda number: 10.0 * 2**number)) is None

@@ -16,21 +16,21 @@ from maitred.replica.health.breaker import BreakerState
 from maitred.replica.http.pool import OpenConnections
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import DIALECTS
-from maitred.replica.upstream.errors import ServerError, error_in, failure_of, retry_after_of
+from maitred.replica.upstream.errors import ServerError, error_in, parse_retry_after, to_failure
 from maitred.replica.upstream.external_load import ServerLoad, load_in
 from maitred.replica.upstream.probe import window_in
 from maitred.replica.upstream.replica import UpstreamReplica
-from maitred.replica.upstream.request_body import body_of
+from maitred.replica.upstream.request_body import encode_body
 from maitred.wire.openai.decode import decode_chat
-from maitred.wire.openai.written import merged_delta, written
+from maitred.wire.openai.written import merge_deltas, request_fields
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 def sent(dialect="generic", max_tokens=None, parameters=None, chat=True, **fields):
     body = {"model": "ours", "messages": MESSAGES, **fields}
-    request = TextRequest("r", written(decode_chat(msgspec.json.encode(body), strict=True)), 1, max_tokens, chat)
-    return msgspec.json.decode(body_of(request, DIALECTS[dialect], "theirs", parameters or {}))
+    request = TextRequest("r", request_fields(decode_chat(msgspec.json.encode(body), strict=True)), 1, max_tokens, chat)
+    return msgspec.json.decode(encode_body(request, DIALECTS[dialect], "theirs", parameters or {}))
 
 
 def test_nothing_is_added_but_what_is_ours_to_say():
@@ -85,7 +85,7 @@ def test_what_would_go_unheard_is_refused_and_hints_are_not():
     with pytest.raises(InvalidRequest, match="guided_choice is not known"):
         sent("vllm", guided_choice=["a"])
     with pytest.raises(InvalidRequest, match="echo is not known"):
-        body_of(TextRequest("r", {"prompt": "a", "echo": True}, 1, chat=False), DIALECTS["llamacpp"], "theirs", {})
+        encode_body(TextRequest("r", {"prompt": "a", "echo": True}, 1, chat=False), DIALECTS["llamacpp"], "theirs", {})
 
 
 def test_usage_comes_with_every_chunk_where_it_can():
@@ -126,7 +126,7 @@ def test_errors_in_every_shape(fields, error):
     ],
 )
 def test_whose_fault_a_status_is(status, kind):
-    failure = failure_of("there", status, ServerError("Key sk-123 has no money."), None)
+    failure = to_failure("there", status, ServerError("Key sk-123 has no money."), None)
     assert type(failure) is kind
     assert ("sk-123" in failure.message) == (kind is InvalidRequest)
 
@@ -137,15 +137,15 @@ def test_a_prompt_that_is_too_long_is_called_so():
         "the request exceeds the available context size",
         "max_tokens=5000 cannot be greater than max_model_len=1024.",
     ):
-        assert type(failure_of("there", 400, ServerError(message), None)) is ContextLengthExceeded
+        assert type(to_failure("there", 400, ServerError(message), None)) is ContextLengthExceeded
 
 
 def test_when_to_come_back():
-    assert failure_of("there", 429, None, 7.5).retry_after_s == 7.5
-    assert retry_after_of("1500", "9") == 1.5
-    assert retry_after_of(None, "9") == 9
-    assert retry_after_of("nan", "Wed, 21 Oct 2026 07:28:00 GMT") is None
-    assert retry_after_of("-5", None) is None
+    assert to_failure("there", 429, None, 7.5).retry_after_s == 7.5
+    assert parse_retry_after("1500", "9") == 1.5
+    assert parse_retry_after(None, "9") == 9
+    assert parse_retry_after("nan", "Wed, 21 Oct 2026 07:28:00 GMT") is None
+    assert parse_retry_after("-5", None) is None
 
 
 def test_the_window_in_a_list_of_models():
@@ -166,7 +166,7 @@ def test_tool_calls_are_put_together_from_their_pieces():
         {"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}], "reasoning": "so"},
         {"reasoning": " be it"},
     ]
-    assert merged_delta(deltas) == {
+    assert merge_deltas(deltas) == {
         "reasoning": "so be it",
         "tool_calls": [
             {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}},
@@ -195,9 +195,9 @@ vllm:gpu_cache_usage_perc NaN
 async def test_what_cannot_be_written_for_a_server_leaves_nothing_open_there():
     async with OpenConnections() as connections:
         upstream = UpstreamReplica(UpstreamConfig(url="http://127.0.0.1:9/v1"), "ours", connections)
-        upstream.standing.found()
+        upstream.status.on_probe()
         with pytest.raises(Unsupported):
-            async with upstream.relay(TextRequest("r", {"messages": MESSAGES, "sound": True}, 1)):
+            async with upstream.send(TextRequest("r", {"messages": MESSAGES, "sound": True}, 1)):
                 pass
         assert upstream.open_streams == 0
-        assert upstream.standing.breaker is BreakerState.CLOSED, "it is not the server's fault"
+        assert upstream.status.breaker is BreakerState.CLOSED, "it is not the server's fault"

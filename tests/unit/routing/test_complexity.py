@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.errors import ConfigInvalid
-from maitred.routing.complexity import SURFACE, ComplexityModel, surface_of
+from maitred.routing.complexity import SURFACE, ComplexityModel, surface_features
 
 BUNDLED = BUNDLED_MODEL.parent / "complexity.json"
 CHOICE = "Which of the following is not a prime?\nA. 2\nB. 3\nC. 4\nD. 5\nAnswer:"
@@ -25,16 +25,16 @@ def model_of(weights, bias=0.0, dimensions=2):
 
 @given(st.text())
 def test_every_text_has_a_number_for_each_feature(text):
-    numbers = surface_of(text)
+    numbers = surface_features(text)
     assert len(numbers) == len(SURFACE)
     assert all(math.isfinite(number) for number in numbers)
 
 
 def test_features_say_what_they_are_called():
-    features = dict(zip(SURFACE, surface_of(CHOICE), strict=True))
+    features = dict(zip(SURFACE, surface_features(CHOICE), strict=True))
     assert (features["options"], features["numeric_options"]) == (1.0, 1.0)
     assert features["negations"] == features["questions"] == math.log(2)
-    plain = dict(zip(SURFACE, surface_of("Tell me a story about a fox"), strict=True))
+    plain = dict(zip(SURFACE, surface_features("Tell me a story about a fox"), strict=True))
     assert plain["options"] == plain["log_numbers"] == plain["symbols"] == plain["code"] == 0
 
 

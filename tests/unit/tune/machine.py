@@ -53,10 +53,10 @@ class Machine:
 
     weight = 1.0
 
-    def unheard(self) -> int:
+    def unreported(self) -> int:
         return 0
 
-    def watch(self, listener: Callable[[], None]) -> None:
+    def on_change(self, listener: Callable[[], None]) -> None:
         """Nobody is told."""
 
     @asynccontextmanager

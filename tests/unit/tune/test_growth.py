@@ -27,7 +27,7 @@ def run(growth: BatchGrowth, machine: Machine, most: int = 100) -> list[int]:
     tried = []
     while (size := growth.next_size()) is not None:
         tried.append(size)
-        growth.note(size, [sample(size, machine(size))] * 3)
+        growth.record(size, [sample(size, machine(size))] * 3)
         assert len(tried) < most
     return tried
 
@@ -36,8 +36,8 @@ def test_it_stops_where_more_sequences_give_no_more() -> None:
     growth = BatchGrowth(objective_s=10.0, highest=1024)
     assert run(growth, busy_from(16)) == [1, 2, 4, 8, 16, 32, 64, 64]
     assert growth.reason == "plateau"
-    assert growth.chosen is not None
-    assert growth.chosen.sequences == 16
+    assert growth.best is not None
+    assert growth.best.sequences == 16
 
 
 def test_it_closes_in_on_the_objective() -> None:
@@ -45,23 +45,23 @@ def test_it_closes_in_on_the_objective() -> None:
     tried = run(growth, lambda batch: 0.010 + 0.001 * batch)  # 1.1 ms * (10 + n) <= 50 ms: up to 35
     assert tried == [1, 2, 4, 8, 16, 32, 64, 64, 45, 45, 38, 38]
     assert growth.reason == "objective"
-    assert growth.chosen is not None
-    assert growth.chosen.sequences == 32
+    assert growth.best is not None
+    assert growth.best.sequences == 32
 
 
 def test_it_stops_at_the_highest_size() -> None:
     growth = BatchGrowth(objective_s=10.0, highest=12)
     assert run(growth, busy_from(1000)) == [1, 2, 4, 8, 12]
     assert growth.reason == "highest"
-    assert growth.chosen is not None
-    assert growth.chosen.sequences == 12
+    assert growth.best is not None
+    assert growth.best.sequences == 12
 
 
 def test_a_machine_too_slow_for_one_is_said_to_be() -> None:
     growth = BatchGrowth(objective_s=0.005, highest=64)
     assert run(growth, busy_from(16)) == [1, 1]
     assert growth.reason == "objective"
-    assert growth.chosen is None
+    assert growth.best is None
 
 
 def test_a_size_that_is_slow_once_is_asked_again() -> None:
@@ -72,7 +72,7 @@ def test_a_size_that_is_slow_once_is_asked_again() -> None:
     while (size := growth.next_size()) is not None:
         tried.append(size)
         steps = [next(disturbed, 0.01) if size == 4 else 0.01 for _ in range(3)]
-        growth.note(size, [sample(size, step_s) for step_s in steps])
+        growth.record(size, [sample(size, step_s) for step_s in steps])
     assert tried == [1, 2, 4, 8, 16], "one of three samples does not matter"
 
     growth = BatchGrowth(objective_s=0.05, highest=16)
@@ -80,7 +80,7 @@ def test_a_size_that_is_slow_once_is_asked_again() -> None:
     tried = []
     while (size := growth.next_size()) is not None:
         tried.append(size)
-        growth.note(size, [sample(size, next(disturbed, 0.01) if size == 4 else 0.01) for _ in range(3)])
+        growth.record(size, [sample(size, next(disturbed, 0.01) if size == 4 else 0.01) for _ in range(3)])
     assert tried == [1, 2, 4, 4, 8, 16], "two of three do, until it is asked again"
 
 
@@ -88,13 +88,13 @@ def test_one_doubling_without_gain_does_not_end_it() -> None:
     """Kernels change with the size: 4 is no better than 2 here, and 32 is much better."""
     growth = BatchGrowth(objective_s=10.0, highest=32)
     run(growth, lambda batch: 0.02 if batch == 4 else 0.01)
-    assert growth.chosen is not None
-    assert growth.chosen.sequences == 32
+    assert growth.best is not None
+    assert growth.best.sequences == 32
 
 
 def test_nothing_is_chosen_from_nothing() -> None:
     growth = BatchGrowth(objective_s=1.0, highest=4)
-    assert growth.chosen is None
+    assert growth.best is None
     assert growth.reason == "budget"
     with pytest.raises(ValueError, match="at least one"):
         BatchGrowth(objective_s=1.0, highest=0)
@@ -103,10 +103,10 @@ def test_nothing_is_chosen_from_nothing() -> None:
 def test_what_was_measured_decides_when_the_time_is_up() -> None:
     growth = BatchGrowth(objective_s=1.0, highest=64)
     for size in (1, 2, 4):
-        growth.note(size, [sample(size, 0.01)])
+        growth.record(size, [sample(size, 0.01)])
     assert growth.reason == "budget"
-    assert growth.chosen is not None
-    assert growth.chosen.sequences == 4
+    assert growth.best is not None
+    assert growth.best.sequences == 4
 
 
 @given(
@@ -124,7 +124,7 @@ def test_it_ends_and_keeps_the_objective_whatever_the_noise(
     machine = busy_from(knee, 0.02)
     tried = run(growth, lambda batch: machine(batch) * (1 + noise * draw.random()), most=60)
     assert max(tried) <= highest
-    chosen = growth.chosen
+    chosen = growth.best
     assert chosen is None or chosen.itl_s <= objective_s
     if noise == 0 and objective_s > 0.0221:
         assert chosen is not None

@@ -5,11 +5,11 @@ import pytest
 from maitred.core.errors import InvalidRequest
 from maitred.core.feedback import Feedback, FeedbackLabel
 from maitred.wire.admin.decode import decode_body
-from maitred.wire.feedback import GiveFeedback, feedback_of
+from maitred.wire.feedback import GiveFeedback, to_feedback
 
 
 def read(body):
-    return feedback_of(decode_body(body.encode(), GiveFeedback))
+    return to_feedback(decode_body(body.encode(), GiveFeedback))
 
 
 @pytest.mark.parametrize(

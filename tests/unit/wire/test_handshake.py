@@ -96,4 +96,4 @@ def test_a_gateway_proves_nothing_to_what_is_no_engine(data):
     gateway = GatewayHandshake(SECRET)
     with pytest.raises(ProtocolViolation, match="asks for no secret"):
         gateway.feed(data)
-    assert not gateway.answered
+    assert not gateway.proof_sent

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from maitred.wire.sse import DONE, Event, SSEDecoder, encode_comment, encode_event
+from maitred.wire.sse import DONE, SSEDecoder, SSEEvent, encode_comment, encode_event
 from tests.support.tokenizers import data_folder
 
 VECTORS = Path(__file__).parents[2] / "data" / "sse" / "vectors.json"
@@ -47,7 +47,7 @@ def test_all_vectors_of_the_data_folder():
 def test_what_is_written_is_read():
     stream = encode_comment("still\nhere") + encode_event('{"a":"ü"}'.encode()) + encode_comment("") + DONE
     assert stream == b': still\n: here\n\ndata: {"a":"\xc3\xbc"}\n\n: \n\ndata: [DONE]\n\n'
-    assert SSEDecoder().feed(stream) == [Event('{"a":"ü"}'), Event("[DONE]")]
+    assert SSEDecoder().feed(stream) == [SSEEvent('{"a":"ü"}'), SSEEvent("[DONE]")]
 
 
 def test_the_id_stays_until_replaced():
@@ -67,4 +67,4 @@ def test_an_event_without_its_blank_line_is_dropped():
 
 
 def test_broken_utf8_shows_as_a_replacement():
-    assert SSEDecoder().feed(b"data: \xff\n\n") == [Event("\ufffd")]
+    assert SSEDecoder().feed(b"data: \xff\n\n") == [SSEEvent("\ufffd")]

@@ -1,6 +1,6 @@
 import pytest
 
-from maitred.wire.sse import SseSplitter
+from maitred.wire.sse import SSESplitter
 
 STREAMS = {
     "plain": b'data: {"a":1}\n\ndata: {"b":2}\n\ndata: [DONE]\n\n',
@@ -17,13 +17,13 @@ EVENTS = [b'{"a":1}', b'{"b":2}', b"[DONE]"]
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
 def test_every_form_is_cut_into_the_same_events_however_it_arrives(stream):
     for size in range(1, len(stream) + 1):
-        cutter = SseSplitter()
+        cutter = SSESplitter()
         pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
         assert [event for piece in pieces for event in cutter.feed(piece)] == EVENTS, size
 
 
 def test_an_event_is_given_out_with_the_bytes_that_end_it():
-    cutter = SseSplitter()
+    cutter = SSESplitter()
     assert cutter.feed(b"data: one\n") == []
     assert cutter.feed(b"\ndata: two\n\nda") == [b"one", b"two"]
     assert cutter.feed(b"ta: three\n\n") == [b"three"]

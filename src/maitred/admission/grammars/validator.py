@@ -33,9 +33,9 @@ class GrammarValidator:
         self._workers = workers or GrammarWorkers(config.workers, config.compile_s)
         self._known: OrderedDict[bytes, GrammarResult] = OrderedDict()
         self._known_bytes = 0
-        self._turns: dict[str, _ValidationTurns] = {}
+        self._organisations: dict[str, _ValidationTurns] = {}
 
-    def adopt(self, config: GrammarsConfig) -> None:
+    def reconfigure(self, config: GrammarsConfig) -> None:
         """Goes by these settings from now on, but for the number of processes and their time."""
         self._config = config
 
@@ -45,7 +45,7 @@ class GrammarValidator:
     async def __aexit__(self, *_: object) -> None:
         await self._workers.close()
 
-    async def grammar_of(self, organisation: str, constraint: Constraint) -> Grammar:
+    async def validate(self, organisation: str, constraint: Constraint) -> Grammar:
         """The grammar for a request.
 
         Args:
@@ -69,17 +69,17 @@ class GrammarValidator:
             )
         verdict = self._recall(question)
         if verdict is None:
-            async with self._turn(organisation):
-                verdict = self._recall(question) or await self._workers.verdict(question)
+            async with self._compile_slot(organisation):
+                verdict = self._recall(question) or await self._workers.compile(question)
             self._remember(question, verdict)
         if verdict.grammar is None:
             raise InvalidRequest(f"{param} cannot be used. {verdict.fault}", param=param)
         return verdict.grammar
 
     @asynccontextmanager
-    async def _turn(self, organisation: str) -> AsyncIterator[None]:
+    async def _compile_slot(self, organisation: str) -> AsyncIterator[None]:
         """The organisation's turn to have a grammar tried."""
-        turns = self._turns.setdefault(organisation, _ValidationTurns(self._config.per_organisation))
+        turns = self._organisations.setdefault(organisation, _ValidationTurns(self._config.per_organisation))
         if turns.taken >= self._config.per_organisation + self._config.waiting_per_organisation:
             raise Saturated(
                 "Too many grammars of your organisation wait to be compiled. Send them more slowly, or the same ones "
@@ -93,7 +93,7 @@ class GrammarValidator:
         finally:
             turns.taken -= 1
             if not turns.taken:
-                self._turns.pop(organisation, None)
+                self._organisations.pop(organisation, None)
 
     def _recall(self, question: bytes) -> GrammarResult | None:
         verdict = self._known.get(question)
@@ -105,9 +105,9 @@ class GrammarValidator:
         if question in self._known:
             return
         self._known[question] = verdict
-        self._known_bytes += _size_of(question, verdict)
+        self._known_bytes += _size_bytes(question, verdict)
         while self._known_bytes > self._config.cache_bytes:
-            self._known_bytes -= _size_of(*self._known.popitem(last=False))
+            self._known_bytes -= _size_bytes(*self._known.popitem(last=False))
 
 
 class _ValidationTurns:
@@ -118,5 +118,5 @@ class _ValidationTurns:
         self.taken = 0
 
 
-def _size_of(question: bytes, verdict: GrammarResult) -> int:
+def _size_bytes(question: bytes, verdict: GrammarResult) -> int:
     return len(question) + len(verdict.fault) + (len(verdict.grammar.text) if verdict.grammar else 0)

@@ -16,7 +16,7 @@ from maitred.admission.grammars.result import LENGTH_BYTES, GrammarResult
 from maitred.core.grammar import Constraint
 from maitred.text.grammar.fault import GrammarFault
 from maitred.text.grammar.language import STACK_BYTES
-from maitred.text.grammar.reading import grammar_of
+from maitred.text.grammar.reading import parse_grammar
 
 _MOST_MEMORY_BYTES = 1 << 30
 _TOO_LARGE = "It takes too much memory to compile. Send a simpler one."
@@ -40,12 +40,12 @@ def _answer_all() -> None:
         length = questions.read(LENGTH_BYTES)
         if len(length) < LENGTH_BYTES:
             return
-        answer = msgspec.msgpack.encode(_verdict_on(questions.read(int.from_bytes(length))))
+        answer = msgspec.msgpack.encode(_try(questions.read(int.from_bytes(length))))
 
 
-def _verdict_on(question: bytes) -> GrammarResult:
+def _try(question: bytes) -> GrammarResult:
     try:
-        return GrammarResult(grammar_of(msgspec.msgpack.decode(question, type=Constraint)))
+        return GrammarResult(parse_grammar(msgspec.msgpack.decode(question, type=Constraint)))
     except GrammarFault as fault:
         return GrammarResult(fault=str(fault))
     except MemoryError:

@@ -16,7 +16,7 @@ _CRASHED = "It is too deeply nested, or too large, to compile. Send a simpler on
 class GrammarCompilerPort(Protocol):
     """What tries grammars."""
 
-    async def verdict(self, question: bytes) -> GrammarResult:
+    async def compile(self, question: bytes) -> GrammarResult:
         """What comes of a `Constraint`, in MessagePack."""
         ...
 
@@ -40,7 +40,7 @@ class GrammarWorkers:
         for _ in range(most):
             self._idle.put_nowait(None)
 
-    async def verdict(self, question: bytes) -> GrammarResult:
+    async def compile(self, question: bytes) -> GrammarResult:
         """See `GrammarCompilerPort`; waits for a process that has nothing to do."""
         process = await self._idle.get()
         answered = False

@@ -34,7 +34,7 @@ class LimitDemand(msgspec.Struct, frozen=True):
     rates: tuple[LimitClaim, ...]
     """Those of the claims that are on rates."""
 
-    def of(self, size: RequestSize) -> "LimitDemand":
+    def claims_for(self, size: RequestSize) -> "LimitDemand":
         """What a request of that size claims."""
         return msgspec.structs.replace(self, claims=tuple(claim.of(size) for claim in self.claims))
 
@@ -50,7 +50,7 @@ class WatchedCounter(msgspec.Struct, frozen=True):
     """A budget's lacks the price, and in the name of its counter the window."""
 
 
-def demand_of(watches: Sequence[WatchedCounter], price: Price, day: int) -> LimitDemand:
+def make_demand(watches: Sequence[WatchedCounter], price: Price, day: int) -> LimitDemand:
     """One claim for every counter that is watched.
 
     Args:
@@ -90,12 +90,12 @@ def spend_claim(watch: WatchedCounter, price: Price, day: int) -> LimitClaim:
     )
 
 
-def spent_of(demand: LimitDemand, cost_nusd: int) -> dict[str, int]:
+def spend_amounts(demand: LimitDemand, cost_nusd: int) -> dict[str, int]:
     """What each budget is charged when the request has ended: its cost."""
     return dict.fromkeys(demand.budgets, cost_nusd)
 
 
-def taken_of(demand: LimitDemand, usage: Usage, outcome: Outcome) -> dict[str, int]:
+def rate_amounts(demand: LimitDemand, usage: Usage, outcome: Outcome) -> dict[str, int]:
     """What is taken from each rate when the request has ended; one from which nothing is taken is left out.
 
     A request counts as one unless it was turned away before any work was done for it. Rates of tokens keep what was
@@ -111,7 +111,7 @@ def taken_of(demand: LimitDemand, usage: Usage, outcome: Outcome) -> dict[str, i
     return taken
 
 
-def reserved_of(demand: LimitDemand, size: RequestSize, output: int) -> dict[str, int]:
+def reserved_amounts(demand: LimitDemand, size: RequestSize, output: int) -> dict[str, int]:
     """What a request holds of rates until it has ended, when each choice may have that much output."""
     prompt_tokens, wanted, taken = size.prompt_tokens, size.choices * output, {}
     for claim in demand.rates:
@@ -128,7 +128,7 @@ _OF_PROMPTS = frozenset({LimitKind.INPUT_TOKENS_PER_MINUTE, LimitKind.TOKENS_PER
 _OF_OUTPUT = frozenset({LimitKind.OUTPUT_TOKENS_PER_MINUTE, LimitKind.TOKENS_PER_MINUTE, LimitKind.CONCURRENT_TOKENS})
 
 
-def watches_of(rules: Sequence[LimitRule]) -> list[WatchedCounter]:
+def watched_counters(rules: Sequence[LimitRule]) -> list[WatchedCounter]:
     """One watch for every counter that these limits watch."""
     groups: dict[tuple[LimitKind, str, str | None], list[LimitRule]] = {}
     for rule in rules:
@@ -139,16 +139,16 @@ def watches_of(rules: Sequence[LimitRule]) -> list[WatchedCounter]:
 
 def _watch(kind: LimitKind, group: Sequence[LimitRule]) -> WatchedCounter:
     strict = [rule for rule in group if rule.limit.hard or not kind.spend]
-    rule = min(strict or group, key=lambda rule: (rule.limit.value, _burst_of(rule.limit)))
+    rule = min(strict or group, key=lambda rule: (rule.limit.value, _burst_capacity(rule.limit)))
     soft = tuple(rule.limit for rule in group if kind.spend and not rule.limit.hard)
-    capacity = rule.limit.value if kind.spend else min(_burst_of(one.limit) for one in group)
+    capacity = rule.limit.value if kind.spend else min(_burst_capacity(one.limit) for one in group)
     claim = _claim(rule, capacity, hard=bool(strict))
     return WatchedCounter(rule, soft, claim)
 
 
 def _claim(rule: LimitRule, capacity: int, *, hard: bool) -> LimitClaim:
     limit = rule.limit
-    kind, name = limit.kind, _counter_of(rule)
+    kind, name = limit.kind, _counter_name(rule)
     if kind.spend:
         return LimitClaim(name, CounterKind.BUDGET, capacity, 0, hard=hard, clamps=True)
     prompt, output = int(kind in _OF_PROMPTS), int(kind in _OF_OUTPUT)
@@ -160,12 +160,12 @@ def _claim(rule: LimitRule, capacity: int, *, hard: bool) -> LimitClaim:
     )
 
 
-def _burst_of(limit: Limit) -> int:
+def _burst_capacity(limit: Limit) -> int:
     """What a counter of this limit holds at most."""
     return limit.value if limit.burst is None or not limit.kind.per_minute else limit.burst
 
 
-def _counter_of(rule: LimitRule) -> str:
+def _counter_name(rule: LimitRule) -> str:
     """The name of the counter behind a limit; a budget's lacks its window."""
     model = rule.limit.model
     return f"{rule.limit.kind.value}|{_part(rule.subject)}|{'*' if model is None else _part(model, wild='%2A')}"

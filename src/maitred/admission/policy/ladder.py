@@ -67,7 +67,7 @@ class DegradationLadder:
 
     async def first_that_fits(
         self,
-        ask: InferenceRequest,
+        request: InferenceRequest,
         most_tokens: int,
         refusal: MaitredError,
         attempt: Callable[[DegradedRequest], Awaitable[T]],
@@ -75,7 +75,7 @@ class DegradationLadder:
         """Walks the ladder down to the first variant that is not refused.
 
         Args:
-            ask: What cannot be served as it is.
+            request: What cannot be served as it is.
             most_tokens: What each of its choices would get: `max_tokens`, or what the window and the configured default
                 leave where the caller named none.
             refusal: Why it cannot.
@@ -88,9 +88,9 @@ class DegradationLadder:
         Raises:
             MaitredError: `refusal`, when no step helps, when there is none, or when the caller declines degradation.
         """
-        if not ask.degradable or not isinstance(refusal, DEGRADABLE):
+        if not request.degradable or not isinstance(refusal, DEGRADABLE):
             raise refusal
-        for step, variant in self._variants(ask, most_tokens):
+        for step, variant in self._variants(request, most_tokens):
             try:
                 return variant, await attempt(variant)
             except Bug:
@@ -99,38 +99,38 @@ class DegradationLadder:
                 self._skipped(step, error.code)
         raise refusal
 
-    def _variants(self, ask: InferenceRequest, most_tokens: int) -> Iterator[tuple[str, DegradedRequest]]:
+    def _variants(self, request: InferenceRequest, most_tokens: int) -> Iterator[tuple[str, DegradedRequest]]:
         """Each step's name with what it makes of the request; what cannot be tried is skipped."""
-        above = ask
-        tried = {(ask.model, ask.max_tokens)}
+        above = request
+        tried = {(request.model, request.max_tokens)}
         for step in self._steps:
             if step.step == "overflow" and step.to is not None:
-                yield step.step, overflowing(ask, step.to)
+                yield step.step, overflowing(request, step.to)
                 continue
-            alone, above = _applied(step, ask, most_tokens), _applied(step, above, most_tokens)
+            alone, above = _applied(step, request, most_tokens), _applied(step, above, most_tokens)
             before = len(tried)
             for less in (alone, above):
                 if (less.model, less.max_tokens) not in tried:
                     tried.add((less.model, less.max_tokens))
-                    yield step.step, DegradedRequest(less, degraded=_taken(ask, less))
+                    yield step.step, DegradedRequest(less, degraded=_taken(request, less))
             if len(tried) == before:
                 self._skipped(step.step, NOTHING_TO_TAKE)
 
 
-def overflowing(ask: InferenceRequest, to: str) -> DegradedRequest:
+def overflowing(request: InferenceRequest, to: str) -> DegradedRequest:
     """The whole request at another model."""
-    return DegradedRequest(msgspec.structs.replace(ask, model=to), (f"overflow={to}",), overflows=True)
+    return DegradedRequest(msgspec.structs.replace(request, model=to), (f"overflow={to}",), overflows=True)
 
 
-def _applied(step: DegradationStep, ask: InferenceRequest, most_tokens: int) -> InferenceRequest:
+def _applied(step: DegradationStep, request: InferenceRequest, most_tokens: int) -> InferenceRequest:
     """The request after a step; itself when the step takes nothing from it."""
     if step.step == "model" and step.to is not None:
-        return msgspec.structs.replace(ask, model=step.to)
+        return msgspec.structs.replace(request, model=step.to)
     if step.step == "shorten" and step.to_tokens is not None:
-        tokens = max(step.to_tokens, ask.sampling.min_tokens)
-        if tokens < (most_tokens if ask.max_tokens is None else ask.max_tokens):
-            return msgspec.structs.replace(ask, max_tokens=tokens)
-    return ask
+        tokens = max(step.to_tokens, request.sampling.min_tokens)
+        if tokens < (most_tokens if request.max_tokens is None else request.max_tokens):
+            return msgspec.structs.replace(request, max_tokens=tokens)
+    return request
 
 
 def _taken(asked: InferenceRequest, given: InferenceRequest) -> tuple[str, ...]:

@@ -40,12 +40,12 @@ class PerRequestLimits(msgspec.Struct, frozen=True):
     output: LimitRule | None = None
 
 
-def bounds_of(rules: Sequence[LimitRule]) -> PerRequestLimits:
+def per_request_limits(rules: Sequence[LimitRule]) -> PerRequestLimits:
     """The tightest bounds among the limits that hold."""
     return PerRequestLimits(tightest(rules, LimitKind.CONTEXT_TOKENS), tightest(rules, LimitKind.OUTPUT_TOKENS))
 
 
-def length_of(wish: RequestedOutput, bounds: PerRequestLimits, default_output_tokens: int | None) -> OutputLimit:
+def output_limit(wish: RequestedOutput, bounds: PerRequestLimits, default_output_tokens: int | None) -> OutputLimit:
     """Settles `max_tokens`.
 
     A limit on the context works like a smaller window: it lowers what the caller left open, and refuses what the caller
@@ -62,7 +62,7 @@ def length_of(wish: RequestedOutput, bounds: PerRequestLimits, default_output_to
     """
     left = wish.window_left
     if bounds.context is not None:
-        left = min(left, _room(wish, bounds.context))
+        left = min(left, _output_budget(wish, bounds.context))
     wanted = wish.max_tokens
     if wanted is None:
         wanted = left if default_output_tokens is None else min(left, max(default_output_tokens, wish.min_tokens))
@@ -77,7 +77,7 @@ def length_of(wish: RequestedOutput, bounds: PerRequestLimits, default_output_to
     return OutputLimit(wanted, most)
 
 
-def _room(wish: RequestedOutput, context: LimitRule) -> int:
+def _output_budget(wish: RequestedOutput, context: LimitRule) -> int:
     """What a limit on the context leaves for the answer."""
     limit = context.limit
     allowed = f"{whose(context.subject)} may use {limit.value:,} for both together{of_model(limit)}"

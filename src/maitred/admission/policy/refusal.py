@@ -14,7 +14,7 @@ from maitred.admission.policy.rules import LimitRule
 from maitred.core.counters import CounterKind, CounterState, LimitClaim, ReservationDenied
 from maitred.core.errors import LimitReached, QuotaExceeded, RateLimited
 from maitred.core.limits import Limit, LimitKind
-from maitred.core.money import usd_of
+from maitred.core.money import to_usd
 
 _PLACE_S = 1.0
 """Nobody knows when a running request ends; at this pace a caller finds its place soon without hammering."""
@@ -35,7 +35,7 @@ class RequestedTokens(msgspec.Struct, frozen=True):
     """What its API calls the number."""
 
 
-def refusal_of(demand: LimitDemand, denied: ReservationDenied, asked: RequestedTokens, jitter: float) -> LimitReached:
+def make_refusal(demand: LimitDemand, denied: ReservationDenied, asked: RequestedTokens, jitter: float) -> LimitReached:
     """The refusal of a request that the counters denied.
 
     Args:
@@ -49,7 +49,7 @@ def refusal_of(demand: LimitDemand, denied: ReservationDenied, asked: RequestedT
     needed = claim.amount(asked.least if claim.clamps else asked.output)
     if claim.kind is CounterKind.BUDGET:
         if reading.used + needed <= reading.capacity:
-            return _refusal(RateLimited, _held(rule, reading), rule, reading, _PLACE_S * later)
+            return _refusal(RateLimited, _held_text(rule, reading), rule, reading, _PLACE_S * later)
         renews = claim.ends_s is not None and needed <= reading.capacity
         wait_s = reading.reset_s * later if renews else None
         return _refusal(QuotaExceeded, _used_up(rule, reading, renews=renews), rule, reading, wait_s)
@@ -108,7 +108,7 @@ def _short(
     return f"{_allowed(rule)}. {_state(rule, reading)}, this request needs {needed:,}. {when}{smaller}."
 
 
-def _held(rule: LimitRule, reading: CounterState) -> str:
+def _held_text(rule: LimitRule, reading: CounterState) -> str:
     spent, held = amount(rule.limit.kind, reading.used), amount(rule.limit.kind, reading.reserved)
     return (
         f"Budget held by running requests: {_allowed(rule)}. {spent} are spent, and {held} are held until requests "
@@ -162,7 +162,7 @@ def amount(kind: LimitKind, count: int) -> str:
 
 def dollars(nusd: int) -> str:
     """Money, with as many digits as it needs and at least two after the point."""
-    whole, _, cents = f"{usd_of(abs(nusd)):,.9f}".partition(".")
+    whole, _, cents = f"{to_usd(abs(nusd)):,.9f}".partition(".")
     return f"{'-' if nusd < 0 else ''}${whole}.{cents.rstrip('0').ljust(2, '0')}"
 
 

@@ -64,12 +64,12 @@ class RetryBudget:
         """Hash of a tenant and a key that was refused -> how often. Two with one hash count as one, which costs the
         second its fifth of a retry."""
 
-    def adopt(self, share: float, allowance: int) -> None:
+    def reconfigure(self, share: float, allowance: int) -> None:
         """Grants by these from now on; what was granted counts."""
         self._share = share
         self._allowance = allowance
 
-    def arrived(self, tenant: str, now_s: float, *, retries: int = 0, key: str | None = None) -> int:
+    def on_request(self, tenant: str, now_s: float, *, retries: int = 0, key: str | None = None) -> int:
         """Notes a request.
 
         Args:

@@ -67,7 +67,7 @@ class SlotReleaseRate:
         self._since_s = now_s
         self._times.clear()
 
-    def left(self, now_s: float) -> None:
+    def on_release(self, now_s: float) -> None:
         """A place has come free."""
         if len(self._times) == _MOST:
             self._since_s = self._times.popleft()

@@ -7,14 +7,14 @@ from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import InvalidRequest
-from maitred.core.money import usd_of
+from maitred.core.money import to_usd
 from maitred.core.tenancy import Scope
 from maitred.wire.admin import rules
 from maitred.wire.admin.decode import decode_query
 from maitred.wire.admin.requests import BudgetsQuery
 from maitred.wire.admin.responses import BudgetBody, BudgetList
-from maitred.wire.admin.times import iso_of
-from maitred.wire.openai.faults import shown
+from maitred.wire.admin.times import to_iso
+from maitred.wire.openai.faults import format_value
 
 Budgets = Callable[[str], Awaitable[Sequence[BudgetState]]]
 """How the budgets that hold for one subject stand."""
@@ -28,12 +28,12 @@ class BudgetRoutes:
     """Budgets.
 
     Args:
-        office: What the routes share.
+        admin: What the routes share.
         budgets: How those of one subject stand.
     """
 
-    def __init__(self, office: DirectoryAdmin, budgets: Budgets) -> None:
-        self._office = office
+    def __init__(self, admin: DirectoryAdmin, budgets: Budgets) -> None:
+        self._admin = admin
         self._budgets = budgets
 
     def routes(self) -> list[Route]:
@@ -51,14 +51,14 @@ class BudgetRoutes:
             )
         ]
 
-    async def list(self, call: HttpExchange) -> None:
+    async def list(self, exchange: HttpExchange) -> None:
         """A page of budgets. Subject by subject: the installation, then tenants, then keys."""
-        query = decode_query(call.query, BudgetsQuery)
+        query = decode_query(exchange.query, BudgetsQuery)
         rules.check_page(query.limit, query.after)
         if query.subject is not None:
             rules.check_subject(query.subject)
             data = [_body(state) for state in await self._budgets(query.subject)]
-            await self._office.reply(call, BudgetList(data=data, has_more=False, next=None))
+            await self._admin.reply(exchange, BudgetList(data=data, has_more=False, next=None))
             return
         data, looked_at, last = [], 0, None
         async for subject in self._subjects_after(query.after):
@@ -68,23 +68,23 @@ class BudgetRoutes:
             looked_at, last = looked_at + 1, subject
         else:
             last = None
-        await self._office.reply(call, BudgetList(data=data, has_more=last is not None, next=last))
+        await self._admin.reply(exchange, BudgetList(data=data, has_more=last is not None, next=last))
 
     async def _subjects_after(self, after: str) -> AsyncIterator[str]:
         sort, _, name = after.partition(":")
         if sort not in ("", "*", "tenant", "key"):
-            raise InvalidRequest(f"after must be `next` of another page; got {shown(after)}.", param="after")
+            raise InvalidRequest(f"after must be `next` of another page; got {format_value(after)}.", param="after")
         if not after:
             yield "*"
         if sort != "key":
             last = name
-            while tenants := await self._office.book.tenants(None, last, _CHUNK):
+            while tenants := await self._admin.store.tenants(None, last, _CHUNK):
                 for tenant in tenants:
                     yield f"tenant:{tenant.id}"
                 last = tenants[-1].id
             name = ""
         last = name
-        while keys := await self._office.book.keys(None, last, _CHUNK):
+        while keys := await self._admin.store.keys(None, last, _CHUNK):
             for key in keys:
                 yield f"key:{key.id}"
             last = keys[-1].id
@@ -97,9 +97,9 @@ def _body(state: BudgetState) -> BudgetBody:
         kind=state.limit.kind,
         model=state.limit.model,
         hard=state.limit.hard,
-        limit_usd=usd_of(state.limit.value),
-        charged_usd=usd_of(state.charged),
-        reserved_usd=usd_of(state.reserved),
-        remaining_usd=usd_of(state.remaining),
-        resets_at=None if state.ends_s is None else iso_of(state.ends_s),
+        limit_usd=to_usd(state.limit.value),
+        charged_usd=to_usd(state.charged),
+        reserved_usd=to_usd(state.reserved),
+        remaining_usd=to_usd(state.remaining),
+        resets_at=None if state.ends_s is None else to_iso(state.ends_s),
     )

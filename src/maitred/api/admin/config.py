@@ -29,13 +29,13 @@ class ConfigRoutes:
     """The configuration.
 
     Args:
-        office: What the routes share.
+        admin: What the routes share.
         configuration: That of this gateway.
     """
 
-    def __init__(self, office: DirectoryAdmin, configuration: ConfigService) -> None:
-        self._office = office
-        self._configuration = configuration
+    def __init__(self, admin: DirectoryAdmin, configuration: ConfigService) -> None:
+        self._admin = admin
+        self._config = configuration
 
     def routes(self) -> list[Route]:
         """The routes, in the order of the documentation."""
@@ -59,11 +59,11 @@ class ConfigRoutes:
             ),
         ]
 
-    async def show(self, call: HttpExchange) -> None:
+    async def show(self, exchange: HttpExchange) -> None:
         """As it is."""
-        await self._office.reply(call, self._configuration.running())
+        await self._admin.reply(exchange, self._config.running())
 
-    async def reload(self, call: HttpExchange) -> None:
+    async def reload(self, exchange: HttpExchange) -> None:
         """Anew."""
-        asked = decode_body(call.body, ReloadConfig)
-        await self._office.reply(call, await self._configuration.reload(dry_run=asked.dry_run))
+        asked = decode_body(exchange.body, ReloadConfig)
+        await self._admin.reply(exchange, await self._config.reload(dry_run=asked.dry_run))

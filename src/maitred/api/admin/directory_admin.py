@@ -15,7 +15,7 @@ from maitred.core.clock import Clock
 from maitred.core.errors import Conflict, InvalidRequest, MaitredError
 from maitred.store.directory import DirectoryStore
 from maitred.wire.admin.responses import encode
-from maitred.wire.openai.faults import shown
+from maitred.wire.openai.faults import format_value
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ class DirectoryAdmin:
     the second attempt finds its id taken.
 
     Args:
-        book: Where tenants, keys and limits are kept.
+        store: Where tenants, keys and limits are kept.
         refresh: Makes this gateway apply a change at once; the others see it within a second.
         clock: For expiry.
     """
 
     def __init__(self, book: DirectoryStore, refresh: Refresh, clock: Clock) -> None:
-        self.book = book
+        self.store = book
         self._refresh = refresh
         self._clock = clock
         self._busy: WeakValueDictionary[str, Lock] = WeakValueDictionary()
@@ -58,7 +58,7 @@ class DirectoryAdmin:
         """Wall time."""
         return self._clock.wall_s()
 
-    async def changed(self) -> None:
+    async def on_change(self) -> None:
         """To be called after every change, before the answer."""
         try:
             await self._refresh()
@@ -66,47 +66,47 @@ class DirectoryAdmin:
             # The change is made, and must not be answered as if it were not; it takes effect with the next poll.
             log.warning("A change of the directory could not be applied at once: %s", error.message)
 
-    async def reply(self, call: HttpExchange, answer: msgspec.Struct) -> None:
+    async def reply(self, exchange: HttpExchange, answer: msgspec.Struct) -> None:
         """Answers."""
-        await call.respond(encode(answer))
+        await exchange.respond(encode(answer))
 
-    async def once(self, call: HttpExchange, make: Callable[[], Awaitable[AdminReply]]) -> None:
+    async def once(self, exchange: HttpExchange, make: Callable[[], Awaitable[AdminReply]]) -> None:
         """Makes something and answers; for a request that came before, answers only.
 
         Raises:
             InvalidRequest: The idempotency key cannot be one.
             Conflict: It came before with another body.
         """
-        name = _name_of(call)
+        name = _name_of(exchange)
         if name is None:
-            await self.reply(call, (await make()).answer)
+            await self.reply(exchange, (await make()).answer)
             return
-        body_hash = hashlib.sha256(call.body).digest()
+        body_hash = hashlib.sha256(exchange.body).digest()
         # Two at once on this gateway wait for each other; on two gateways, one of them finds the id taken.
         async with self._busy.setdefault(name, Lock()):
-            if await self._replayed(call, name, body_hash):
+            if await self._replayed(exchange, name, body_hash):
                 return
             try:
                 made = await make()
             except Conflict:
-                if await self._replayed(call, name, body_hash):  # the other gateway was quicker
+                if await self._replayed(exchange, name, body_hash):  # the other gateway was quicker
                     return
                 raise
             reply = encode(made.answer)
-            await self.book.remember(name, body_hash, *(made.again or (200, reply)))
-        await call.respond(reply)
+            await self.store.remember(name, body_hash, *(made.again or (200, reply)))
+        await exchange.respond(reply)
 
-    async def _replayed(self, call: HttpExchange, name: str, body_hash: bytes) -> bool:
+    async def _replayed(self, exchange: HttpExchange, name: str, body_hash: bytes) -> bool:
         """Answers as before, if the request came before."""
-        known = await self.book.remembered(name, body_hash)
+        known = await self.store.remembered(name, body_hash)
         if known is not None:
             status, reply = known
-            await call.respond(reply, status=status, headers=[_REPLAYED])
+            await exchange.respond(reply, status=status, headers=[_REPLAYED])
         return known is not None
 
-    def id_for(self, call: HttpExchange, length: int) -> str | None:
+    def id_for(self, exchange: HttpExchange, length: int) -> str | None:
         """The id of what an idempotent request makes: the same for the same request. None for any other request."""
-        name = _name_of(call)
+        name = _name_of(exchange)
         if name is None:
             return None
         digest = hashlib.sha256(name.encode()).digest()
@@ -118,13 +118,14 @@ def page_of(entries: Sequence[E], limit: int) -> tuple[list[E], bool]:
     return list(entries[:limit]), len(entries) > limit
 
 
-def _name_of(call: HttpExchange) -> str | None:
+def _name_of(exchange: HttpExchange) -> str | None:
     """The request's idempotency key, told apart from the same key of other callers and for other things."""
-    key = call.header(b"idempotency-key")
+    key = exchange.header(b"idempotency-key")
     if key is None:
         return None
     if not key or len(key) > 255 or not key.isascii() or not key.isprintable():
         raise InvalidRequest(
-            f"Idempotency-Key must be 1 to 255 printable ASCII characters; got {shown(key)}.", param="Idempotency-Key"
+            f"Idempotency-Key must be 1 to 255 printable ASCII characters; got {format_value(key)}.",
+            param="Idempotency-Key",
         )
-    return hashlib.sha256(f"{call.principal.key} {call.method} {call.path} {key}".encode()).hexdigest()
+    return hashlib.sha256(f"{exchange.principal.key} {exchange.method} {exchange.path} {key}".encode()).hexdigest()

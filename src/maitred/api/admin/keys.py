@@ -6,7 +6,7 @@ A key is shown in full by the one answer that made it. Everything else that thes
 from msgspec import UNSET
 
 from maitred.api.admin.directory_admin import AdminReply, DirectoryAdmin, page_of
-from maitred.api.errors import body_of
+from maitred.api.errors import error_body
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
@@ -16,7 +16,7 @@ from maitred.wire.admin import rules
 from maitred.wire.admin.decode import decode_body, decode_query
 from maitred.wire.admin.requests import CreateKey, KeysQuery, RotateKey, UpdateKey
 from maitred.wire.admin.responses import KeyBody, KeyList
-from maitred.wire.openai.faults import shown
+from maitred.wire.openai.faults import format_value
 
 PATH = "/admin/v1/keys"
 _ID_LENGTH = 16
@@ -26,11 +26,11 @@ class KeyRoutes:
     """API keys.
 
     Args:
-        office: What the routes share.
+        admin: What the routes share.
     """
 
-    def __init__(self, office: DirectoryAdmin) -> None:
-        self._office = office
+    def __init__(self, admin: DirectoryAdmin) -> None:
+        self._admin = admin
 
     def routes(self) -> list[Route]:
         """The routes, in the order of the documentation."""
@@ -47,87 +47,87 @@ class KeyRoutes:
             Route("DELETE", one, self.revoke, "Ends an API key for good.", returns=KeyBody, needs=needs),
         ]
 
-    async def list(self, call: HttpExchange) -> None:
+    async def list(self, exchange: HttpExchange) -> None:
         """A page of keys."""
-        query = decode_query(call.query, KeysQuery)
+        query = decode_query(exchange.query, KeysQuery)
         rules.check_page(query.limit, query.after)
         if query.tenant is not None:
             rules.check_id("tenant", query.tenant)
-        found = await self._office.book.keys(query.tenant, query.after, query.limit + 1)
+        found = await self._admin.store.keys(query.tenant, query.after, query.limit + 1)
         keys, has_more = page_of(found, query.limit)
         data = [self._shown(key) for key in keys]
         answer = KeyList(data=data, has_more=has_more, next=data[-1].id if has_more else None)
-        await self._office.reply(call, answer)
+        await self._admin.reply(exchange, answer)
 
-    async def create(self, call: HttpExchange) -> None:
+    async def create(self, exchange: HttpExchange) -> None:
         """A new key."""
-        request = decode_body(call.body, CreateKey)
+        request = decode_body(exchange.body, CreateKey)
         rules.check_id("tenant", request.tenant)
         rules.check_name(request.name)
         if request.id is not None:
             rules.check_key_id("id", request.id)
-        new = make_key(request.id or self._office.id_for(call, _ID_LENGTH))
+        new = make_key(request.id or self._admin.id_for(exchange, _ID_LENGTH))
         key = ApiKey(
             id=new.public_id,
             tenant=request.tenant,
             name=request.name,
-            scopes=rules.scopes_of(request.scopes),
+            scopes=rules.parse_scopes(request.scopes),
             secrets=(new.secret,),
-            expires_s=rules.expiry_of(request.expires_at, self._office.now_s()),
+            expires_s=rules.parse_expiry(request.expires_at, self._admin.now_s()),
         )
 
         async def make() -> AdminReply:
-            await self._office.book.create_key(key)
-            await self._office.changed()
+            await self._admin.store.create_key(key)
+            await self._admin.on_change()
             return AdminReply(self._shown(key, new.plaintext), self._shown_before(key.id, "made the key"))
 
-        await self._office.once(call, make)
+        await self._admin.once(exchange, make)
 
-    async def get(self, call: HttpExchange) -> None:
+    async def get(self, exchange: HttpExchange) -> None:
         """One key."""
-        await self._office.reply(call, self._shown(await self._office.book.key(_id_in(call))))
+        await self._admin.reply(exchange, self._shown(await self._admin.store.key(_id_in(exchange))))
 
-    async def update(self, call: HttpExchange) -> None:
+    async def update(self, exchange: HttpExchange) -> None:
         """Changes a key."""
-        key_id = _id_in(call)
-        request = decode_body(call.body, UpdateKey)
+        key_id = _id_in(exchange)
+        request = decode_body(exchange.body, UpdateKey)
         changes: dict[str, object] = {}
         if request.name is not UNSET:
             rules.check_name(request.name)
             changes["name"] = request.name
         if request.scopes is not UNSET:
-            changes["scopes"] = rules.scopes_of(request.scopes)
+            changes["scopes"] = rules.parse_scopes(request.scopes)
         if request.expires_at is not UNSET:
-            changes["expires_s"] = rules.expiry_of(request.expires_at, self._office.now_s())
+            changes["expires_s"] = rules.parse_expiry(request.expires_at, self._admin.now_s())
         if not changes:
             raise InvalidRequest("The body changes nothing. Name a field to change.")
-        key = await self._office.book.update_key(key_id, **changes)
-        await self._office.changed()
-        await self._office.reply(call, self._shown(key))
+        key = await self._admin.store.update_key(key_id, **changes)
+        await self._admin.on_change()
+        await self._admin.reply(exchange, self._shown(key))
 
-    async def rotate(self, call: HttpExchange) -> None:
+    async def rotate(self, exchange: HttpExchange) -> None:
         """A new secret for a key; the one before lives on for a while."""
-        key_id = _id_in(call)
-        overlap_s = rules.overlap_of(decode_body(call.body, RotateKey))
+        key_id = _id_in(exchange)
+        overlap_s = rules.parse_overlap(decode_body(exchange.body, RotateKey))
 
         async def make() -> AdminReply:
             new = make_key(key_id)
-            key = await self._office.book.rotate_key(key_id, new.secret, overlap_s)
-            await self._office.changed()
+            key = await self._admin.store.rotate_key(key_id, new.secret, overlap_s)
+            await self._admin.on_change()
             return AdminReply(
                 self._shown(key, new.plaintext), self._shown_before(key_id, "gave a new secret to the key")
             )
 
-        await self._office.once(call, make)
+        await self._admin.once(exchange, make)
 
-    async def revoke(self, call: HttpExchange) -> None:
+    async def revoke(self, exchange: HttpExchange) -> None:
         """Ends a key; ending it again changes nothing."""
-        key = await self._office.book.revoke_key(_id_in(call))
-        await self._office.changed()
-        await self._office.reply(call, self._shown(key))
+        key = await self._admin.store.revoke_key(_id_in(exchange))
+        await self._admin.on_change()
+        await self._admin.reply(exchange, self._shown(key))
 
     def _shown(self, key: ApiKey, plaintext: str | None = None) -> KeyBody:
-        return KeyBody.of(key, self._office.now_s(), UNSET if plaintext is None else plaintext)
+        return KeyBody.of(key, self._admin.now_s(), UNSET if plaintext is None else plaintext)
 
     def _shown_before(self, key_id: str, did: str) -> tuple[int, bytes]:
         """For whoever repeats the request: what it has made exists, and its secret was never written down."""
@@ -136,10 +136,12 @@ class KeyRoutes:
             f"answer was lost, POST {PATH}/{key_id}/rotate gives it a new secret.",
             param="Idempotency-Key",
         )
-        return error.http_status, body_of(error)
+        return error.http_status, error_body(error)
 
 
-def _id_in(call: HttpExchange) -> str:
-    if not rules.is_key_id(call.parameter):
-        raise ResourceNotFound(f"There is no key {shown(call.parameter)}. GET {PATH} lists them.", param="id")
-    return call.parameter
+def _id_in(exchange: HttpExchange) -> str:
+    if not rules.is_key_id(exchange.parameter):
+        raise ResourceNotFound(
+            f"There is no key {format_value(exchange.parameter)}. GET {PATH} lists them.", param="id"
+        )
+    return exchange.parameter

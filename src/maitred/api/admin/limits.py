@@ -13,7 +13,7 @@ from maitred.wire.admin import rules
 from maitred.wire.admin.decode import decode_body, decode_query
 from maitred.wire.admin.requests import CreateLimit, LimitsQuery
 from maitred.wire.admin.responses import Deleted, LimitBody, LimitList
-from maitred.wire.openai.faults import shown
+from maitred.wire.openai.faults import format_value
 
 PATH = "/admin/v1/limits"
 
@@ -22,11 +22,11 @@ class LimitRoutes:
     """Limits.
 
     Args:
-        office: What the routes share.
+        admin: What the routes share.
     """
 
-    def __init__(self, office: DirectoryAdmin) -> None:
-        self._office = office
+    def __init__(self, admin: DirectoryAdmin) -> None:
+        self._admin = admin
         self._making = Lock()
 
     def routes(self) -> list[Route]:
@@ -41,66 +41,68 @@ class LimitRoutes:
             Route("DELETE", one, self.delete, "Deletes a limit.", returns=Deleted, needs=needs),
         ]
 
-    async def list(self, call: HttpExchange) -> None:
+    async def list(self, exchange: HttpExchange) -> None:
         """A page of limits."""
-        query = decode_query(call.query, LimitsQuery)
+        query = decode_query(exchange.query, LimitsQuery)
         rules.check_page(query.limit, query.after)
         if query.subject is not None:
             rules.check_subject(query.subject)
-        found = await self._office.book.limits(query.subject, query.after, query.limit + 1)
+        found = await self._admin.store.limits(query.subject, query.after, query.limit + 1)
         limits, has_more = page_of(found, query.limit)
         data = [LimitBody.of(limit) for limit in limits]
         answer = LimitList(data=data, has_more=has_more, next=data[-1].id if has_more else None)
-        await self._office.reply(call, answer)
+        await self._admin.reply(exchange, answer)
 
-    async def create(self, call: HttpExchange) -> None:
+    async def create(self, exchange: HttpExchange) -> None:
         """A new limit."""
-        request = decode_body(call.body, CreateLimit)
+        request = decode_body(exchange.body, CreateLimit)
         limit_id = request.id
         if limit_id is None:
-            limit_id = f"lim-{self._office.id_for(call, 16) or token_hex(8)}"
-        limit = rules.limit_of(request, limit_id)
+            limit_id = f"lim-{self._admin.id_for(exchange, 16) or token_hex(8)}"
+        limit = rules.to_limit(request, limit_id)
 
         async def make() -> AdminReply:
             # Putting a limit changes one that exists. Of two who make one under the same id, only one does.
             async with self._making:
                 if request.id is not None:
                     await self._check_free(request.id)
-                await self._office.book.put_limit(limit)
-            await self._office.changed()
+                await self._admin.store.put_limit(limit)
+            await self._admin.on_change()
             return AdminReply(LimitBody.of(limit))
 
-        await self._office.once(call, make)
+        await self._admin.once(exchange, make)
 
-    async def get(self, call: HttpExchange) -> None:
+    async def get(self, exchange: HttpExchange) -> None:
         """One limit."""
-        await self._office.reply(call, LimitBody.of(await self._office.book.limit(_id_in(call))))
+        await self._admin.reply(exchange, LimitBody.of(await self._admin.store.limit(_id_in(exchange))))
 
-    async def put(self, call: HttpExchange) -> None:
+    async def put(self, exchange: HttpExchange) -> None:
         """Makes a limit what the body says, whether it existed or not."""
-        limit_id = call.parameter
-        request = decode_body(call.body, CreateLimit)
+        limit_id = exchange.parameter
+        request = decode_body(exchange.body, CreateLimit)
         if request.id not in (None, limit_id):
             raise InvalidRequest("id must be the one in the path. Remove it from the body.", param="id")
-        limit = rules.limit_of(request, limit_id)
-        await self._office.book.put_limit(limit)
-        await self._office.changed()
-        await self._office.reply(call, LimitBody.of(limit))
+        limit = rules.to_limit(request, limit_id)
+        await self._admin.store.put_limit(limit)
+        await self._admin.on_change()
+        await self._admin.reply(exchange, LimitBody.of(limit))
 
-    async def delete(self, call: HttpExchange) -> None:
+    async def delete(self, exchange: HttpExchange) -> None:
         """Deletes a limit."""
-        limit_id = _id_in(call)
-        await self._office.book.delete_limit(limit_id)
-        await self._office.changed()
-        await self._office.reply(call, Deleted(id=limit_id, object="limit"))
+        limit_id = _id_in(exchange)
+        await self._admin.store.delete_limit(limit_id)
+        await self._admin.on_change()
+        await self._admin.reply(exchange, Deleted(id=limit_id, object="limit"))
 
     async def _check_free(self, limit_id: str) -> None:
         with suppress(ResourceNotFound):
-            await self._office.book.limit(limit_id)
+            await self._admin.store.limit(limit_id)
             raise Conflict(f"There is a limit {limit_id} already. PUT it, or choose another id.", param="id")
 
 
-def _id_in(call: HttpExchange) -> str:
-    if not is_id(call.parameter):
-        raise ResourceNotFound(f"There is no limit {shown(call.parameter)}. GET {PATH} lists them.", param="id")
-    return call.parameter
+def _id_in(exchange: HttpExchange) -> str:
+    if not is_id(exchange.parameter):
+        raise ResourceNotFound(
+            f"There is no limit {format_value(exchange.parameter)}. GET {PATH} lists them.", param="id"
+        )
+    return exchange.parameter

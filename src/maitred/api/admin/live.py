@@ -20,7 +20,7 @@ from maitred.wire.sse import encode_event
 class LiveService(Protocol):
     """The state of this gateway."""
 
-    async def now(self) -> LiveBody:
+    async def snapshot(self) -> LiveBody:
         """As it is."""
         ...
 
@@ -43,13 +43,13 @@ class LiveRoutes:
     Whoever may read metrics may see it; tenants, and who was refused, only who administers.
 
     Args:
-        office: What the routes share.
+        admin: What the routes share.
         live: The state.
         holds: Whether who was let in still would be.
     """
 
-    def __init__(self, office: DirectoryAdmin, live: LiveService, holds: Callable[[Principal], bool]) -> None:
-        self._office = office
+    def __init__(self, admin: DirectoryAdmin, live: LiveService, holds: Callable[[Principal], bool]) -> None:
+        self._admin = admin
         self._live = live
         self._holds = holds
         self._encoded: dict[bool, tuple[LiveBody, bytes]] = {}
@@ -61,22 +61,22 @@ class LiveRoutes:
             Route("GET", "/admin/v1/live", self.live, text, returns=LiveBody, streams=LiveBody, needs=Scope.METRICS)
         ]
 
-    async def live(self, call: HttpExchange) -> None:
+    async def live(self, exchange: HttpExchange) -> None:
         """The state, in the form that `Accept` asks for; a stream of it ends when the server drains."""
-        whole = Scope.ADMIN in call.principal.scopes
-        if "text/event-stream" not in (call.header(b"accept") or ""):
-            await self._office.reply(call, _shown(await self._live.now(), whole=whole))
+        whole = Scope.ADMIN in exchange.principal.scopes
+        if "text/event-stream" not in (exchange.header(b"accept") or ""):
+            await self._admin.reply(exchange, _shown(await self._live.snapshot(), whole=whole))
             return
         with self._live.watching() as states:
-            with CancelScope() as block, call.watched(block):
-                await call.stream(encode_event(msgspec.json.encode(self._live.history()), b"history"))
+            with CancelScope() as block, exchange.cancel_on_disconnect(block):
+                await exchange.stream(encode_event(msgspec.json.encode(self._live.history()), b"history"))
                 async for state in states:
                     if state.draining:
                         break
-                    if not self._holds(call.principal):
+                    if not self._holds(exchange.principal):
                         raise Unauthenticated("This API key was revoked, or has expired.")
-                    await call.stream(self._event(state, whole=whole))
-            await call.finish()
+                    await exchange.stream(self._event(state, whole=whole))
+            await exchange.finish()
 
     def _event(self, state: LiveBody, *, whole: bool) -> bytes:
         """Encoded once for all viewers of one sort."""

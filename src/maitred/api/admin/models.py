@@ -60,19 +60,19 @@ class SleepableModels(Protocol):
         ...
 
 
-class LoadableRoutes:
+class OnDemandModelRoutes:
     """Models that are loaded on demand, and those that sleep.
 
     Args:
-        office: What the routes share.
+        admin: What the routes share.
         loadables: Those of this gateway.
-        sleepers: The same, and those that are always there.
+        sleepables: The same, and those that are always there.
     """
 
-    def __init__(self, office: DirectoryAdmin, loadables: OnDemandModels, sleepers: SleepableModels) -> None:
-        self._office = office
-        self._loadables = loadables
-        self._sleepers = sleepers
+    def __init__(self, admin: DirectoryAdmin, loadables: OnDemandModels, sleepables: SleepableModels) -> None:
+        self._admin = admin
+        self._on_demand = loadables
+        self._sleepable = sleepables
 
     def routes(self) -> list[Route]:
         """The routes, in the order of the documentation."""
@@ -87,7 +87,7 @@ class LoadableRoutes:
             self._order("pin", "Loads a model, and keeps it.", self.pin),
             self._order("unpin", "Lets a model go when others need its room.", self.unpin),
             Route(
-                *("GET", f"{PATH}/sleep", self.list_sleepers, "Models that can sleep, and whether they do."),
+                *("GET", f"{PATH}/sleep", self.list_sleepable, "Models that can sleep, and whether they do."),
                 returns=SleeperList,
                 needs=Scope.ADMIN,
             ),
@@ -100,35 +100,35 @@ class LoadableRoutes:
     ) -> Route:
         return Route("POST", f"{PATH}/{verb}", handler, summary, reads=reads, returns=returns, needs=Scope.ADMIN)
 
-    async def list(self, call: HttpExchange) -> None:
+    async def list(self, exchange: HttpExchange) -> None:
         """All of them."""
-        await self._office.reply(call, self._loadables.all())
+        await self._admin.reply(exchange, self._on_demand.all())
 
-    async def load(self, call: HttpExchange) -> None:
+    async def load(self, exchange: HttpExchange) -> None:
         """Comes; its `state` in the list says when it is there."""
-        await self._office.reply(call, self._loadables.load(decode_body(call.body, NameModel).model))
+        await self._admin.reply(exchange, self._on_demand.load(decode_body(exchange.body, NameModel).model))
 
-    async def unload(self, call: HttpExchange) -> None:
+    async def unload(self, exchange: HttpExchange) -> None:
         """Goes; its `state` in the list says when its memory is free."""
-        named = decode_body(call.body, UnloadModel)
-        await self._office.reply(call, self._loadables.unload(named.model, hold=named.hold))
+        named = decode_body(exchange.body, UnloadModel)
+        await self._admin.reply(exchange, self._on_demand.unload(named.model, hold=named.hold))
 
-    async def pin(self, call: HttpExchange) -> None:
+    async def pin(self, exchange: HttpExchange) -> None:
         """Comes and stays."""
-        await self._office.reply(call, self._loadables.pin(decode_body(call.body, NameModel).model))
+        await self._admin.reply(exchange, self._on_demand.pin(decode_body(exchange.body, NameModel).model))
 
-    async def unpin(self, call: HttpExchange) -> None:
+    async def unpin(self, exchange: HttpExchange) -> None:
         """May go."""
-        await self._office.reply(call, self._loadables.unpin(decode_body(call.body, NameModel).model))
+        await self._admin.reply(exchange, self._on_demand.unpin(decode_body(exchange.body, NameModel).model))
 
-    async def list_sleepers(self, call: HttpExchange) -> None:
+    async def list_sleepable(self, exchange: HttpExchange) -> None:
         """All of them."""
-        await self._office.reply(call, SleeperList(data=self._sleepers.all()))
+        await self._admin.reply(exchange, SleeperList(data=self._sleepable.all()))
 
-    async def sleep(self, call: HttpExchange) -> None:
+    async def sleep(self, exchange: HttpExchange) -> None:
         """Its `state` in the list says when it does."""
-        await self._office.reply(call, self._sleepers.sleep(decode_body(call.body, NameModel).model))
+        await self._admin.reply(exchange, self._sleepable.sleep(decode_body(exchange.body, NameModel).model))
 
-    async def wake(self, call: HttpExchange) -> None:
+    async def wake(self, exchange: HttpExchange) -> None:
         """Its `state` in the list says when it serves."""
-        await self._office.reply(call, self._sleepers.wake(decode_body(call.body, NameModel).model))
+        await self._admin.reply(exchange, self._sleepable.wake(decode_body(exchange.body, NameModel).model))

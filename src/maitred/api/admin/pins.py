@@ -34,12 +34,12 @@ class PinRoutes:
     """Pinned prefixes.
 
     Args:
-        office: What the routes share.
+        admin: What the routes share.
         pins: Those of this gateway.
     """
 
-    def __init__(self, office: DirectoryAdmin, pins: PinService) -> None:
-        self._office = office
+    def __init__(self, admin: DirectoryAdmin, pins: PinService) -> None:
+        self._admin = admin
         self._pins = pins
 
     def routes(self) -> list[Route]:
@@ -59,16 +59,16 @@ class PinRoutes:
             ),
         ]
 
-    async def list(self, call: HttpExchange) -> None:
+    async def list(self, exchange: HttpExchange) -> None:
         """All of them."""
-        await self._office.reply(call, PinList(data=[*self._pins.all()]))
+        await self._admin.reply(exchange, PinList(data=[*self._pins.all()]))
 
-    async def pin(self, call: HttpExchange) -> None:
+    async def pin(self, exchange: HttpExchange) -> None:
         """Answers when it has been computed."""
-        wish = decode_body(call.body, PinPrefix)
-        await self._office.reply(call, await self._pins.pin(wish, call.principal.tenants[-1]))
+        wish = decode_body(exchange.body, PinPrefix)
+        await self._admin.reply(exchange, await self._pins.pin(wish, exchange.principal.tenants[-1]))
 
-    async def unpin(self, call: HttpExchange) -> None:
+    async def unpin(self, exchange: HttpExchange) -> None:
         """At once."""
-        self._pins.unpin(call.parameter)
-        await self._office.reply(call, Deleted(id=call.parameter, object="pin"))
+        self._pins.unpin(exchange.parameter)
+        await self._admin.reply(exchange, Deleted(id=exchange.parameter, object="pin"))

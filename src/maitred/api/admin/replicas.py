@@ -41,12 +41,12 @@ class ReplicaRoutes:
     """Replicas.
 
     Args:
-        office: What the routes share.
+        admin: What the routes share.
         replicas: Those of this gateway.
     """
 
-    def __init__(self, office: DirectoryAdmin, replicas: ReplicaService) -> None:
-        self._office = office
+    def __init__(self, admin: DirectoryAdmin, replicas: ReplicaService) -> None:
+        self._admin = admin
         self._replicas = replicas
 
     def routes(self) -> list[Route]:
@@ -63,22 +63,22 @@ class ReplicaRoutes:
             "POST", f"{PATH}/{verb}", handler, summary, reads=NameReplica, returns=ReplicaBody, needs=Scope.ADMIN
         )
 
-    async def list(self, call: HttpExchange) -> None:
+    async def list(self, exchange: HttpExchange) -> None:
         """All of them."""
-        await self._office.reply(call, ReplicaList(data=[*self._replicas.all()]))
+        await self._admin.reply(exchange, ReplicaList(data=[*self._replicas.all()]))
 
-    async def drain(self, call: HttpExchange) -> None:
+    async def drain(self, exchange: HttpExchange) -> None:
         """No new work; `requests` in the list says when it is over."""
-        await self._do(call, self._replicas.drain)
+        await self._do(exchange, self._replicas.drain)
 
-    async def maintain(self, call: HttpExchange) -> None:
+    async def maintain(self, exchange: HttpExchange) -> None:
         """Away."""
-        await self._do(call, self._replicas.maintain)
+        await self._do(exchange, self._replicas.maintain)
 
-    async def resume(self, call: HttpExchange) -> None:
+    async def resume(self, exchange: HttpExchange) -> None:
         """Back."""
-        await self._do(call, self._replicas.resume)
+        await self._do(exchange, self._replicas.resume)
 
-    async def _do(self, call: HttpExchange, order: Callable[[str, str | None], ReplicaBody]) -> None:
-        named = decode_body(call.body, NameReplica)
-        await self._office.reply(call, order(named.replica, named.model))
+    async def _do(self, exchange: HttpExchange, order: Callable[[str, str | None], ReplicaBody]) -> None:
+        named = decode_body(exchange.body, NameReplica)
+        await self._admin.reply(exchange, order(named.replica, named.model))

@@ -19,7 +19,7 @@ class TimelineStore(Protocol):
         """All of them, the latest first."""
         ...
 
-    def of(self, request_id: str) -> TimelineBody:
+    def get(self, request_id: str) -> TimelineBody:
         """The latest of that id; raises ResourceNotFound where none is known."""
         ...
 
@@ -28,13 +28,13 @@ class RequestRoutes:
     """The last requests.
 
     Args:
-        office: What the routes share.
-        stories: Those of this gateway.
+        admin: What the routes share.
+        timelines: Those of this gateway.
     """
 
-    def __init__(self, office: DirectoryAdmin, stories: TimelineStore) -> None:
-        self._office = office
-        self._stories = stories
+    def __init__(self, admin: DirectoryAdmin, timelines: TimelineStore) -> None:
+        self._admin = admin
+        self._timelines = timelines
 
     def routes(self) -> list[Route]:
         """The routes, in the order of the documentation."""
@@ -49,10 +49,10 @@ class RequestRoutes:
             ),
         ]
 
-    async def list(self, call: HttpExchange) -> None:
+    async def list(self, exchange: HttpExchange) -> None:
         """All that are known."""
-        await self._office.reply(call, TimelineList(data=[*self._stories.latest()]))
+        await self._admin.reply(exchange, TimelineList(data=[*self._timelines.latest()]))
 
-    async def get(self, call: HttpExchange) -> None:
+    async def get(self, exchange: HttpExchange) -> None:
         """One."""
-        await self._office.reply(call, self._stories.of(call.parameter))
+        await self._admin.reply(exchange, self._timelines.get(exchange.parameter))

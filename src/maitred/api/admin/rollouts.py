@@ -50,12 +50,12 @@ class RolloutRoutes:
     """Rollouts.
 
     Args:
-        office: What the routes share.
+        admin: What the routes share.
         rollouts: Those of this installation.
     """
 
-    def __init__(self, office: DirectoryAdmin, rollouts: RolloutService) -> None:
-        self._office = office
+    def __init__(self, admin: DirectoryAdmin, rollouts: RolloutService) -> None:
+        self._admin = admin
         self._rollouts = rollouts
 
     def routes(self) -> list[Route]:
@@ -73,34 +73,34 @@ class RolloutRoutes:
     def _order(self, verb: str, summary: str, handler: Handler, reads: type = NameRollout) -> Route:
         return Route("POST", f"{PATH}/{verb}", handler, summary, reads=reads, returns=RolloutBody, needs=Scope.ADMIN)
 
-    async def list(self, call: HttpExchange) -> None:
+    async def list(self, exchange: HttpExchange) -> None:
         """All of them."""
-        await self._office.reply(call, RolloutList(data=[*self._rollouts.all()]))
+        await self._admin.reply(exchange, RolloutList(data=[*self._rollouts.all()]))
 
-    async def start(self, call: HttpExchange) -> None:
+    async def start(self, exchange: HttpExchange) -> None:
         """A trial from its beginning."""
-        await self._office.reply(call, await self._rollouts.start(decode_body(call.body, StartRollout)))
+        await self._admin.reply(exchange, await self._rollouts.start(decode_body(exchange.body, StartRollout)))
 
-    async def weigh(self, call: HttpExchange) -> None:
+    async def weigh(self, exchange: HttpExchange) -> None:
         """Another share."""
-        request = decode_body(call.body, WeighRollout)
-        await self._office.reply(call, await self._rollouts.weigh(request.name, request))
+        request = decode_body(exchange.body, WeighRollout)
+        await self._admin.reply(exchange, await self._rollouts.weigh(request.name, request))
 
-    async def switch(self, call: HttpExchange) -> None:
+    async def switch(self, exchange: HttpExchange) -> None:
         """All to the canary; the stable version stands ready."""
-        await self._do(call, self._rollouts.switch)
+        await self._do(exchange, self._rollouts.switch)
 
-    async def promote(self, call: HttpExchange) -> None:
+    async def promote(self, exchange: HttpExchange) -> None:
         """All to the canary."""
-        await self._do(call, self._rollouts.promote)
+        await self._do(exchange, self._rollouts.promote)
 
-    async def rollback(self, call: HttpExchange) -> None:
+    async def rollback(self, exchange: HttpExchange) -> None:
         """All to the stable version. What runs at the canary ends there."""
-        await self._do(call, self._rollouts.rollback)
+        await self._do(exchange, self._rollouts.rollback)
 
-    async def end(self, call: HttpExchange) -> None:
+    async def end(self, exchange: HttpExchange) -> None:
         """The name leads where it leads without a rollout."""
-        await self._do(call, self._rollouts.end)
+        await self._do(exchange, self._rollouts.end)
 
-    async def _do(self, call: HttpExchange, order: Callable[[str], Awaitable[RolloutBody]]) -> None:
-        await self._office.reply(call, await order(decode_body(call.body, NameRollout).name))
+    async def _do(self, exchange: HttpExchange, order: Callable[[str], Awaitable[RolloutBody]]) -> None:
+        await self._admin.reply(exchange, await order(decode_body(exchange.body, NameRollout).name))

@@ -8,7 +8,7 @@ from maitred.api.admin.directory_admin import DirectoryAdmin, Refresh
 from maitred.api.admin.keys import KeyRoutes
 from maitred.api.admin.limits import LimitRoutes
 from maitred.api.admin.live import LiveRoutes, LiveService
-from maitred.api.admin.models import LoadableRoutes, OnDemandModels, SleepableModels
+from maitred.api.admin.models import OnDemandModelRoutes, OnDemandModels, SleepableModels
 from maitred.api.admin.pins import PinRoutes, PinService
 from maitred.api.admin.replicas import ReplicaRoutes, ReplicaService
 from maitred.api.admin.requests import RequestRoutes, TimelineStore
@@ -23,7 +23,7 @@ from maitred.store.directory import DirectoryStore
 from maitred.store.usage import UsageQueries
 
 
-def administration(
+def admin_routes(
     book: DirectoryStore,
     usage: UsageQueries,
     budgets: Budgets,
@@ -31,9 +31,9 @@ def administration(
     replicas: ReplicaService,
     rollouts: RolloutService,
     loadables: OnDemandModels,
-    sleepers: SleepableModels,
+    sleepables: SleepableModels,
     pins: PinService,
-    stories: TimelineStore,
+    timelines: TimelineStore,
     live: LiveService,
     configuration: ConfigService,
     workers: WorkerService,
@@ -50,28 +50,28 @@ def administration(
         replicas: Where models run.
         rollouts: New versions of models on trial.
         loadables: The models that are loaded on demand.
-        sleepers: The models that can sleep.
+        sleepables: The models that can sleep.
         pins: The prefixes that stay.
-        stories: What happened to the last requests.
+        timelines: What happened to the last requests.
         live: What goes on.
         configuration: The settings of this gateway.
         workers: Its processes that speak HTTP, if there are several.
         holds: Whether who was let in still would be.
         clock: For expiry, and for times such as ``-7d``.
     """
-    office = DirectoryAdmin(book, refresh, clock)
+    admin = DirectoryAdmin(book, refresh, clock)
     return [
-        *TenantRoutes(office).routes(),
-        *KeyRoutes(office).routes(),
-        *LimitRoutes(office).routes(),
-        *BudgetRoutes(office, budgets).routes(),
-        *UsageRoutes(office, usage).routes(),
-        *ReplicaRoutes(office, replicas).routes(),
-        *RolloutRoutes(office, rollouts).routes(),
-        *LoadableRoutes(office, loadables, sleepers).routes(),
-        *PinRoutes(office, pins).routes(),
-        *RequestRoutes(office, stories).routes(),
-        *LiveRoutes(office, live, holds).routes(),
-        *ConfigRoutes(office, configuration).routes(),
-        *WorkerRoutes(office, workers).routes(),
+        *TenantRoutes(admin).routes(),
+        *KeyRoutes(admin).routes(),
+        *LimitRoutes(admin).routes(),
+        *BudgetRoutes(admin, budgets).routes(),
+        *UsageRoutes(admin, usage).routes(),
+        *ReplicaRoutes(admin, replicas).routes(),
+        *RolloutRoutes(admin, rollouts).routes(),
+        *OnDemandModelRoutes(admin, loadables, sleepables).routes(),
+        *PinRoutes(admin, pins).routes(),
+        *RequestRoutes(admin, timelines).routes(),
+        *LiveRoutes(admin, live, holds).routes(),
+        *ConfigRoutes(admin, configuration).routes(),
+        *WorkerRoutes(admin, workers).routes(),
     ]

@@ -9,7 +9,7 @@ from maitred.wire.admin import rules
 from maitred.wire.admin.decode import decode_body, decode_query
 from maitred.wire.admin.requests import CreateTenant, TenantsQuery, UpdateTenant
 from maitred.wire.admin.responses import Deleted, TenantBody, TenantList
-from maitred.wire.openai.faults import shown
+from maitred.wire.openai.faults import format_value
 
 PATH = "/admin/v1/tenants"
 
@@ -18,11 +18,11 @@ class TenantRoutes:
     """Tenants.
 
     Args:
-        office: What the routes share.
+        admin: What the routes share.
     """
 
-    def __init__(self, office: DirectoryAdmin) -> None:
-        self._office = office
+    def __init__(self, admin: DirectoryAdmin) -> None:
+        self._admin = admin
 
     def routes(self) -> list[Route]:
         """The routes, in the order of the documentation."""
@@ -36,53 +36,55 @@ class TenantRoutes:
             Route("DELETE", one, self.delete, "Deletes a tenant.", returns=Deleted, needs=needs),
         ]
 
-    async def list(self, call: HttpExchange) -> None:
+    async def list(self, exchange: HttpExchange) -> None:
         """A page of tenants."""
-        query = decode_query(call.query, TenantsQuery)
+        query = decode_query(exchange.query, TenantsQuery)
         rules.check_page(query.limit, query.after)
         if query.parent is not None:
             rules.check_id("parent", query.parent)
-        found = await self._office.book.tenants(query.parent, query.after, query.limit + 1)
+        found = await self._admin.store.tenants(query.parent, query.after, query.limit + 1)
         tenants, has_more = page_of(found, query.limit)
         data = [TenantBody.of(tenant) for tenant in tenants]
         answer = TenantList(data=data, has_more=has_more, next=data[-1].id if has_more else None)
-        await self._office.reply(call, answer)
+        await self._admin.reply(exchange, answer)
 
-    async def create(self, call: HttpExchange) -> None:
+    async def create(self, exchange: HttpExchange) -> None:
         """A new tenant."""
-        tenant = rules.tenant_of(decode_body(call.body, CreateTenant))
+        tenant = rules.to_tenant(decode_body(exchange.body, CreateTenant))
 
         async def make() -> AdminReply:
-            await self._office.book.create_tenant(tenant)
-            await self._office.changed()
+            await self._admin.store.create_tenant(tenant)
+            await self._admin.on_change()
             return AdminReply(TenantBody.of(tenant))
 
-        await self._office.once(call, make)
+        await self._admin.once(exchange, make)
 
-    async def get(self, call: HttpExchange) -> None:
+    async def get(self, exchange: HttpExchange) -> None:
         """One tenant."""
-        tenant = await self._office.book.tenant(_id_in(call))
-        await self._office.reply(call, TenantBody.of(tenant))
+        tenant = await self._admin.store.tenant(_id_in(exchange))
+        await self._admin.reply(exchange, TenantBody.of(tenant))
 
-    async def update(self, call: HttpExchange) -> None:
+    async def update(self, exchange: HttpExchange) -> None:
         """Changes a tenant."""
-        tenant_id = _id_in(call)
-        changes = rules.tenant_changes(decode_body(call.body, UpdateTenant))
+        tenant_id = _id_in(exchange)
+        changes = rules.tenant_changes(decode_body(exchange.body, UpdateTenant))
         if not changes:
             raise InvalidRequest("The body changes nothing. Name a field to change.")
-        tenant = await self._office.book.update_tenant(tenant_id, **changes)
-        await self._office.changed()
-        await self._office.reply(call, TenantBody.of(tenant))
+        tenant = await self._admin.store.update_tenant(tenant_id, **changes)
+        await self._admin.on_change()
+        await self._admin.reply(exchange, TenantBody.of(tenant))
 
-    async def delete(self, call: HttpExchange) -> None:
+    async def delete(self, exchange: HttpExchange) -> None:
         """Deletes a tenant."""
-        tenant_id = _id_in(call)
-        await self._office.book.delete_tenant(tenant_id)
-        await self._office.changed()
-        await self._office.reply(call, Deleted(id=tenant_id, object="tenant"))
+        tenant_id = _id_in(exchange)
+        await self._admin.store.delete_tenant(tenant_id)
+        await self._admin.on_change()
+        await self._admin.reply(exchange, Deleted(id=tenant_id, object="tenant"))
 
 
-def _id_in(call: HttpExchange) -> str:
-    if not is_id(call.parameter):
-        raise ResourceNotFound(f"There is no tenant {shown(call.parameter)}. GET {PATH} lists them.", param="id")
-    return call.parameter
+def _id_in(exchange: HttpExchange) -> str:
+    if not is_id(exchange.parameter):
+        raise ResourceNotFound(
+            f"There is no tenant {format_value(exchange.parameter)}. GET {PATH} lists them.", param="id"
+        )
+    return exchange.parameter

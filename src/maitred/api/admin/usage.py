@@ -4,15 +4,15 @@ from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import InvalidRequest
-from maitred.core.money import usd_of
+from maitred.core.money import to_usd
 from maitred.core.tenancy import Scope
 from maitred.store.usage import FIELDS, PERIODS, UsageQueries
 from maitred.wire.admin import rules
 from maitred.wire.admin.decode import decode_query
 from maitred.wire.admin.requests import UsageEventsQuery, UsageQuery
 from maitred.wire.admin.responses import UsageEventBody, UsageEventList, UsageReport, UsageRow
-from maitred.wire.admin.times import iso_of, time_in_query
-from maitred.wire.openai.faults import shown
+from maitred.wire.admin.times import parse_query_time, to_iso
+from maitred.wire.openai.faults import format_value
 
 PATH = "/admin/v1/usage"
 GROUPS = (*FIELDS, *PERIODS)
@@ -24,12 +24,12 @@ class UsageRoutes:
     """Usage.
 
     Args:
-        office: What the routes share.
+        admin: What the routes share.
         usage: Reads the ledger.
     """
 
-    def __init__(self, office: DirectoryAdmin, usage: UsageQueries) -> None:
-        self._office = office
+    def __init__(self, admin: DirectoryAdmin, usage: UsageQueries) -> None:
+        self._admin = admin
         self._usage = usage
 
     def routes(self) -> list[Route]:
@@ -47,19 +47,19 @@ class UsageRoutes:
             Route("GET", events, self.events, lines, returns=UsageEventList, query=UsageEventsQuery, needs=needs),
         ]
 
-    async def report(self, call: HttpExchange) -> None:
+    async def report(self, exchange: HttpExchange) -> None:
         """Sums: a page as JSON, or all of them as CSV."""
-        query = decode_query(call.query, UsageQuery)
+        query = decode_query(exchange.query, UsageQuery)
         rules.check_page(query.limit, query.after)
         groups = _groups_in(query.group_by)
         start_s, end_s = self._span(query)
         filters = _filters_in(query)
         if query.format == "csv":
             pieces = [piece async for piece in self._usage.csv(start_s, end_s, group_by=groups, filters=filters)]
-            await call.respond("".join(pieces).encode("utf-8", "replace"), content_type=_CSV)
+            await exchange.respond("".join(pieces).encode("utf-8", "replace"), content_type=_CSV)
             return
         if query.format != "json":
-            raise InvalidRequest(f"format must be json or csv; got {shown(query.format)}.", param="format")
+            raise InvalidRequest(f"format must be json or csv; got {format_value(query.format)}.", param="format")
         page = await self._usage.report(
             start_s, end_s, group_by=groups, filters=filters, after=query.after, limit=query.limit
         )
@@ -70,36 +70,36 @@ class UsageRoutes:
                 prompt_tokens=row.prompt_tokens,
                 cached_tokens=row.cached_tokens,
                 output_tokens=row.output_tokens,
-                cost_usd=usd_of(row.cost_nusd),
+                cost_usd=to_usd(row.cost_nusd),
                 rated=row.rated,
                 mean_score=None if row.mean_score is None else round(row.mean_score, 4),
             )
             for row in page.rows
         ]
         answer = UsageReport(
-            start=iso_of(start_s),
-            end=iso_of(end_s),
+            start=to_iso(start_s),
+            end=to_iso(end_s),
             group_by=groups,
             data=data,
             has_more=bool(page.next),
             next=page.next or None,
         )
-        await self._office.reply(call, answer)
+        await self._admin.reply(exchange, answer)
 
-    async def events(self, call: HttpExchange) -> None:
+    async def events(self, exchange: HttpExchange) -> None:
         """A page of lines."""
-        query = decode_query(call.query, UsageEventsQuery)
+        query = decode_query(exchange.query, UsageEventsQuery)
         rules.check_page(query.limit, query.after)
         start_s, end_s = self._span(query)
         page = await self._usage.events(
             start_s, end_s, filters=_filters_in(query), after=query.after, limit=query.limit
         )
         data = [UsageEventBody.of(event, page.feedback.get(event.id)) for event in page.events]
-        await self._office.reply(call, UsageEventList(data=data, has_more=bool(page.next), next=page.next or None))
+        await self._admin.reply(exchange, UsageEventList(data=data, has_more=bool(page.next), next=page.next or None))
 
     def _span(self, query: UsageQuery | UsageEventsQuery) -> tuple[float, float]:
-        now_s = self._office.now_s()
-        start_s, end_s = time_in_query("start", query.start, now_s), time_in_query("end", query.end, now_s)
+        now_s = self._admin.now_s()
+        start_s, end_s = parse_query_time("start", query.start, now_s), parse_query_time("end", query.end, now_s)
         if start_s >= end_s:
             raise InvalidRequest("start must be earlier than end.", param="start")
         return start_s, end_s
@@ -118,7 +118,8 @@ def _groups_in(text: str) -> list[str]:
     for position, name in enumerate(groups):
         if name not in GROUPS:
             raise InvalidRequest(
-                f"group_by must hold some of {', '.join(GROUPS)}, with commas; got {shown(name)}.", param="group_by"
+                f"group_by must hold some of {', '.join(GROUPS)}, with commas; got {format_value(name)}.",
+                param="group_by",
             )
         if name in groups[:position]:
             raise InvalidRequest(f"group_by names {name} twice. Name it once.", param="group_by")

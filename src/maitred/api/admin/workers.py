@@ -28,12 +28,12 @@ class WorkerRoutes:
     """Workers.
 
     Args:
-        office: What the routes share.
+        admin: What the routes share.
         workers: Those of this gateway.
     """
 
-    def __init__(self, office: DirectoryAdmin, workers: WorkerService) -> None:
-        self._office = office
+    def __init__(self, admin: DirectoryAdmin, workers: WorkerService) -> None:
+        self._admin = admin
         self._workers = workers
 
     def routes(self) -> list[Route]:
@@ -50,12 +50,12 @@ class WorkerRoutes:
             ),
         ]
 
-    async def list(self, call: HttpExchange) -> None:
+    async def list(self, exchange: HttpExchange) -> None:
         """All of them."""
-        await self._office.reply(call, WorkerList(data=[*self._workers.all()]))
+        await self._admin.reply(exchange, WorkerList(data=[*self._workers.all()]))
 
-    async def restart(self, call: HttpExchange) -> None:
+    async def restart(self, exchange: HttpExchange) -> None:
         """The answer lists those who are to go; it is done when none of them is listed any more."""
         before = self._workers.all()
         self._workers.restart()
-        await self._office.reply(call, WorkerList(data=[*before]))
+        await self._admin.reply(exchange, WorkerList(data=[*before]))

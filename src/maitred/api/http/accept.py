@@ -49,9 +49,9 @@ class FairAcceptor:
 
     def _watch(self) -> None:
         self._waiting = None
-        self._loop.add_reader(self._listener, self._somebody_comes)
+        self._loop.add_reader(self._listener, self._on_readable)
 
-    def _somebody_comes(self) -> None:
+    def _on_readable(self) -> None:
         self._loop.remove_reader(self._listener)
         courtesy_s = min(_MOST_S, (self._connections() + len(self._coming)) * _COURTESY_S)
         self._waiting = self._loop.call_later(courtesy_s, self._take)
@@ -71,11 +71,11 @@ class FairAcceptor:
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         connection.setblocking(False)
-        task = self._loop.create_task(self._let_in(connection), name="connection")
+        task = self._loop.create_task(self._admit(connection), name="connection")
         self._coming.add(task)
         task.add_done_callback(self._coming.discard)
 
-    async def _let_in(self, connection: socket.socket) -> None:
+    async def _admit(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._protocol, connection)
         except OSError:

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from maitred.api.http.head_cache import CachedHead
 from maitred.api.http.upgrade import UpgradeIgnoringProtocol
-from maitred.api.response_head import lines_of
+from maitred.api.response_head import encode_lines
 from maitred.core.cohort import COHORT, CohortStage
 
 _HERE = asyncio.Event()
@@ -84,7 +84,7 @@ class FastPathProtocol(UpgradeIgnoringProtocol):
     def answer(self, status: int, head: bytes, body: bytes) -> bool:
         """See `Connection.answer`."""
         running = self._unanswered()
-        if running is None or (usual := lines_of(running.default_headers)) is None:
+        if running is None or (usual := encode_lines(running.default_headers)) is None:
             return False
         running.response_started, running.waiting_for_100_continue = True, False
         running.chunked_encoding = False
@@ -95,7 +95,7 @@ class FastPathProtocol(UpgradeIgnoringProtocol):
     def begin(self, status: int, head: bytes, piece: bytes) -> bool:
         """See `Connection.begin`."""
         running = self._unanswered()
-        if running is None or (usual := lines_of(running.default_headers)) is None:
+        if running is None or (usual := encode_lines(running.default_headers)) is None:
             return False
         running.response_started, running.waiting_for_100_continue = True, False
         running.chunked_encoding = True
@@ -135,11 +135,11 @@ class FastPathProtocol(UpgradeIgnoringProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as uvicorn's
         self._running = cycle
-        COHORT.called(CohortStage.COME)
+        COHORT.expect(CohortStage.COME)
         super()._start_asgi_task(cycle, partial(_begun, app))
 
 
 def _begun(app: Any, scope: Any, receive: Any, send: Any) -> Any:  # noqa: ANN401 - as ASGI's
     """What a request's task does first."""
-    COHORT.came(CohortStage.COME)
+    COHORT.arrive(CohortStage.COME)
     return app(scope, receive, send)

@@ -86,7 +86,7 @@ class HttpServer(uvicorn.Server):
         state = {"server_state": self.server_state, "app_state": self.lifespan.state}
         return self.config.http_protocol_class(config=self.config, **state)  # type: ignore[call-arg]
 
-    def adopt(self, stall_grace_s: float) -> None:
+    def reconfigure(self, stall_grace_s: float) -> None:
         """Connections that come from now on have so much; those that are there keep what they had."""
         self.config.http_protocol_class = _protocol(stall_grace_s)
 

@@ -1,1 +1,1 @@
-"""See the modules."""
+"""Implementations of the admin API's services, by subject."""

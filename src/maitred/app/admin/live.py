@@ -1,4 +1,4 @@
-"""The live state of a gateway, put together from its parts for whoever watches."""
+"""The live state of a gateway, composed from its parts for the console and `maitred top`."""
 
 import heapq
 from collections import Counter
@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from maitred import __version__
 from maitred.admission.admission import Admission
 from maitred.api.in_flight import InFlightLimiter
-from maitred.app.admin.caller_usage import limit_use
+from maitred.app.admin.caller_usage import limit_use_body
 from maitred.app.admin.replicas import ReplicaAdmin
 from maitred.console.pulse import LiveFeed
 from maitred.core.clock import Clock
@@ -36,178 +36,192 @@ from maitred.wire.admin.live import (
     UseBody,
 )
 
-_MOST_TENANTS = 30
-"""Shown, of those that are here or were lately; each one's limits are read from the counters every second."""
-_MOST_AT_QUEUE = 12
-_EVERYBODY = "*"
+_MAX_TENANTS = 30
+"""Most tenants that are shown, active ones first; the limits of each are read from the counters every second."""
+_MAX_PER_QUEUE = 12
+_ALL_TENANTS = "*"
 
 
 class LiveState:
-    """Composes it. Implements `maitred.api.admin.live.LiveService`.
+    """Composes the live state. Implements `maitred.api.admin.live.LiveService`.
 
     Args:
-        gate: Who is inside.
-        dispatchers: Each model's queue.
-        engines: Our own engines.
-        replicas: Where models run.
-        recent: What happened.
-        admission: How far limits are used.
-        stores_up: Whether each store answers.
-        rounds: What holds requests up.
+        in_flight: Counts the requests in flight.
+        dispatchers: Model -> its queue.
+        engines: Returns the state of this gateway's engines.
+        replicas: Lists the replicas of all models.
+        recent: Recent traffic.
+        admission: Knows how far limits are used.
+        stores_up: Returns whether each store answers.
+        diagnosis: Finds what delays requests.
         clock: The time.
-        most_viewers: Who may watch at one time.
+        max_viewers: Most viewers at one time.
 
     Attributes:
-        pulse: Its `run` must be running.
+        feed: Sends the state to viewers; its `run` must be running.
     """
 
     def __init__(
         self,
-        gate: InFlightLimiter,
+        in_flight: InFlightLimiter,
         dispatchers: Mapping[str, Dispatcher],
         engines: Callable[[], Engines],
         replicas: ReplicaAdmin,
         recent: RecentTraffic,
         admission: Admission,
         stores_up: Callable[[], Mapping[str, bool]],
-        rounds: LiveDiagnosis,
+        diagnosis: LiveDiagnosis,
         clock: Clock,
-        most_viewers: int,
+        max_viewers: int,
     ) -> None:
-        self._gate = gate
+        self._in_flight = in_flight
         self._dispatchers = dispatchers
         self._engines = engines
         self._replicas = replicas
         self._recent = recent
         self._admission = admission
         self._stores_up = stores_up
-        self._rounds = rounds
+        self._diagnosis = diagnosis
         self._clock = clock
         self._started_s = clock.wall_s()
-        self.pulse = LiveFeed(self._beat, self._compose, clock, most_viewers)
+        self.feed = LiveFeed(self._tick, self._compose, clock, max_viewers)
 
-    async def now(self) -> LiveBody:
-        """See `Live.now`."""
-        return await self.pulse.now()
+    async def snapshot(self) -> LiveBody:
+        """Returns the live state of now."""
+        return await self.feed.now()
 
     def watching(self) -> AbstractContextManager[AsyncIterator[LiveBody]]:
-        """See `Live.watching`."""
-        return self.pulse.watching()
+        """Subscribes a viewer to the live state for as long as the context lasts."""
+        return self.feed.watching()
 
     def history(self) -> Sequence[PointBody]:
-        """See `Live.history`."""
+        """Returns the points of the last seconds."""
         return list(self._recent.points)
 
-    def _beat(self) -> PointBody:
-        floors = [dispatcher.floor for dispatcher in self._dispatchers.values()]
-        return self._recent.tick(sum(floor.waiting for floor in floors), sum(floor.running for floor in floors))
+    def _tick(self) -> PointBody:
+        cores = [dispatcher.core for dispatcher in self._dispatchers.values()]
+        return self._recent.tick(sum(core.waiting for core in cores), sum(core.running for core in cores))
 
     async def _compose(self) -> LiveBody:
-        crowds = {model: dispatcher.crowd() for model, dispatcher in self._dispatchers.items()}
-        states = {model: dispatcher.state() for model, dispatcher in self._dispatchers.items()}
+        activities = {model: dispatcher.tenant_activity() for model, dispatcher in self._dispatchers.items()}
+        states = {model: dispatcher.snapshot() for model, dispatcher in self._dispatchers.items()}
         waiting, prefilling, decoding = (
-            _sum([getattr(crowd, stage) for crowd in crowds.values()])
+            _sum_counts([getattr(activity, stage) for activity in activities.values()])
             for stage in ("waiting", "prefilling", "decoding")
         )
         in_dispatch = waiting.total() + prefilling.total() + decoding.total()
-        tenants, limits_known = await self._tenants(waiting, prefilling + decoding)
-        queues = [_queue(model, state, crowds[model]) for model, state in states.items()]
-        findings = self._rounds.findings()
+        tenants, limits_known = await self._tenant_bodies(waiting, prefilling + decoding)
+        queues = [_queue_body(model, state, activities[model]) for model, state in states.items()]
+        findings = self._diagnosis.findings()
         return LiveBody(
             at=self._clock.wall_s(),
             started_at=self._started_s,
             version=__version__,
-            draining=self._gate.draining,
+            draining=self._in_flight.draining,
             stores=dict(self._stores_up()),
             path=PathBody(
-                # A request of several prompts is one here and one there; embeddings are several in dispatch.
-                arriving=max(0, self._gate.inside - in_dispatch),
+                # Requests of several prompts count once in both numbers; embeddings count several times in dispatch.
+                arriving=max(0, self._in_flight.count - in_dispatch),
                 queued=waiting.total(),
                 prefilling=prefilling.total(),
                 decoding=decoding.total(),
             ),
-            point=self._recent.points[-1] if self._recent.points else self._beat(),
+            point=self._recent.points[-1] if self._recent.points else self._tick(),
             queues=queues,
             engines=[
-                _engine(model, replica, state, crowds[model].kv_tokens.get(replica, {}) if model in crowds else {})
+                _engine_body(
+                    model, replica, state, activities[model].kv_tokens.get(replica, {}) if model in activities else {}
+                )
                 for (model, replica), state in self._engines().items()
             ],
-            replicas=self._with_credits(states),
+            replicas=self._replica_bodies(states),
             tenants=tenants,
             refusals=list(reversed(self._recent.refusals.values())),
             limits_known=limits_known,
-            findings=None if findings is None else [_finding(finding) for finding in findings],
+            findings=None if findings is None else [_finding_body(finding) for finding in findings],
         )
 
-    def _with_credits(self, states: Mapping[str, DispatchSnapshot]) -> list[LiveReplicaBody]:
-        shown = []
+    def _replica_bodies(self, states: Mapping[str, DispatchSnapshot]) -> list[LiveReplicaBody]:
+        bodies = []
         for body in self._replicas.all():
             if body.model not in states:
-                continue  # it has come since
+                continue  # added since the snapshot
             credits_ = {
                 resource: CreditBody(free=credit.free, total=credit.total)
                 for (replica, resource), credit in states[body.model].credits.items()
                 if replica == body.replica
             }
-            shown.append(LiveReplicaBody(**asdict(body), credits=credits_))
-        return shown
+            bodies.append(LiveReplicaBody(**asdict(body), credits=credits_))
+        return bodies
 
-    async def _tenants(self, waiting: Counter[str], running: Counter[str]) -> tuple[list[TenantUseBody], bool]:
-        """Who is here first, then who was here last; before them everybody together, where that is limited."""
-        here = [name for name, _ in (waiting + running).most_common(_MOST_TENANTS)]
-        lately = [name for name in reversed(self._recent.tenants) if name not in here]
-        names = (here + lately)[:_MOST_TENANTS]
-        subjects = [_EVERYBODY, *(f"tenant:{name}" for name in names)]
-        known = True
+    async def _tenant_bodies(self, waiting: Counter[str], running: Counter[str]) -> tuple[list[TenantUseBody], bool]:
+        """Returns active tenants first, then recent ones.
+
+        A row for all tenants together stands before them if that is limited.
+        """
+        active = [name for name, _ in (waiting + running).most_common(_MAX_TENANTS)]
+        recent = [name for name in reversed(self._recent.tenants) if name not in active]
+        names = (active + recent)[:_MAX_TENANTS]
+        subjects = [_ALL_TENANTS, *(f"tenant:{name}" for name in names)]
+        limits_known = True
         try:
             uses = await self._admission.uses(subjects)
         except StoreUnavailable:
-            uses, known = [], False
-        of: dict[str, list[UseBody]] = {}
+            uses, limits_known = [], False
+        uses_by_subject: dict[str, list[UseBody]] = {}
         for use in uses:
-            of.setdefault(use.subject, []).append(limit_use(use))
+            uses_by_subject.setdefault(use.subject, []).append(limit_use_body(use))
         rows = [
-            _tenant(
-                name, self._recent.tenants.get(name, TenantTraffic()), waiting[name], running[name], of.get(subject, [])
+            _tenant_body(
+                name,
+                self._recent.tenants.get(name, TenantTraffic()),
+                waiting[name],
+                running[name],
+                uses_by_subject.get(subject, []),
             )
             for name, subject in zip(names, subjects[1:], strict=True)
         ]
-        if _EVERYBODY in of:
-            rows.insert(0, _tenant(_EVERYBODY, TenantTraffic(), waiting.total(), running.total(), of[_EVERYBODY]))
-        return rows, known
+        if _ALL_TENANTS in uses_by_subject:
+            rows.insert(
+                0,
+                _tenant_body(
+                    _ALL_TENANTS, TenantTraffic(), waiting.total(), running.total(), uses_by_subject[_ALL_TENANTS]
+                ),
+            )
+        return rows, limits_known
 
 
-def _finding(finding: DiagnosisFinding) -> FindingBody:
+def _finding_body(finding: DiagnosisFinding) -> FindingBody:
     return FindingBody(**{**asdict(finding), "evidence": list(finding.evidence)})
 
 
-def _sum(counts: Sequence[Mapping[str, int]]) -> Counter[str]:
+def _sum_counts(counts: Sequence[Mapping[str, int]]) -> Counter[str]:
     total = Counter[str]()
-    for each in counts:
-        total.update(each)
+    for count in counts:
+        total.update(count)
     return total
 
 
-def _queue(model: str, state: DispatchSnapshot, crowd: TenantActivity) -> QueueBody:
-    running = Counter(crowd.prefilling)
-    running.update(crowd.decoding)
-    here = Counter(crowd.waiting)
-    here.update(running)
+def _queue_body(model: str, state: DispatchSnapshot, activity: TenantActivity) -> QueueBody:
+    running = Counter(activity.prefilling)
+    running.update(activity.decoding)
+    requests = Counter(activity.waiting)
+    requests.update(running)
     return QueueBody(
         model=model,
         waiting=dict(state.waiting),
         predicted_wait_s=dict(state.predicted_wait_s),
         running=state.running,
         tenants=[
-            HeadcountBody(tenant=tenant, waiting=crowd.waiting.get(tenant, 0), running=running[tenant])
-            for tenant, _ in here.most_common(_MOST_AT_QUEUE)
+            HeadcountBody(tenant=tenant, waiting=activity.waiting.get(tenant, 0), running=running[tenant])
+            for tenant, _ in requests.most_common(_MAX_PER_QUEUE)
         ],
     )
 
 
-def _engine(model: str, replica: str, state: EngineState, held: Mapping[str, int]) -> EngineBody:
+def _engine_body(model: str, replica: str, state: EngineState, held: Mapping[str, int]) -> EngineBody:
     load, card = state.load, state.card
-    most = heapq.nlargest(_MOST_AT_QUEUE, held.items(), key=lambda entry: entry[1])
+    largest = heapq.nlargest(_MAX_PER_QUEUE, held.items(), key=lambda entry: entry[1])
     return EngineBody(
         model=model,
         replica=replica,
@@ -223,7 +237,7 @@ def _engine(model: str, replica: str, state: EngineState, held: Mapping[str, int
         used_blocks=load.total_blocks - load.free_blocks,
         cached_blocks=load.cached_blocks,
         pinned_blocks=load.pinned_blocks,
-        held=[HeldBody(tenant=tenant, tokens=tokens) for tenant, tokens in most],
+        held=[HeldBody(tenant=tenant, tokens=tokens) for tenant, tokens in largest],
         preemptions=load.preemptions,
         steps=load.steps,
         step_s=load.step_s,
@@ -233,7 +247,7 @@ def _engine(model: str, replica: str, state: EngineState, held: Mapping[str, int
     )
 
 
-def _tenant(name: str, traffic: TenantTraffic, waiting: int, running: int, limits: list[UseBody]) -> TenantUseBody:
+def _tenant_body(name: str, traffic: TenantTraffic, waiting: int, running: int, limits: list[UseBody]) -> TenantUseBody:
     return TenantUseBody(
         tenant=name,
         waiting=waiting,

@@ -1,6 +1,6 @@
-"""The models that are loaded on demand as an operator sees them, and what he can tell them.
+"""Admin of models that are loaded on demand: lists, loads, unloads, pins and puts them to sleep.
 
-What is said holds for this gateway until it is said otherwise or the gateway is started again, as for replicas.
+A command holds for this gateway until the next command or until the gateway is restarted, as for replicas.
 """
 
 import logging
@@ -17,135 +17,137 @@ _log = logging.getLogger(__name__)
 
 
 class OnDemandModelAdmin:
-    """Implements `maitred.api.admin.models.OnDemandModels`.
+    """Manages models that are loaded on demand. Implements `maitred.api.admin.models.OnDemandModels`.
 
     Args:
-        residence: Where the models live.
+        manager: Loads and unloads the models.
         clock: The time.
     """
 
-    def __init__(self, residence: ModelManager, clock: Clock) -> None:
-        self._residence = residence
-        self._residents = residence.residents
+    def __init__(self, manager: ModelManager, clock: Clock) -> None:
+        self._manager = manager
+        self._models = manager.models
         self._clock = clock
 
     def all(self) -> LoadableList:
-        """Every model, and the memory that they share."""
-        names = list(self._residence.lodgers)
+        """Lists every model, and the memory that they share."""
+        names = list(self._manager.replicas)
         return LoadableList(
-            budget_bytes=self._residents.budget_bytes if names else None,
-            taken_bytes=self._residents.taken_bytes,
+            budget_bytes=self._models.budget_bytes if names else None,
+            taken_bytes=self._models.taken_bytes,
             data=[self._body(name) for name in names],
         )
 
     def load(self, model: str) -> LoadableBody:
-        """Loads it, as if a request waited for it."""
-        return self._tell(model, self._check_fits, self._residence.order_load, "is to be loaded")
+        """Loads a model, as if a request waited for it."""
+        return self._apply(model, self._check_fits, self._manager.order_load, "is to be loaded")
 
     def unload(self, model: str, *, hold: bool) -> LoadableBody:
-        """Lets its answers end and gives its memory back."""
+        """Unloads a model once its responses have ended; with `hold` it is not loaded for requests again."""
 
         def order(name: str) -> None:
-            self._residence.order_unload(name, hold=hold)
+            self._manager.order_unload(name, hold=hold)
 
-        return self._tell(model, _check_unpinned, order, f"is to be unloaded{' and held' if hold else ''}")
+        return self._apply(model, _check_unpinned, order, f"is to be unloaded{' and held' if hold else ''}")
 
     def sleep(self, model: str) -> LoadableBody:
-        """Lets its answers end, and gives its memory back but for its process."""
-        return self._tell(model, _check_unpinned, self._residence.order_sleep, "is to sleep")
+        """Puts a model to sleep once its responses have ended: its memory is freed, and its process stays."""
+        return self._apply(model, _check_unpinned, self._manager.order_sleep, "is to sleep")
 
     def pin(self, model: str) -> LoadableBody:
-        """Loads it, and never unloads it for others."""
-        return self._tell(model, self._check_leaves_room, self._residence.pin, "is pinned")
+        """Loads a model and never unloads it for others."""
+        return self._apply(model, self._check_leaves_memory, self._manager.pin, "is pinned")
 
     def unpin(self, model: str) -> LoadableBody:
-        """Lets it go when others need its room."""
-        return self._tell(model, lambda one: None, self._residence.unpin, "is pinned no more")
+        """Allows a model to be unloaded when others need its memory."""
+        return self._apply(model, lambda residency: None, self._manager.unpin, "is pinned no more")
 
-    def _tell(
-        self, model: str, check: Callable[[ModelResidency], None], order: Callable[[str], None], what: str
+    def _apply(
+        self, model: str, check: Callable[[ModelResidency], None], order: Callable[[str], None], action: str
     ) -> LoadableBody:
-        if model not in self._residence.lodgers:
+        if model not in self._manager.replicas:
             raise ResourceNotFound(
                 f"There is no model {model[:200]!r} that is loaded on demand. GET /admin/v1/models lists those that "
                 "are; others are always there.",
                 param="model",
             )
-        check(self._residents[model])
+        check(self._models[model])
         order(model)
-        _log.info("The model %s %s.", model, what)
+        _log.info("The model %s %s.", model, action)
         return self._body(model)
 
-    def _check_fits(self, one: ModelResidency) -> None:
-        """Raises Conflict where it could never be loaded beside those that are pinned."""
-        room_bytes = self._residents.room_for(one.name)
-        if one.memory_bytes > room_bytes:
+    def _check_fits(self, residency: ModelResidency) -> None:
+        """Raises Conflict if the model could never be loaded beside the pinned models."""
+        available_bytes = self._models.make_room_for(residency.name)
+        if residency.memory_bytes > available_bytes:
             raise Conflict(
-                f"{one.name} takes {mebibytes(one.memory_bytes)}, and of {mebibytes(self._residents.budget_bytes)} "
-                f"only {mebibytes(room_bytes)} are left beside what is pinned: {self._pinned_but(one)}. Unpin one of "
+                f"{residency.name} takes {mebibytes(residency.memory_bytes)}, and of "
+                f"{mebibytes(self._models.budget_bytes)} "
+                f"only {mebibytes(available_bytes)} are left beside what is pinned: {self._pinned_except(residency)}. "
+                "Unpin one of "
                 "these, or raise residency.memory_bytes."
             )
 
-    def _check_leaves_room(self, one: ModelResidency) -> None:
-        """Raises Conflict where it does not fit, or where another model could never be loaded beside it."""
-        self._check_fits(one)
-        for other in self._residents.all.values():
-            if other is one or other.pinned or other.held or one.pinned:
+    def _check_leaves_memory(self, residency: ModelResidency) -> None:
+        """Raises Conflict if the model does not fit, or if another model could never be loaded beside it."""
+        self._check_fits(residency)
+        for other in self._models.all.values():
+            if other is residency or other.pinned or other.held or residency.pinned:
                 continue
-            left_bytes = self._residents.room_for(other.name) - one.memory_bytes
+            left_bytes = self._models.make_room_for(other.name) - residency.memory_bytes
             if other.memory_bytes > left_bytes:
                 raise Conflict(
-                    f"With {one.name} pinned, {other.name} could never be loaded: it takes "
+                    f"With {residency.name} pinned, {other.name} could never be loaded: it takes "
                     f"{mebibytes(other.memory_bytes)}, and {mebibytes(max(0, left_bytes))} would be left. Unload "
                     f"{other.name} with `hold` first, or raise residency.memory_bytes."
                 )
 
-    def _pinned_but(self, one: ModelResidency) -> str:
-        pinned = [other for other in self._residents.all.values() if other.pinned and other is not one]
+    def _pinned_except(self, residency: ModelResidency) -> str:
+        pinned = [other for other in self._models.all.values() if other.pinned and other is not residency]
         return ", ".join(f"{other.name} ({mebibytes(other.memory_bytes)})" for other in pinned) or "nothing"
 
     def _body(self, name: str) -> LoadableBody:
-        one, lodger = self._residents[name], self._residence.lodgers[name]
-        line = self._residence.line(name)
+        residency, replica = self._models[name], self._manager.replicas[name]
+        queue = self._manager.line(name)
         now_s = self._clock.monotonic_s()
         return LoadableBody(
             model=name,
-            state=self._state(one),
-            pinned=one.pinned,
-            held=one.held,
-            reserved_bytes=one.memory_bytes,
-            measured_bytes=self._residence.measured_bytes.get(name),
-            waiting=line.waiting,
-            running=line.running,
-            loads=lodger.loads,
-            unloads=lodger.unloads,
-            failures=lodger.failures,
-            idle_s=None if one.worked_s is None else round(max(0.0, now_s - one.worked_s), 3),
-            predicted_load_s=round(one.comes_in_s, 3),
-            ready_in_s=None if one.held else round(self._residence.ready_in_s(name), 3),
+            state=self._state(residency),
+            pinned=residency.pinned,
+            held=residency.held,
+            reserved_bytes=residency.memory_bytes,
+            measured_bytes=self._manager.measured_bytes.get(name),
+            waiting=queue.waiting,
+            running=queue.running,
+            loads=replica.loads,
+            unloads=replica.unloads,
+            failures=replica.failures,
+            idle_s=None if residency.worked_s is None else round(max(0.0, now_s - residency.worked_s), 3),
+            predicted_load_s=round(residency.ready_in_s, 3),
+            ready_in_s=None if residency.held else round(self._manager.ready_in_s(name), 3),
         )
 
-    def _state(self, one: ModelResidency) -> LoadableState:
-        match one.phase:
-            case ResidencyPhase.OUT if one.held:
+    def _state(self, residency: ModelResidency) -> LoadableState:
+        match residency.phase:
+            case ResidencyPhase.OUT if residency.held:
                 return LoadableState.HELD
-            case ResidencyPhase.OUT if one.asleep and one.asked_s is None:
+            case ResidencyPhase.OUT if residency.asleep and residency.asked_s is None:
                 return LoadableState.ASLEEP
-            case ResidencyPhase.LOADING if one.asleep:
+            case ResidencyPhase.LOADING if residency.asleep:
                 return LoadableState.WAKING
             case ResidencyPhase.OUT:
-                return LoadableState.OUT if one.asked_s is None else LoadableState.WAITING
+                return LoadableState.OUT if residency.asked_s is None else LoadableState.WAITING
             case ResidencyPhase.LOADING:
                 return LoadableState.LOADING
             case ResidencyPhase.IN:
-                goes = one.dismissed or one.name in self._residents.closed_s
-                return LoadableState.DRAINING if goes else LoadableState.SERVING
-            case ResidencyPhase.LEAVING if one.naps:
+                is_leaving = residency.dismissed or residency.name in self._models.closed_s
+                return LoadableState.DRAINING if is_leaving else LoadableState.SERVING
+            case ResidencyPhase.LEAVING if residency.naps:
                 return LoadableState.DRAINING
             case ResidencyPhase.LEAVING:
                 return LoadableState.UNLOADING
 
 
-def _check_unpinned(one: ModelResidency) -> None:
-    if one.pinned:
-        raise Conflict(f"{one.name} is pinned. Unpin it first.")
+def _check_unpinned(residency: ModelResidency) -> None:
+    if residency.pinned:
+        raise Conflict(f"{residency.name} is pinned. Unpin it first.")

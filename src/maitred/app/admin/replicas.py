@@ -1,7 +1,7 @@
-"""All replicas of all models, as an operator sees them, and what he can tell them.
+"""Admin of replicas: lists them, drains them, takes them into maintenance and resumes them.
 
-What is said holds for this gateway, until it is said otherwise or the gateway is started again: another gateway that
-sends to the same engine or server is told by itself.
+A command holds for this gateway until the next command or until the gateway is restarted. Another gateway that sends to
+the same engine or server needs a command of its own.
 """
 
 import logging
@@ -18,10 +18,10 @@ _log = logging.getLogger(__name__)
 
 
 class ReplicaAdmin:
-    """Implements `maitred.api.admin.replicas.ReplicaService`.
+    """Manages the replicas of all models. Implements `maitred.api.admin.replicas.ReplicaService`.
 
     Args:
-        dispatchers: Each model's queue, which knows its replicas.
+        dispatchers: Model -> its queue, which knows the replicas.
         clock: The time.
     """
 
@@ -30,36 +30,41 @@ class ReplicaAdmin:
         self._clock = clock
 
     def all(self) -> list[ReplicaBody]:
-        """Every replica, by model."""
+        """Lists every replica, by model."""
         now_s = self._clock.monotonic_s()
         for dispatcher in self._dispatchers.values():
-            dispatcher.floor.refresh(now_s)
+            dispatcher.core.refresh(now_s)
         return [
-            _body(model, station)
+            _body(model, endpoint_state)
             for model, dispatcher in self._dispatchers.items()
-            for station in dispatcher.floor.stations
+            for endpoint_state in dispatcher.core.endpoint_states
         ]
 
     def drain(self, replica: str, model: str | None) -> ReplicaBody:
-        """Nothing new; what runs ends, and then the replica is in maintenance."""
-        return self._tell(replica, model, AdminState.drain, "is drained")
+        """Sends a replica no new requests; it is in maintenance once its requests have ended."""
+        return self._apply(replica, model, AdminState.drain, "is drained")
 
     def maintain(self, replica: str, model: str | None) -> ReplicaBody:
-        """Nothing new, and nobody waits for what runs."""
-        return self._tell(replica, model, AdminState.maintain, "is in maintenance")
+        """Takes a replica into maintenance at once, without waiting for its requests."""
+        return self._apply(replica, model, AdminState.maintain, "is in maintenance")
 
     def resume(self, replica: str, model: str | None) -> ReplicaBody:
-        """It serves again."""
+        """Lets a replica take requests again."""
         now_s = self._clock.monotonic_s()
-        return self._tell(replica, model, lambda duty: duty.serve(now_s), "serves again")
+        return self._apply(replica, model, lambda admin_state: admin_state.serve(now_s), "serves again")
 
-    def _tell(self, replica: str, model: str | None, order: Callable[[AdminState], None], what: str) -> ReplicaBody:
-        """Raises ResourceNotFound, or InvalidRequest where the name alone does not say which one is meant."""
+    def _apply(self, replica: str, model: str | None, order: Callable[[AdminState], None], action: str) -> ReplicaBody:
+        """Applies a command to one replica.
+
+        Raises:
+            ResourceNotFound: There is no such replica.
+            InvalidRequest: Several models have a replica of that name.
+        """
         found = [
-            (name, dispatcher, station)
+            (name, dispatcher, endpoint_state)
             for name, dispatcher in self._dispatchers.items()
-            for station in dispatcher.floor.stations
-            if station.post.name == replica and model in (None, name)
+            for endpoint_state in dispatcher.core.endpoint_states
+            if endpoint_state.endpoint.name == replica and model in (None, name)
         ]
         if not found:
             raise ResourceNotFound(
@@ -70,26 +75,26 @@ class ReplicaAdmin:
         if len(found) > 1:
             models = ", ".join(name for name, _, _ in found)
             raise InvalidRequest(f"{replica[:200]!r} is a replica of {models}. Say of which one.", param="model")
-        ((name, dispatcher, station),) = found
-        order(station.post.duty)
-        _log.info("The replica %s of %s %s.", replica, name, what)
-        dispatcher.turn()
-        return _body(name, station)
+        ((name, dispatcher, endpoint_state),) = found
+        order(endpoint_state.endpoint.admin_state)
+        _log.info("The replica %s of %s %s.", replica, name, action)
+        dispatcher.dispatch_ready()
+        return _body(name, endpoint_state)
 
 
-def _body(model: str, station: EndpointState) -> ReplicaBody:
-    duty, load = station.post.duty, station.load
+def _body(model: str, endpoint_state: EndpointState) -> ReplicaBody:
+    admin_state, load = endpoint_state.endpoint.admin_state, endpoint_state.load
     reports = load.total_blocks > 0
     return ReplicaBody(
         model=model,
-        replica=station.post.name,
-        kind="engine" if station.post.exact else "upstream",
-        state=duty.state,
-        ready=station.ready,
-        outage=None if station.outage is None else station.outage.message,
-        requests=duty.running,
+        replica=endpoint_state.endpoint.name,
+        kind="engine" if endpoint_state.endpoint.exact else "upstream",
+        state=admin_state.state,
+        ready=endpoint_state.ready,
+        outage=None if endpoint_state.outage is None else endpoint_state.outage.message,
+        requests=admin_state.running,
         sequences=load.running if reports else None,
         waiting_sequences=load.waiting if reports else None,
         kv_free=load.free_blocks / load.total_blocks if reports else None,
-        weight=station.weight,
+        weight=endpoint_state.weight,
     )

@@ -1,8 +1,9 @@
-"""Rollouts on this gateway: what operators and trials decide, kept in the store and followed at once.
+"""Admin of canary rollouts: decisions of operators and trials are stored, and applied at once.
 
 A decision takes effect here before it is stored: a canary that is shown to be bad gets no further request, whether the
-store answers or not. Other gateways follow within `_EVERY_S`. What was stored meanwhile by somebody else wins over a
-verdict: it belonged to a trial that is over.
+store answers or not. Other gateways follow within `_SYNC_INTERVAL_S`. A change that another gateway has stored
+meanwhile
+wins over a trial's decision, since that belonged to a trial that is over.
 """
 
 import asyncio
@@ -25,39 +26,39 @@ from maitred.routing.rollout.trial import TrialDecision
 from maitred.store.rollouts import Change
 from maitred.wire.admin.requests import StartRollout, WeighRollout
 from maitred.wire.admin.responses import RolloutBody
-from maitred.wire.admin.times import iso_of
+from maitred.wire.admin.times import to_iso
 
 log = logging.getLogger(__name__)
 
-_EVERY_S = 1.0
+_SYNC_INTERVAL_S = 1.0
 _PHASES = {TrialDecision.ABORT: RolloutPhase.ABORTED, TrialDecision.PROMOTE: RolloutPhase.PROMOTED}
 
 
 class RolloutPersistence(Protocol):
-    """Keeps them; `maitred.store.rollouts` is the one that serves. Every method may raise StoreUnavailable."""
+    """Stores rollouts, as `maitred.store.rollouts` does. Every method may raise StoreUnavailable."""
 
     async def all(self) -> list[RolloutState]:
-        """As they are."""
+        """Returns the stored rollouts."""
         ...
 
     async def change(self, name: str, change: Change) -> RolloutState:
-        """Makes one what `change` says."""
+        """Replaces the state of a rollout by the state that `change` makes of it."""
         ...
 
     async def declare(self, declared: Mapping[str, Mapping[str, Any]]) -> None:
-        """Takes over what the configuration says."""
+        """Stores the rollouts of the configuration."""
         ...
 
 
 class RolloutAdmin:
-    """Implements `maitred.api.admin.rollouts.RolloutService`. Its `run` must be running.
+    """Manages rollouts; its `run` must be running. Implements `maitred.api.admin.rollouts.RolloutService`.
 
     Args:
-        store: Where decisions are kept.
-        live: What this gateway goes by.
-        names: The table of names, which is told of every change.
+        store: Stores decisions.
+        live: The rollouts that this gateway applies.
+        names: The table of model names, which gets every change.
         clock: The time.
-        every_s: Time between two looks at the store.
+        interval_s: Time between two reads of the store.
     """
 
     def __init__(
@@ -67,29 +68,29 @@ class RolloutAdmin:
         names: ModelNames,
         clock: Clock,
         *,
-        every_s: float = _EVERY_S,
+        interval_s: float = _SYNC_INTERVAL_S,
     ) -> None:
         self._store = store
         self._live = live
         self._names = names
         self._clock = clock
-        self._every_s = every_s
-        self._decided: dict[str, RolloutState] = {}
-        """Verdicts that are not in the store yet."""
-        self._news = asyncio.Event()
+        self._interval_s = interval_s
+        self._unstored: dict[str, RolloutState] = {}
+        """Decisions of trials that are not stored yet, by rollout."""
+        self._decision_made = asyncio.Event()
         self.decisions: dict[tuple[str, str], int] = {}
-        """Rollout and phase -> how often this gateway has decided so."""
+        """Rollout and phase -> how often this gateway has moved the rollout to the phase."""
 
     async def open(self, declared: Mapping[str, RolloutConfig]) -> None:
-        """Takes over what the configuration says, and what was decided before.
+        """Stores the rollouts of the configuration, and applies what was decided before.
 
         Raises:
             StoreUnavailable: The store cannot be reached.
         """
-        self.adopt(self._names, await self.declare(declared))
+        self.reconfigure(self._names, await self.declare(declared))
 
     async def declare(self, declared: Mapping[str, RolloutConfig]) -> list[RolloutState]:
-        """Puts what the configuration says into the store; returns what is decided then.
+        """Stores the rollouts of the configuration; returns all rollouts as they are then.
 
         Raises:
             StoreUnavailable: The store cannot be reached.
@@ -97,66 +98,67 @@ class RolloutAdmin:
         await self._store.declare({name: config.as_json() for name, config in declared.items()})
         return await self._store.all()
 
-    def adopt(self, names: ModelNames, states: Sequence[RolloutState] | None = None) -> None:
-        """Goes by another table of names from now on.
+    def reconfigure(self, names: ModelNames, states: Sequence[RolloutState] | None = None) -> None:
+        """Uses another table of model names from now on.
 
         Args:
             names: The table.
-            states: What is decided; None: what was known to be.
+            states: The states of the rollouts; None: the states that are applied now.
         """
         self._names = names
-        self._become([rollout.state for rollout in self._live.values()] if states is None else states)
+        self._apply([rollout.state for rollout in self._live.values()] if states is None else states)
 
     async def run(self) -> None:
-        """Follows what is decided elsewhere, and stores what is decided here, until it is cancelled."""
-        away = False
+        """Stores decisions of this gateway and applies those of others, until the task is cancelled."""
+        store_unavailable = False
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._every_s):
-                    await self._news.wait()
-            self._news.clear()
+                async with asyncio.timeout(self._interval_s):
+                    await self._decision_made.wait()
+            self._decision_made.clear()
             for rollout in self._live.values():
-                self.follow(rollout, rollout.advance(self._clock.monotonic_s()))
+                self.apply_decision(rollout, rollout.advance(self._clock.monotonic_s()))
             try:
-                await self.keep_up()
-                away = False
+                await self.refresh()
+                store_unavailable = False
             except StoreUnavailable as error:
-                if not away:
+                if not store_unavailable:
                     log.warning("Rollouts are kept as they are: %s", error.message)
-                away = True
-                await asyncio.sleep(self._every_s)
+                store_unavailable = True
+                await asyncio.sleep(self._interval_s)
 
-    async def keep_up(self) -> None:
-        """Stores what was decided here, then follows what is in the store.
+    async def refresh(self) -> None:
+        """Stores this gateway's decisions, then applies what is in the store.
 
         Raises:
-            StoreUnavailable: It cannot be reached. What was decided here holds nevertheless, and is stored later.
+            StoreUnavailable: The store cannot be reached. This gateway's decisions hold nevertheless, and are stored
+                later.
         """
-        for name, decided in list(self._decided.items()):
-            await self._store.change(name, lambda now, decided=decided: _unless_overtaken(now, decided))  # type: ignore[misc]
-            self._decided.pop(name, None)
-        self._become(await self._store.all())
+        for name, decided in list(self._unstored.items()):
+            await self._store.change(name, lambda current, decided=decided: _resolve_conflict(current, decided))  # type: ignore[misc]
+            self._unstored.pop(name, None)
+        self._apply(await self._store.all())
 
-    def follow(self, rollout: LiveRollout, decision: TrialDecision) -> None:
-        """Does what the trial says, as far as it may."""
+    def apply_decision(self, rollout: LiveRollout, decision: TrialDecision) -> None:
+        """Applies the decision of a trial, as far as the rollout is automatic."""
         state, automatic = rollout.state, rollout.config.automatic
         phase = _PHASES.get(decision)
         if phase is None or automatic == "none" or (phase is RolloutPhase.PROMOTED and automatic != "promote"):
             return
-        verdict = rollout.verdict()
-        why = ", ".join(verdict.faults) or f"as good as {rollout.config.stable}"
-        decided = state.moved(phase, self._clock.wall_s(), f"{why}, after {verdict.canary_requests} requests")
-        self._decided[state.name] = decided
-        rollout.become(decided)
+        result = rollout.verdict()
+        reason = ", ".join(result.faults) or f"as good as {rollout.config.stable}"
+        decided = state.moved(phase, self._clock.wall_s(), f"{reason}, after {result.canary_requests} requests")
+        self._unstored[state.name] = decided
+        rollout.apply_state(decided)
         self._names.rollouts = self._live.main
-        self._say(decided)
-        self._news.set()
+        self._log_change(decided)
+        self._decision_made.set()
 
     def state(self, copies: Mapping[tuple[str, str], int]) -> RolloutsState:
-        """For metrics.
+        """Returns the state of all rollouts for metrics.
 
         Args:
-            copies: Rollout and end -> copies.
+            copies: Rollout and outcome -> number of shadow copies.
         """
         live = self._live.items()
         return RolloutsState(
@@ -169,91 +171,91 @@ class RolloutAdmin:
             decisions=self.decisions,
         )
 
-    # --- what operators say ---
+    # --- commands of operators ---
 
     def all(self) -> list[RolloutBody]:
-        """Every rollout that has not ended, by name."""
+        """Lists every rollout that has not ended, by name."""
         return [_body(rollout) for _, rollout in sorted(self._live.items())]
 
     def get(self, name: str) -> RolloutBody:
-        """One of them; raises ResourceNotFound."""
+        """Returns a rollout; raises ResourceNotFound."""
         if name not in self._live:
             raise _not_found(name)
         return _body(self._live[name])
 
     async def start(self, request: StartRollout) -> RolloutBody:
-        """Begins one, or begins one again with other settings; its trial begins anew.
+        """Starts a rollout, or starts it again with other settings and a new trial.
 
         Raises:
             InvalidRequest: The settings do not fit together.
-            StoreUnavailable: It cannot be kept. Nothing has changed.
+            StoreUnavailable: The rollout cannot be stored. Nothing has changed.
         """
 
-        def change(now: RolloutState | None) -> RolloutState:
-            settings = _settings(request, None if now is None else now.settings)
-            self._check(request.name, settings)
-            blank = now or RolloutState(name=request.name, settings={}, trial=0)
-            return blank.started(settings.as_json(), self._clock.wall_s())
+        def change(current: RolloutState | None) -> RolloutState:
+            settings = _merge_settings(request, None if current is None else current.settings)
+            self._check_settings(request.name, settings)
+            previous = current or RolloutState(name=request.name, settings={}, trial=0)
+            return previous.started(settings.as_json(), self._clock.wall_s())
 
         return await self._change(request.name, change)
 
     async def weigh(self, name: str, request: WeighRollout) -> RolloutBody:
-        """Gives the canary another share; raises Conflict where it is not on trial or switched to."""
+        """Sets the canary's share; raises Conflict unless the rollout is running or switched."""
 
-        def change(now: RolloutState) -> RolloutState:
-            if now.phase not in (RolloutPhase.RUNNING, RolloutPhase.SWITCHED):
+        def change(current: RolloutState) -> RolloutState:
+            if current.phase not in (RolloutPhase.RUNNING, RolloutPhase.SWITCHED):
                 raise Conflict(
-                    f"The rollout {name} is {now.phase.replace('_', ' ')}. Start it again to try the canary."
+                    f"The rollout {name} is {current.phase.replace('_', ' ')}. Start it again to try the canary."
                 )
-            shadow = now.shadow if request.shadow is None else request.shadow
-            return now.weighed(request.weight, shadow, self._clock.wall_s())
+            shadow = current.shadow if request.shadow is None else request.shadow
+            return current.weighed(request.weight, shadow, self._clock.wall_s())
 
-        return await self._change(name, lambda now: change(_known(name, now)))
+        return await self._change(name, lambda current: change(_require_existing(name, current)))
 
     async def switch(self, name: str) -> RolloutBody:
-        """Everybody to the canary, at once."""
+        """Moves all traffic to the canary, at once."""
         return await self._move(name, RolloutPhase.SWITCHED)
 
     async def promote(self, name: str) -> RolloutBody:
-        """The same for good."""
+        """Moves all traffic to the canary for good."""
         return await self._move(name, RolloutPhase.PROMOTED)
 
     async def rollback(self, name: str) -> RolloutBody:
-        """Everybody to the stable version, at once."""
+        """Moves all traffic to the stable version, at once."""
         return await self._move(name, RolloutPhase.ROLLED_BACK)
 
     async def end(self, name: str) -> RolloutBody:
-        """No rollout any more; raises Conflict where the name leads nowhere without it."""
+        """Ends a rollout; raises Conflict if its name would lead to no model without it."""
         if self._names.model(name) is None:
             raise Conflict(
                 f"Nothing would be served as {name} without its rollout. Roll it back, promote it, or remove it from "
                 "routing.rollouts."
             )
         body = self.get(name)
-        await self._store.change(name, lambda now: self._moved(name, now, RolloutPhase.ENDED))
-        await self._followed(name, RolloutPhase.ENDED)
+        await self._store.change(name, lambda current: self._move_state(name, current, RolloutPhase.ENDED))
+        await self._apply_change(name, RolloutPhase.ENDED)
         return msgspec.structs.replace(body, phase=RolloutPhase.ENDED, weight=0.0, shadow=0.0)
 
     async def _move(self, name: str, phase: RolloutPhase) -> RolloutBody:
-        return await self._change(name, lambda now: self._moved(name, now, phase))
+        return await self._change(name, lambda current: self._move_state(name, current, phase))
 
-    def _moved(self, name: str, now: RolloutState | None, phase: RolloutPhase) -> RolloutState:
-        return _known(name, now).moved(phase, self._clock.wall_s(), "an operator decided so")
+    def _move_state(self, name: str, current: RolloutState | None, phase: RolloutPhase) -> RolloutState:
+        return _require_existing(name, current).moved(phase, self._clock.wall_s(), "an operator decided so")
 
     async def _change(self, name: str, change: Change) -> RolloutBody:
         state = await self._store.change(name, change)
-        await self._followed(name, state.phase)
+        await self._apply_change(name, state.phase)
         return self.get(name)
 
-    async def _followed(self, name: str, phase: RolloutPhase) -> None:
-        """Applies a change that was stored, and says so."""
-        self._decided.pop(name, None)
-        await self.keep_up()
-        self._count(name, phase)
+    async def _apply_change(self, name: str, phase: RolloutPhase) -> None:
+        """Applies a change that was stored, and logs it."""
+        self._unstored.pop(name, None)
+        await self.refresh()
+        self._count_decision(name, phase)
         log.info("The rollout %s is %s: an operator decided so.", name, phase)
 
-    def _check(self, name: str, config: RolloutConfig) -> None:
-        """Raises InvalidRequest if there can be no such rollout."""
+    def _check_settings(self, name: str, config: RolloutConfig) -> None:
+        """Raises InvalidRequest if the settings or the name of a rollout are invalid."""
         if name not in self._live and self._names.find(name) is None and not self._names.is_alias(name):
             raise InvalidRequest(
                 f"No such model: {name[:200]!r}. A rollout begins behind a name that is served; a new name is given "
@@ -263,12 +265,12 @@ class RolloutAdmin:
         for key, message in rollout_faults(name, config, self._names, self._live):
             raise InvalidRequest(f"{key or name} {message[0].lower()}{message[1:]}", param=key or "name")
 
-    def _become(self, states: Sequence[RolloutState]) -> None:
-        """Follows the store, and what is not there yet."""
-        fitting = []
+    def _apply(self, states: Sequence[RolloutState]) -> None:
+        """Applies the stored states and the decisions that are not stored yet."""
+        applicable = []
         for state in states:
-            if (decided := self._decided.get(state.name)) is not None:
-                state = _unless_overtaken(state, decided)
+            if (decided := self._unstored.get(state.name)) is not None:
+                state = _resolve_conflict(state, decided)
             config = msgspec.convert(state.settings, RolloutConfig)
             if state.phase is not RolloutPhase.ENDED and any(
                 self._names.model(model) is None for model in (config.stable, config.canary)
@@ -276,46 +278,46 @@ class RolloutAdmin:
                 if state.name in self._live:
                     log.warning("The rollout %s names a model that is not served here. It is left out.", state.name)
                 continue
-            fitting.append(state)
-        self._live.become(fitting)
+            applicable.append(state)
+        self._live.apply_states(applicable)
         self._names.rollouts = self._live.main
 
-    def _say(self, state: RolloutState) -> None:
-        self._count(state.name, state.phase)
+    def _log_change(self, state: RolloutState) -> None:
+        self._count_decision(state.name, state.phase)
         level = logging.WARNING if state.phase is RolloutPhase.ABORTED else logging.INFO
         extra = {"rollout": state.name, "phase": str(state.phase), "why": state.why}
         log.log(level, "The rollout %s is %s: %s.", state.name, state.phase, state.why, extra=extra)
 
-    def _count(self, name: str, phase: RolloutPhase) -> None:
+    def _count_decision(self, name: str, phase: RolloutPhase) -> None:
         self.decisions[name, phase] = self.decisions.get((name, phase), 0) + 1
 
 
-def _unless_overtaken(now: RolloutState | None, decided: RolloutState) -> RolloutState:
-    """A verdict, unless its trial is over for another reason."""
-    if now is not None and (now.trial != decided.trial or now.phase is not RolloutPhase.RUNNING):
-        return now
+def _resolve_conflict(current: RolloutState | None, decided: RolloutState) -> RolloutState:
+    """Returns the trial's decision, unless its trial is over for another reason; then the stored state."""
+    if current is not None and (current.trial != decided.trial or current.phase is not RolloutPhase.RUNNING):
+        return current
     return decided
 
 
-def _known(name: str, now: RolloutState | None) -> RolloutState:
-    if now is None or now.phase is RolloutPhase.ENDED:
+def _require_existing(name: str, current: RolloutState | None) -> RolloutState:
+    if current is None or current.phase is RolloutPhase.ENDED:
         raise _not_found(name)
-    return now
+    return current
 
 
 def _not_found(name: str) -> ResourceNotFound:
     return ResourceNotFound(f"There is no rollout {name[:200]!r}. GET /admin/v1/rollouts lists them.", param="name")
 
 
-def _settings(request: StartRollout, before: Mapping[str, Any] | None) -> RolloutConfig:
-    """The settings of one that begins: those it had, and what is said now."""
-    said = {
+def _merge_settings(request: StartRollout, previous: Mapping[str, Any] | None) -> RolloutConfig:
+    """Merges the settings of a rollout that starts: its previous settings, and those of the request."""
+    changes = {
         field: value
         for field, value in msgspec.structs.asdict(request).items()
         if field != "name" and value is not msgspec.UNSET
     }
-    settings = {"stable": request.name, **(before or {}), **said}
-    settings["trial"] = {**((before or {}).get("trial") or {}), **said.get("trial", {})}
+    settings = {"stable": request.name, **(previous or {}), **changes}
+    settings["trial"] = {**((previous or {}).get("trial") or {}), **changes.get("trial", {})}
     if unknown := sorted(settings["trial"].keys() - set(TrialConfig.__struct_fields__)):
         raise InvalidRequest(
             f"trial has no {unknown[0][:100]!r}. It has {', '.join(TrialConfig.__struct_fields__)}.", param="trial"
@@ -330,7 +332,7 @@ def _settings(request: StartRollout, before: Mapping[str, Any] | None) -> Rollou
 
 
 def _body(rollout: LiveRollout) -> RolloutBody:
-    state, config, verdict = rollout.state, rollout.config, rollout.verdict()
+    state, config, result = rollout.state, rollout.config, rollout.verdict()
     return RolloutBody(
         name=state.name,
         stable=config.stable,
@@ -341,11 +343,11 @@ def _body(rollout: LiveRollout) -> RolloutBody:
         sticky=config.sticky,
         automatic=config.automatic,
         why=state.why,
-        changed_at=iso_of(state.changed_s),
-        stable_requests=verdict.stable_requests,
-        canary_requests=verdict.canary_requests,
-        verdict=verdict.decision,
-        faults=[str(fault) for fault in verdict.faults],
-        unproven=[str(fault) for fault in verdict.unproven],
+        changed_at=to_iso(state.changed_s),
+        stable_requests=result.stable_requests,
+        canary_requests=result.canary_requests,
+        verdict=result.decision,
+        faults=[str(fault) for fault in result.faults],
+        unproven=[str(fault) for fault in result.unproven],
         evidence={str(fault): round(share, 3) for fault, share in rollout.trial.evidence().items()},
     )

@@ -1,8 +1,8 @@
-"""The models whose engines can sleep, as an operator sees them, and what he can tell them.
+"""Admin of models whose engines can sleep: lists them, puts them to sleep and wakes them.
 
-There are two kinds. A model that is loaded on demand sleeps where it lives: what it frees others may have, and its
-waking waits for room as a load does. The engines of a model that is always there sleep together, and wake when a
-request waits for the model.
+There are two kinds. A model that is loaded on demand is put to sleep by its manager: other models may use the memory
+that it frees, and its waking waits for memory as a load does. The engines of a resident model sleep together, and wake
+when a request waits for the model.
 """
 
 import logging
@@ -16,7 +16,7 @@ from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.endpoint import EndpointState
 from maitred.fleet.engines import Engine
 from maitred.fleet.local import LocalEngine
-from maitred.fleet.residency.on_demand_replica import memory_of
+from maitred.fleet.residency.on_demand_replica import model_memory
 from maitred.fleet.sleepable import SleepableReplica
 from maitred.wire.admin.responses import LoadableBody, LoadableState, SleeperBody, SleepState
 
@@ -33,108 +33,110 @@ _STATES: Mapping[LoadableState, SleepState] = {
 
 
 class SleepableModelAdmin:
-    """Implements `maitred.api.admin.models.SleepableModels`.
+    """Manages models that can sleep. Implements `maitred.api.admin.models.SleepableModels`.
 
     Args:
-        loadables: The models that are loaded on demand.
-        always: The queues of the models that are always there and run on our own engines, and these engines.
+        on_demand: The models that are loaded on demand.
+        resident: The queue and the engines of each resident model that runs on this gateway's own engines.
 
     Attributes:
-        loadables: The models that are loaded on demand.
+        on_demand: The models that are loaded on demand.
     """
 
     def __init__(
-        self, loadables: OnDemandModelAdmin, always: Mapping[str, tuple[Dispatcher, Iterable[Engine]]]
+        self, on_demand: OnDemandModelAdmin, resident: Mapping[str, tuple[Dispatcher, Iterable[Engine]]]
     ) -> None:
-        self.loadables = loadables
-        self._always = always
-        self._sleepers = {name: _sleepers_of(dispatcher) for name, (dispatcher, _) in always.items()}
-        for name, (dispatcher, _) in always.items():
-            look = partial(_look, dispatcher, self._sleepers[name])
-            dispatcher.after_turn(look)
-            for _, sleeper in self._sleepers[name]:
-                sleeper.watch(partial(_heard, sleeper, look))
+        self.on_demand = on_demand
+        self._resident = resident
+        self._sleepable = {name: _sleepable_replicas(dispatcher) for name, (dispatcher, _) in resident.items()}
+        for name, (dispatcher, _) in resident.items():
+            check = partial(_check, dispatcher, self._sleepable[name])
+            dispatcher.on_dispatched(check)
+            for _, sleepable in self._sleepable[name]:
+                sleepable.on_change(partial(_on_report, sleepable, check))
 
     def all(self) -> list[SleeperBody]:
-        """Every model that can sleep."""
+        """Lists every model that can sleep."""
         return [
-            *(self._of_engines(name) for name in self._always),
-            *(_of_loadable(one) for one in self.loadables.all().data),
+            *(self._resident_body(name) for name in self._resident),
+            *(_loadable_body(loadable) for loadable in self.on_demand.all().data),
         ]
 
     def sleep(self, model: str) -> SleeperBody:
-        """Lets its answers end, and gives its memory back but for its process."""
-        if model not in self._always:
-            return _of_loadable(self.loadables.sleep(model))
-        for _, sleeper in self._sleepers[model]:
-            with suppress(ReplicaUnavailable):  # it is not there: nothing to give back
-                sleeper.sleep()
-        return self._told(model, "is to sleep")
+        """Puts a model to sleep once its responses have ended: its memory is freed, and its process stays."""
+        if model not in self._resident:
+            return _loadable_body(self.on_demand.sleep(model))
+        for _, sleepable in self._sleepable[model]:
+            with suppress(ReplicaUnavailable):  # an engine that is away has no memory to free
+                sleepable.sleep()
+        return self._finish_command(model, "is to sleep")
 
     def wake(self, model: str) -> SleeperBody:
-        """Has it serve again."""
-        if model not in self._always:
-            return _of_loadable(self.loadables.load(model))
-        self.wanted(model)
-        return self._told(model, "is to wake")
+        """Wakes a model, so that it serves again."""
+        if model not in self._resident:
+            return _loadable_body(self.on_demand.load(model))
+        self.on_wanted(model)
+        return self._finish_command(model, "is to wake")
 
-    def wanted(self, model: str) -> None:
-        """A request for it was refused that could not wait until it wakes."""
-        if model in self._always:
-            for _, sleeper in self._sleepers[model]:
-                sleeper.wake()
+    def on_wanted(self, model: str) -> None:
+        """Wakes a resident model after a request was rejected that could not wait for the waking."""
+        if model in self._resident:
+            for _, sleepable in self._sleepable[model]:
+                sleepable.wake()
 
-    def _told(self, model: str, what: str) -> SleeperBody:
-        _log.info("The model %s %s.", model, what)
-        self._always[model][0].turn()
-        return self._of_engines(model)
+    def _finish_command(self, model: str, action: str) -> SleeperBody:
+        _log.info("The model %s %s.", model, action)
+        self._resident[model][0].dispatch_ready()
+        return self._resident_body(model)
 
-    def _of_engines(self, name: str) -> SleeperBody:
-        sleepers = [sleeper for _, sleeper in self._sleepers[name]]
-        there = [sleeper for sleeper in sleepers if sleeper.link.ready]
+    def _resident_body(self, name: str) -> SleeperBody:
+        sleepables = [sleepable for _, sleepable in self._sleepable[name]]
+        connected = [sleepable for sleepable in sleepables if sleepable.link.ready]
         state = SleepState.AWAKE
-        if not there:
+        if not connected:
             state = SleepState.AWAY
-        elif any(sleeper.draining for sleeper in there):
+        elif any(sleepable.draining for sleepable in connected):
             state = SleepState.DRAINING
-        elif any(sleeper.waking for sleeper in there):
+        elif any(sleepable.waking for sleepable in connected):
             state = SleepState.WAKING
-        elif all(sleeper.link.asleep for sleeper in there):
+        elif all(sleepable.link.asleep for sleepable in connected):
             state = SleepState.ASLEEP
-        pids = [engine.pid for engine in self._always[name][1] if isinstance(engine, LocalEngine)]
+        pids = [engine.pid for engine in self._resident[name][1] if isinstance(engine, LocalEngine)]
         return SleeperBody(
             model=name,
             state=state,
-            engines=len(sleepers),
-            measured_bytes=sum(memory_of(pid) for pid in pids if pid is not None) if pids else None,
-            wakes_in_s=round(max((sleeper.link.wakes_in_s for sleeper in there), default=0.0), 3),
+            engines=len(sleepables),
+            measured_bytes=sum(model_memory(pid) for pid in pids if pid is not None) if pids else None,
+            wakes_in_s=round(max((sleepable.link.wakes_in_s for sleepable in connected), default=0.0), 3),
         )
 
 
-def _sleepers_of(dispatcher: Dispatcher) -> list[tuple[EndpointState, SleepableReplica]]:
-    stations = dispatcher.floor.stations
+def _sleepable_replicas(dispatcher: Dispatcher) -> list[tuple[EndpointState, SleepableReplica]]:
+    endpoint_states = dispatcher.core.endpoint_states
     return [
-        (station, station.post.replica) for station in stations if isinstance(station.post.replica, SleepableReplica)
+        (endpoint_state, endpoint_state.endpoint.replica)
+        for endpoint_state in endpoint_states
+        if isinstance(endpoint_state.endpoint.replica, SleepableReplica)
     ]
 
 
-def _look(dispatcher: Dispatcher, sleepers: Iterable[tuple[EndpointState, SleepableReplica]]) -> None:
-    waiting = dispatcher.floor.waiting
-    for station, sleeper in sleepers:
-        sleeper.look(running=station.post.duty.running, waiting=waiting)
+def _check(dispatcher: Dispatcher, sleepables: Iterable[tuple[EndpointState, SleepableReplica]]) -> None:
+    waiting = dispatcher.core.waiting
+    for endpoint_state, sleepable in sleepables:
+        sleepable.check(running=endpoint_state.endpoint.admin_state.running, waiting=waiting)
 
 
-def _heard(sleeper: SleepableReplica, look: Callable[[], None]) -> None:
-    """Of an engine; where nobody waits no turn follows that would look."""
-    if not sleeper.settled:
-        look()
+def _on_report(sleepable: SleepableReplica, check: Callable[[], None]) -> None:
+    """Checks a sleepable engine after its report: without waiting requests no dispatch follows that would check it."""
+    if not sleepable.settled:
+        check()
 
 
-def _of_loadable(one: LoadableBody) -> SleeperBody:
+def _loadable_body(loadable: LoadableBody) -> SleeperBody:
     return SleeperBody(
-        model=one.model,
-        state=_STATES.get(one.state, SleepState.AWAY),
+        model=loadable.model,
+        state=_STATES.get(loadable.state, SleepState.AWAY),
         engines=1,
-        measured_bytes=one.measured_bytes,
-        wakes_in_s=one.predicted_load_s,
+        measured_bytes=loadable.measured_bytes,
+        wakes_in_s=loadable.predicted_load_s,
     )

@@ -1,4 +1,4 @@
-"""The state of stores, leases and ledger, collected for metrics and health."""
+"""Health of stores, leases and the ledger, collected for metrics and health checks."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from maitred.app.assembly.access import AccessServices
 from maitred.app.assembly.stores import GatewayStores
 from maitred.core.counters import CounterState
 from maitred.core.limits import Limit
-from maitred.core.money import usd_of
+from maitred.core.money import to_usd
 from maitred.core.request import Usage
 from maitred.observe.metrics.budgets import BudgetUse
 from maitred.observe.metrics.stores import AccountsState
@@ -20,32 +20,32 @@ _NOTHING = Usage(0, 0)
 
 
 class SoftBudgetAlarm:
-    """Says of soft budgets that they were passed, and counts them."""
+    """Logs and counts soft budgets that were exceeded."""
 
     def __init__(self) -> None:
-        self.passed = 0
+        self.passed_count = 0
 
-    def __call__(self, limit: Limit, reading: CounterState) -> None:
-        """One was passed."""
-        self.passed += 1
+    def __call__(self, limit: Limit, counter_state: CounterState) -> None:
+        """Logs that a soft budget was exceeded."""
+        self.passed_count += 1
         log.warning(
             "The soft budget %s of %s was passed: %.4f of %.4f USD are spent.",
             limit.kind.value,
             limit.subject,
-            usd_of(reading.used),
-            usd_of(limit.value),
+            to_usd(counter_state.used),
+            to_usd(limit.value),
         )
 
 
 class StoreHealth:
-    """Reads all of it.
+    """Reads the state of stores, leases and the ledger.
 
     Args:
         stores: Database, ledger and counters.
-        access: What is known of keys and limits.
+        access: The directory of keys and limits.
         admission: Holds the leases.
-        alarm: Counts the soft budgets that were passed.
-        engines: Model -> all that run it.
+        alarm: Counts the soft budgets that were exceeded.
+        engines: Model -> the clients of its engines.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class StoreHealth:
         self._engines = engines
 
     def stores_up(self) -> Mapping[str, bool]:
-        """Whether each store answers."""
+        """Returns whether each store answers."""
         return {
             "database": not self._access.refresher.away,
             "counters": self._stores.counters.healthy,
@@ -71,12 +71,12 @@ class StoreHealth:
         }
 
     def check_stores(self) -> None:
-        """Raises StoreUnavailable if every request is refused now: for want of a new directory, or of a journal."""
+        """Raises StoreUnavailable if every request is rejected now, for lack of a fresh directory or of the journal."""
         self._access.refresher.check()
         self._stores.journal.check()
 
     async def budgets(self, tenants: Sequence[str]) -> list[BudgetUse]:
-        """Those of these tenants; ``*`` is everybody together.
+        """Returns the budgets of these tenants and how far they are used; ``*`` is all tenants together.
 
         Raises:
             StoreUnavailable: The counters cannot be read.
@@ -95,19 +95,19 @@ class StoreHealth:
         ]
 
     def state(self) -> AccountsState:
-        """All of it, now."""
+        """Returns the state of all accounts now."""
         ledger, leases = self._stores.ledger, self._admission.leases
         recorded = ledger.totals()
         return AccountsState(
-            leases_held=leases.held,
+            leases_held=leases.active,
             leases_late=leases.late,
             backlog=ledger.backlog,
             backlog_age_s=ledger.backlog_age_s,
             directory_age_s=self._access.refresher.age_s,
             stores_up=self.stores_up(),
             recorded=recorded,
-            costs_usd={model: usd_of(nusd) for model, nusd in ledger.costs_nusd().items()},
-            soft_budgets_passed=self._alarm.passed,
+            costs_usd={model: to_usd(nusd) for model, nusd in ledger.costs_nusd().items()},
+            soft_budgets_passed=self._alarm.passed_count,
             drift_tokens={
                 model: sum(link.output_tokens for link in links) - recorded.get(model, _NOTHING).completion_tokens
                 for model, links in self._engines.items()

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from maitred.admission.policy.ladder import DegradationLadder
-from maitred.api.admin.routes import administration
-from maitred.api.application import build
+from maitred.api.admin.routes import admin_routes
+from maitred.api.application import build_app
 from maitred.api.feedback import FeedbackRoutes
 from maitred.app.admin.caller_usage import CallerUsage
 from maitred.app.assembly.console import open_console
@@ -13,7 +13,7 @@ from maitred.app.assembly.generation import ConfigGeneration
 from maitred.app.assembly.services import GatewayServices
 from maitred.app.models.local import LocalModel
 from maitred.app.models.registry import EngineRegistry
-from maitred.app.models.router import Router, routes_of
+from maitred.app.models.router import Router, read_routes
 from maitred.app.models.upstreams import UpstreamModels
 from maitred.app.request.embeddings import Embedder
 from maitred.app.request.flow_control import LocalFlowController
@@ -34,23 +34,23 @@ class GenerationDraft:
 
     Attributes:
         config: What it is made from.
-        served: What servers of others run.
+        upstream_models: What servers of others run.
         router: The names, and where they lead.
-        posts: Where requests for each model that generates can go.
+        endpoints: Where requests for each model that generates can go.
         ladders: Model -> what is tried before a request for it is refused.
     """
 
     config: Config
-    served: UpstreamModels
+    upstream_models: UpstreamModels
     router: Router
-    posts: Mapping[str, Sequence[AnyEndpoint]]
+    endpoints: Mapping[str, Sequence[AnyEndpoint]]
     ladders: Mapping[str, DegradationLadder]
 
 
-def draft_of(
+def draft_generation(
     config: Config,
     served: UpstreamModels,
-    roster: EngineRegistry,
+    registry: EngineRegistry,
     local: LocalModel | None,
     live: LiveRollouts,
     requests: RequestMetrics,
@@ -60,21 +60,21 @@ def draft_of(
     Raises:
         ConfigInvalid: Two models have one name.
     """
-    roster.check(config)
-    catalog = Catalog([*served.models, *roster.models])
+    registry.check(config)
+    catalog = Catalog([*served.models, *registry.models])
     steps = {name: model.degradation for name, model in config.models.items()}
     if local is not None:
         steps[local.name] = config.model.degradation
     ladders = {name: DegradationLadder(each, skipped=requests.degradation_skipped) for name, each in steps.items()}
-    router = Router(catalog, routes_of(config, catalog), live)
-    return GenerationDraft(config, served, router, {**served.posts(), **roster.posts}, ladders)
+    router = Router(catalog, read_routes(config, catalog), live)
+    return GenerationDraft(config, served, router, {**served.endpoints(), **registry.endpoints}, ladders)
 
 
-def regime_of(draft: GenerationDraft, parts: GatewayServices) -> ConfigGeneration:
+def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGeneration:
     """Makes it, once the parts have been told."""
-    config, ground, clock = draft.config, parts.ground, parts.clock
-    stores, access, metrics = ground.stores, ground.access, parts.metrics
-    admission = parts.admission.as_now()
+    config, resources, clock = draft.config, parts.resources, parts.clock
+    stores, access, metrics = resources.stores, resources.access, parts.metrics
+    admission = parts.admission.snapshot()
     dispatchers = dict(parts.queues.all)
     control = LocalFlowController(dispatchers, admission, clock)
     pipeline = Pipeline(
@@ -85,36 +85,43 @@ def regime_of(draft: GenerationDraft, parts: GatewayServices) -> ConfigGeneratio
         max_choices=config.model.max_choices,
         least_itl_s=config.dispatch.least_itl_s,
         retries=RetryPolicy(config.dispatch.retries, parts.retry_budget, clock),
-        schemas=ground.schemas,
-        trials=parts.trials,
-        grammars=ground.grammars,
+        schemas=resources.schemas,
+        trials=parts.rollout_observer,
+        grammars=resources.grammars,
     )
     console_routes, identity = open_console(
         config.console, access.identity, parts.sessions, CallerUsage(stores.usage, admission, clock)
     )
-    traces = ground.traces
-    watching: list[RequestObserver] = [parts.digest, RequestLog(), *([] if traces is None else [traces])]
-    edge = build(
+    traces = resources.traces
+    watching: list[RequestObserver] = [parts.observer_batch, RequestLog(), *([] if traces is None else [traces])]
+    edge = build_app(
         config.server,
         pipeline,
         identity,
-        parts.gate,
+        parts.in_flight,
         watching,
         metrics.render,
         clock,
         embedding=Embedder(draft.router, dispatchers, admission, clock),
         feedback=FeedbackRoutes(stores.feedback, metrics.feedback.given).routes(),
-        admin=administration(
-            *(stores.directory, stores.usage, admission.budgets, parts.desk.load, parts.replicas, parts.rollouts),
-            *(parts.sleepers.loadables, parts.sleepers, parts.pins, parts.stories),
-            *(parts.live_state, parts.reloader, parts.staff),
+        admin=admin_routes(
+            *(
+                stores.directory,
+                stores.usage,
+                admission.budgets,
+                parts.controller.reload_directory,
+                parts.replica_admin,
+                parts.rollouts,
+            ),
+            *(parts.sleepable_models.on_demand, parts.sleepable_models, parts.pin_admin, parts.timelines),
+            *(parts.live_state, parts.reloader, parts.worker_admin),
             *(access.identity.holds, clock),
         ),
         console=console_routes,
-        answers=parts.answers,
-        stores_up=parts.accounts.stores_up,
-        check_stores=parts.accounts.check_stores,
+        answers=parts.idempotency_store,
+        stores_up=parts.store_health.stores_up,
+        check_stores=parts.store_health.check_stores,
         retry_budget=parts.retry_budget,
         begin=None if traces is None else traces.begin,
     )
-    return ConfigGeneration(config, edge, draft.served, [*draft.posts], control, watching)
+    return ConfigGeneration(config, edge, draft.upstream_models, [*draft.endpoints], control, watching)

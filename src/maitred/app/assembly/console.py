@@ -21,7 +21,7 @@ def open_console(
     if not config.enabled:
         return [], identity
     routes = ConsoleRoutes(
-        *(pages(), sessions, identity, identity.again, same_origin, own_use),
+        *(pages(), sessions, identity, identity.refresh_principal, same_origin, own_use),
         cookie=COOKIE,
         session_s=config.session_s,
     )

@@ -27,18 +27,18 @@ class ConfigGeneration:
 
     Attributes:
         config: What it was made from.
-        edge: Takes requests.
-        served: What servers of others run under it.
+        app: Takes requests.
+        upstream_models: What servers of others run under it.
         models: The names of all that have a queue under it.
-        control: Decides on requests.
+        flow_controller: Decides on requests.
         observers: Told of every one that has ended.
     """
 
     config: Config
-    edge: GatewayApp
-    served: UpstreamModels
+    app: GatewayApp
+    upstream_models: UpstreamModels
     models: Sequence[str]
-    control: LocalFlowController
+    flow_controller: LocalFlowController
     observers: Sequence[RequestObserver]
 
 
@@ -51,30 +51,30 @@ class GenerationSwitch:
     """
 
     def __init__(self, first: ConfigGeneration, retire: Callable[[Sequence[ConfigGeneration]], None]) -> None:
-        self._now = first
-        self._living = [first]
+        self._current = first
+        self._alive = [first]
         self._retire = retire
 
     @property
-    def now(self) -> ConfigGeneration:
+    def current(self) -> ConfigGeneration:
         """The regime of now."""
-        return self._now
+        return self._current
 
     @property
-    def living(self) -> int:
+    def alive(self) -> int:
         """How many regimes there are: that of now, and those before it that have requests."""
-        return len(self._living)
+        return len(self._alive)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """ASGI's entry point."""
-        return self._now.edge(scope, receive, send)
+        return self._current.app(scope, receive, send)
 
-    def succeed(self, regime: ConfigGeneration) -> None:
+    def switch_to(self, generation: ConfigGeneration) -> None:
         """Requests that come from now on are this one's."""
-        before, self._now = self._now, regime
-        self._living.append(regime)
-        before.edge.when_empty(partial(self._over, before))
+        before, self._current = self._current, generation
+        self._alive.append(generation)
+        before.app.on_idle(partial(self._on_end, before))
 
-    def _over(self, regime: ConfigGeneration) -> None:
-        self._living.remove(regime)
-        self._retire(self._living)
+    def _on_end(self, generation: ConfigGeneration) -> None:
+        self._alive.remove(generation)
+        self._retire(self._alive)

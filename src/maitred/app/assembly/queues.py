@@ -21,11 +21,11 @@ from maitred.replica.engine.client import EngineClient
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.prefix.balancer import PrefixCacheBalancer
 
-Posts = Mapping[str, Sequence[AnyEndpoint]]
+Endpoints = Mapping[str, Sequence[AnyEndpoint]]
 """Model -> where requests for it can go."""
 
 
-class Queues:
+class ModelQueues:
     """Those of models that generate, and beside them those of encoders.
 
     Args:
@@ -50,67 +50,69 @@ class Queues:
         self.all = dict(encoders)
         self._encoders = encoders
         self._clock = clock
-        self._chores = chores
-        self._answered = answered
-        self._wanted = wanted
+        self._tasks = chores
+        self._on_first_token = answered
+        self._on_wanted = wanted
         self._living: dict[str, Dispatcher] = {}
         """Also of models that are not served any more, while somebody asks for them."""
-        self._placements: dict[str, PrefixCacheBalancer] = {}
+        self._balancers: dict[str, PrefixCacheBalancer] = {}
 
-    def adopt(self, config: Config, posts: Posts, ladders: Mapping[str, DegradationLadder]) -> None:
+    def reconfigure(self, config: Config, endpoints: Endpoints, ladders: Mapping[str, DegradationLadder]) -> None:
         """These models are served, by these settings, from now on. Who waits goes on waiting, and who runs running."""
         for dispatcher in self._encoders.values():
-            dispatcher.adopt([station.post for station in dispatcher.floor.stations], config.dispatch, None)
-        for name in [name for name in self.all if name not in posts and name not in self._encoders]:
+            dispatcher.reconfigure(
+                [endpoint_state.endpoint for endpoint_state in dispatcher.core.endpoint_states], config.dispatch, None
+            )
+        for name in [name for name in self.all if name not in endpoints and name not in self._encoders]:
             del self.all[name]
-        for name, of_model in posts.items():
+        for name, of_model in endpoints.items():
             overflows = name in ladders and ladders[name].overflow_to is not None
-            placement = self._placement(name, config, of_model, overflows=overflows)
+            placement = self._balancer(name, config, of_model, overflows=overflows)
             known = self._living.get(name)
             if known is None:
                 known = self._living[name] = Dispatcher(
                     *(name, of_model, config.dispatch, self._clock),
                     placement=placement,
-                    wanted=partial(self._wanted, name),
-                    answered=self._answered,
+                    wanted=partial(self._on_wanted, name),
+                    answered=self._on_first_token,
                 )
             else:
-                known.adopt(of_model, config.dispatch, placement)
+                known.reconfigure(of_model, config.dispatch, placement)
             self.all[name] = known
-        self._chores.begin(self._living.values())
+        self._tasks.begin(self._living.values())
 
     def retire(self, in_use: Iterable[str]) -> None:
         """Ends the queues of all models but these."""
         kept = set(in_use)
         for name in [name for name in self._living if name not in kept]:
             del self._living[name]
-            self._placements.pop(name, None)
-        self._chores.only(self._living.values())
+            self._balancers.pop(name, None)
+        self._tasks.only(self._living.values())
 
-    def _placement(
-        self, name: str, config: Config, posts: Sequence[AnyEndpoint], *, overflows: bool
+    def _balancer(
+        self, name: str, config: Config, endpoints: Sequence[AnyEndpoint], *, overflows: bool
     ) -> PrefixCacheBalancer | None:
         """Which of several replicas takes a request, and what their caches hold.
 
         One alone is followed if it tells: what it holds of a prompt need not be foreseen to take time.
         """
         balancer = Balancer(config.routing.balance, config.dispatch.service.weights, random.random)
-        placement = self._placements.get(name)
+        placement = self._balancers.get(name)
         if placement is not None:
-            placement.adopt(balancer)
+            placement.reconfigure(balancer)
             return placement
-        links = {post.name: link for post in posts if (link := _link_of(post)) is not None}
-        if len(posts) == 1 and not overflows and not links:
+        links = {endpoint.name: link for endpoint in endpoints if (link := _link_of(endpoint)) is not None}
+        if len(endpoints) == 1 and not overflows and not links:
             return None
-        placement = self._placements[name] = PrefixCacheBalancer(balancer)
+        placement = self._balancers[name] = PrefixCacheBalancer(balancer)
         for name_of_post, link in links.items():
-            link.follow_blocks(partial(placement.heard, name_of_post))
+            link.follow_blocks(partial(placement.on_block_update, name_of_post))
         return placement
 
 
-def _link_of(post: AnyEndpoint) -> EngineClient | None:
+def _link_of(endpoint: AnyEndpoint) -> EngineClient | None:
     """Of an engine of our own, which tells what its cache holds."""
-    replica: object = post.replica
+    replica: object = endpoint.replica
     if isinstance(replica, OnDemandReplica):
         return replica.engine.link
     return replica.link if isinstance(replica, SleepableReplica) else None
@@ -122,7 +124,7 @@ async def open_queues(
     clock: Clock,
     answered: Callable[[float], None],
     wanted: Callable[[str], None],
-) -> AsyncIterator[Queues]:
+) -> AsyncIterator[ModelQueues]:
     """None yet, but for those of encoders; leaving ends all of them."""
     async with KeyedTasks(Dispatcher.run, lambda dispatcher: f"dispatch of {dispatcher.model}") as chores:
-        yield Queues(encoders, clock, chores, answered, wanted)
+        yield ModelQueues(encoders, clock, chores, answered, wanted)

@@ -15,7 +15,7 @@ from maitred.app.admin.rollouts import RolloutAdmin
 from maitred.app.admin.sleep import SleepableModelAdmin
 from maitred.app.admin.store_health import StoreHealth
 from maitred.app.assembly.access import AccessServices, open_access
-from maitred.app.assembly.queues import Queues
+from maitred.app.assembly.queues import ModelQueues
 from maitred.app.assembly.stores import GatewayStores, open_stores
 from maitred.app.assembly.tracing import open_traces
 from maitred.app.models.encoder import EncoderModels, open_encoders
@@ -47,7 +47,7 @@ from maitred.store.orphan_journal import NOTHING, SurvivingWork
 
 @dataclass(frozen=True, slots=True)
 class GatewayResources:
-    """Made by `open_ground`.
+    """Made by `open_resources`.
 
     Attributes:
         traces: None: nobody traces.
@@ -74,76 +74,76 @@ class GatewayResources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayServices:
-    """All of them. Each has a method `adopt` for the settings that it goes by; none of these can fail.
+    """All of them. Each has a method `reconfigure` for the settings that it goes by; none of these can fail.
 
     Attributes:
-        ground: What the gateway stands on.
+        resources: What the gateway stands on.
         clock: The time.
-        roster: What engines of ours serve.
-        gate: Who is inside.
-        admission: What is reserved and owed; each regime has one of its own prices, see `Admission.as_now`.
+        registry: What engines of ours serve.
+        in_flight: Who is inside.
+        admission: What is reserved and owed; each regime has one of its own prices, see `Admission.snapshot`.
         queues: Who waits, and who runs where.
         retry_budget: Who may come back.
         live, rollouts, trials: New versions that are tried.
-        digest: Tells who counts requests.
+        observer_batch: Tells who counts requests.
         metrics, stories, recent, live_state: Who watches.
-        accounts: How the stores are.
+        store_health: How the stores are.
         replicas, sleepers, pins: What operators can tell.
-        answers: Kept for repeats.
+        idempotency_store: Kept for repeats.
         sessions: Of the console.
         reloader: Changes the configuration.
-        desk: Where API workers ask, if there are any.
-        staff: These, as operators see them.
+        controller: Where API workers ask, if there are any.
+        worker_admin: These, as operators see them.
     """
 
-    ground: GatewayResources
+    resources: GatewayResources
     clock: Clock
-    roster: EngineRegistry
-    gate: InFlightLimiter
+    registry: EngineRegistry
+    in_flight: InFlightLimiter
     admission: Admission
-    queues: Queues
+    queues: ModelQueues
     retry_budget: RetryBudget
     live: LiveRollouts
     rollouts: RolloutAdmin
-    trials: RolloutObserver
-    digest: ObserverBatch
+    rollout_observer: RolloutObserver
+    observer_batch: ObserverBatch
     metrics: Metrics
-    stories: TimelineBuffer
+    timelines: TimelineBuffer
     recent: RecentTraffic
     live_state: LiveState
-    accounts: StoreHealth
-    replicas: ReplicaAdmin
-    sleepers: SleepableModelAdmin
-    pins: PinAdmin
-    answers: MemoryIdempotencyStore
+    store_health: StoreHealth
+    replica_admin: ReplicaAdmin
+    sleepable_models: SleepableModelAdmin
+    pin_admin: PinAdmin
+    idempotency_store: MemoryIdempotencyStore
     sessions: ConsoleSessions
     reloader: Reloader
-    desk: ControllerServer
-    staff: WorkerAdmin
+    controller: ControllerServer
+    worker_admin: WorkerAdmin
 
-    def adopt(self, before: Config, config: Config) -> None:
+    def reconfigure(self, before: Config, config: Config) -> None:
         """They go by these settings from now on; queues, upstreams and rollouts are told with the regime."""
         server, identity = config.server, config.identity
-        access = self.ground.access
+        access = self.resources.access
         if config.log != before.log:
             set_up(config.log)
-        self.gate.adopt(server.max_in_flight)
-        self.retry_budget.adopt(server.retry_share, server.retry_allowance)
-        for engine in self.roster.engines.values():
+        self.in_flight.reconfigure(server.max_in_flight)
+        self.retry_budget.reconfigure(server.retry_share, server.retry_allowance)
+        for engine in self.registry.engines.values():
             engine.link.unread_tokens = server.unread_tokens
-        access.refresher.adopt(identity.refresh_s, identity.max_stale_s)
-        access.identity.adopt(ANONYMOUS if server.serves_anyone else None)
-        self.admission.adopt(config.admission)
-        self.ground.grammars.adopt(config.admission.grammars)
-        self.answers.adopt(config.idempotency)
-        self.stories.adopt(config.explain.requests)
-        self.metrics.adopt(config.metrics, config.slos)
-        self.sessions.adopt(config.console.session_s, config.console.sessions)
-        self.live_state.pulse.adopt(config.console.viewers)
+        access.refresher.reconfigure(identity.refresh_s, identity.max_stale_s)
+        access.identity.reconfigure(ANONYMOUS if server.serves_anyone else None)
+        self.admission.reconfigure(config.admission)
+        self.resources.grammars.reconfigure(config.admission.grammars)
+        self.idempotency_store.reconfigure(config.idempotency)
+        self.timelines.reconfigure(config.explain.requests)
+        self.metrics.reconfigure(config.metrics, config.slos)
+        self.sessions.reconfigure(config.console.session_s, config.console.sessions)
+        self.live_state.feed.reconfigure(config.console.viewers)
 
 
 @asynccontextmanager
-async def open_ground(
+async def open_resources(
     config: Config,
     engines: LocalEngines | None,
     clock: Clock,

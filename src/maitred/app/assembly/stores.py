@@ -89,7 +89,7 @@ async def open_stores(config: Config, clock: Clock, outlived: SurvivingWork = NO
         )
 
 
-async def recall_rates(stores: GatewayStores, clock: Clock) -> None:
+async def restore_rates(stores: GatewayStores, clock: Clock) -> None:
     """Lets rates begin where the gateway before this one left them; call it when all limits are known.
 
     Counters in Redis outlive gateways and need none of this. Those in memory are told what the ledger says was taken:

@@ -56,5 +56,5 @@ class TappedStream:
 
     async def __anext__(self) -> list[TextDelta]:
         parts = await anext(self._batches)
-        self._listener.heard(parts)
+        self._listener.on_delta(parts)
         return parts

@@ -14,7 +14,7 @@ from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.request import Endpoint
 from maitred.engine.encoder.shape import is_bert
 from maitred.engine.models.config import ModelConfig
-from maitred.engine.models.digest import digest_of
+from maitred.engine.models.digest import fingerprint_of
 from maitred.engine.models.source import find_model
 from maitred.fleet.local import LocalEngine, engine_command
 from maitred.fleet.remote import FingerprintCheck, RemoteEngine, attached
@@ -79,7 +79,7 @@ async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncI
     tokenizer = Tokenizer.load(folder)
     engine: LocalEngine | RemoteEngine
     if settings.engine_address is not None:
-        same = FingerprintCheck(await asyncio.to_thread(digest_of, folder))
+        same = FingerprintCheck(await asyncio.to_thread(fingerprint_of, folder))
         engine = attached(settings.engine_address, config.engine_link, same)
     else:
         silence_timeout_s = config.engine_link.silence_timeout_s

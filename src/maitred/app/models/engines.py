@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from maitred.app.workers.ipc import IpcDirectory
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
-from maitred.engine.models.digest import digest_of
+from maitred.engine.models.digest import fingerprint_of
 from maitred.engine.models.source import find_model
 from maitred.fleet.engines import LocalEngines
 from maitred.fleet.local import Command, LocalEngine, engine_command, listens_at
@@ -20,7 +20,7 @@ from maitred.fleet.remote import FingerprintCheck, RemoteEngine, attached
 
 
 async def make_engines(
-    config: Config, command: Command | None, clock: Clock, house: IpcDirectory | None = None
+    config: Config, command: Command | None, clock: Clock, ipc: IpcDirectory | None = None
 ) -> LocalEngines:
     """All of them; enter what comes back to start them.
 
@@ -28,27 +28,27 @@ async def make_engines(
         config: The settings.
         command: Starts an engine; None: that of this installation.
         clock: For them.
-        house: Where others find those that are started here; None: nobody else looks for them.
+        ipc: Where others find those that are started here; None: nobody else looks for them.
 
     Raises:
         ConfigInvalid: No model is where the configuration says.
     """
     folder = find_model(config.model.folder)
     if config.model.attached:
-        same = FingerprintCheck(await asyncio.to_thread(digest_of, folder))
+        same = FingerprintCheck(await asyncio.to_thread(fingerprint_of, folder))
         engines = LocalEngines(
             {address: attached(address, config.engine_link, same) for address in config.model.attached},
         )
     else:
-        engines = _started_here(config, command or _command(config, folder), clock, house)
+        engines = _started_here(config, command or _command(config, folder), clock, ipc)
     return _bounded(engines, config)
 
 
-def engines_in(house: IpcDirectory, config: Config) -> LocalEngines:
+def engines_in(ipc: IpcDirectory, config: Config) -> LocalEngines:
     """Those that another process of this gateway keeps."""
     silence_timeout_s = config.engine_link.silence_timeout_s
     engines = {
-        name: RemoteEngine(listens_at(house.engine(name)), silence_timeout_s=silence_timeout_s)
+        name: RemoteEngine(listens_at(ipc.engine_address(name)), silence_timeout_s=silence_timeout_s)
         for name in _names(config)
     }
     return _bounded(LocalEngines(engines), config)
@@ -70,7 +70,7 @@ def _command(config: Config, folder: Path) -> Command:
     return engine_command(folder, each, config.dispatch.service.weights, config.log)
 
 
-def _started_here(config: Config, command: Command, clock: Clock, house: IpcDirectory | None) -> LocalEngines:
+def _started_here(config: Config, command: Command, clock: Clock, ipc: IpcDirectory | None) -> LocalEngines:
     silence_timeout_s = config.engine_link.silence_timeout_s
     engines: LocalEngines = LocalEngines(
         {
@@ -79,7 +79,7 @@ def _started_here(config: Config, command: Command, clock: Clock, house: IpcDire
                 clock=clock,
                 silence_timeout_s=silence_timeout_s,
                 others_serve=lambda: engines.ready,
-                folder=None if house is None else house.engine(name),
+                folder=None if ipc is None else ipc.engine_address(name),
             )
             for name in _names(config)
         }

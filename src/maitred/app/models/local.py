@@ -31,7 +31,7 @@ class LocalModel:
         """Of the model."""
         return self.model.name
 
-    def posts(self) -> list[AnyEndpoint]:
+    def endpoints(self) -> list[AnyEndpoint]:
         """For dispatch; each can sleep."""
         return [Endpoint(name, SleepableReplica(engine.link)) for name, engine in self.engines.items()]
 

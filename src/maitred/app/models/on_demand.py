@@ -21,7 +21,7 @@ from maitred.engine.models.source import find_model
 from maitred.fleet.local import LocalEngine, engine_command
 from maitred.fleet.policy.model_residency import ModelResidency, ResidencyPhase
 from maitred.fleet.policy.residency import ResidencyPolicy
-from maitred.fleet.residency.footprint import Footprint, footprint_of, mebibytes
+from maitred.fleet.residency.footprint import Footprint, measure_footprint, mebibytes
 from maitred.fleet.residency.load_times import LoadTimes
 from maitred.fleet.residency.manager import ModelManager
 from maitred.fleet.residency.on_demand_replica import ModelDescription, OnDemandReplica
@@ -45,71 +45,71 @@ class OnDemandModelSet:
     """
 
     def __init__(
-        self, residence: ModelManager, lodgers: Mapping[str, OnDemandReplica], models: list[ServedModel]
+        self, residence: ModelManager, replicas: Mapping[str, OnDemandReplica], models: list[ServedModel]
     ) -> None:
         self.models = models
-        self.lodgers = lodgers
-        self._residence = residence
+        self.replicas = replicas
+        self._manager = residence
 
     def loadables(self, clock: Clock) -> OnDemandModelAdmin:
         """For the operator."""
-        return OnDemandModelAdmin(self._residence, clock)
+        return OnDemandModelAdmin(self._manager, clock)
 
     @property
     def pinnable(self) -> dict[str, PinnableModel]:
         """For prefixes that stay."""
         return {
-            model.name: PinnableModel(model.tokenizer, {"local": self.lodgers[model.name].engine.link})
+            model.name: PinnableModel(model.tokenizer, {"local": self.replicas[model.name].engine.link})
             for model in self.models
         }
 
     @property
     def engines(self) -> dict[tuple[str, str], LocalEngine]:
         """By model and replica."""
-        return {(name, "local"): lodger.engine for name, lodger in self.lodgers.items()}
+        return {(name, "local"): replica.engine for name, replica in self.replicas.items()}
 
-    def posts(self) -> dict[str, list[AnyEndpoint]]:
+    def endpoints(self) -> dict[str, list[AnyEndpoint]]:
         """For dispatch."""
-        return {name: [Endpoint("local", lodger)] for name, lodger in self.lodgers.items()}
+        return {name: [Endpoint("local", replica)] for name, replica in self.replicas.items()}
 
-    def wanted(self, name: str) -> None:
+    def on_wanted(self, name: str) -> None:
         """A request for it was refused that could not wait for its load."""
-        if name in self.lodgers:
-            self._residence.want(name)
+        if name in self.replicas:
+            self._manager.want(name)
 
     @asynccontextmanager
     async def running(self, dispatchers: Mapping[str, Dispatcher]) -> AsyncIterator[None]:
         """They come and go for as long as the block lasts."""
-        for name, lodger in self.lodgers.items():
-            self._residence.attend(lodger, dispatchers[name].floor)
-            dispatchers[name].after_turn(partial(self._residence.look, name))
-        if not self.lodgers:
+        for name, replica in self.replicas.items():
+            self._manager.attend(replica, dispatchers[name].core)
+            dispatchers[name].on_dispatched(partial(self._manager.check, name))
+        if not self.replicas:
             yield
             return
-        async with running(self._residence.run(), "residence"):
+        async with running(self._manager.run(), "residence"):
             yield
 
     def state(self) -> ResidencyState:
         """For metrics."""
-        residents = self._residence.residents
+        residents = self._manager.models
         return ResidencyState(
-            budget_bytes=residents.budget_bytes if self.lodgers else None,
+            budget_bytes=residents.budget_bytes if self.replicas else None,
             models={
                 name: ResidentState(
                     resident=residents[name].phase is ResidencyPhase.IN,
                     loading=residents[name].phase is ResidencyPhase.LOADING,
                     asleep=residents[name].phase is ResidencyPhase.OUT and residents[name].asleep,
                     reserved_bytes=residents[name].counted_bytes,
-                    measured_bytes=self._residence.measured_bytes.get(name, 0),
-                    loads=lodger.loads,
-                    load_s=lodger.load_s,
-                    failures=lodger.failures,
-                    unloads=lodger.unloads,
-                    sleeps=lodger.sleeps,
-                    wakes=lodger.wakes,
-                    predicted_load_s=residents[name].comes_in_s,
+                    measured_bytes=self._manager.measured_bytes.get(name, 0),
+                    loads=replica.loads,
+                    load_s=replica.load_s,
+                    failures=replica.failures,
+                    unloads=replica.unloads,
+                    sleeps=replica.sleeps,
+                    wakes=replica.wakes,
+                    predicted_load_s=residents[name].ready_in_s,
                 )
-                for name, lodger in self.lodgers.items()
+                for name, replica in self.replicas.items()
             },
         )
 
@@ -141,10 +141,10 @@ def open_local_models(config: Config, clock: Clock) -> OnDemandModelSet:
     _check_fits(residents, footprints)
     times = LoadTimes(data_folder(config.store) / "load-times.json")
     for name, (_, folder) in chosen.items():
-        if (took_s := times.of(folder)) is not None:
-            residents[name].load.saw(took_s)
+        if (took_s := times.load_time(folder)) is not None:
+            residents[name].load.observe(took_s)
     residence = ModelManager(residents, clock, lambda name, seconds: times.learn(chosen[name][1], seconds))
-    lodgers: dict[str, OnDemandReplica] = {}
+    replicas: dict[str, OnDemandReplica] = {}
     models: list[ServedModel] = []
     for name, (model, folder) in chosen.items():
         footprint = footprints[name]
@@ -155,12 +155,12 @@ def open_local_models(config: Config, clock: Clock) -> OnDemandModelSet:
             clock=clock,
         )
         engine.link.unread_tokens = config.server.unread_tokens
-        lodgers[name] = OnDemandReplica(name, engine, footprint, partial(residence.ready_in_s, name), clock)
+        replicas[name] = OnDemandReplica(name, engine, footprint, partial(residence.ready_in_s, name), clock)
         tokenizer = Tokenizer.load(folder)
         answers = AnswerFormat.of(tokenizer, model.tool_parser, model.reasoning_parser)
         defaults = GenerationDefaults.of(folder, model.generation_config)
-        models.append(ServedModel(name, ModelDescription(lodgers[name]), tokenizer, answers, defaults))
-    return OnDemandModelSet(residence, lodgers, models)
+        models.append(ServedModel(name, ModelDescription(replicas[name]), tokenizer, answers, defaults))
+    return OnDemandModelSet(residence, replicas, models)
 
 
 def _footprint(name: str, folder: Path, model: TextModelConfig, budget_bytes: int) -> Footprint:
@@ -169,13 +169,13 @@ def _footprint(name: str, folder: Path, model: TextModelConfig, budget_bytes: in
             f"models.{name}.path: the model in {folder} computes embeddings, and is served as encoder.path. Only "
             "models that generate are loaded on demand."
         )
-    return footprint_of(folder, replace(model.engine), budget_bytes)
+    return measure_footprint(folder, replace(model.engine), budget_bytes)
 
 
 def _check_fits(residents: ResidencyPolicy, footprints: Mapping[str, Footprint]) -> None:
     """Raises ConfigInvalid where a model could never be loaded: a server that refuses it later would be a trap."""
     for name, resident in residents.all.items():
-        room_bytes = residents.room_for(name)
+        room_bytes = residents.make_room_for(name)
         if resident.memory_bytes > room_bytes:
             pinned = residents.budget_bytes - room_bytes
             beside = f", of which other models are pinned in {mebibytes(pinned)}" if pinned else ""

@@ -18,18 +18,18 @@ from maitred.routing.catalog import AnyModel
 
 @dataclass(frozen=True, slots=True)
 class EngineRegistry:
-    """Made by `roster_of`.
+    """Made by `open_registry`.
 
     Attributes:
         models: For the catalog.
-        posts: For the dispatchers of models that generate; encoders bring theirs.
+        endpoints: For the dispatchers of models that generate; encoders bring theirs.
         engines: Our own, by model and replica.
         pinnable: Models whose prefixes can be made to stay.
         starting: The models whose engines start with us.
     """
 
     models: Sequence[AnyModel]
-    posts: Mapping[str, Sequence[AnyEndpoint]]
+    endpoints: Mapping[str, Sequence[AnyEndpoint]]
     engines: Mapping[tuple[str, str], Engine]
     pinnable: Mapping[str, PinnableModel]
     starting: Sequence[str]
@@ -56,7 +56,7 @@ class EngineRegistry:
         return {where: _state_of(engine) for where, engine in self.engines.items()}
 
 
-def roster_of(
+def open_registry(
     config: Config, local: LocalModel | None, on_demand: OnDemandModelSet, encoders: EncoderModels
 ) -> EngineRegistry:
     """Puts together what was opened.
@@ -65,20 +65,20 @@ def roster_of(
         ConfigInvalid: Two models have one name.
     """
     models: list[AnyModel] = [*on_demand.models]
-    posts = on_demand.posts()
+    endpoints = on_demand.endpoints()
     pinnable = on_demand.pinnable
     engines: dict[tuple[str, str], Engine] = {}
     if local is not None:
         models.append(local.model)
-        posts[local.name] = local.posts()
+        endpoints[local.name] = local.endpoints()
         pinnable[local.name] = local.pinnable
         engines |= {(local.name, replica): engine for replica, engine in local.engines.items()}
     for name, encoder in encoders.engines.items():
         engines[name, config.encoder.engine_address or "local"] = encoder
     starting = list(dict.fromkeys(name for name, _ in engines))
-    roster = EngineRegistry([*models, *encoders.models], posts, engines | on_demand.engines, pinnable, starting)
-    roster.check(config)
-    return roster
+    registry = EngineRegistry([*models, *encoders.models], endpoints, engines | on_demand.engines, pinnable, starting)
+    registry.check(config)
+    return registry
 
 
 def _state_of(engine: Engine) -> EngineState:

@@ -49,37 +49,39 @@ class Router:
     ) -> None:
         self._catalog = catalog
         self._rollouts = LiveRollouts() if rollouts is None else rollouts
-        routes = routes or routes_of(Config(), catalog)
+        routes = routes or read_routes(Config(), catalog)
         self._routes = Routes(routes)
         self._pools = routes.pools
         self._auto = {name: AutoModel(auto) for name, auto in routes.auto.items()}
-        self._roads: dict[tuple[str, frozenset[str] | None], CachedRoute] = {}
+        self._cached_routes: dict[tuple[str, frozenset[str] | None], CachedRoute] = {}
         """Of requests that need nothing but a model: its name as they say it, and the models open to their caller."""
 
-    def way(self, ask: InferenceRequest, principal: Principal, request_id: str = "") -> RoutePlan:
+    def route(self, request: InferenceRequest, principal: Principal, request_id: str = "") -> RoutePlan:
         """The models that may serve a request, one after the other.
 
         Raises:
             ModelNotFound: The name leads nowhere for this caller; the message has the names that would have worked.
         """
-        if self._is_plain(ask, principal) and (road := self._plain_road(ask.model, principal)) is not None:
+        if self._is_plain(request, principal) and (road := self._cached_route(request.model, principal)) is not None:
             return RoutePlan(road)
-        rollout = self._rollout_of(ask.model)
-        sticky = None if rollout is None else _sticky_key(rollout.config.sticky, ask, principal, request_id)
-        way = self._way(_needs_of(ask, principal), ask, sticky)
-        if way is None:
-            raise ModelNotFound(_not_found(ask.model, self.open_to(principal)), param="model")
-        return way
+        rollout = self._rollout_of(request.model)
+        sticky = None if rollout is None else _sticky_key(rollout.config.sticky, request, principal, request_id)
+        route_plan = self._build_route(_needs_of(request, principal), request, sticky)
+        if route_plan is None:
+            raise ModelNotFound(_not_found(request.model, self.models_for(principal)), param="model")
+        return route_plan
 
     def escalation(self, name: str) -> EscalationConfig | None:
         """Which answers to requests for a name are asked of a larger model as well; None: none are."""
         auto = self._auto_of(name) if self._auto else None
         return None if auto is None else auto.escalation
 
-    def way_upward(self, ask: InferenceRequest, principal: Principal, way: RoutePlan) -> RoutePlan | None:
+    def route_to_larger(
+        self, request: InferenceRequest, principal: Principal, route_plan: RoutePlan
+    ) -> RoutePlan | None:
         """The models that are larger than the one which has answered; None: there is none that it may go to."""
-        auto, needs = self._auto_of(ask.model), _needs_of(ask, principal)
-        return None if auto is None else self._routes.way_upward(needs, auto.preference(ask), way)
+        auto, needs = self._auto_of(request.model), _needs_of(request, principal)
+        return None if auto is None else self._routes.route_to_larger(needs, auto.preference(request), route_plan)
 
     def tells_logprobs(self, target: RouteTarget) -> bool:
         """Whether log-probabilities may be asked of a model that nobody has asked for."""
@@ -96,26 +98,26 @@ class Router:
         Raises:
             ModelNotFound: See `way`.
         """
-        way = self._way(RequestRequirements(name, allowed=principal.may_use))
-        if way is None:
-            raise ModelNotFound(_not_found(name, self.open_to(principal)), param="model")
-        return self.model(way.first())
+        route_plan = self._build_route(RequestRequirements(name, allowed=principal.may_use))
+        if route_plan is None:
+            raise ModelNotFound(_not_found(name, self.models_for(principal)), param="model")
+        return self.model(route_plan.first())
 
-    def behind(self, name: str | None = None) -> list[AnyModel]:
+    def models_behind(self, name: str | None = None) -> list[AnyModel]:
         """What serves a name first, or may be chosen for it; or everything. Nothing where a name leads nowhere."""
         if name is None:
             return list(self._catalog)
         if (auto := self._auto_of(name)) is not None:
-            return [model for each in auto.names for model in self.behind(each)]
-        way = self._routes.way(RequestRequirements(name))
-        return [] if way is None else [self.model(way.first())]
+            return [model for each in auto.names for model in self.models_behind(each)]
+        route_plan = self._routes.route_plan(RequestRequirements(name))
+        return [] if route_plan is None else [self.model(route_plan.first())]
 
-    def open_to(self, principal: Principal) -> list[str]:
+    def models_for(self, principal: Principal) -> list[str]:
         """The names that this caller may use and that can be listed."""
         return [
             name
             for name in self._routes.names.listed
-            if self._way(RequestRequirements(name, allowed=principal.may_use))
+            if self._build_route(RequestRequirements(name, allowed=principal.may_use))
         ]
 
     @property
@@ -123,34 +125,34 @@ class Router:
         """The table of names."""
         return self._routes.names
 
-    def _is_plain(self, ask: InferenceRequest, principal: Principal) -> bool:
+    def _is_plain(self, request: InferenceRequest, principal: Principal) -> bool:
         """Whether it may go wherever the name leads, and the name is nobody's to choose behind."""
-        free = not (ask.needs or ask.local_only or principal.tags) and ask.sampling.top_logprobs is None
-        anywhere = ask.regions is None and principal.regions is None
+        free = not (request.needs or request.local_only or principal.tags) and request.sampling.top_logprobs is None
+        anywhere = request.regions is None and principal.regions is None
         return free and anywhere and not (self._auto or self._routes.names.rollouts or self._rollouts)
 
-    def _plain_road(self, name: str, principal: Principal) -> CachedRoute | None:
+    def _cached_route(self, name: str, principal: Principal) -> CachedRoute | None:
         """What the table says to such requests; None: the name leads nowhere for this caller."""
-        road = self._roads.get((name, principal.models))
+        road = self._cached_routes.get((name, principal.models))
         if (
             road is None
-            and (road := self._routes.road(RequestRequirements(name, allowed=principal.may_use))) is not None
+            and (road := self._routes.cached_route(RequestRequirements(name, allowed=principal.may_use))) is not None
         ):
-            if len(self._roads) >= _MOST_ROADS:
-                self._roads.clear()
-            self._roads[name, principal.models] = road
+            if len(self._cached_routes) >= _MOST_ROADS:
+                self._cached_routes.clear()
+            self._cached_routes[name, principal.models] = road
         return road
 
-    def _way(
-        self, needs: RequestRequirements, ask: InferenceRequest | None = None, sticky: str | None = None
+    def _build_route(
+        self, needs: RequestRequirements, request: InferenceRequest | None = None, sticky: str | None = None
     ) -> RoutePlan | None:
         """See `Routes`; without a request as for one of which nothing is known."""
         if (rollout := self._rollout_of(needs.model)) is not None:
-            return self._routes.way_by_rollout(needs, _fork(rollout, sticky))
+            return self._routes.route_by_rollout(needs, _version_split(rollout, sticky))
         auto = self._auto_of(needs.model)
         if auto is None:
-            return self._routes.way(needs)
-        return self._routes.way_by_preference(needs, auto.preference(ask))
+            return self._routes.route_plan(needs)
+        return self._routes.route_by_preference(needs, auto.preference(request))
 
     def _rollout_of(self, name: str) -> LiveRollout | None:
         """What is tried behind a name; None: nothing."""
@@ -161,12 +163,12 @@ class Router:
         return self._auto.get(self._routes.names.canonical(name))
 
 
-def routes_of(config: Config, catalog: Catalog) -> RoutesConfig:
+def read_routes(config: Config, catalog: Catalog) -> RoutesConfig:
     """The whole table: every model under its own name, and what the configuration adds."""
     return config.routing.table({model.name: _pool_of(config.models.get(model.name), config) for model in catalog})
 
 
-def _fork(rollout: LiveRollout, sticky: str | None) -> VersionSplit:
+def _version_split(rollout: LiveRollout, sticky: str | None) -> VersionSplit:
     """The two versions behind a name, and which of them a request is to get; without a key, the main one."""
     config = rollout.config
     if sticky is None:
@@ -176,12 +178,12 @@ def _fork(rollout: LiveRollout, sticky: str | None) -> VersionSplit:
     return VersionSplit(rollout.state.name, config.stable, config.canary, version)
 
 
-def _sticky_key(sticky: str, ask: InferenceRequest, principal: Principal, request_id: str) -> str:
+def _sticky_key(sticky: str, request: InferenceRequest, principal: Principal, request_id: str) -> str:
     """What stays at one version."""
     if sticky == "request":
         return request_id
     organisation = principal.tenants[-1]
-    session = ask.session or ask.user
+    session = request.session or request.user
     if sticky == "session" and session is not None:
         return f"{organisation}/session/{session}"
     return f"{organisation}/key/{principal.key}"
@@ -196,22 +198,22 @@ def _pool_of(model: TextModelConfig | None, config: Config) -> PoolConfig:
     return PoolConfig(capabilities=model.capabilities, local=local, region=model.region)
 
 
-def _needs_of(ask: InferenceRequest, principal: Principal) -> RequestRequirements:
+def _needs_of(request: InferenceRequest, principal: Principal) -> RequestRequirements:
     regions = principal.regions
-    if ask.regions is not None:
-        regions = ask.regions if regions is None else regions & ask.regions
+    if request.regions is not None:
+        regions = request.regions if regions is None else regions & request.regions
     return RequestRequirements(
-        ask.model,
-        _capabilities_of(ask, _CAPABILITIES),
-        ask.local_only or LOCAL_ONLY in principal.tags,
+        request.model,
+        _capabilities_of(request, _CAPABILITIES),
+        request.local_only or LOCAL_ONLY in principal.tags,
         regions,
         principal.may_use,
     )
 
 
-def _capabilities_of(ask: InferenceRequest, known: Mapping[str, str]) -> frozenset[str]:
-    needed = {known[field] for field in ask.needs if field in known}
-    if ask.sampling.top_logprobs is not None:
+def _capabilities_of(request: InferenceRequest, known: Mapping[str, str]) -> frozenset[str]:
+    needed = {known[field] for field in request.needs if field in known}
+    if request.sampling.top_logprobs is not None:
         needed.add("logprobs")
     return frozenset(needed)
 

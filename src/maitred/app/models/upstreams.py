@@ -41,7 +41,7 @@ class UpstreamModels:
     models: Sequence[TextModel]
     servers: "Mapping[str, Sequence[UpstreamReplica]]"
 
-    def posts(self) -> dict[str, list[AnyEndpoint]]:
+    def endpoints(self) -> dict[str, list[AnyEndpoint]]:
         """For dispatch. Nobody knows what such servers have left: their windows are learnt."""
         return {
             name: [
@@ -49,8 +49,8 @@ class UpstreamModels:
                     server.name,
                     server,
                     exact=False,
-                    duty=server.standing.duty,
-                    hearsay=None if server.dialect.gauges is None else server.hearsay,
+                    admin_state=server.status.admin_state,
+                    external_load=None if server.dialect.gauges is None else server.external_load,
                 )
                 for server in servers
             ]
@@ -74,11 +74,11 @@ class Upstreams:
         stack: Closes the connections, once there are any.
 
     Attributes:
-        served: What they run now.
+        current: What they run now.
     """
 
     def __init__(self, probes: "KeyedTasks[UpstreamReplica]", stack: AsyncExitStack) -> None:
-        self.served = UpstreamModels([], {})
+        self.current = UpstreamModels([], {})
         self._connections: OpenConnections | None = None
         self._probes = probes
         self._stack = stack
@@ -88,17 +88,17 @@ class Upstreams:
     @property
     def models(self) -> Sequence[TextModel]:
         """For the catalog."""
-        return self.served.models
+        return self.current.models
 
-    def posts(self) -> dict[str, list[AnyEndpoint]]:
+    def endpoints(self) -> dict[str, list[AnyEndpoint]]:
         """For dispatch."""
-        return self.served.posts()
+        return self.current.endpoints()
 
     def windows(self) -> dict[str, int]:
         """How long prompt and answer may be together, by the word of a model's servers."""
         return {
             name: server.window_tokens
-            for name, servers in self.served.servers.items()
+            for name, servers in self.current.servers.items()
             for server in servers
             if server.window_tokens is not None
         }
@@ -127,38 +127,38 @@ class Upstreams:
             name: [self._server(upstream, name, config, connections, health) for upstream in config.upstreams]
             for name, config in configs.items()
         }
-        before = {model.name: model for model in self.served.models}
+        before = {model.name: model for model in self.current.models}
         return UpstreamModels(
             [self._model(name, config, servers[name], before) for name, config in configs.items()], servers
         )
 
-    async def look(self, served: UpstreamModels) -> None:
+    async def refresh(self, served: UpstreamModels) -> None:
         """Takes a first look at those that are new, so that they need not begin as if they were away."""
         from maitred.replica.upstream.probe import Probe
 
-        known = {server.standing for server in self.served.all()}
-        unseen = [server for server in served.all() if server.standing not in known]
+        known = {server.status for server in self.current.all()}
+        unseen = [server for server in served.all() if server.status not in known]
         if unseen:
-            looks = [asyncio.create_task(Probe(server).look(), name=f"look at {server.name}") for server in unseen]
+            looks = [asyncio.create_task(Probe(server).check(), name=f"look at {server.name}") for server in unseen]
             _, late = await asyncio.wait(looks, timeout=_FIRST_LOOK_S)
             for look in late:
                 look.cancel()
             if late:
                 await asyncio.wait(late)
 
-    def adopt(self, served: UpstreamModels, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> None:
+    def reconfigure(self, served: UpstreamModels, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> None:
         """They run this from now on."""
-        staying = {server.standing for server in served.all()}
-        for server in self.served.all():
-            if server.standing not in staying:
-                server.standing.join(PoolHealth(health.outliers, []))  # what runs there is compared with nobody
-        self.served = served
+        staying = {server.status for server in served.all()}
+        for server in self.current.all():
+            if server.status not in staying:
+                server.status.join(PoolHealth(health.outliers, []))  # what runs there is compared with nobody
+        self.current = served
         self._tokenizers = {name: config.tokenizer for name, config in configs.items()}
         self._peers = {name: self._peers.get(name) or PoolHealth(health.outliers, []) for name in served.servers}
         for name, servers in served.servers.items():
             for server in servers:
-                server.standing.join(self._peers[name])
-                server.standing.adopt(server.config.probe_every_s, health)
+                server.status.join(self._peers[name])
+                server.status.reconfigure(server.config.probe_every_s, health)
         self._probes.begin(served.all())
 
     def retire(self, in_use: Iterable[UpstreamModels]) -> None:
@@ -169,15 +169,15 @@ class Upstreams:
         """For metrics."""
         return {
             (name, server.name): UpstreamState(
-                server.standing.up,
+                server.status.up,
                 server.open_streams,
                 server.reported.running,
                 server.reported.waiting,
                 server.reported.kv_usage,
-                server.standing.breaker,
+                server.status.breaker,
                 server.weight,
             )
-            for name, servers in self.served.servers.items()
+            for name, servers in self.current.servers.items()
             for server in servers
         }
 
@@ -189,7 +189,7 @@ class Upstreams:
         connections: "OpenConnections",
         health: HealthConfig,
     ) -> "UpstreamReplica":
-        here = self.served.servers.get(name, ())
+        here = self.current.servers.get(name, ())
         before = next((server for server in here if server.is_at(config)), None)
         if before is not None and before.settings == (config, model.context_tokens, model.max_choices):
             return before
@@ -229,11 +229,11 @@ async def open_upstreams(
         upstreams = Upstreams(probes, stack)
         served = await upstreams.prepare(models, health)
         if standing is None:
-            upstreams.adopt(served, models, health)
+            upstreams.reconfigure(served, models, health)
         else:
-            upstreams.served = served
+            upstreams.current = served
             for server in served.all():
-                server.standing = standing(server)
+                server.status = standing(server)
         yield upstreams
 
 

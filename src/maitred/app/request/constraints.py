@@ -20,75 +20,76 @@ _SPACE = " ?"
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-async def in_form(
-    desk: GrammarValidator,
+async def constrain(
+    validator: GrammarValidator,
     organisation: str,
     model: ServedModel,
-    ask: InferenceRequest,
+    request: InferenceRequest,
     rules: ToolRules | None,
     prompts: Sequence[list[int]],
 ) -> InferenceRequest:
     """The request with the grammar that its answers are held to, if there is one.
 
     Args:
-        desk: Tries grammars.
+        validator: Tries grammars.
         organisation: Whose request it is.
         model: Who is to answer.
-        ask: The request.
+        request: The request.
         rules: What it may call; None: nothing.
         prompts: In tokens.
 
     Raises:
         InvalidRequest: A form, or the schema of a tool, is faulty or cannot be had; `param` says which.
     """
-    constraint = None if ask.constraint is None else ask.constraint()
+    constraint = None if request.constraint is None else request.constraint()
     if constraint is None and rules is None:
-        return ask
-    said = None if constraint is None else await desk.grammar_of(organisation, constraint)
+        return request
+    said = None if constraint is None else await validator.validate(organisation, constraint)
     grammar = said
-    if isinstance(ask.prompts[0], Conversation):  # there is but one
+    if isinstance(request.prompts[0], Conversation):  # there is but one
         answers, inside = model.format, model.format.opens_thought(model.tokenizer, prompts[0])
-        arguments = {tool.name: await _arguments(desk, organisation, tool) for tool in _callable(answers, rules)}
+        arguments = {tool.name: await _arguments(validator, organisation, tool) for tool in _callable(answers, rules)}
         grammar = answer_grammar(answers, inside=inside, said=said, tools=rules, arguments=arguments)
         if grammar is not None and grammar is not said:
             param = "tools" if constraint is None else constraint.param
-            grammar = await desk.grammar_of(organisation, Constraint("lark", grammar.text, param))
-    return replace(ask, sampling=replace(ask.sampling, grammar=grammar))
+            grammar = await validator.validate(organisation, Constraint("lark", grammar.text, param))
+    return replace(request, sampling=replace(request.sampling, grammar=grammar))
 
 
 def _callable(answers: AnswerFormat, rules: ToolRules | None) -> Sequence[Tool]:
     return () if rules is None or answers.calls is None else rules.callable
 
 
-async def _arguments(desk: GrammarValidator, organisation: str, tool: Tool) -> Grammar:
+async def _arguments(validator: GrammarValidator, organisation: str, tool: Tool) -> Grammar:
     """What a tool's arguments have to be."""
     schema = tool.parameters or _NO_ARGUMENTS
     # A schema that says nothing of a type would take anything; arguments are an object.
     constraint = Constraint("json_schema", {"type": "object", **schema}, tool.param, tool.strict, _SPACE)
     try:
-        return await desk.grammar_of(organisation, constraint)
+        return await validator.validate(organisation, constraint)
     except InvalidRequest as error:
         raise InvalidRequest(f"The tool {tool.name!r} cannot be called. {error}", param=tool.param) from error
 
 
-def rules_for(model: ServedModel, ask: InferenceRequest) -> ToolRules | None:
+def rules_for(model: ServedModel, request: InferenceRequest) -> ToolRules | None:
     """What a model of our own may call; None: the request brings no tools.
 
     Raises:
         InvalidRequest: A tool is malformed.
         Unsupported: The model knows no tools.
     """
-    rules = None if ask.tools is None else ask.tools()
+    rules = None if request.tools is None else request.tools()
     if rules is not None and model.format.calls is None:
         raise Unsupported(NO_TOOLS.format(name=model.name), param="tools")
     return rules
 
 
-def with_tools(ask: InferenceRequest, rules: ToolRules | None) -> InferenceRequest:
+def with_tools(request: InferenceRequest, rules: ToolRules | None) -> InferenceRequest:
     """The request with its tools in the prompt, which leaves less that is asked beyond text."""
     if rules is None:
-        return ask
+        return request
     prompts = [
-        replace(prompt, tools=rules.declared) if isinstance(prompt, Conversation) else prompt for prompt in ask.prompts
+        replace(prompt, tools=rules.declared) if isinstance(prompt, Conversation) else prompt
+        for prompt in request.prompts
     ]
-    return replace(ask, prompts=prompts, needs=tuple(need for need in ask.needs if need not in TOOL_FIELDS))
+    return replace(request, prompts=prompts, needs=tuple(need for need in request.needs if need not in TOOL_FIELDS))

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from maitred.app.request.hedging import PeekableStream, merged
+from maitred.app.request.hedging import PeekableStream, merge_streams
 from maitred.core.answer import TextDelta
 from maitred.core.replica import Replica, TokenStream
 from maitred.core.request import EngineRequest, FinishReason, TokenDelta
@@ -61,14 +61,14 @@ class TextContinuation:
         self._text: list[str] = []
         self._plain = prompts == 1 == request.choices and _is_safe(request.fields)
 
-    def heard(self, parts: Iterable[TextDelta]) -> None:
+    def on_delta(self, parts: Iterable[TextDelta]) -> None:
         """More of the answer, on its way to the caller."""
         for part in parts:
             self._text.append(part.text)
             # What a tool call or a thought has begun, no text can tell the next server.
             self._plain = self._plain and part.extra is None and part.scores is None
 
-    def rest(self, tokens: int) -> TextRequest | None:
+    def remaining_request(self, tokens: int) -> TextRequest | None:
         """What another server is to be asked; None: it could not be told where to go on.
 
         Args:
@@ -125,7 +125,7 @@ class TokenContinuation:
         deadline_in_s = self._requests[0].deadline_in_s
         return None if deadline_in_s is None else self._made_s + deadline_in_s
 
-    def heard(self, prompt: int, delta: TokenDelta) -> None:
+    def on_delta(self, prompt: int, delta: TokenDelta) -> None:
         """More of a choice, on its way to the client."""
         self._open[prompt][delta.index] += delta.tokens
 
@@ -175,11 +175,11 @@ class ReplicaAttempt:
             ((prompt, stream),) = self.streams.items()
             stream.listen(partial(hear, prompt))
 
-    async def begun(self) -> None:
+    async def wait_first(self) -> None:
         """Waits for the first news, and leaves it there."""
-        await self._batches.begun()
+        await self._batches.wait_first()
 
-    def news(self) -> Awaitable[tuple[int, list[TokenDelta]]]:
+    def next_batch(self) -> Awaitable[tuple[int, list[TokenDelta]]]:
         """The number of a prompt, and what came of its answer.
 
         Raises:
@@ -209,5 +209,5 @@ async def attempt(
         for prompt, request in requests.items():
             streams[prompt] = await running.enter_async_context(replica.generate(request))
             submitted()
-        batches = await running.enter_async_context(merged(streams))
+        batches = await running.enter_async_context(merge_streams(streams))
         yield ReplicaAttempt(streams, batches)

@@ -44,8 +44,8 @@ _NOTHING_GENERATED = SamplingParams(max_tokens=0, seed=0)
 class _Job:
     """One request on its way."""
 
-    ask: InferenceRequest
-    tally: RequestContext
+    inference_request: InferenceRequest
+    context: RequestContext
     texts: Sequence[list[int]]
     slices: Sequence[range]
     """Of the texts, by index."""
@@ -55,34 +55,34 @@ class _Job:
     vectors: list[Vector]
     """Filled as they come."""
 
-    def errand(self, part: range) -> DispatchRequest:
+    def dispatch_request(self, part: range) -> DispatchRequest:
         """A slice as the queue sees it."""
-        ask, tally, texts = self.ask, self.tally, [self.texts[index] for index in part]
-        wishes = [wish_s for wish_s in (ask.ttft_in_s, ask.deadline_in_s) if wish_s is not None]
+        request, context, texts = self.inference_request, self.context, [self.texts[index] for index in part]
+        wishes = [wish_s for wish_s in (request.ttft_in_s, request.deadline_in_s) if wish_s is not None]
         return DispatchRequest(
-            id=tally.request_id,
+            id=context.request_id,
             principal_org=self.principal_org,
             flow=self.flow,
             prompt_tokens=sum(map(len, texts)),
             prompts=texts,
             max_tokens=0,
             choices=len(texts),
-            arrived_s=tally.started_s,
-            deadline_s=tally.started_s + min(wishes) if wishes else None,
-            story=tally.story,
+            arrived_s=context.started_s,
+            deadline_s=context.started_s + min(wishes) if wishes else None,
+            timeline=context.timeline,
         )
 
     def request(self, index: int, lease: str, now_s: float) -> EngineRequest:
         """What the replica is asked for one text, under an id that leads to the line in the ledger."""
-        deadline_in_s = self.ask.deadline_in_s
+        deadline_in_s = self.inference_request.deadline_in_s
         return EngineRequest(
             id=f"{lease}-{index}",
             prompt=self.texts[index],
             sampling=_NOTHING_GENERATED,
             flow=self.flow,
-            deadline_in_s=None if deadline_in_s is None else self.tally.started_s + deadline_in_s - now_s,
-            known_as=self.tally.request_id,
-            trace_id=self.tally.story.trace_id,
+            deadline_in_s=None if deadline_in_s is None else self.context.started_s + deadline_in_s - now_s,
+            known_as=self.context.request_id,
+            trace_id=self.context.timeline.trace_id,
         )
 
 
@@ -104,65 +104,72 @@ class Embedder:
         self._admission = admission
         self._clock = clock
 
-    async def embed(self, ask: InferenceRequest, tally: RequestContext, dimensions: int | None) -> Sequence[Vector]:
+    async def embed(
+        self, request: InferenceRequest, context: RequestContext, dimensions: int | None
+    ) -> Sequence[Vector]:
         """See `Embedding.embed`."""
-        principal = tally.principal or ANONYMOUS
-        tally.ask = ask
-        model = self._resolved(ask, principal, tally)
+        principal = context.principal or ANONYMOUS
+        context.request = request
+        model = self._resolved(request, principal, context)
         card = model.card()
         check_embeds(card, model.name, dimensions)
         assert isinstance(model, ServedModel), "servers of others compute no vectors, so the check has refused them"
-        job = await self._planned(model, card, ask, principal, tally)
+        job = await self._planned(model, card, request, principal, context)
         # May the caller have it? Then wait in line, slice by slice, and settle before anybody sees the end.
         async with AsyncExitStack() as running:
-            with tally.story.telling(SpanName.ADMISSION, self._clock.monotonic_s) as chapter:
-                work = _work(principal, tally, ask, job.texts)
-                grant = await running.enter_async_context(self._admission.admit(work))
-                chapter.facts["lease"] = grant.lease
+            with context.timeline.span(SpanName.ADMISSION, self._clock.monotonic_s) as span:
+                admission_request = _admission_request(principal, context, request, job.texts)
+                grant = await running.enter_async_context(self._admission.admit(admission_request))
+                span.facts["lease"] = grant.lease
             await self._run(job, grant)
-            await grant.settle(tally.usage, Outcome.FINISHED)
+            await grant.settle(context.usage, Outcome.FINISHED)
         if dimensions is None or dimensions == card.embedding_dimensions:
             return job.vectors
         return [shortened(vector, dimensions) for vector in job.vectors]
 
-    def _resolved(self, ask: InferenceRequest, principal: Principal, tally: RequestContext) -> AnyModel:
+    def _resolved(self, request: InferenceRequest, principal: Principal, context: RequestContext) -> AnyModel:
         """Who serves it."""
-        with tally.story.telling(SpanName.RESOLVE, self._clock.monotonic_s, asked=ask.model):
-            model = self._router.named(ask.model, principal)
-        tally.model = model.name
+        with context.timeline.span(SpanName.RESOLVE, self._clock.monotonic_s, asked=request.model):
+            model = self._router.named(request.model, principal)
+        context.model = model.name
         return model
 
     async def _planned(
-        self, model: ServedModel, card: ModelCard, ask: InferenceRequest, principal: Principal, tally: RequestContext
+        self,
+        model: ServedModel,
+        card: ModelCard,
+        request: InferenceRequest,
+        principal: Principal,
+        context: RequestContext,
     ) -> _Job:
         """Reads the texts, and predicts when their turn will come: who would be served too late is told so now."""
-        with tally.story.telling(SpanName.PLAN, self._clock.monotonic_s, model=model.name) as chapter:
+        with context.timeline.span(SpanName.PLAN, self._clock.monotonic_s, model=model.name) as span:
             texts = [
                 model.tokenizer.closed(tokens) if isinstance(prompt, str) else tokens
-                for prompt, tokens in zip(ask.prompts, await tokens_of(model, ask.prompts), strict=True)
+                for prompt, tokens in zip(request.prompts, await tokens_of(model, request.prompts), strict=True)
             ]
             for index, text in enumerate(texts):
-                check_text(card, text, ask.prompt_param if len(texts) == 1 else f"{ask.prompt_param}[{index}]")
-            tally.prompt_tokens = sum(map(len, texts))
+                check_text(card, text, request.prompt_param if len(texts) == 1 else f"{request.prompt_param}[{index}]")
+            context.prompt_tokens = sum(map(len, texts))
             job = _Job(
-                ask,
-                tally,
+                request,
+                context,
                 texts,
-                list(slices_of([len(text) for text in texts], card.kv_capacity_tokens // _SLICES_AT_ONCE)),
-                flow_of(principal, ask),
+                list(split_inputs([len(text) for text in texts], card.kv_capacity_tokens // _SLICES_AT_ONCE)),
+                flow_of(principal, request),
                 principal.tenants[-1],
                 self._dispatchers[model.name],
                 [b""] * len(texts),
             )
-            tally.priority = job.flow.priority
-            tally.forecast = place = job.dispatcher.check(job.errand(job.slices[0]))
-            chapter.facts |= {
+            context.priority = job.flow.priority
+            context.predicted_position = position = job.dispatcher.predict(job.dispatch_request(job.slices[0]))
+            span.facts |= {
                 "texts": len(texts),
                 "slices": len(job.slices),
-                "prompt_tokens": tally.prompt_tokens,
-                "position": place.position,
-                "predicted_wait_s": round(place.wait_s, 6),
-                "predicted_ttft_s": round(place.ttft_s, 6),
+                "prompt_tokens": context.prompt_tokens,
+                "position": position.position,
+                "predicted_wait_s": round(position.wait_s, 6),
+                "predicted_ttft_s": round(position.ttft_s, 6),
             }
         return job
 
@@ -186,57 +193,57 @@ class Embedder:
 
     async def _slice(self, job: _Job, part: range, grant: Grant) -> None:
         """Waits for the slice's turn, and computes it."""
-        tally = job.tally
+        context = job.context
         async with AsyncExitStack() as running:
-            seat = await running.enter_async_context(job.dispatcher.seat(job.errand(part)))
+            entry = await running.enter_async_context(job.dispatcher.enqueue(job.dispatch_request(part)))
             if part.start == 0:
-                tally.place = seat.place
-            post = await seat.granted()
+                context.position = entry.position
+            endpoint = await entry.wait_dispatched()
             now_s = self._clock.monotonic_s()
-            if tally.released_s is None:
-                tally.place, tally.released_s = None, now_s
-                grant.replica = post.name
+            if context.dispatched_s is None:
+                context.position, context.dispatched_s = None, now_s
+                grant.replica = endpoint.name
             streams = []
-            chapter = running.enter_context(
-                tally.story.telling(
-                    SpanName.ATTEMPT, self._clock.monotonic_s, replica=post.name, first=part.start, texts=len(part)
+            span = running.enter_context(
+                context.timeline.span(
+                    SpanName.ATTEMPT, self._clock.monotonic_s, replica=endpoint.name, first=part.start, texts=len(part)
                 )
             )
             for index in part:
                 request = job.request(index, grant.lease, now_s)
-                streams.append(await running.enter_async_context(post.replica.generate(request)))
-                seat.submitted()
+                streams.append(await running.enter_async_context(endpoint.replica.generate(request)))
+                entry.on_submitted()
             encoding = EncodingSpans()
             for index, stream in zip(part, streams, strict=True):
-                delta = await self._encoded(stream, seat, tally)
+                delta = await self._encoded(stream, entry, context)
                 job.vectors[index] = delta.embedding or b""
-                encoding.heard(delta, len(job.texts[index]))
-                seat.took(prompt_tokens=len(job.texts[index]))
-            encoding.tell(chapter, self._clock.monotonic_s())
+                encoding.on_report(delta, len(job.texts[index]))
+                entry.charge_tokens(prompt_tokens=len(job.texts[index]))
+            encoding.record(span, self._clock.monotonic_s())
 
-    async def _encoded(self, stream: TokenStream, seat: DispatchEntry, tally: RequestContext) -> TokenDelta:
+    async def _encoded(self, stream: TokenStream, entry: DispatchEntry, context: RequestContext) -> TokenDelta:
         """What has a text's vector."""
         async for deltas in stream:
             for delta in deltas:
                 if delta.finish is FinishReason.DEADLINE:
                     raise DeadlineExceeded
                 if delta.embedding is not None:
-                    self._note(delta.waited_ms or {}, seat, tally)
+                    self._note(delta.waited_ms or {}, entry, context)
                     return delta
         raise ReplicaLost
 
-    def _note(self, engine_waits: Mapping[str, float], seat: DispatchEntry, tally: RequestContext) -> None:
+    def _note(self, engine_waits: Mapping[str, float], entry: DispatchEntry, context: RequestContext) -> None:
         """Something came: for the caller's account the longest waits count, for they overlap."""
-        if tally.first_token_s is None:
-            tally.first_token_s = self._clock.monotonic_s()
-        if not seat.ticket.begun:
-            seat.first_token()
-        for waits in (seat.waited_ms, engine_waits):
+        if context.first_token_s is None:
+            context.first_token_s = self._clock.monotonic_s()
+        if not entry.queued.begun:
+            entry.on_first_token()
+        for waits in (entry.waited_ms, engine_waits):
             for cause, waited_ms in waits.items():
-                tally.waited_ms[cause] = max(tally.waited_ms.get(cause, 0.0), waited_ms)
+                context.waited_ms[cause] = max(context.waited_ms.get(cause, 0.0), waited_ms)
 
 
-def slices_of(lengths: Sequence[int], tokens: int) -> Iterator[range]:
+def split_inputs(lengths: Sequence[int], tokens: int) -> Iterator[range]:
     """Cuts texts into runs of at most `SLICE_TEXTS` texts and so many tokens; one that is longer is a run by itself."""
     start = total = 0
     for index, length in enumerate(lengths):
@@ -258,20 +265,20 @@ def shortened(vector: Vector, dimensions: int) -> Vector:
     return struct.pack(f"<{dimensions}f", *(number / length for number in numbers))
 
 
-def _work(
-    principal: Principal, tally: RequestContext, ask: InferenceRequest, texts: Sequence[list[int]]
+def _admission_request(
+    principal: Principal, context: RequestContext, request: InferenceRequest, texts: Sequence[list[int]]
 ) -> AdmissionRequest:
     """The request as admission sees it."""
     return AdmissionRequest(
         principal=principal,
-        request_id=tally.request_id,
-        route=tally.route,
-        model=tally.model,
-        prompt_tokens=tally.prompt_tokens,
+        request_id=context.request_id,
+        route=context.route,
+        model=context.model,
+        prompt_tokens=context.prompt_tokens,
         longest_prompt=max(map(len, texts)),
         max_tokens=0,
         window_left=0,
         choices=len(texts),
-        prompt_param=ask.prompt_param,
-        tally=tally,
+        prompt_param=request.prompt_param,
+        context=context,
     )

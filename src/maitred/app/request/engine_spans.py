@@ -10,17 +10,19 @@ from maitred.core.request import SequenceStats, TokenDelta
 from maitred.core.timeline import RequestTimeline, SpanName, TimelineSpan
 
 
-def tell_course(story: RequestTimeline, index: int, choice: OutputProcessor, delta: TokenDelta, now_s: float) -> None:
+def record_engine_spans(
+    timeline: RequestTimeline, index: int, choice: OutputProcessor, delta: TokenDelta, now_s: float
+) -> None:
     """Notes what has come with a delta: the way to the first token, then that to the end.
 
     Args:
-        story: Has the attempt that the delta comes from.
+        timeline: Has the attempt that the delta comes from.
         index: Of the choice, among those of all prompts.
         choice: With what it has got so far, this delta included.
         delta: Has a course.
         now_s: When it came.
     """
-    attempt, course = story.running(SpanName.ATTEMPT), delta.course
+    attempt, course = timeline.running(SpanName.ATTEMPT), delta.course
     if attempt is None or course is None:
         return
     engine = next((one for one in attempt.inside if one.facts["choice"] == index), None)
@@ -94,7 +96,7 @@ class EncodingSpans:
         self._waited_ms: dict[str, float] = {}
         """By cause, the longest."""
 
-    def heard(self, delta: TokenDelta, tokens: int) -> None:
+    def on_report(self, delta: TokenDelta, tokens: int) -> None:
         """A text has its vector.
 
         Args:
@@ -111,7 +113,7 @@ class EncodingSpans:
         for cause, waited_ms in (delta.waited_ms or {}).items():
             self._waited_ms[cause] = max(self._waited_ms.get(cause, 0.0), waited_ms)
 
-    def tell(self, attempt: TimelineSpan, now_s: float) -> None:
+    def record(self, attempt: TimelineSpan, now_s: float) -> None:
         """Writes into the attempt what was heard; nothing, of an engine that does not tell.
 
         Args:

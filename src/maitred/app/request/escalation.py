@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from maitred.core.answer import InferenceRequest, RejectedAnswer, RequestContext, ResponseStream, TextDelta
 from maitred.core.errors import MaitredError
-from maitred.core.money import Price, usd_of
+from maitred.core.money import Price, to_usd
 from maitred.core.request import FinishReason
 from maitred.routing.auto.config import AutoModels
-from maitred.routing.escalation.checks import CheckFailure, is_refusal, mean_logprob, said_in, schema_in
+from maitred.routing.escalation.checks import CheckFailure, choice_texts, is_refusal, mean_logprob, schema_in
 from maitred.routing.escalation.config import EscalationConfig
 from maitred.routing.escalation.schema import SchemaResult
 from maitred.routing.escalation.schemas import Schemas
@@ -37,19 +37,19 @@ async def open_schemas(autos: AutoModels) -> AsyncIterator[Schemas]:
         yield schemas
 
 
-def may_escalate(config: EscalationConfig, ask: InferenceRequest) -> bool:
+def may_escalate(config: EscalationConfig, request: InferenceRequest) -> bool:
     """Whether an answer may be held back, to be asked of another model.
 
     Of a stream only where its caller has said so: it would come all at once, and late.
     """
-    return config.looks and (config.unasked and ask.whole if ask.escalate is None else ask.escalate)
+    return config.looks and (config.unasked and request.whole if request.escalate is None else request.escalate)
 
 
-def with_scores(ask: InferenceRequest) -> InferenceRequest:
+def with_scores(request: InferenceRequest) -> InferenceRequest:
     """What a model of our own is asked: with log-probabilities, if they are looked at here."""
-    if not ask.scored or ask.sampling.top_logprobs is not None:
-        return ask
-    return replace(ask, sampling=replace(ask.sampling, top_logprobs=0))
+    if not request.scored or request.sampling.top_logprobs is not None:
+        return request
+    return replace(request, sampling=replace(request.sampling, top_logprobs=0))
 
 
 class AnswerChecker:
@@ -65,14 +65,14 @@ class AnswerChecker:
         self._schemas = schemas
         self._openings = [opening.strip().lower().replace("’", "'") for opening in config.openings]
 
-    async def objection(self, ask: InferenceRequest, parts: list[TextDelta]) -> CheckFailure | None:
+    async def failure(self, request: InferenceRequest, parts: list[TextDelta]) -> CheckFailure | None:
         """The first check that one of the choices fails; None: all stand all that can be made."""
-        config, choices = self.config, said_in(parts)
+        config, choices = self.config, choice_texts(parts)
         if any(said.finish is FinishReason.DEADLINE for said in choices):
             return None  # there is no time left in which another one could do better
         if config.refusal and any(is_refusal(said, self._openings) for said in choices):
             return CheckFailure.REFUSAL
-        if config.schema and (schema := _schema_of(ask)) is not None and self._schemas is not None:
+        if config.schema and (schema := _schema_of(request)) is not None and self._schemas is not None:
             for said in choices:
                 if not said.calls_tools and await self._schemas.check(schema, said.text) is SchemaResult.BREAKS:
                     return CheckFailure.SCHEMA
@@ -90,79 +90,79 @@ class EscalatingStream:
 
     Args:
         begin: Starts the work.
-        ask: The request.
-        way: Its models.
+        request: The request.
+        route_plan: Its models.
         upward: The larger models, after those on a way.
         judge: Decides whether an answer is good enough.
-        tally: What is known of the request.
+        context: What is known of the request.
         price_of: What the tokens of a model cost.
     """
 
     def __init__(
         self,
         begin: Begin,
-        ask: InferenceRequest,
-        way: RoutePlan,
+        request: InferenceRequest,
+        route_plan: RoutePlan,
         upward: Callable[[RoutePlan], RoutePlan | None],
         judge: AnswerChecker,
-        tally: RequestContext,
+        context: RequestContext,
         price_of: Callable[[str], Price],
     ) -> None:
         self._begin = begin
-        self._ask = ask
-        self._way = way
-        self._upward = upward
-        self._judge = judge
-        self._tally = tally
+        self._request = request
+        self._route_plan = route_plan
+        self._route_to_larger = upward
+        self._checker = judge
+        self._context = context
         self._price_of = price_of
         self._spent_usd = 0.0
 
     async def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
-        tally, way = self._tally, self._way
-        parts = await self._answer(way)
-        for left in reversed(range(self._judge.config.most + 1)):
-            reason = await self._judge.objection(self._ask, parts)
+        context, route_plan = self._context, self._route_plan
+        parts = await self._answer(route_plan)
+        for left in reversed(range(self._checker.config.most + 1)):
+            reason = await self._checker.failure(self._request, parts)
             if reason is None:
                 break
-            failed = RejectedAnswer(tally.model, reason, tally.usage)
-            tally.failed.append(failed)
-            larger = self._upward(way) if left else None
+            failed = RejectedAnswer(context.model, reason, context.usage)
+            context.rejected_answers.append(failed)
+            larger = self._route_to_larger(route_plan) if left else None
             if larger is None:
                 break
-            known = tally.escalate()
+            known = context.escalate()
             try:
                 parts = await self._answer(larger)
             except MaitredError:
-                tally.go_back(known)
+                context.restore(known)
                 break
-            tally.failed[-1] = replace(failed, replaced=True)
-            way = larger
+            context.rejected_answers[-1] = replace(failed, replaced=True)
+            route_plan = larger
         yield parts if self._scores_wanted else [replace(part, scores=None) for part in parts]
 
-    async def _answer(self, way: RoutePlan) -> list[TextDelta]:
+    async def _answer(self, route_plan: RoutePlan) -> list[TextDelta]:
         """The whole answer of the first model on a way that gives one."""
-        ask = replace(
-            self._ask,
+        request = replace(
+            self._request,
             whole=True,
-            scored=self._judge.config.logprob is not None,
-            most_usd=None if self._ask.most_usd is None else max(0.0, self._ask.most_usd - self._spent_usd),
+            scored=self._checker.config.logprob is not None,
+            max_usd=None if self._request.max_usd is None else max(0.0, self._request.max_usd - self._spent_usd),
         )
-        async with self._begin(ask, way) as answer:
+        async with self._begin(request, route_plan) as answer:
             whole = [part async for parts in answer for part in parts]
-        tally = self._tally
-        cost_nusd = self._price_of(tally.model).cost_nusd(
-            tally.prompt_tokens, tally.cached_tokens, tally.completion_tokens
+        context = self._context
+        cost_nusd = self._price_of(context.model).cost_nusd(
+            context.prompt_tokens, context.cached_tokens, context.completion_tokens
         )
-        self._spent_usd += usd_of(cost_nusd)
+        self._spent_usd += to_usd(cost_nusd)
         return whole
 
     @property
     def _scores_wanted(self) -> bool:
-        return self._ask.sampling.top_logprobs is not None
+        return self._request.sampling.top_logprobs is not None
 
 
-def _schema_of(ask: InferenceRequest) -> Any:  # noqa: ANN401 - whatever the caller sent
+def _schema_of(request: InferenceRequest) -> Any:  # noqa: ANN401 - whatever the caller sent
     """What the answer is to follow; None: nothing was said."""
-    if ask.written is None or not {"response_format", "guided_json"}.intersection(ask.needs):
+    if request.to_openai is None or not {"response_format", "guided_json"}.intersection(request.needs):
         return None
-    return schema_in(ask.written())
+    return schema_in(request.to_openai())

@@ -25,20 +25,20 @@ class FallbackStream(PushStream):
 
     Args:
         serve: Plans the work at a model.
-        way: The models.
-        tally: What is known of the request.
+        route_plan: The models.
+        context: What is known of the request.
         whole: Whether nobody sees a part of the answer before all of it is there.
 
     Attributes:
         first_failure: Of the model that was asked for; None: there is none yet.
     """
 
-    def __init__(self, serve: Serve, way: RoutePlan, tally: RequestContext, *, whole: bool) -> None:
-        self._serve = serve
-        self._way = way
-        self._tally = tally
+    def __init__(self, serve: Serve, route_plan: RoutePlan, context: RequestContext, *, whole: bool) -> None:
+        self._start_model = serve
+        self._route_plan = route_plan
+        self._context = context
         self._whole = whole
-        self._work: AbstractAsyncContextManager[ResponseStream] | None = None
+        self._response: AbstractAsyncContextManager[ResponseStream] | None = None
         """Of the model that is at it."""
         self._batches: AsyncIterator[list[TextDelta]] | None = None
         self._seen: AsyncIterator[list[TextDelta]] | None = None
@@ -46,13 +46,13 @@ class FallbackStream(PushStream):
         self.first_failure: MaitredError | None = None
 
     async def __aenter__(self) -> Self:
-        await self._start(self._way.first())
+        await self._start(self._route_plan.first())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        work, self._work = self._work, None
+        work, self._response = self._response, None
         if work is not None:
             await work.__aexit__(kind, error, trace)
 
@@ -63,11 +63,11 @@ class FallbackStream(PushStream):
         # Once it has begun nothing stands between it and its reader; for each of its tokens that would be a frame more.
         return self._first() if self._seen is None else anext(self._seen)
 
-    def pour(self, outlet: StreamSink) -> None:
+    def push_to(self, sink: StreamSink) -> None:
         """See `core.answer.Pouring`."""
         answer: object = self._seen
         if isinstance(answer, PushStream):
-            answer.pour(outlet)
+            answer.push_to(sink)
 
     async def _first(self) -> list[TextDelta]:
         """What comes before anything of it has been seen."""
@@ -87,25 +87,25 @@ class FallbackStream(PushStream):
     async def _start(self, target: RouteTarget) -> None:
         """Begins at a model, or at one of those after it."""
         while True:
-            self._tally.arm = self._way.arm_at(target)
+            self._context.arm = self._route_plan.arm_at(target)
             try:
-                work = await self._serve(target)
+                work = await self._start_model(target)
                 self._batches = aiter(await work.__aenter__())
             except MaitredError as failure:
                 target = self._next(failure)
             else:
-                self._work = work
+                self._response = work
                 return
 
     def _next(self, failure: MaitredError) -> RouteTarget:
         """What follows a model that has failed; raises the first failure where nothing does."""
         self.first_failure = self.first_failure or failure
-        target = self._way.after(failure)
+        target = self._route_plan.after(failure)
         if target is None:
             if self.first_failure is failure:
                 raise failure
             raise self.first_failure from failure
-        self._tally.begin_anew(f"{target.rank}={target.name}")
+        self._context.reset_for_fallback(f"{target.rank}={target.name}")
         return target
 
 
@@ -119,24 +119,24 @@ class OverflowStream:
     Args:
         here: Where it waits first.
         elsewhere: Where it may be sent.
-        tally: What is known of the request; as it was, when it stays.
+        context: What is known of the request; as it was, when it stays.
     """
 
-    def __init__(self, here: Work, elsewhere: Work, tally: RequestContext) -> None:
+    def __init__(self, here: Work, elsewhere: Work, context: RequestContext) -> None:
         self._here = here
-        self._elsewhere = elsewhere
-        self._tally = tally
-        self._running = AsyncExitStack()
+        self._start_elsewhere = elsewhere
+        self._context = context
+        self._resources = AsyncExitStack()
         self._batches: AsyncIterator[list[TextDelta]] | None = None
 
     async def __aenter__(self) -> Self:
-        self._batches = aiter(await self._running.enter_async_context(self._here()))
+        self._batches = aiter(await self._resources.enter_async_context(self._here()))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._running.__aexit__(kind, error, trace)
+        await self._resources.__aexit__(kind, error, trace)
 
     def __aiter__(self) -> Self:
         return self
@@ -147,21 +147,21 @@ class OverflowStream:
             try:
                 return await anext(self._batches)
             except OverflowRequested as asked:
-                await self._move(asked.seat)
+                await self._overflow(asked.entry)
 
-    async def _move(self, seat: DispatchEntry) -> None:
+    async def _overflow(self, entry: DispatchEntry) -> None:
         """Leaves for elsewhere, if it is taken there and has not got its turn here meanwhile."""
-        before, there = copy.copy(self._tally), AsyncExitStack()
+        before, there = copy.copy(self._context), AsyncExitStack()
         try:
-            batches = aiter(await there.enter_async_context(self._elsewhere()))
+            batches = aiter(await there.enter_async_context(self._start_elsewhere()))
         except MaitredError:
-            self._tally.go_back(before)
-            seat.stay()
+            self._context.restore(before)
+            entry.decline_overflow()
             return
         leaving = DeadlineUnmeetable("It waits for another model now.")
-        if seat.move():
-            there, self._running, self._batches = self._running, there, batches
+        if entry.accept_overflow():
+            there, self._resources, self._batches = self._resources, there, batches
             await there.__aexit__(type(leaving), leaving, None)
         else:
             await there.__aexit__(type(leaving), leaving, None)
-            self._tally.go_back(before)
+            self._context.restore(before)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
 from maitred.admission.request import AdmissionRequest
-from maitred.app.request.resources import Holder
+from maitred.app.request.resources import ContextStack
 from maitred.core.answer import Outcome, RateLimitStatus
 from maitred.core.clock import Clock
 from maitred.core.flow import QueuePosition
@@ -37,12 +37,12 @@ class GrantHandle(Protocol):
         """For each choice."""
         ...
 
-    def served_by(self, replica: str) -> None:
-        """See `Grant.served_by`."""
+    def set_replica(self, replica: str) -> None:
+        """See `Grant.set_replica`."""
         ...
 
-    def used(self, usage: Usage) -> None:
-        """See `Grant.used`."""
+    def record_usage(self, usage: Usage) -> None:
+        """See `Grant.record_usage`."""
         ...
 
     async def settle(self, usage: Usage, outcome: Outcome) -> None:
@@ -53,25 +53,25 @@ class GrantHandle(Protocol):
 class DispatchHandle(Protocol):
     """A place in the line, then at a replica; see `maitred.dispatch.dispatcher.DispatchEntry`."""
 
-    async def granted(self) -> AnyEndpoint:
-        """See `DispatchEntry.granted`."""
+    async def wait_dispatched(self) -> AnyEndpoint:
+        """See `DispatchEntry.wait_dispatched`."""
         ...
 
     def hedge_after_s(self) -> float | None:
         """See `DispatchEntry.hedge_after_s`."""
         ...
 
-    def spare(self) -> HedgeAllocation | None:
-        """See `DispatchEntry.spare`."""
+    def hedge(self) -> HedgeAllocation | None:
+        """See `DispatchEntry.hedge`."""
         ...
 
     @property
-    def elsewhere(self) -> bool:
-        """See `DispatchEntry.elsewhere`."""
+    def has_other_replica(self) -> bool:
+        """See `DispatchEntry.has_other_replica`."""
         ...
 
-    def again(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
-        """See `DispatchEntry.again`."""
+    def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
+        """See `DispatchEntry.requeue`."""
         ...
 
     @property
@@ -84,20 +84,20 @@ class DispatchHandle(Protocol):
         """See `DispatchEntry.waited_ms`."""
         ...
 
-    def place(self) -> QueuePosition | None:
-        """See `DispatchEntry.place`."""
+    def position(self) -> QueuePosition | None:
+        """See `DispatchEntry.position`."""
         ...
 
-    def submitted(self) -> None:
-        """See `DispatchEntry.submitted`."""
+    def on_submitted(self) -> None:
+        """See `DispatchEntry.on_submitted`."""
         ...
 
-    def took(self, *, prompt_tokens: int = 0, cached_tokens: int = 0, output_tokens: int = 0) -> None:
-        """See `DispatchEntry.took`."""
+    def charge_tokens(self, *, prompt_tokens: int = 0, cached_tokens: int = 0, output_tokens: int = 0) -> None:
+        """See `DispatchEntry.charge_tokens`."""
         ...
 
-    def first_token(self) -> None:
-        """See `DispatchEntry.first_token`."""
+    def on_first_token(self) -> None:
+        """See `DispatchEntry.on_first_token`."""
         ...
 
 
@@ -113,24 +113,29 @@ class FlowController(Protocol):
         """What the tokens of a model cost."""
         ...
 
-    def check(self, pool: str, errand: DispatchRequest) -> QueuePosition | None:
-        """See `Dispatcher.check`. None: that is looked at when it is admitted."""
+    def predict(self, pool: str, dispatch_request: DispatchRequest) -> QueuePosition | None:
+        """See `Dispatcher.predict`. None: that is looked at when it is admitted."""
         ...
 
-    async def relieve(self, pool: str, errand: DispatchRequest) -> bool:
-        """See `Dispatcher.relieve`."""
+    async def make_room(self, pool: str, dispatch_request: DispatchRequest) -> bool:
+        """See `Dispatcher.make_room`."""
         ...
 
     async def admit(
-        self, pool: str, errand: DispatchRequest, work: AdmissionRequest, story: RequestTimeline, running: Holder
+        self,
+        pool: str,
+        dispatch_request: DispatchRequest,
+        admission_request: AdmissionRequest,
+        timeline: RequestTimeline,
+        running: ContextStack,
     ) -> tuple[GrantHandle, DispatchHandle]:
         """Takes what a request needs from its caller's limits, and then a place in the line.
 
         Args:
             pool: Where it waits.
-            errand: As the queue sees it, with the length of its answer before any limit has had a look at it.
-            work: As admission sees it.
-            story: Where it is told how that went.
+            dispatch_request: As the queue sees it, with the length of its answer before any limit has had a look at it.
+            admission_request: As admission sees it.
+            timeline: Where it is told how that went.
             running: Holds both: leaving it gives up the place, and then settles what has not been settled.
 
         Raises:
@@ -138,12 +143,12 @@ class FlowController(Protocol):
         """
         ...
 
-    async def peek(self, principal: Principal, model: str) -> RateLimitStatus | None:
-        """See `Admission.peek`."""
+    async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
+        """See `Admission.rate_limit_status`."""
         ...
 
-    def place_of(self, request_id: str, organisation: str) -> QueuePosition | None:
-        """See `Dispatcher.place_of`, for any model."""
+    def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
+        """See `Dispatcher.position_of`, for any model."""
         ...
 
     def serving(self, pool: str) -> bool:
@@ -179,46 +184,57 @@ class LocalFlowController:
         """See `FlowController.price_of`."""
         return self._admission.price_of(model)
 
-    def check(self, pool: str, errand: DispatchRequest) -> QueuePosition:
-        """See `FlowController.check`."""
-        return self._dispatchers[pool].check(errand)
+    def predict(self, pool: str, dispatch_request: DispatchRequest) -> QueuePosition:
+        """See `FlowController.predict`."""
+        return self._dispatchers[pool].predict(dispatch_request)
 
-    async def relieve(self, pool: str, errand: DispatchRequest) -> bool:
-        """See `FlowController.relieve`."""
-        return await self._dispatchers[pool].relieve(errand)
+    async def make_room(self, pool: str, dispatch_request: DispatchRequest) -> bool:
+        """See `FlowController.make_room`."""
+        return await self._dispatchers[pool].make_room(dispatch_request)
 
     async def admit(
-        self, pool: str, errand: DispatchRequest, work: AdmissionRequest, story: RequestTimeline, running: Holder
+        self,
+        pool: str,
+        dispatch_request: DispatchRequest,
+        admission_request: AdmissionRequest,
+        timeline: RequestTimeline,
+        running: ContextStack,
     ) -> tuple[Grant, DispatchEntry]:
         """See `FlowController.admit`."""
         now_s = self._clock.monotonic_s
         began_s = now_s()
         # Entered here, and held from then on: who enters on behalf of others is a coroutine more for each.
-        admitted = self._admission.admit(work)
+        admitted = self._admission.admit(admission_request)
         try:
             grant = await admitted.__aenter__()
         except BaseException as failure:
-            story.fail(SpanName.ADMISSION, began_s, now_s(), {}, failure)
+            timeline.fail(SpanName.ADMISSION, began_s, now_s(), {}, failure)
             raise
         running.push_async_exit(admitted)
         facts = {"max_tokens": grant.max_tokens, "clamped": grant.clamped, "lease": grant.lease}
-        story.tell(SpanName.ADMISSION, began_s, now_s(), facts)
-        if grant.max_tokens != errand.max_tokens:
-            errand = replace(errand, max_tokens=grant.max_tokens)
-        place = self._dispatchers[pool].seat(errand)
-        seat = await place.__aenter__()
+        timeline.record(SpanName.ADMISSION, began_s, now_s(), facts)
+        if grant.max_tokens != dispatch_request.max_tokens:
+            dispatch_request = replace(dispatch_request, max_tokens=grant.max_tokens)
+        place = self._dispatchers[pool].enqueue(dispatch_request)
+        entry = await place.__aenter__()
         running.push_async_exit(place)
-        return grant, seat
+        return grant, entry
 
     async def resume(
-        self, pool: str, errand: DispatchRequest, work: AdmissionRequest, lease: str, replica: str, running: Holder
+        self,
+        pool: str,
+        dispatch_request: DispatchRequest,
+        admission_request: AdmissionRequest,
+        lease: str,
+        replica: str,
+        running: ContextStack,
     ) -> tuple[Grant, DispatchEntry | None]:
         """As `admit`, for what a process that has died since had admitted, and which goes on.
 
         Args:
             pool: Where it runs or waits.
-            errand: As the queue sees it; its length is what was granted.
-            work: As admission sees it.
+            dispatch_request: As the queue sees it; its length is what was granted.
+            admission_request: As admission sees it.
             lease: Which the ledger has carried over.
             replica: Where it runs; empty: it waits.
             running: Holds both.
@@ -226,20 +242,22 @@ class LocalFlowController:
         Returns:
             What it holds. It has no seat where nobody knows its replica any more.
         """
-        grant = await running.enter_async_context(self._admission.resume(work, lease, errand.max_tokens))
+        grant = await running.enter_async_context(
+            self._admission.resume(admission_request, lease, dispatch_request.max_tokens)
+        )
         dispatcher = self._dispatchers[pool]
-        seat = dispatcher.resume(errand, replica) if replica else dispatcher.seat(errand)
-        return grant, None if seat is None else await running.enter_async_context(seat)
+        entry = dispatcher.resume(dispatch_request, replica) if replica else dispatcher.enqueue(dispatch_request)
+        return grant, None if entry is None else await running.enter_async_context(entry)
 
-    async def peek(self, principal: Principal, model: str) -> RateLimitStatus | None:
-        """See `FlowController.peek`."""
-        return await self._admission.peek(principal, model)
+    async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
+        """See `FlowController.rate_limit_status`."""
+        return await self._admission.rate_limit_status(principal, model)
 
-    def place_of(self, request_id: str, organisation: str) -> QueuePosition | None:
-        """See `FlowController.place_of`."""
+    def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
+        """See `FlowController.position_of`."""
         for dispatcher in self._dispatchers.values():
-            if (place := dispatcher.place_of(request_id, organisation)) is not None:
-                return place
+            if (position := dispatcher.position_of(request_id, organisation)) is not None:
+                return position
         return None
 
     def serving(self, pool: str) -> bool:

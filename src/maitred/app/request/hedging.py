@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Generic, Protocol, Self, TypeVar
 
 from maitred.app.request.flow_control import DispatchHandle
-from maitred.app.request.resources import Slot
+from maitred.app.request.resources import ReusableSlot
 from maitred.core.answer import RequestContext
 from maitred.core.replica import TokenStream
 from maitred.core.request import TokenDelta
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class FirstItemAwaitable(Protocol):
     """An answer whose first part can be waited for without being taken."""
 
-    async def begun(self) -> None:
+    async def wait_first(self) -> None:
         """Waits for it."""
         ...
 
@@ -41,7 +41,7 @@ class PeekableStream(Generic[T]):
         self._items = items
         self._first: list[T] = []
 
-    async def begun(self) -> None:
+    async def wait_first(self) -> None:
         """See `FirstItemAwaitable`. Also returns where there is nothing at all."""
         async for item in self._items:
             self._first.append(item)
@@ -58,31 +58,33 @@ async def _there(item: T) -> T:
     return item
 
 
-async def opened(
-    seat: DispatchHandle, post: AnyEndpoint, open_at: Open[B], at_replica: Slot, tally: RequestContext
+async def open_hedged(
+    entry: DispatchHandle, endpoint: AnyEndpoint, open_at: Open[B], at_replica: ReusableSlot, context: RequestContext
 ) -> tuple[AnyEndpoint, B]:
     """Sends a request to the replica that it was granted, and to another one if that is late.
 
     Args:
-        seat: Its place.
-        post: The replica.
+        entry: Its place.
+        endpoint: The replica.
         open_at: Sends it.
         at_replica: Holds what was opened.
-        tally: Is told of a second replica.
+        context: Is told of a second replica.
 
     Returns:
         Who answers, and the answer.
     """
-    after_s = seat.hedge_after_s()
+    after_s = entry.hedge_after_s()
     if after_s is None:
-        return post, await at_replica.enter(open_at(post, seat.submitted))
+        return endpoint, await at_replica.enter(open_at(endpoint, entry.on_submitted))
     spare: HedgeAllocation | None = None
     won: _Runner[B] | None = None
-    runners = [first := asyncio.create_task(_run(open_at, post, seat.submitted), name="first replica")]
+    runners = [first := asyncio.create_task(_run(open_at, endpoint, entry.on_submitted), name="first replica")]
     try:
         await asyncio.wait(runners, timeout=after_s)
-        if not first.done() and (spare := seat.spare()) is not None:
-            runners.append(asyncio.create_task(_run(open_at, spare.post, spare.submitted), name="second replica"))
+        if not first.done() and (spare := entry.hedge()) is not None:
+            runners.append(
+                asyncio.create_task(_run(open_at, spare.endpoint, spare.on_submitted), name="second replica")
+            )
         won = await _first_of(runners)
         if won is None:
             raise first.exception() or RuntimeError("No runner has won, and the first one has not failed.")
@@ -91,15 +93,15 @@ async def opened(
     finally:
         await _leave([runner for runner in runners if runner is not won])
         if spare is not None:
-            tally.hedged = "second" if won is runners[-1] else "first"
+            context.hedged = "second" if won is runners[-1] else "first"
             spare.settle(won=won is runners[-1])
-    return (spare.post if spare is not None and won is runners[-1] else post), answer
+    return (spare.endpoint if spare is not None and won is runners[-1] else endpoint), answer
 
 
-async def _run(open_at: Open[B], post: AnyEndpoint, submitted: Callable[[], None]) -> tuple[B, AsyncExitStack]:
+async def _run(open_at: Open[B], endpoint: AnyEndpoint, submitted: Callable[[], None]) -> tuple[B, AsyncExitStack]:
     async with AsyncExitStack() as stack:
-        answer = await stack.enter_async_context(open_at(post, submitted))
-        await answer.begun()
+        answer = await stack.enter_async_context(open_at(endpoint, submitted))
+        await answer.wait_first()
         return answer, stack.pop_all()
 
 
@@ -130,7 +132,7 @@ Batch = tuple[int, list[TokenDelta]]
 
 
 @asynccontextmanager
-async def merged(streams: Mapping[int, TokenStream]) -> AsyncIterator[AsyncIterator[Batch]]:
+async def merge_streams(streams: Mapping[int, TokenStream]) -> AsyncIterator[AsyncIterator[Batch]]:
     """All batches of all streams, by number, as they come; ends when all have ended.
 
     Raises:

@@ -7,48 +7,48 @@ from maitred.core.answer import InferenceRequest
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from maitred.core.replica import ModelCard
 from maitred.text.tokenizer import Tokenizer
-from maitred.wire.openai.structured import FIELDS as STRUCTURED_FIELDS
+from maitred.wire.openai.structured import CONSTRAINT_FIELDS as STRUCTURED_FIELDS
 
 _MOST_CHOICES = 2_048
 """In one request, so that none can fill the engine's queue alone."""
 
 
-def check_needs(ask: InferenceRequest) -> None:
+def check_needs(request: InferenceRequest) -> None:
     """Raises InvalidRequest if it asks for more than our engine can: an answer without it would be a broken promise."""
-    field = next((field for field in ask.needs if field not in STRUCTURED_FIELDS), None)
+    field = next((field for field in request.needs if field not in STRUCTURED_FIELDS), None)
     if field is not None:
         raise Unsupported(f"{field} is not supported by this server yet. Remove it.", param=field)
 
 
-def check_sampling(card: ModelCard, ask: InferenceRequest, max_choices: int) -> None:
+def check_sampling(card: ModelCard, request: InferenceRequest, max_choices: int) -> None:
     """Raises InvalidRequest if the sampling parameters ask for more choices or other tokens than there are."""
-    sampling = ask.sampling
+    sampling = request.sampling
     max_choices = min(card.max_choices, max_choices)
     if sampling.n > max_choices:
         raise InvalidRequest(f"n must be at most {max_choices} for this model; got {sampling.n}.", param="n")
-    if len(ask.prompts) * sampling.n > _MOST_CHOICES:
+    if len(request.prompts) * sampling.n > _MOST_CHOICES:
         raise InvalidRequest(
-            f"{len(ask.prompts):,} prompts with n={sampling.n} are more than {_MOST_CHOICES:,} choices. Send them "
+            f"{len(request.prompts):,} prompts with n={sampling.n} are more than {_MOST_CHOICES:,} choices. Send them "
             "in several requests.",
-            param=ask.prompt_param,
+            param=request.prompt_param,
         )
     _check_tokens(card, sampling.logit_bias, "logit_bias")
     _check_tokens(card, sampling.stop_token_ids, "stop_token_ids")
 
 
-def check_size(card: ModelCard, tokenizer: Tokenizer, ask: InferenceRequest) -> None:
+def check_size(card: ModelCard, tokenizer: Tokenizer, request: InferenceRequest) -> None:
     """Refuses text that is too long whatever it says, before seconds are spent on tokenising it.
 
     Raises:
         ContextLengthExceeded: A prompt cannot fit the model's window.
     """
-    fewest = max(tokenizer.fewest_tokens(text_characters(prompt)) for prompt in ask.prompts)
+    fewest = max(tokenizer.fewest_tokens(text_characters(prompt)) for prompt in request.prompts)
     window = _window(card)
     if fewest >= window:
         raise ContextLengthExceeded(
             f"The prompt has at least {fewest:,} tokens, but prompt and answer together may have {window:,}. "
             f"Shorten the prompt to at most {window - 1:,} tokens.",
-            param=ask.prompt_param,
+            param=request.prompt_param,
         )
 
 
@@ -96,7 +96,7 @@ def check_text(card: ModelCard, text: list[int], param: str) -> None:
         )
 
 
-def check_fits(card: ModelCard, prompt: list[int], ask: InferenceRequest) -> int:
+def check_fits(card: ModelCard, prompt: list[int], request: InferenceRequest) -> int:
     """How many tokens may be generated for this prompt.
 
     Raises:
@@ -104,27 +104,27 @@ def check_fits(card: ModelCard, prompt: list[int], ask: InferenceRequest) -> int
         InvalidRequest: The prompt is empty or not made of this model's tokens, or `min_tokens` cannot be reached.
     """
     if not prompt:
-        raise InvalidRequest("The prompt has no tokens. Give the model at least one.", param=ask.prompt_param)
-    _check_tokens(card, prompt, ask.prompt_param)
+        raise InvalidRequest("The prompt has no tokens. Give the model at least one.", param=request.prompt_param)
+    _check_tokens(card, prompt, request.prompt_param)
     window = _window(card)
     left = window - len(prompt)
     if left < 1:
         raise ContextLengthExceeded(
             f"The prompt has {len(prompt):,} tokens, but prompt and answer together may have {window:,}. "
             f"Shorten the prompt to at most {window - 1:,} tokens.",
-            param=ask.prompt_param,
+            param=request.prompt_param,
         )
-    max_tokens = left if ask.max_tokens is None else ask.max_tokens
+    max_tokens = left if request.max_tokens is None else request.max_tokens
     if max_tokens > left:
         raise ContextLengthExceeded(
-            f"The prompt has {len(prompt):,} tokens and {ask.max_tokens_param} asks for {max_tokens:,} more, but "
-            f"together they may have {window:,}. Lower {ask.max_tokens_param} to at most {left:,}, or shorten the "
+            f"The prompt has {len(prompt):,} tokens and {request.max_tokens_param} asks for {max_tokens:,} more, but "
+            f"together they may have {window:,}. Lower {request.max_tokens_param} to at most {left:,}, or shorten the "
             "prompt.",
-            param=ask.max_tokens_param,
+            param=request.max_tokens_param,
         )
-    if ask.sampling.min_tokens > max_tokens:
+    if request.sampling.min_tokens > max_tokens:
         raise InvalidRequest(
-            f"min_tokens is {ask.sampling.min_tokens:,}, but there is room for {max_tokens:,} tokens. Lower it.",
+            f"min_tokens is {request.sampling.min_tokens:,}, but there is room for {max_tokens:,} tokens. Lower it.",
             param="min_tokens",
         )
     return max_tokens

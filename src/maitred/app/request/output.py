@@ -17,7 +17,7 @@ from maitred.text.answer_reader import AnswerParser, AnswerSegment
 from maitred.text.detokenizer import Detokenizer
 from maitred.text.stop import StopWindow
 from maitred.text.tokenizer import NO_MARKS, Tokenizer
-from maitred.wire.openai.responses import THOUGHT_FIELDS
+from maitred.wire.openai.responses import REASONING_FIELDS
 
 
 class OutputProcessor:
@@ -26,7 +26,7 @@ class OutputProcessor:
     Args:
         tokenizer: The model's.
         prompt: What comes before the first token; its end can change how that one reads.
-        ask: For its stop strings, `min_tokens` and `echo`.
+        request: For its stop strings, `min_tokens` and `echo`.
         ends: The tokens with which the model ends its turn. They are counted, not shown.
         marks: Token -> what stands for it in the text that the reader gets.
         reader: Parts the text; None: all of it was said.
@@ -44,7 +44,7 @@ class OutputProcessor:
         self,
         tokenizer: Tokenizer,
         prompt: Sequence[int],
-        ask: InferenceRequest,
+        request: InferenceRequest,
         *,
         ends: Sequence[int],
         marks: Mapping[int, bytes] = NO_MARKS,
@@ -58,16 +58,16 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, prompt, marks)
         self._reader = reader
-        self.plain = not ask.stops and ask.sampling.top_logprobs is None and reader is None
-        self._window = StopWindow(ask.stops) if ask.stops else None
-        self._min_tokens = ask.sampling.min_tokens
-        self._hidden = frozenset((*ask.sampling.stop_token_ids, *(() if ask.sampling.ignore_eos else ends)))
-        self._text = [tokenizer.decode(prompt)] if ask.echo else []
+        self.plain = not request.stops and request.sampling.top_logprobs is None and reader is None
+        self._window = StopWindow(request.stops) if request.stops else None
+        self._min_tokens = request.sampling.min_tokens
+        self._hidden = frozenset((*request.sampling.stop_token_ids, *(() if request.sampling.ignore_eos else ends)))
+        self._text = [tokenizer.decode(prompt)] if request.echo else []
         self._characters = sum(map(len, self._text))
         """Of the text so far; counted only where somebody may ask."""
-        self._scores: list[TokenScore] | None = None if ask.sampling.top_logprobs is None else []
+        self._scores: list[TokenScore] | None = None if request.sampling.top_logprobs is None else []
 
-    def take(self, delta: TokenDelta) -> None:
+    def process(self, delta: TokenDelta) -> None:
         """Takes the next delta; may set `finish`, also where the replica would have gone on."""
         tokens = delta.tokens
         shown = len(tokens)
@@ -85,7 +85,7 @@ class OutputProcessor:
                     self._scores.append(self._score(tokens[position], delta.logprobs[position]))
                 stopped = self._show(self._detokenizer.push(tokens[position : position + 1]))
                 if self._reader is not None:
-                    self._reader.push(self._said())
+                    self._reader.push(self._add_text())
                     self.thought_tokens += thinking or self._reader.thinking
                 if stopped:
                     self.finish = FinishReason.STOP
@@ -95,11 +95,11 @@ class OutputProcessor:
         if self.finish is None and delta.finish is not None:
             self._end(delta.finish)
 
-    def parts(self, index: int) -> list[TextDelta]:
+    def deltas(self, index: int) -> list[TextDelta]:
         """What there is to show since the last call, in its order; nothing if all of it is held back."""
         if self._reader is None and self._scores is None and self.finish is None:
-            return [TextDelta(index, text)] if (text := self._said()) else []
-        passages = self._passages()
+            return [TextDelta(index, text)] if (text := self._add_text()) else []
+        passages = self._segments()
         scores = self._scores
         if not passages and not scores and self.finish is None:
             return []
@@ -108,23 +108,23 @@ class OutputProcessor:
         stop = None if self._window is None else self._window.stop
         parts = [_part(index, passage) for passage in passages] or [TextDelta(index, "")]
         parts[0] = replace(parts[0], scores=scores)
-        parts[-1] = replace(parts[-1], finish=self._finish_said, stop=stop)
+        parts[-1] = replace(parts[-1], finish=self._finish_text, stop=stop)
         return parts
 
     @property
-    def _finish_said(self) -> FinishReason | None:
+    def _finish_text(self) -> FinishReason | None:
         """Why it ended, to its caller: a turn that ends after calls has ended for them."""
         calls = self._reader is not None and self._reader.calls and self.finish is FinishReason.STOP
         stopped = self._window is not None and self._window.stop is not None
         return FinishReason.TOOL_CALLS if calls and not stopped else self.finish
 
-    def _said(self) -> str:
+    def _add_text(self) -> str:
         text = "".join(self._text)
         self._text.clear()
         return text
 
-    def _passages(self) -> list[AnswerSegment]:
-        text = self._said()
+    def _segments(self) -> list[AnswerSegment]:
+        text = self._add_text()
         if self._reader is None:
             return [AnswerSegment(text=text)] if text else []
         self._reader.push(text)
@@ -163,7 +163,7 @@ class OutputProcessor:
 
 
 def _part(index: int, passage: AnswerSegment) -> TextDelta:
-    extra: dict[str, Any] = dict.fromkeys(THOUGHT_FIELDS, passage.thought) if passage.thought else {}
+    extra: dict[str, Any] = dict.fromkeys(REASONING_FIELDS, passage.thought) if passage.thought else {}
     if passage.calls:
         extra["tool_calls"] = passage.calls
     return TextDelta(index, passage.text, extra=extra or None)

@@ -1,6 +1,6 @@
 """The spine: one request from the model's name to its last token.
 
-`Pipeline.answer` names the stages in order. Each is called once per request, and nothing upstream is reached for from
+`Pipeline.generate` names the stages in order. Each is called once per request, and nothing upstream is reached for from
 downstream. The pipeline speaks in tokens and parts; which API the request came through is not its business.
 """
 
@@ -23,9 +23,9 @@ from maitred.app.request.engine_response import EngineResponse
 from maitred.app.request.escalation import AnswerChecker, EscalatingStream, may_escalate
 from maitred.app.request.fallback import FallbackStream, OverflowStream
 from maitred.app.request.flow_control import DispatchHandle, FlowController, GrantHandle
-from maitred.app.request.planner import AnyReading, RequestPlan, RequestPlanner
+from maitred.app.request.planner import AnyTokenized, RequestPlan, RequestPlanner
 from maitred.app.request.prompts import NamedTokenizer, tokens_of
-from maitred.app.request.resources import Holder, ResourceStack
+from maitred.app.request.resources import ContextStack, ResourceStack
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.request.tokenized import TokenizedRequest
@@ -90,192 +90,219 @@ class Pipeline:
         grammars: GrammarValidator | None = None,
     ) -> None:
         self._router = router
-        self._control = control
+        self._flow_controller = control
         self._planner = RequestPlanner(router, control, ladders or {}, max_choices, grammars or GrammarValidator())
         self._clock = clock or SystemClock()
         self._draw_seed = draw_seed
         self._least_itl_s = least_itl_s
         self._schemas = schemas
         self._retries = retries or RetryPolicy(0, RetryBudget(0.0, 0), self._clock)
-        self._trials = trials
+        self._rollout_observer = trials
 
-    def answer(self, ask: InferenceRequest, tally: RequestContext) -> AbstractAsyncContextManager[ResponseStream]:
+    def generate(
+        self, request: InferenceRequest, context: RequestContext
+    ) -> AbstractAsyncContextManager[ResponseStream]:
         """See `Answering.answer`."""
-        answers = self._answers(ask, tally)
+        answers = self._start(request, context)
         # Somebody may hear it beside its caller.
-        return answers if tally.listener is None else _overheard(answers, tally.listener)
+        return answers if context.listener is None else _tapped(answers, context.listener)
 
-    def _answers(self, ask: InferenceRequest, tally: RequestContext) -> AbstractAsyncContextManager[ResponseStream]:
+    def _start(self, request: InferenceRequest, context: RequestContext) -> AbstractAsyncContextManager[ResponseStream]:
         """Where it may go, and who watches it there. Nothing has begun before the context is entered."""
-        principal = tally.principal or ANONYMOUS
-        tally.ask = ask
-        way = self._way(ask, principal, tally)
-        escalation = self._router.escalation(ask.model)
-        if escalation is not None and may_escalate(escalation, ask):
+        principal = context.principal or ANONYMOUS
+        context.request = request
+        route_plan = self._route(request, principal, context)
+        escalation = self._router.escalation(request.model)
+        if escalation is not None and may_escalate(escalation, request):
             # Nobody sees anything before the answer has stood its checks, or that of a larger model has.
-            upward = partial(self._router.way_upward, ask, principal)
-            begin = partial(self._begin, principal, tally)
+            upward = partial(self._router.route_to_larger, request, principal)
+            begin = partial(self._start_fallback, principal, context)
             escalated = EscalatingStream(
-                *(begin, ask, way, upward, AnswerChecker(escalation, self._schemas), tally, self._control.price_of)
+                *(
+                    begin,
+                    request,
+                    route_plan,
+                    upward,
+                    AnswerChecker(escalation, self._schemas),
+                    context,
+                    self._flow_controller.price_of,
+                )
             )
             return nullcontext(escalated)
-        answers = self._begin(principal, tally, ask, way)
+        answers = self._start_fallback(principal, context, request, route_plan)
         # Where a new version is tried behind the name, the trial wants to know how it went.
-        return answers if self._trials is None else self._trials.watched(answers, way, ask, tally, self._serve)
+        return (
+            answers
+            if self._rollout_observer is None
+            else self._rollout_observer.observe(answers, route_plan, request, context, self._start_model)
+        )
 
-    def _way(self, ask: InferenceRequest, principal: Principal, tally: RequestContext) -> RoutePlan:
+    def _route(self, request: InferenceRequest, principal: Principal, context: RequestContext) -> RoutePlan:
         """Where it may go; raises where its name leads nowhere."""
         now_s = self._clock.monotonic_s
-        facts: dict[str, Any] = {"asked": ask.model}
+        facts: dict[str, Any] = {"asked": request.model}
         began_s = now_s()
         try:
-            way = self._router.way(ask, principal, tally.request_id)
+            route_plan = self._router.route(request, principal, context.request_id)
         except BaseException as failure:
-            tally.story.fail(SpanName.RESOLVE, began_s, now_s(), facts, failure)
+            context.timeline.fail(SpanName.RESOLVE, began_s, now_s(), facts, failure)
             raise
-        chosen = tally.chosen = way.chosen
+        chosen = context.selection = route_plan.selection
         if chosen is not None:
             facts |= {"reason": chosen.reason, "score": chosen.score, "chosen": chosen.model}
-        tally.story.tell(SpanName.RESOLVE, began_s, now_s(), facts)
-        return way
+        context.timeline.record(SpanName.RESOLVE, began_s, now_s(), facts)
+        return route_plan
 
-    def _begin(
-        self, principal: Principal, tally: RequestContext, ask: InferenceRequest, way: RoutePlan
+    def _start_fallback(
+        self, principal: Principal, context: RequestContext, request: InferenceRequest, route_plan: RoutePlan
     ) -> FallbackStream:
         """One model after the other, until one begins to answer."""
-        return FallbackStream(partial(self._serve, ask, principal, tally), way, tally, whole=ask.whole)
+        return FallbackStream(
+            partial(self._start_model, request, principal, context), route_plan, context, whole=request.whole
+        )
 
-    async def _serve(
-        self, ask: InferenceRequest, principal: Principal, tally: RequestContext, target: RouteTarget
+    async def _start_model(
+        self, request: InferenceRequest, principal: Principal, context: RequestContext, target: RouteTarget
     ) -> AbstractAsyncContextManager[ResponseStream]:
         """The answer of one model, not begun. Who is refused by the plan has held nothing, and leaves no context."""
-        await COHORT.regroup(CohortStage.READ)
+        await COHORT.sync(CohortStage.READ)
         # Can it do what is asked, and when would its turn come? Who would be served too late may get less, or is told
         # so now.
-        now_s, story = self._clock.monotonic_s, tally.story
+        now_s, timeline = self._clock.monotonic_s, context.timeline
         began_s = now_s()
         try:
-            plan = await self._planner.plan(target, ask, principal, tally)
+            plan = await self._planner.plan(target, request, principal, context)
         except BaseException as failure:
-            story.fail(SpanName.PLAN, began_s, now_s(), {"model": target.name}, failure)
+            timeline.fail(SpanName.PLAN, began_s, now_s(), {"model": target.name}, failure)
             raise
-        story.tell(SpanName.PLAN, began_s, now_s(), _facts_of(plan, tally))
+        timeline.record(SpanName.PLAN, began_s, now_s(), _plan_facts(plan, context))
         # Where it may still be sent elsewhere while it waits, it gives up its place here only for one there.
-        leaving = self._planner.leaving(target, ask, principal) if plan.target is target else None
+        leaving = self._planner.overflow_request(target, request, principal) if plan.target is target else None
         if leaving is None:
-            return self._work(plan, principal, tally)
-        plan = replace(plan, errand=replace(plan.errand, movable=True))
-        here, there = partial(self._work, plan), partial(self._elsewhere, leaving)
-        return OverflowStream(partial(here, principal, tally), partial(there, principal, tally), tally)
+            return self._start_planned(plan, principal, context)
+        plan = replace(plan, request=replace(plan.request, movable=True))
+        here, there = partial(self._start_planned, plan), partial(self._start_overflow, leaving)
+        return OverflowStream(partial(here, principal, context), partial(there, principal, context), context)
 
-    def _work(self, plan: RequestPlan, principal: Principal, tally: RequestContext) -> ResourceStack[ResponseStream]:
+    def _start_planned(
+        self, plan: RequestPlan, principal: Principal, context: RequestContext
+    ) -> ResourceStack[ResponseStream]:
         """What is planned.
 
         Leaving it cancels what has not finished and gives up its place; only then is settled what has not been settled.
         """
-        return ResourceStack(partial(self._begun, plan, principal, tally))
+        return ResourceStack(partial(self._admit, plan, principal, context))
 
-    async def _begun(
-        self, plan: RequestPlan, principal: Principal, tally: RequestContext, running: Holder
+    async def _admit(
+        self, plan: RequestPlan, principal: Principal, context: RequestContext, running: ContextStack
     ) -> ResponseStream:
         """What is planned: admitted, queued, answered."""
-        tally.forecast = plan.place
+        context.predicted_position = plan.position
         # May the caller have it, and how long may it be?
-        work = _work(principal, tally, plan.reading)
+        admission_request = _admission_request(principal, context, plan.tokenized)
         try:
-            grant, seat = await self._control.admit(plan.target.pool, plan.errand, work, tally.story, running)
+            grant, entry = await self._flow_controller.admit(
+                plan.target.pool, plan.request, admission_request, context.timeline, running
+            )
         except LimitReached:
             if plan.instead_of is None:
                 raise
             # The caller has no claim to another model: what it asked for cannot be served in time.
             raise plan.instead_of from None
-        await COHORT.regroup(CohortStage.ADMITTED)
+        await COHORT.sync(CohortStage.ADMITTED)
         # It waits in line, and runs where there is room, when the answer is read.
-        tally.place = seat.place
-        if isinstance(plan.reading, UpstreamRequestPlan):
-            return self._relayed(plan.reading, plan.target, principal, tally, grant, seat, running)
+        context.position = entry.position
+        if isinstance(plan.tokenized, UpstreamRequestPlan):
+            return self._upstream_response(plan.tokenized, plan.target, principal, context, grant, entry, running)
         return EngineResponse(
-            seat,
+            entry,
             running,
-            partial(self._requests, plan.reading, tally, plan.errand, grant, seat),
-            plan.reading.choices(),
-            tally,
+            partial(self._engine_requests, plan.tokenized, context, plan.request, grant, entry),
+            plan.tokenized.choices(),
+            context,
             self._clock,
             grant,
-            partial=plan.reading.ask.partial,
+            partial=plan.tokenized.request.partial,
         )
 
     @asynccontextmanager
-    async def _elsewhere(
-        self, variant: DegradedRequest, principal: Principal, tally: RequestContext
+    async def _start_overflow(
+        self, variant: DegradedRequest, principal: Principal, context: RequestContext
     ) -> AsyncIterator[ResponseStream]:
         """The work at the model that a waiting request is sent to; raises what stands against it there."""
-        plan = await self._planner.elsewhere(variant, principal, tally)
-        async with self._work(plan, principal, tally) as answer:
-            tally.degraded = list(variant.degraded)
+        plan = await self._planner.plan_overflow(variant, principal, context)
+        async with self._start_planned(plan, principal, context) as answer:
+            context.degraded = list(variant.degraded)
             yield answer
 
-    def _relayed(
+    def _upstream_response(
         self,
         reading: UpstreamRequestPlan,
         target: RouteTarget,
         principal: Principal,
-        tally: RequestContext,
+        context: RequestContext,
         grant: GrantHandle,
-        seat: DispatchHandle,
-        running: Holder,
+        entry: DispatchHandle,
+        running: ContextStack,
     ) -> UpstreamResponse:
         """The answer of a server of somebody else's."""
-        ask = reading.ask
-        deadline_s = None if ask.deadline_in_s is None else tally.started_s + ask.deadline_in_s
-        scored = ask.scored and self._router.tells_logprobs(target)
+        inference_request = reading.request
+        deadline_s = (
+            None if inference_request.deadline_in_s is None else context.started_s + inference_request.deadline_in_s
+        )
+        scored = inference_request.scored and self._router.tells_logprobs(target)
         request = _text_request(reading, target, grant, scored=scored)
         return UpstreamResponse(
-            seat,
+            entry,
             running,
             request,
             len(reading.prompts),
-            UpstreamUsageCounter(reading.model, tally, reading.estimated),
-            tally,
+            UpstreamUsageCounter(reading.model, context, reading.estimated),
+            context,
             self._clock,
             grant,
             self._retries.attempts(principal.tenants[0], deadline_s),
             deadline_s=deadline_s,
-            partial=ask.partial,
-            whole=ask.whole,
-            manuscript=TextContinuation(request, len(reading.prompts)) if reading.model.reprompts else None,
+            partial=inference_request.partial,
+            whole=inference_request.whole,
+            continuation=TextContinuation(request, len(reading.prompts)) if reading.model.reprompts else None,
         )
 
-    def _requests(
+    def _engine_requests(
         self,
         reading: TokenizedRequest,
-        tally: RequestContext,
-        errand: DispatchRequest,
+        context: RequestContext,
+        dispatch_request: DispatchRequest,
         grant: GrantHandle,
-        seat: DispatchHandle,
+        entry: DispatchHandle,
         now_s: float,
     ) -> list[EngineRequest]:
         """What the replica is asked to generate, one for each prompt, under ids that lead to the line in the ledger."""
-        ask = reading.ask
+        request = reading.request
         return [
             EngineRequest(
                 id=f"{grant.lease}-{index}",  # a client may repeat its request id; at the replica it must be unique
                 prompt=prompt,
                 sampling=replace(
-                    ask.sampling,
+                    request.sampling,
                     max_tokens=min(room, grant.max_tokens),
-                    seed=self._draw_seed() if ask.seed is None else ask.seed,
+                    seed=self._draw_seed() if request.seed is None else request.seed,
                 ),
-                cache_scope=errand.principal_org,  # its teams may share KV blocks; clients have no say in this
-                flow=errand.flow,
-                deadline_in_s=None if ask.deadline_in_s is None else tally.started_s + ask.deadline_in_s - now_s,
-                itl_objective_s=None if ask.itl_objective_s is None else max(ask.itl_objective_s, self._least_itl_s),
-                expected_tokens=seat.expected_tokens,
-                partial=ask.partial,
-                known_as=tally.request_id,
-                trace_id=tally.story.trace_id,
+                # Teams of one organisation may share KV blocks; clients have no say in this.
+                cache_scope=dispatch_request.principal_org,
+                flow=dispatch_request.flow,
+                deadline_in_s=None
+                if request.deadline_in_s is None
+                else context.started_s + request.deadline_in_s - now_s,
+                itl_objective_s=None
+                if request.itl_objective_s is None
+                else max(request.itl_objective_s, self._least_itl_s),
+                expected_tokens=entry.expected_tokens,
+                partial=request.partial,
+                known_as=context.request_id,
+                trace_id=context.timeline.trace_id,
             )
-            for index, (prompt, room) in enumerate(zip(reading.prompts, reading.rooms, strict=True))
+            for index, (prompt, room) in enumerate(zip(reading.prompts, reading.available_tokens, strict=True))
         ]
 
     async def tokenize(
@@ -303,33 +330,33 @@ class Pipeline:
 
     def models(self, principal: Principal) -> Sequence[str]:
         """See `Answering.models`."""
-        return self._router.open_to(principal)
+        return self._router.models_for(principal)
 
     def card(self, principal: Principal, model: str) -> ModelCard:
         """See `Answering.card`."""
         return self._router.named(model, principal).card()
 
-    async def standing(self, tally: RequestContext) -> RateLimitStatus | None:
+    async def rate_limit_status(self, context: RequestContext) -> RateLimitStatus | None:
         """See `Answering.standing`."""
-        if tally.principal is None:
+        if context.principal is None:
             return None
-        return await self._control.peek(tally.principal, tally.model)
+        return await self._flow_controller.rate_limit_status(context.principal, context.model)
 
-    def place(self, principal: Principal, request_id: str) -> QueuePosition:
+    def queue_position(self, principal: Principal, request_id: str) -> QueuePosition:
         """See `Answering.place`."""
-        place = self._control.place_of(request_id, principal.tenants[-1])
-        if place is None:
+        position = self._flow_controller.position_of(request_id, principal.tenants[-1])
+        if position is None:
             raise ResourceNotFound("No request of that id waits in the queue. It may run already, or have ended.")
-        return place
+        return position
 
     def ready(self, model: str | None = None) -> bool:
         """See `Answering.ready`."""
-        served = self._router.behind(model)
-        return any(each.ready() and self._control.serving(each.name) for each in served)
+        served = self._router.models_behind(model)
+        return any(each.ready() and self._flow_controller.serving(each.name) for each in served)
 
 
 @asynccontextmanager
-async def _overheard(
+async def _tapped(
     answers: AbstractAsyncContextManager[ResponseStream], listener: DeltaListener
 ) -> AsyncIterator[ResponseStream]:
     """The same answer, which somebody hears beside its caller."""
@@ -337,12 +364,12 @@ async def _overheard(
         yield TappedStream(answer, listener)
 
 
-def _facts_of(plan: RequestPlan, tally: RequestContext) -> dict[str, Any]:
+def _plan_facts(plan: RequestPlan, context: RequestContext) -> dict[str, Any]:
     """What a plan was decided by."""
-    facts: dict[str, Any] = {"model": plan.target.name, "prompt_tokens": plan.reading.prompt_tokens}
-    if plan.place is not None:
-        facts |= plan.place.facts
-    facts["degraded"] = [*tally.degraded]
+    facts: dict[str, Any] = {"model": plan.target.name, "prompt_tokens": plan.tokenized.prompt_tokens}
+    if plan.position is not None:
+        facts |= plan.position.facts
+    facts["degraded"] = [*context.degraded]
     return facts
 
 
@@ -350,35 +377,35 @@ def _text_request(
     reading: UpstreamRequestPlan, target: RouteTarget, grant: GrantHandle, *, scored: bool
 ) -> TextRequest:
     """What a replica that takes text is asked."""
-    named = reading.ask.max_tokens is not None
+    named = reading.request.max_tokens is not None
     # Where nobody has limited the length, the server knows better than an estimate how much room there is.
-    limited = named or grant.max_tokens < max(reading.rooms)
+    limited = named or grant.max_tokens < max(reading.available_tokens)
     return TextRequest(
         id=grant.lease,
         fields=reading.fields,
         choices=reading.choice_count,
-        max_tokens=min(max(reading.rooms), grant.max_tokens) if limited else None,
+        max_tokens=min(max(reading.available_tokens), grant.max_tokens) if limited else None,
         scored=scored,
         model=target.model,
         chat="messages" in reading.fields,
     )
 
 
-def _work(principal: Principal, tally: RequestContext, reading: AnyReading) -> AdmissionRequest:
+def _admission_request(principal: Principal, context: RequestContext, reading: AnyTokenized) -> AdmissionRequest:
     """The request as admission sees it."""
-    ask = reading.ask
+    request = reading.request
     return AdmissionRequest(
         principal=principal,
-        request_id=tally.request_id,
-        route=tally.route,
-        model=tally.model,
-        prompt_tokens=tally.prompt_tokens,
+        request_id=context.request_id,
+        route=context.route,
+        model=context.model,
+        prompt_tokens=context.prompt_tokens,
         longest_prompt=None if len(reading.prompts) == 1 else max(map(len, reading.prompts)),
-        max_tokens=ask.max_tokens,
-        min_tokens=ask.sampling.min_tokens,
-        window_left=max(reading.rooms),
+        max_tokens=request.max_tokens,
+        min_tokens=request.sampling.min_tokens,
+        window_left=max(reading.available_tokens),
         choices=reading.choice_count,
-        max_tokens_param=ask.max_tokens_param,
-        prompt_param=ask.prompt_param,
-        tally=tally,
+        max_tokens_param=request.max_tokens_param,
+        prompt_param=request.prompt_param,
+        context=context,
     )

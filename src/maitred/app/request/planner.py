@@ -13,23 +13,23 @@ from msgspec.structs import replace
 from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.policy.ladder import DEGRADABLE, DegradationLadder, DegradedRequest, overflowing
 from maitred.app.models.router import Router
-from maitred.app.request.constraints import in_form, rules_for, with_tools
+from maitred.app.request.constraints import constrain, rules_for, with_tools
 from maitred.app.request.escalation import with_scores
 from maitred.app.request.flow_control import FlowController
 from maitred.app.request.limits import check_fits, check_generates, check_needs, check_sampling, check_size
 from maitred.app.request.prompts import tokens_of
 from maitred.app.request.tokenized import TokenizedRequest
-from maitred.app.request.upstream_plan import UpstreamRequestPlan, estimate_text, read_text
+from maitred.app.request.upstream_plan import UpstreamRequestPlan, estimate_text, plan_upstream
 from maitred.core.answer import InferenceRequest, RequestContext
 from maitred.core.errors import MaitredError, Overloaded, TooExpensive
-from maitred.core.flow import Flow, FlowLevel, PriorityClass, QueuePosition, class_of
-from maitred.core.money import usd_of
+from maitred.core.flow import Flow, FlowLevel, PriorityClass, QueuePosition, priority_class_for
+from maitred.core.money import to_usd
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.request import DispatchRequest
 from maitred.routing.catalog import TextModel
 from maitred.routing.pools.route_table import RouteTarget
 
-AnyReading = TokenizedRequest | UpstreamRequestPlan
+AnyTokenized = TokenizedRequest | UpstreamRequestPlan
 """For a replica that takes tokens, or for one that takes text."""
 
 
@@ -37,9 +37,9 @@ class RequestPlan(Struct, frozen=True):
     """What is to be done for a request."""
 
     target: RouteTarget
-    reading: AnyReading
-    errand: DispatchRequest
-    place: QueuePosition | None
+    tokenized: AnyTokenized
+    request: DispatchRequest
+    position: QueuePosition | None
     """What is predicted; None: that is told with its place in the line."""
     instead_of: MaitredError | None = None
     """Why another model than the one that was asked for; None: it is that one."""
@@ -65,7 +65,7 @@ class RequestPlanner:
         grammars: GrammarValidator,
     ) -> None:
         self._router = router
-        self._control = control
+        self._flow_controller = control
         self._ladders = ladders
         over = {pool: ladder.overflow_to for pool, ladder in ladders.items()}
         self._overflows = {pool: model for pool, model in over.items() if model is not None}
@@ -74,7 +74,7 @@ class RequestPlanner:
         self._grammars = grammars
 
     async def plan(
-        self, target: RouteTarget, ask: InferenceRequest, principal: Principal, tally: RequestContext
+        self, target: RouteTarget, request: InferenceRequest, principal: Principal, context: RequestContext
     ) -> RequestPlan:
         """What is to be done at a model, or with less, or at another one.
 
@@ -84,164 +84,180 @@ class RequestPlanner:
         model = self._router.model(target)
         if isinstance(model, TextModel) and model.tokenizer is None:
             # As most requests to other servers; nothing of it waits.
-            tally.model = target.name
-            reading: AnyReading = self._taken(estimate_text(model, ask, self._max_choices), target, tally)
+            context.model = target.name
+            reading: AnyTokenized = self._accept(estimate_text(model, request, self._max_choices), target, context)
         else:
-            reading = await self._read(target, ask, tally)
+            reading = await self._tokenize(target, request, context)
         try:
-            return self._queued(target, reading, principal, tally)
+            return self._predict(target, reading, principal, context)
         except DEGRADABLE as refusal:
             if target.pool in self._ladders:
-                return await self._degraded(target, reading, principal, tally, refusal)
-            tally.forecast = _place_of(refusal)
+                return await self._degraded(target, reading, principal, context, refusal)
+            context.predicted_position = _predicted_position(refusal)
             raise
 
-    async def elsewhere(self, variant: DegradedRequest, principal: Principal, tally: RequestContext) -> RequestPlan:
+    async def plan_overflow(
+        self, variant: DegradedRequest, principal: Principal, context: RequestContext
+    ) -> RequestPlan:
         """What is to be done for a waiting request at the model that it is sent to; raises what stands against it."""
-        there = self._router.way(variant.ask, principal).first()
-        return self._queued(there, await self._read(there, variant.ask, tally), principal, tally)
+        there = self._router.route(variant.ask, principal).first()
+        return self._predict(there, await self._tokenize(there, variant.ask, context), principal, context)
 
-    def leaving(self, target: RouteTarget, ask: InferenceRequest, principal: Principal) -> DegradedRequest | None:
+    def overflow_request(
+        self, target: RouteTarget, request: InferenceRequest, principal: Principal
+    ) -> DegradedRequest | None:
         """What becomes of a request if it is sent elsewhere while it waits; None: it may not leave, or cannot."""
         to = self._overflows.get(target.pool)
-        if to is None or not ask.degradable:
+        if to is None or not request.degradable:
             return None
-        variant = overflowing(ask, to)
+        variant = overflowing(request, to)
         try:
-            self._router.way(variant.ask, principal).first()
+            self._router.route(variant.ask, principal).first()
         except MaitredError:
             return None
         return variant
 
-    async def _read(self, target: RouteTarget, ask: InferenceRequest, tally: RequestContext) -> AnyReading:
+    async def _tokenize(self, target: RouteTarget, request: InferenceRequest, context: RequestContext) -> AnyTokenized:
         """What the request is to a model, if it can do what is asked, it fits, and may cost as much."""
         model = self._router.model(target)
-        tally.model = target.name
+        context.model = target.name
         if isinstance(model, TextModel):
-            return self._taken(await read_text(model, ask, self._max_choices), target, tally)
+            return self._accept(await plan_upstream(model, request, self._max_choices), target, context)
         card = model.card()
         check_generates(card, model.name)
-        rules = rules_for(model, ask)
-        ask = with_tools(with_scores(ask), rules)
-        ask = replace(ask, sampling=model.defaults.settle(ask.sampling, ask.left_open))
-        check_needs(ask)
-        check_sampling(card, ask, self._max_choices)
-        check_size(card, model.tokenizer, ask)
-        prompts = await tokens_of(model, ask.prompts)
-        rooms = [check_fits(card, prompt, ask) for prompt in prompts]
-        tally.prompt_tokens = sum(map(len, prompts))
-        organisation = (tally.principal or ANONYMOUS).tenants[-1]
-        ask = await in_form(self._grammars, organisation, model, ask, rules, prompts)
-        reading = TokenizedRequest(model, card, ask, prompts, rooms, rules)
-        if ask.most_usd is not None:
-            self._check_cost(reading, target, ask.most_usd)
+        rules = rules_for(model, request)
+        request = with_tools(with_scores(request), rules)
+        request = replace(request, sampling=model.defaults.settle(request.sampling, request.unset_fields))
+        check_needs(request)
+        check_sampling(card, request, self._max_choices)
+        check_size(card, model.tokenizer, request)
+        prompts = await tokens_of(model, request.prompts)
+        rooms = [check_fits(card, prompt, request) for prompt in prompts]
+        context.prompt_tokens = sum(map(len, prompts))
+        organisation = (context.principal or ANONYMOUS).tenants[-1]
+        request = await constrain(self._grammars, organisation, model, request, rules, prompts)
+        reading = TokenizedRequest(model, card, request, prompts, rooms, rules)
+        if request.max_usd is not None:
+            self._check_cost(reading, target, request.max_usd)
         return reading
 
-    def _taken(self, text: UpstreamRequestPlan, target: RouteTarget, tally: RequestContext) -> UpstreamRequestPlan:
+    def _accept(self, text: UpstreamRequestPlan, target: RouteTarget, context: RequestContext) -> UpstreamRequestPlan:
         """What was read, if it may cost as much."""
-        tally.prompt_tokens = text.prompt_tokens
-        if text.ask.most_usd is not None:
-            self._check_cost(text, target, text.ask.most_usd)
+        context.prompt_tokens = text.prompt_tokens
+        if text.request.max_usd is not None:
+            self._check_cost(text, target, text.request.max_usd)
         return text
 
-    def _check_cost(self, reading: AnyReading, target: RouteTarget, most_usd: float) -> None:
+    def _check_cost(self, reading: AnyTokenized, target: RouteTarget, most_usd: float) -> None:
         """Raises TooExpensive if it may cost more than its caller allows."""
         output_tokens = self._length(reading) * reading.choice_count
-        usd = usd_of(self._control.price_of(target.name).cost_nusd(reading.prompt_tokens, 0, output_tokens))
+        usd = to_usd(self._flow_controller.price_of(target.name).cost_nusd(reading.prompt_tokens, 0, output_tokens))
         if usd > most_usd:
             raise TooExpensive(
                 f"With {output_tokens:,} tokens of output it may cost ${usd:.4g}, and ${most_usd:.4g} are allowed. "
-                f"Lower {reading.ask.max_tokens_param}, or allow more."
+                f"Lower {reading.request.max_tokens_param}, or allow more."
             )
 
-    def _queued(
-        self, target: RouteTarget, reading: AnyReading, principal: Principal, tally: RequestContext
+    def _predict(
+        self, target: RouteTarget, reading: AnyTokenized, principal: Principal, context: RequestContext
     ) -> RequestPlan:
         """How it would wait; raises what refuses it for the load."""
-        errand = _errand(principal, tally, reading, self._length(reading))
-        tally.priority = errand.flow.priority
-        return RequestPlan(target, reading, errand, self._control.check(target.pool, errand))
+        dispatch_request = _dispatch_request(principal, context, reading, self._length(reading))
+        context.priority = dispatch_request.flow.priority
+        return RequestPlan(
+            target, reading, dispatch_request, self._flow_controller.predict(target.pool, dispatch_request)
+        )
 
-    def _length(self, reading: AnyReading) -> int:
+    def _length(self, reading: AnyTokenized) -> int:
         """Most tokens of a choice, before any limit has had a look at it."""
-        room = max(reading.rooms)
-        return room if reading.ask.max_tokens is not None else min(room, self._control.default_output_tokens or room)
+        room = max(reading.available_tokens)
+        return (
+            room
+            if reading.request.max_tokens is not None
+            else min(room, self._flow_controller.default_output_tokens or room)
+        )
 
     async def _degraded(
         self,
         target: RouteTarget,
-        reading: AnyReading,
+        reading: AnyTokenized,
         principal: Principal,
-        tally: RequestContext,
+        context: RequestContext,
         refusal: MaitredError,
     ) -> RequestPlan:
         """The same with less, where the model's ladder has a step that helps; otherwise raises the refusal."""
 
         async def attempt(variant: DegradedRequest) -> RequestPlan:
             if variant.overflows:
-                leaving = self.leaving(target, reading.ask, principal)
-                if (plan := await self._relieved(target, reading, principal, tally, leaving is not None)) is not None:
+                leaving = self.overflow_request(target, reading.request, principal)
+                if (
+                    plan := await self._make_room(target, reading, principal, context, leaving is not None)
+                ) is not None:
                     return plan
-            ask, there = variant.ask, target
-            if ask.model != reading.ask.model:
-                there = self._router.way(ask, principal).first()
-            plan = self._queued(there, await self._read(there, ask, tally), principal, tally)
+            request, there = variant.ask, target
+            if request.model != reading.request.model:
+                there = self._router.route(request, principal).first()
+            plan = self._predict(there, await self._tokenize(there, request, context), principal, context)
             return plan if there is target else replace(plan, instead_of=refusal)
 
         ladder = self._ladders[target.pool]
         try:
-            variant, plan = await ladder.first_that_fits(reading.ask, self._length(reading), refusal, attempt)
+            variant, plan = await ladder.first_that_fits(reading.request, self._length(reading), refusal, attempt)
         except MaitredError:
             # An attempt may have been at another model.
-            tally.model, tally.prompt_tokens = target.name, reading.prompt_tokens
-            tally.forecast = _place_of(refusal)
+            context.model, context.prompt_tokens = target.name, reading.prompt_tokens
+            context.predicted_position = _predicted_position(refusal)
             raise
-        tally.degraded = [] if plan.reading is reading else list(variant.degraded)
+        context.degraded = [] if plan.tokenized is reading else list(variant.degraded)
         return plan
 
-    async def _relieved(
-        self, target: RouteTarget, reading: AnyReading, principal: Principal, tally: RequestContext, movable: bool
+    async def _make_room(
+        self, target: RouteTarget, reading: AnyTokenized, principal: Principal, context: RequestContext, movable: bool
     ) -> RequestPlan | None:
         """The whole request here after all, where others that wait leave in its place."""
-        errand = replace(_errand(principal, tally, reading, self._length(reading)), movable=movable)
-        if not await self._control.relieve(target.pool, errand):
+        dispatch_request = replace(
+            _dispatch_request(principal, context, reading, self._length(reading)), movable=movable
+        )
+        if not await self._flow_controller.make_room(target.pool, dispatch_request):
             return None
         try:
-            return self._queued(target, reading, principal, tally)
+            return self._predict(target, reading, principal, context)
         except DEGRADABLE:
             return None
 
 
-def _place_of(refusal: MaitredError) -> QueuePosition | None:
+def _predicted_position(refusal: MaitredError) -> QueuePosition | None:
     """What was predicted for what is refused."""
-    return refusal.place if isinstance(refusal, Overloaded) else None
+    return refusal.position if isinstance(refusal, Overloaded) else None
 
 
-def _errand(principal: Principal, tally: RequestContext, reading: AnyReading, max_tokens: int) -> DispatchRequest:
+def _dispatch_request(
+    principal: Principal, context: RequestContext, reading: AnyTokenized, max_tokens: int
+) -> DispatchRequest:
     """The request as the queue sees it."""
-    ask = reading.ask
+    request = reading.request
     deadline_s = None
-    if ask.ttft_in_s is not None or ask.deadline_in_s is not None:
-        wishes = [wish_s for wish_s in (ask.ttft_in_s, ask.deadline_in_s) if wish_s is not None]
-        deadline_s = tally.started_s + min(wishes)
+    if request.ttft_in_s is not None or request.deadline_in_s is not None:
+        wishes = [wish_s for wish_s in (request.ttft_in_s, request.deadline_in_s) if wish_s is not None]
+        deadline_s = context.started_s + min(wishes)
     return DispatchRequest(
-        id=tally.request_id,
+        id=context.request_id,
         principal_org=principal.tenants[-1],
-        flow=flow_of(principal, ask),
+        flow=flow_of(principal, request),
         prompt_tokens=reading.prompt_tokens,
         prompts=reading.prompts,
         max_tokens=max_tokens,
         choices=reading.choice_count,
-        arrived_s=tally.started_s,
+        arrived_s=context.started_s,
         deadline_s=deadline_s,
-        session=None if ask.session is None else f"{principal.tenants[-1]}/{ask.session}",
-        story=tally.story,
+        session=None if request.session is None else f"{principal.tenants[-1]}/{request.session}",
+        timeline=context.timeline,
     )
 
 
-def flow_of(principal: Principal, ask: InferenceRequest) -> Flow:
+def flow_of(principal: Principal, request: InferenceRequest) -> Flow:
     """The flow of a request: as urgent as it asks to be, up to its tenant's ceiling."""
-    asked = PriorityClass.STANDARD.priority if ask.priority is None else ask.priority
+    asked = PriorityClass.STANDARD.priority if request.priority is None else request.priority
     ceiling = principal.priority_ceiling
     return _flow(principal.shares or (FlowLevel(principal.key),), asked if asked < ceiling else ceiling)
 
@@ -249,4 +265,4 @@ def flow_of(principal: Principal, ask: InferenceRequest) -> Flow:
 @lru_cache(maxsize=4096)
 def _flow(path: tuple[FlowLevel, ...], priority: int) -> Flow:
     """One object for all requests of a flow: it is looked up several times on each one's way."""
-    return Flow(path, class_of(priority))
+    return Flow(path, priority_class_for(priority))

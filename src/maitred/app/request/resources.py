@@ -10,7 +10,7 @@ T_Begun = TypeVar("T_Begun")
 T_Entered = TypeVar("T_Entered", bound=AbstractAsyncContextManager[object])
 
 
-class Holder(Protocol):
+class ContextStack(Protocol):
     """Takes contexts, and leaves them, the last one first, when it is left itself; as an `AsyncExitStack` does."""
 
     async def enter_async_context(self, cm: AbstractAsyncContextManager[T], /) -> T:
@@ -23,7 +23,7 @@ class Holder(Protocol):
 
 
 class ResourceStack(Generic[T_Begun]):
-    """A context with what was begun, such as an answer, and the `Holder` of all that was taken for it.
+    """A context with what was begun, such as an answer, and the `ContextStack` of all that was taken for it.
 
     Every request has one and two or three things in it, so this is what of an `AsyncExitStack` it takes, at a few
     calls. None of its contexts may swallow an error.
@@ -34,18 +34,18 @@ class ResourceStack(Generic[T_Begun]):
 
     __slots__ = ("_begin", "_held")
 
-    def __init__(self, begin: Callable[[Holder], Awaitable[T_Begun]]) -> None:
+    def __init__(self, begin: Callable[[ContextStack], Awaitable[T_Begun]]) -> None:
         self._begin = begin
         self._held: list[AbstractAsyncContextManager[object]] = []
 
     async def enter_async_context(self, context: AbstractAsyncContextManager[T], /) -> T:
-        """See `Holder`."""
+        """See `ContextStack`."""
         entered = await context.__aenter__()
         self._held.append(context)
         return entered
 
     def push_async_exit(self, context: T_Entered, /) -> T_Entered:
-        """See `Holder`."""
+        """See `ContextStack`."""
         self._held.append(context)
         return context
 
@@ -69,7 +69,7 @@ class ResourceStack(Generic[T_Begun]):
             raise failure
 
 
-class Slot:
+class ReusableSlot:
     """A context that leaves what was entered last. It can be left, and filled anew, any number of times."""
 
     __slots__ = ("_held",)

@@ -54,23 +54,28 @@ class RolloutObserver:
         self._clock = clock
         self.shadows = ShadowTraffic(clock, self._compared)
 
-    def watched(
-        self, answers: FallbackStream, way: RoutePlan, ask: InferenceRequest, tally: RequestContext, serve: Serve
+    def observe(
+        self,
+        answers: FallbackStream,
+        route_plan: RoutePlan,
+        request: InferenceRequest,
+        context: RequestContext,
+        serve: Serve,
     ) -> AbstractAsyncContextManager[ResponseStream]:
         """The same answer; if a trial is on, it is told how it went.
 
         Args:
             answers: The answer, not entered.
-            way: Where it may go.
-            ask: The request.
-            tally: What is known of it.
+            route_plan: Where it may go.
+            request: The request.
+            context: What is known of it.
             serve: Starts the work at a model, for a copy.
         """
-        arm = way.arm
+        arm = route_plan.arm
         rollout = None if arm is None else self._live.get(arm.rollout)
         if arm is None or rollout is None or not arm.tried or not rollout.on_trial:
             return answers
-        return self._on_trial(rollout, arm, answers, way, ask, tally, serve)
+        return self._on_trial(rollout, arm, answers, route_plan, request, context, serve)
 
     @asynccontextmanager
     async def _on_trial(
@@ -78,23 +83,23 @@ class RolloutObserver:
         rollout: LiveRollout,
         arm: RolloutArm,
         answers: FallbackStream,
-        way: RoutePlan,
-        ask: InferenceRequest,
-        tally: RequestContext,
+        route_plan: RoutePlan,
+        request: InferenceRequest,
+        context: RequestContext,
         serve: Serve,
     ) -> AsyncIterator[ResponseStream]:
         def so_far(now_s: float) -> TrialObservation:
-            return seen_of(arm, answers, tally, now_s)
+            return observation_from(arm, answers, context, now_s)
 
-        entry = PendingObservation(arm.version, tally.started_s, so_far)
+        entry = PendingObservation(arm.version, context.started_s, so_far)
         rollout.enter(entry)
         copy: ShadowRequest | None = None
         try:
             async with answers as answer:
                 # Only what was taken is copied, whatever becomes of it: so that says nothing of how the copy will fare.
-                if way.copy_to is not None and tally.arm == arm and rollout.split.shadows(tally.request_id):
-                    copy = self.shadows.begin(rollout, ask, tally, way.copy_to, serve)
-                yield answer if copy is None else _overheard(answer, copy.heard)
+                if route_plan.copy_to is not None and context.arm == arm and rollout.split.shadows(context.request_id):
+                    copy = self.shadows.begin(rollout, request, context, route_plan.copy_to, serve)
+                yield answer if copy is None else _tapped(answer, copy.on_delta)
         except (asyncio.CancelledError, GeneratorExit) as left:
             ours = bool(left.args) and isinstance(left.args[0], MaitredError)
             entry.end(None if ours else so_far(self._clock.monotonic_s()))
@@ -109,40 +114,40 @@ class RolloutObserver:
         else:
             seen = so_far(self._clock.monotonic_s())
             whole = not (seen.failed or seen.refused)
-            entry.end(_with_tokens(seen, tally.completion_tokens) if whole else seen)
+            entry.end(_with_tokens(seen, context.completion_tokens) if whole else seen)
             if copy is not None:
                 copy.whole() if whole else copy.failed()
         finally:
-            self._rollouts.follow(rollout, rollout.advance(self._clock.monotonic_s()))
+            self._rollouts.apply_decision(rollout, rollout.advance(self._clock.monotonic_s()))
 
     def _compared(self, rollout: LiveRollout, seen: TrialObservation) -> None:
-        self._rollouts.follow(rollout, rollout.compared(seen))
+        self._rollouts.apply_decision(rollout, rollout.compared(seen))
 
 
-async def _overheard(
-    answer: ResponseStream, heard: Callable[[list[TextDelta]], None]
-) -> AsyncIterator[list[TextDelta]]:
+async def _tapped(answer: ResponseStream, heard: Callable[[list[TextDelta]], None]) -> AsyncIterator[list[TextDelta]]:
     """The same answer, of which somebody else hears."""
     async for parts in answer:
         heard(parts)
         yield parts
 
 
-def seen_of(arm: RolloutArm, answers: FallbackStream, tally: RequestContext, now_s: float) -> TrialObservation:
+def observation_from(
+    arm: RolloutArm, answers: FallbackStream, context: RequestContext, now_s: float
+) -> TrialObservation:
     """What is seen of a request at a time: who waits for its first token has waited so long at least.
 
     The wait in the queue here is left out. How much room there is at a version depends on who came to which when, and
     of servers of others it is learnt; a version that is slow is so from the moment that it has the request.
     """
-    if tally.arm != arm:
+    if context.arm != arm:
         return _judged(answers.first_failure) or TrialObservation(failed=True)
-    if any(not step.startswith(_SAME_MODEL) for step in tally.degraded):
+    if any(not step.startswith(_SAME_MODEL) for step in context.degraded):
         return TrialObservation(refused=True)  # another model answers, for want of room at this one
     # A replica that lost the request has cost its caller the time until then.
-    begun_s = tally.started_s if tally.recoveries else tally.released_s
-    first_s = now_s if tally.first_token_s is None else tally.first_token_s
-    between = tally.completion_tokens - 1
-    itl_s = sum(tally.gaps_s) / between if tally.gaps_s and between > 0 else None
+    begun_s = context.started_s if context.recoveries else context.dispatched_s
+    first_s = now_s if context.first_token_s is None else context.first_token_s
+    between = context.completion_tokens - 1
+    itl_s = sum(context.gaps_s) / between if context.gaps_s and between > 0 else None
     return TrialObservation(ttft_s=None if begun_s is None else first_s - begun_s, itl_s=itl_s)
 
 

@@ -82,7 +82,7 @@ class ShadowRequest:
         self._original: asyncio.Future[Sequence[str] | None] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
 
-    def heard(self, parts: Sequence[TextDelta]) -> None:
+    def on_delta(self, parts: Sequence[TextDelta]) -> None:
         """What the caller got."""
         self._parts += parts
 
@@ -142,14 +142,19 @@ class ShadowTraffic:
         return self._under_way.total()
 
     def begin(
-        self, rollout: LiveRollout, ask: InferenceRequest, tally: RequestContext, target: RouteTarget, serve: Serve
+        self,
+        rollout: LiveRollout,
+        request: InferenceRequest,
+        context: RequestContext,
+        target: RouteTarget,
+        serve: Serve,
     ) -> ShadowRequest | None:
         """A copy of a request that begins now; None: there is no room for one.
 
         Args:
             rollout: Which one.
-            ask: The request.
-            tally: What is known of it.
+            request: The request.
+            context: What is known of it.
             target: Where the canary is.
             serve: Starts the work there.
         """
@@ -162,7 +167,7 @@ class ShadowTraffic:
         copy = ShadowRequest()
         self._under_way[name] += 1
         copy.task = self._group.create_task(
-            self._run(copy, rollout, _quiet(ask), tally.route, target, serve), name="shadow copy"
+            self._run(copy, rollout, _quiet(request), context.route, target, serve), name="shadow copy"
         )
         copy.task.add_done_callback(lambda _: self._ended(name))
         return copy
@@ -174,18 +179,18 @@ class ShadowTraffic:
         self,
         copy: ShadowRequest,
         rollout: LiveRollout,
-        ask: InferenceRequest,
+        request: InferenceRequest,
         route: str,
         target: RouteTarget,
         serve: Serve,
     ) -> None:
         """Takes a copy to its end, whatever that is: no fault of it goes further."""
         name, trial = rollout.state.name, rollout.trial
-        tally = RequestContext(new_object_id("copy"), self._clock.monotonic_s(), route, SHADOW)
-        tally.arm = RolloutArm(name, RolloutVersion.CANARY)
+        context = RequestContext(new_object_id("copy"), self._clock.monotonic_s(), route, SHADOW)
+        context.arm = RolloutArm(name, RolloutVersion.CANARY)
         end = ShadowOutcome.DROPPED
         try:
-            end, seen = await self._answered(copy, rollout, ask, tally, target, serve)
+            end, seen = await self._answered(copy, rollout, request, context, target, serve)
             if seen is not None and rollout.trial is trial:
                 self._told(rollout, seen)
         except Exception:
@@ -197,8 +202,8 @@ class ShadowTraffic:
         self,
         copy: ShadowRequest,
         rollout: LiveRollout,
-        ask: InferenceRequest,
-        tally: RequestContext,
+        request: InferenceRequest,
+        context: RequestContext,
         target: RouteTarget,
         serve: Serve,
     ) -> tuple[ShadowOutcome, TrialObservation | None]:
@@ -206,9 +211,9 @@ class ShadowTraffic:
         parts: list[TextDelta] = []
         failed = TrialObservation(failed=True, copied=True)
         try:
-            async with asyncio.timeout(_LONGEST_S), await serve(ask, SHADOW, tally, target) as answer:
-                place = tally.forecast
-                if place is not None and (place.position > 0 or place.wait_s > _MOST_WAIT_S):
+            async with asyncio.timeout(_LONGEST_S), await serve(request, SHADOW, context, target) as answer:
+                position = context.predicted_position
+                if position is not None and (position.position > 0 or position.wait_s > _MOST_WAIT_S):
                     return ShadowOutcome.SKIPPED, None
                 async for some in answer:
                     parts += some
@@ -216,9 +221,9 @@ class ShadowTraffic:
             return ShadowOutcome.SKIPPED, None
         except (TimeoutError, MaitredError):
             # What was never sent says nothing of the canary: it waited, or came while a failure was got over.
-            return (ShadowOutcome.SKIPPED, None) if tally.released_s is None else (ShadowOutcome.FAILED, failed)
-        seen = TrialObservation(tokens=tally.completion_tokens, copied=True)
-        trial, greedy = rollout.config.trial, ask.sampling.temperature == 0
+            return (ShadowOutcome.SKIPPED, None) if context.dispatched_s is None else (ShadowOutcome.FAILED, failed)
+        seen = TrialObservation(tokens=context.completion_tokens, copied=True)
+        trial, greedy = rollout.config.trial, request.sampling.temperature == 0
         similarity = trial.similarity if greedy else trial.sampled_similarity
         original = await copy.original()
         if original is None or similarity is None:
@@ -239,17 +244,17 @@ def texts_of(parts: Sequence[TextDelta]) -> list[str]:
     ]
 
 
-def _quiet(ask: InferenceRequest) -> InferenceRequest:
+def _quiet(request: InferenceRequest) -> InferenceRequest:
     """The same in no hurry, and for nobody."""
     return replace(
-        ask,
+        request,
         priority=LOWEST_PRIORITY,
         ttft_in_s=None,
         itl_objective_s=None,
         deadline_in_s=None,
         partial=False,
         degradable=False,
-        most_usd=None,
+        max_usd=None,
         whole=True,
         retries=0,
     )

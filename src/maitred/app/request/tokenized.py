@@ -22,17 +22,17 @@ class TokenizedRequest(Struct, frozen=True):
     Attributes:
         model: Who is to serve it.
         card: What is known of that model.
-        ask: What the caller asked.
+        request: What the caller asked.
         prompts: In tokens; at least one.
-        rooms: For each prompt the most tokens that a choice may have.
+        available_tokens: For each prompt the most tokens that a choice may have.
         rules: Which tools may be called; None: there are none.
     """
 
     model: ServedModel
     card: ModelCard
-    ask: InferenceRequest
+    request: InferenceRequest
     prompts: Sequence[list[int]]
-    rooms: Sequence[int]
+    available_tokens: Sequence[int]
     rules: ToolRules | None = None
 
     @property
@@ -43,21 +43,21 @@ class TokenizedRequest(Struct, frozen=True):
     @property
     def choice_count(self) -> int:
         """Answers to all prompts together."""
-        return len(self.prompts) * self.ask.sampling.n
+        return len(self.prompts) * self.request.sampling.n
 
     def choices(self) -> list[OutputProcessor]:
         """An empty choice for each answer, in their order."""
-        return [self._choice(number) for number in range(len(self.prompts)) for _ in range(self.ask.sampling.n)]
+        return [self._choice(number) for number in range(len(self.prompts)) for _ in range(self.request.sampling.n)]
 
     def _choice(self, number: int) -> OutputProcessor:
         """An empty one for a prompt. Only answers to conversations are parted: what goes on a text is text."""
         model, prompt = self.model, self.prompts[number]
         reader = None
-        if isinstance(self.ask.prompts[number], Conversation):
+        if isinstance(self.request.prompts[number], Conversation):
             reader = answer_reader(model.format, model.tokenizer, prompt, self.rules)
         marks = NO_MARKS if reader is None else model.format.marks.bytes_of
         return OutputProcessor(
-            model.tokenizer, prompt, self.ask, ends=self.card.eos_token_ids, marks=marks, reader=reader
+            model.tokenizer, prompt, self.request, ends=self.card.eos_token_ids, marks=marks, reader=reader
         )
 
 

@@ -81,13 +81,13 @@ class UpstreamRequestPlan(Struct, frozen=True):
     """Who is to serve it."""
     card: ModelCard
     """What is known of that model."""
-    ask: InferenceRequest
+    request: InferenceRequest
     """What the caller asked."""
     fields: Mapping[str, Any]
     """The same in the words of OpenAI's API."""
     prompts: Sequence[Sequence[int]]
     """What stands for their tokens; at least one."""
-    rooms: Sequence[int]
+    available_tokens: Sequence[int]
     """For each prompt the most tokens that a choice may have."""
     prompt_tokens: int
     """Of all prompts together."""
@@ -97,7 +97,7 @@ class UpstreamRequestPlan(Struct, frozen=True):
     """Tokens of all prompts by the rule alone, before anything that was learnt; None: they were counted."""
 
 
-async def read_text(model: TextModel, ask: InferenceRequest, max_choices: int) -> UpstreamRequestPlan:
+async def plan_upstream(model: TextModel, request: InferenceRequest, max_choices: int) -> UpstreamRequestPlan:
     """Sizes a request, by its tokens where the model's tokenizer is here and can tell them.
 
     Raises:
@@ -106,60 +106,60 @@ async def read_text(model: TextModel, ask: InferenceRequest, max_choices: int) -
         ReplicaUnavailable: Nothing is known of the model yet.
     """
     if model.tokenizer is not None:
-        card, fields = _checked(model, ask, max_choices)
-        if (tokens := await _counted(model, ask)) is not None:
-            rooms = [check_fits(card, prompt, ask) for prompt in tokens]
+        card, fields = _checked(model, request, max_choices)
+        if (tokens := await _counted(model, request)) is not None:
+            rooms = [check_fits(card, prompt, request) for prompt in tokens]
             counted = sum(map(len, tokens))
             return UpstreamRequestPlan(
-                model, card, ask, fields, tokens, rooms, counted, len(tokens) * ask.sampling.n, None
+                model, card, request, fields, tokens, rooms, counted, len(tokens) * request.sampling.n, None
             )
-    return estimate_text(model, ask, max_choices)
+    return estimate_text(model, request, max_choices)
 
 
-def estimate_text(model: TextModel, ask: InferenceRequest, max_choices: int) -> UpstreamRequestPlan:
-    """Sizes a request by the looks of its text; raises as `read_text` does."""
-    card, fields = _checked(model, ask, max_choices)
+def estimate_text(model: TextModel, request: InferenceRequest, max_choices: int) -> UpstreamRequestPlan:
+    """Sizes a request by the looks of its text; raises as `plan_upstream` does."""
+    card, fields = _checked(model, request, max_choices)
     tools = fields.get("tools")
     ratio = model.prompt_ratio.value
     sketches: list[PseudoTokens] = []
     rooms = []
     estimated, prompt_tokens = 0.0, 0
-    for prompt in ask.prompts:
+    for prompt in request.prompts:
         raw = _estimated(prompt, tools)
         corrected = max(1, round(raw * ratio))
         sketches.append(PseudoTokens(prompt, corrected))
-        rooms.append(_room(card, corrected, ask))
+        rooms.append(_available_tokens(card, corrected, request))
         estimated += raw
         prompt_tokens += corrected
-    choices = len(sketches) * ask.sampling.n
-    return UpstreamRequestPlan(model, card, ask, fields, sketches, rooms, prompt_tokens, choices, estimated)
+    choices = len(sketches) * request.sampling.n
+    return UpstreamRequestPlan(model, card, request, fields, sketches, rooms, prompt_tokens, choices, estimated)
 
 
-def _checked(model: TextModel, ask: InferenceRequest, max_choices: int) -> tuple[ModelCard, Mapping[str, Any]]:
+def _checked(model: TextModel, request: InferenceRequest, max_choices: int) -> tuple[ModelCard, Mapping[str, Any]]:
     """What is known of the model, and the request in the words that it is asked in."""
     card = model.card()
-    if ask.written is None:
+    if request.to_openai is None:
         raise InvalidRequest(
             f"The model {model.name!r} is served by another server, which takes requests of OpenAI's API only. Use "
             "/v1/chat/completions.",
             param="model",
         )
-    check_sampling(card, ask, max_choices)
-    return card, ask.written()
+    check_sampling(card, request, max_choices)
+    return card, request.to_openai()
 
 
-async def _counted(model: TextModel, ask: InferenceRequest) -> list[list[int]] | None:
+async def _counted(model: TextModel, request: InferenceRequest) -> list[list[int]] | None:
     """The prompts in tokens; None where the tokenizer alone does not tell them."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
-    if tokenizer.chat_template is None and any(isinstance(prompt, Conversation) for prompt in ask.prompts):
+    if tokenizer.chat_template is None and any(isinstance(prompt, Conversation) for prompt in request.prompts):
         return None
     try:
-        asked = with_tools(ask, None if ask.tools is None else ask.tools())
+        asked = with_tools(request, None if request.tools is None else request.tools())
         return await tokens_of(NamedTokenizer(model.name, tokenizer), asked.prompts)
     except InvalidRequest:
         # Its own server may know tools of other kinds, or another template; whether it does is for that to say.
-        if not ask.needs:
+        if not request.needs:
             raise
         return None
 
@@ -186,19 +186,19 @@ def _head(prompt: Prompt) -> str:
             return repr(prompt[:_HEAD_CHARACTERS])
 
 
-def _room(card: ModelCard, tokens: int, ask: InferenceRequest) -> int:
+def _available_tokens(card: ModelCard, tokens: int, request: InferenceRequest) -> int:
     """The most output tokens, by an estimate that may be wrong either way."""
     window = card.context_tokens
     surely = int(tokens * _SURELY)
-    if surely + (ask.max_tokens or 1) > window:
+    if surely + (request.max_tokens or 1) > window:
         raise ContextLengthExceeded(
-            f"The prompt has about {tokens:,} tokens{_asked(ask)}, but prompt and answer together may have {window:,}. "
-            "Shorten the prompt, or ask for a shorter answer.",
-            param=ask.prompt_param,
+            f"The prompt has about {tokens:,} tokens{_asked(request)}, but prompt and answer together may have "
+            f"{window:,}. Shorten the prompt, or ask for a shorter answer.",
+            param=request.prompt_param,
         )
     room = max(1, window - tokens)
-    return room if ask.max_tokens is None else ask.max_tokens
+    return room if request.max_tokens is None else request.max_tokens
 
 
-def _asked(ask: InferenceRequest) -> str:
-    return "" if ask.max_tokens is None else f" and {ask.max_tokens_param} asks for {ask.max_tokens:,} more"
+def _asked(request: InferenceRequest) -> str:
+    return "" if request.max_tokens is None else f" and {request.max_tokens_param} asks for {request.max_tokens:,} more"

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
-from maitred.app.request.hedging import PeekableStream, opened
-from maitred.app.request.resources import Holder, Slot
+from maitred.app.request.hedging import PeekableStream, open_hedged
+from maitred.app.request.resources import ContextStack, ReusableSlot
 from maitred.app.request.usage_counter import UpstreamUsageCounter
 from maitred.core.answer import Outcome, PushStream, RequestContext, StreamSink, TextDelta
 from maitred.core.backoff import GiveUpReason, RetryState
@@ -36,7 +36,7 @@ from maitred.core.errors import (
 from maitred.core.ids import new_span_id
 from maitred.core.request import FinishReason
 from maitred.core.text_replica import TextBatch, TextReplica, TextRequest, TextStream
-from maitred.core.timeline import SpanName, TimelineSpan, code_of
+from maitred.core.timeline import SpanName, TimelineSpan, error_code
 from maitred.dispatch.request import Endpoint
 
 
@@ -44,29 +44,29 @@ class UpstreamResponse(PushStream):
     """Implements `maitred.core.answer.ResponseStream`.
 
     Args:
-        seat: Its place in the queue, and then at a replica.
+        entry: Its place in the queue, and then at a replica.
         running: Holds what is opened here; whoever made it closes it.
         request: What the replica is asked.
         prompts: How many it has.
-        meter: Counts what comes.
-        tally: What is known of the request.
+        usage_counter: Counts what comes.
+        context: What is known of the request.
         clock: For the times in it.
         grant: What it may use.
         attempts: How often it may be tried.
         deadline_s: When the whole answer must be there, monotonic; None: whenever.
         partial: Whether what is there at the deadline is an answer.
         whole: Whether nobody sees a part of it before all of it is there.
-        manuscript: Notes what was shown, so that another server can go on with it; None: none does.
+        continuation: Notes what was shown, so that another server can go on with it; None: none does.
     """
 
     def __init__(
         self,
-        seat: DispatchHandle,
-        running: Holder,
+        entry: DispatchHandle,
+        running: ContextStack,
         request: TextRequest,
         prompts: int,
-        meter: UpstreamUsageCounter,
-        tally: RequestContext,
+        usage_counter: UpstreamUsageCounter,
+        context: RequestContext,
         clock: Clock,
         grant: GrantHandle,
         attempts: RetryState,
@@ -74,27 +74,27 @@ class UpstreamResponse(PushStream):
         deadline_s: float | None,
         partial: bool,
         whole: bool,
-        manuscript: TextContinuation | None = None,
+        continuation: TextContinuation | None = None,
     ) -> None:
-        self._seat = seat
-        self._running = running
+        self._entry = entry
+        self._resources = running
         self._request = request
-        self._manuscript = manuscript
+        self._continuation = continuation
         self._joint = False
         """Whether the next part is the first from a server that goes on."""
         self._prompts = prompts
-        self._meter = meter
-        self._tally = tally
+        self._usage_counter = usage_counter
+        self._context = context
         self._clock = clock
         self._grant = grant
-        self._attempts = attempts
+        self._retry_state = attempts
         self._deadline_s = deadline_s
         self._partial = partial
         self._held: list[TextDelta] | None = [] if whole else None
         """What nobody has seen yet."""
         self._batches: _UpstreamBatches | None = None
-        self._outlet: StreamSink | None = None
-        self._at_server = Slot()
+        self._sink: StreamSink | None = None
+        self._at_server = ReusableSlot()
         """Holds the attempt."""
         self._finishes: dict[int, FinishReason] = {}
         self._last_s: dict[int, float] = {}
@@ -108,90 +108,90 @@ class UpstreamResponse(PushStream):
             raise StopAsyncIteration
         while True:
             if self._deadline_s is None:
-                batch = await self._news()
+                batch = await self._next_batch()
             else:
                 try:
                     async with asyncio.timeout(max(0.0, self._deadline_s - self._clock.monotonic_s())):
-                        batch = await self._news()
+                        batch = await self._next_batch()
                 except TimeoutError:
                     return await self._cut()
             if batch is None:
                 return await self._end(self._finishes)
-            shown = self._take(batch)
+            shown = self._process(batch)
             if batch.whole:
                 return [*shown, *await self._end(self._finishes)]
             if self._held is None:
                 return shown
 
-    def pour(self, outlet: StreamSink) -> None:
+    def push_to(self, sink: StreamSink) -> None:
         """See `core.answer.Pouring`."""
-        self._outlet = outlet
+        self._sink = sink
         if self._batches is not None:
-            self._batches.listen(self._hear)
+            self._batches.listen(self._on_batch)
 
-    def _hear(self, batch: TextBatch) -> bool:
+    def _on_batch(self, batch: TextBatch) -> bool:
         """Lets out what is nothing but text; returns whether it is."""
-        outlet = self._outlet
-        assert outlet is not None
-        if self._joint or not outlet.open:
+        sink = self._sink
+        assert sink is not None
+        if self._joint or not sink.open:
             return False
         for part in batch.parts:
             if not part.plain:
                 return False
-        if shown := self._take(batch):
-            outlet.send(shown)
+        if shown := self._process(batch):
+            sink.send(shown)
         return True
 
-    async def _news(self) -> TextBatch | None:
+    async def _next_batch(self) -> TextBatch | None:
         """What comes next; None at the end of the answer."""
         while True:
             if self._batches is None:
-                post = await self._granted()
+                endpoint = await self._wait_dispatched()
             try:
                 if self._batches is None:
-                    self._batches = await self._ask(post)
+                    self._batches = await self._send(endpoint)
                 return await anext(self._batches, None)
             except (ReplicaLost, ReplicaUnavailable) as failure:
-                await self._again(failure)
+                await self._retry(failure)
             except CallerError as failure:
                 if not self._request.given:
                     raise
                 raise ReplicaLost from failure  # it is no fault of the caller that a server cannot go on
 
-    async def _granted(self) -> Endpoint[TextReplica]:
+    async def _wait_dispatched(self) -> Endpoint[TextReplica]:
         """The server whose turn it is to serve this."""
         try:
-            return await self._seat.granted()
+            return await self._entry.wait_dispatched()
         except ReplicaUnavailable as failure:
             if not self._request.given:
                 raise
             raise ReplicaLost from failure
 
-    async def _ask(self, post: Endpoint[TextReplica]) -> "_UpstreamBatches":
+    async def _send(self, endpoint: Endpoint[TextReplica]) -> "_UpstreamBatches":
         """Sends the request."""
-        await COHORT.regroup(CohortStage.RELEASED)
-        tally = self._tally
-        tally.place, tally.released_s = None, self._clock.monotonic_s()
-        tally.waited_ms = dict(self._seat.waited_ms)
-        self._grant.served_by(post.name)
-        if not self._attempts.failures:
-            await self._running.enter_async_context(self._at_server)
-        server, stream = await opened(self._seat, post, self._open, self._at_server, tally)
-        self._grant.served_by(server.name)
-        if self._outlet is not None:
-            stream.listen(self._hear)
+        await COHORT.sync(CohortStage.RELEASED)
+        context = self._context
+        context.position, context.dispatched_s = None, self._clock.monotonic_s()
+        context.waited_ms = dict(self._entry.waited_ms)
+        self._grant.set_replica(endpoint.name)
+        if not self._retry_state.failures:
+            await self._resources.enter_async_context(self._at_server)
+        server, stream = await open_hedged(self._entry, endpoint, self._open, self._at_server, context)
+        self._grant.set_replica(server.name)
+        if self._sink is not None:
+            stream.listen(self._on_batch)
         return stream
 
-    def _open(self, post: Endpoint[TextReplica], submitted: Callable[[], None]) -> "_UpstreamAttempt":
+    def _open(self, endpoint: Endpoint[TextReplica], submitted: Callable[[], None]) -> "_UpstreamAttempt":
         """Sends it to a server."""
-        story, request = self._tally.story, self._request
+        timeline, request = self._context.timeline, self._request
         now_s = self._clock.monotonic_s
-        chapter = story.begin(SpanName.ATTEMPT, now_s(), replica=post.name, **post.replica.whereabouts)
-        if story.trace is not None:
-            request = replace(request, trace=story.context_at(chapter, new_span_id))
-        return _UpstreamAttempt(post.replica.relay(request), chapter, now_s, submitted)
+        span = timeline.begin(SpanName.ATTEMPT, now_s(), replica=endpoint.name, **endpoint.replica.location)
+        if timeline.trace is not None:
+            request = replace(request, trace=timeline.context_at(span, new_span_id))
+        return _UpstreamAttempt(endpoint.replica.send(request), span, now_s, submitted)
 
-    async def _again(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
+    async def _retry(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Leaves a server that has failed, and waits for another one, or for the same one.
 
         Raises:
@@ -202,61 +202,61 @@ class UpstreamResponse(PushStream):
         await self._at_server.__aexit__(type(failure), failure, failure.__traceback__)
         self._batches = None
         told = failure
-        if self._tally.first_token_s is not None and self._held is None:
+        if self._context.first_token_s is not None and self._held is None:
             if not isinstance(failure, ReplicaLost):
                 told = ReplicaLost()
                 told.__cause__ = failure
-            if not self._go_on():
+            if not self._continue_text():
                 raise told
         else:
-            self._begin_anew()
+            self._restart()
         rest_s = failure.retry_after_s if isinstance(failure, ReplicaBusy) else None
-        elsewhere = self._seat.elsewhere
+        elsewhere = self._entry.has_other_replica
         passes = isinstance(failure, ReplicaLost | ReplicaBusy) and not isinstance(failure, ReplicaTooSlow)
         if not elsewhere and not passes:
             raise told  # it is away, too slow, or not what the configuration says: a pause would not help
-        wait_s = self._attempts.wait(self._clock.monotonic_s(), told_s=None if elsewhere else rest_s)
+        wait_s = self._retry_state.wait(self._clock.monotonic_s(), told_s=None if elsewhere else rest_s)
         if isinstance(wait_s, GiveUpReason):
             raise told
-        again = self._seat.again(
+        again = self._entry.requeue(
             prompts=range(self._prompts), answer_by_s=self._deadline_s, rest_s=rest_s if elsewhere else wait_s
         )
         if not again:
             raise told
-        self._tally.recoveries += 1
-        self._tally.continued += bool(self._request.given)
+        self._context.recoveries += 1
+        self._context.continued += bool(self._request.given)
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         """Nobody has seen anything."""
-        self._meter.begin_anew()
+        self._usage_counter.restart()
         self._finishes.clear()
         self._last_s.clear()
         if self._held is not None:
             self._held.clear()
 
-    def _go_on(self) -> bool:
+    def _continue_text(self) -> bool:
         """A part was seen: whether another server can go on behind it, as it will be asked to then."""
-        if self._manuscript is None or self._finishes:
+        if self._continuation is None or self._finishes:
             return False
-        self._meter.go_on()
-        rest = self._manuscript.rest(self._tally.completion_tokens)
+        self._usage_counter.resume()
+        rest = self._continuation.remaining_request(self._context.completion_tokens)
         if rest is None:
             return False
         self._request, self._joint = rest, True
         return True
 
-    def _take(self, batch: TextBatch) -> list[TextDelta]:
+    def _process(self, batch: TextBatch) -> list[TextDelta]:
         """Notes what came; returns it without the ends of choices, which have to wait."""
-        now_s, tally, seat = self._clock.monotonic_s(), self._tally, self._seat
-        if tally.first_token_s is None and batch.parts:
-            tally.first_token_s = now_s
-            seat.first_token()
-            seat.took(prompt_tokens=tally.prompt_tokens)
-        before = tally.completion_tokens
-        self._meter.take(batch)
-        if tally.completion_tokens != before:
-            seat.took(output_tokens=tally.completion_tokens - before)
-        self._grant.used(tally.usage)
+        now_s, context, entry = self._clock.monotonic_s(), self._context, self._entry
+        if context.first_token_s is None and batch.parts:
+            context.first_token_s = now_s
+            entry.on_first_token()
+            entry.charge_tokens(prompt_tokens=context.prompt_tokens)
+        before = context.completion_tokens
+        self._usage_counter.count(batch)
+        if context.completion_tokens != before:
+            entry.charge_tokens(output_tokens=context.completion_tokens - before)
+        self._grant.record_usage(context.usage)
         shown: list[TextDelta] = []
         for part in batch.parts:
             if part.finish is not None:
@@ -267,10 +267,10 @@ class UpstreamResponse(PushStream):
                     self._joint = False
                 shown.append(part)
                 if (last_s := self._last_s.get(part.index)) is not None:
-                    tally.gaps_s.append(now_s - last_s)
+                    context.gaps_s.append(now_s - last_s)
                 self._last_s[part.index] = now_s
-        if self._manuscript is not None:
-            self._manuscript.heard(shown)
+        if self._continuation is not None:
+            self._continuation.on_delta(shown)
         if self._held is None:
             return shown
         self._held += shown
@@ -278,13 +278,13 @@ class UpstreamResponse(PushStream):
 
     async def _end(self, finishes: Mapping[int, FinishReason]) -> list[TextDelta]:
         """Settles, and only then says that it is over."""
-        await COHORT.regroup(CohortStage.HEARD)
+        await COHORT.sync(CohortStage.HEARD)
         self._over = True
-        before = self._tally.completion_tokens
-        self._meter.close()
-        self._seat.took(output_tokens=self._tally.completion_tokens - before)
-        self._tally.finishes = [finishes[index] for index in sorted(finishes)]
-        await self._grant.settle(self._tally.usage, Outcome.FINISHED)
+        before = self._context.completion_tokens
+        self._usage_counter.close()
+        self._entry.charge_tokens(output_tokens=self._context.completion_tokens - before)
+        self._context.finish_reasons = [finishes[index] for index in sorted(finishes)]
+        await self._grant.settle(self._context.usage, Outcome.FINISHED)
         return [*(self._held or ()), *(self._last(index, finishes[index]) for index in sorted(finishes))]
 
     def _last(self, index: int, finish: FinishReason) -> TextDelta:
@@ -293,7 +293,7 @@ class UpstreamResponse(PushStream):
 
     async def _cut(self) -> list[TextDelta]:
         """The caller's time is over."""
-        if self._partial and self._tally.first_token_s is not None:
+        if self._partial and self._context.first_token_s is not None:
             unfinished = dict.fromkeys(range(self._request.choices), FinishReason.DEADLINE)
             return await self._end({**unfinished, **self._finishes})
         raise DeadlineExceeded
@@ -304,22 +304,22 @@ class _UpstreamAttempt:
 
     Args:
         sent: The request.
-        chapter: What is told of it.
+        span: What is told of it.
         now_s: The time.
         submitted: Called when it has arrived there.
     """
 
-    __slots__ = ("_chapter", "_now_s", "_sent", "_submitted")
+    __slots__ = ("_now_s", "_sent", "_span", "_submitted")
 
     def __init__(
         self,
         sent: AbstractAsyncContextManager[TextStream],
-        chapter: TimelineSpan,
+        span: TimelineSpan,
         now_s: Callable[[], float],
         submitted: Callable[[], None],
     ) -> None:
         self._sent = sent
-        self._chapter = chapter
+        self._span = span
         self._now_s = now_s
         self._submitted = submitted
 
@@ -327,7 +327,7 @@ class _UpstreamAttempt:
         try:
             stream = await self._sent.__aenter__()
         except BaseException as failure:
-            self._chapter.end(self._now_s(), code_of(failure))
+            self._span.end(self._now_s(), error_code(failure))
             raise
         self._submitted()
         return _UpstreamBatches(stream)
@@ -338,7 +338,7 @@ class _UpstreamAttempt:
         try:
             await self._sent.__aexit__(kind, error, trace)
         finally:
-            self._chapter.end(self._now_s(), "" if error is None else code_of(error))
+            self._span.end(self._now_s(), "" if error is None else error_code(error))
 
 
 class _UpstreamBatches(PeekableStream[TextBatch]):

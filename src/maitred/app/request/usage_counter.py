@@ -18,15 +18,15 @@ class UpstreamUsageCounter:
 
     Args:
         model: Learns the ratios.
-        tally: Has the prompt's tokens as they were reserved.
+        context: Has the prompt's tokens as they were reserved.
         estimated_prompt: The same by the rule alone; None: they were counted, and there is nothing to learn.
     """
 
-    def __init__(self, model: TextModel, tally: RequestContext, estimated_prompt: float | None) -> None:
+    def __init__(self, model: TextModel, context: RequestContext, estimated_prompt: float | None) -> None:
         self._model = model
-        self._tally = tally
+        self._context = context
         self._estimated_prompt = estimated_prompt
-        self._reserved_prompt = tally.prompt_tokens
+        self._reserved_prompt = context.prompt_tokens
         self._estimated_output = 0.0
         self._counted: Usage | None = None
         self._before = 0
@@ -36,9 +36,9 @@ class UpstreamUsageCounter:
         self._prompt_counted = False
         self._chunks = 0
 
-    def take(self, batch: TextBatch) -> None:
+    def count(self, batch: TextBatch) -> None:
         """Something came."""
-        tally = self._tally
+        context = self._context
         self._chunks += batch.chunks
         for part in batch.parts:
             if part.text:
@@ -49,28 +49,28 @@ class UpstreamUsageCounter:
             self._counted = usage = batch.usage
             if not self._prompt_counted:
                 # To who goes on, what came before is a part of the prompt.
-                tally.prompt_tokens = max(1, usage.prompt_tokens - self._before)
-                tally.cached_tokens = min(usage.cached_tokens, tally.prompt_tokens)
-            tally.completion_tokens = self._before + usage.completion_tokens
+                context.prompt_tokens = max(1, usage.prompt_tokens - self._before)
+                context.cached_tokens = min(usage.cached_tokens, context.prompt_tokens)
+            context.completion_tokens = self._before + usage.completion_tokens
         elif batch.parts and self._counted is None:
             ratio = self._model.output_ratio.value
-            tally.completion_tokens = self._before + max(1, round(self._estimated_output * ratio))
+            context.completion_tokens = self._before + max(1, round(self._estimated_output * ratio))
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """What came is of no use: another answer begins."""
         self._estimated_output, self._counted, self._chunks = 0.0, None, 0
-        tally = self._tally
-        tally.prompt_tokens, tally.cached_tokens, tally.completion_tokens = self._reserved_prompt, 0, 0
+        context = self._context
+        context.prompt_tokens, context.cached_tokens, context.completion_tokens = self._reserved_prompt, 0, 0
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """What came stays, and another server goes on: nobody pays for what it has to compute again.
 
         Where nobody has counted, there were at least as many tokens as pieces of text.
         """
-        tally = self._tally
+        context = self._context
         if self._counted is None:
-            tally.completion_tokens = max(tally.completion_tokens, self._before + self._chunks)
-        self._before = tally.completion_tokens
+            context.completion_tokens = max(context.completion_tokens, self._before + self._chunks)
+        self._before = context.completion_tokens
         self._guessed = self._guessed or self._counted is None
         self._prompt_counted = self._prompt_counted or self._counted is not None
         self._estimated_output, self._counted, self._chunks = 0.0, None, 0
@@ -79,7 +79,7 @@ class UpstreamUsageCounter:
         """The answer is whole: what was counted is all there is to count."""
         usage = self._counted
         if usage is None or self._guessed:
-            self._tally.estimated = True
+            self._context.estimated = True
         if usage is None or self._before:
             return
         if self._estimated_prompt is not None:

@@ -1,7 +1,7 @@
 """How often Python looks for garbage that refers to itself.
 
 Nearly everything that a request makes is gone, by reference counts, when the request is (see also
-`maitred.api.errors.let_go_of_frames`). Python cannot know that: it looks through what is new after every 700 objects,
+`maitred.api.errors.clear_traceback`). Python cannot know that: it looks through what is new after every 700 objects,
 and now and then through everything there is, tokenizers, tables of tenants and all the code included. In a gateway
 those looks were a tenth of all CPU time, and the thorough ones pauses of the event loop. So what is there when serving
 begins is never looked at again, and the rest seldom.
@@ -42,14 +42,14 @@ class GcSweep:
         """Something was let go of. What is let go of until a look is part of it."""
         for after_s in _LATER_S:
             if after_s not in self._due:
-                self._due[after_s] = asyncio.get_running_loop().call_later(after_s, self._look, after_s)
+                self._due[after_s] = asyncio.get_running_loop().call_later(after_s, self._check, after_s)
 
-    def _look(self, after_s: float) -> None:
+    def _check(self, after_s: float) -> None:
         del self._due[after_s]
         gc.collect()
 
 
-def collect_seldom() -> None:
+def tune_gc() -> None:
     """Call it once, when everything that stays is there."""
     gc.collect()
     gc.freeze()

@@ -1,1 +1,1 @@
-"""`maitred serve --workers`: several processes that speak HTTP, and one that decides."""
+"""Multi-process serving: several worker processes that speak HTTP, and one controller process that decides."""

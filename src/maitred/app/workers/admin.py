@@ -1,4 +1,4 @@
-"""The workers as operators see them."""
+"""Worker processes as the admin API lists and restarts them."""
 
 from collections.abc import Callable, Collection
 
@@ -8,54 +8,54 @@ from maitred.app.workers.controller import WorkerSession
 from maitred.app.workers.ipc import IpcDirectory
 from maitred.core.errors import Conflict
 from maitred.wire.admin.responses import WorkerBody
-from maitred.wire.admin.times import iso_of
+from maitred.wire.admin.times import to_iso
 
 
 class WorkerAdmin:
-    """All of them. Implements `maitred.api.admin.workers.WorkerService`.
+    """Lists and replaces the worker processes. Implements `maitred.api.admin.workers.WorkerService`.
 
     Args:
-        clerks: One for each that is connected.
-        house: Where the supervisor is, who replaces them; None: the gateway is one process.
+        sessions: Returns the session of each connected worker.
+        ipc: Finds the supervisor, which replaces workers; None: the gateway is one process.
     """
 
-    def __init__(self, clerks: Callable[[], Collection[WorkerSession]], house: IpcDirectory | None) -> None:
-        self._clerks = clerks
-        self._house = house
+    def __init__(self, sessions: Callable[[], Collection[WorkerSession]], ipc: IpcDirectory | None) -> None:
+        self._sessions = sessions
+        self._ipc = ipc
 
     def all(self) -> list[WorkerBody]:
-        """By their numbers; who leaves stands before its successor."""
-        born = sorted(self._born(), key=lambda each: (each[1].worker, each[0]))
-        newest = {clerk.worker: clerk for _, clerk in born}
+        """Lists the workers by number; a worker that is leaving stands before its successor."""
+        started = sorted(self._start_times(), key=lambda entry: (entry[1].worker, entry[0]))
+        newest = {session.worker: session for _, session in started}
         return [
             WorkerBody(
-                worker=clerk.worker,
-                pid=clerk.pid,
-                started_at=iso_of(started_s),
-                leaving=newest[clerk.worker] is not clerk,
-                requests=clerk.requests,
+                worker=session.worker,
+                pid=session.pid,
+                started_at=to_iso(started_s),
+                leaving=newest[session.worker] is not session,
+                requests=session.requests,
             )
-            for started_s, clerk in born
+            for started_s, session in started
         ]
 
     def restart(self) -> None:
-        """Has them replaced by new ones.
+        """Has the supervisor replace all workers by new processes.
 
         Raises:
-            Conflict: There are none.
+            Conflict: The gateway is one process and has no workers.
         """
-        if self._house is None:
+        if self._ipc is None:
             raise Conflict(
                 "This gateway is one process (server.workers is 1), which cannot be replaced while it serves. "
                 "SIGTERM lets its answers end and then ends it."
             )
-        self._house.replace()
+        self._ipc.request_replacement()
 
-    def _born(self) -> list[tuple[float, WorkerSession]]:
-        born = []
-        for clerk in self._clerks():
+    def _start_times(self) -> list[tuple[float, WorkerSession]]:
+        started = []
+        for session in self._sessions():
             try:
-                born.append((psutil.Process(clerk.pid).create_time(), clerk))
+                started.append((psutil.Process(session.pid).create_time(), session))
             except psutil.Error:
                 continue  # it has ended since
-        return born
+        return started

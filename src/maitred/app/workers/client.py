@@ -1,8 +1,10 @@
-"""The worker's end of the line to the controller: what is asked, and who waits for which answer.
+"""The worker's end of the connection to the controller: it sends messages and hands each reply to its request.
 
-A line that ends is connected again, for as long as it takes. Whoever asks meanwhile waits for a moment and is then told
-when to come back; whoever has been answered before goes on. The next controller is told first of all what that is: what
-was granted and has not been settled, whether it runs still or has ended since.
+A connection that ends is opened again, for as long as that takes. A request that needs the controller meanwhile waits
+for
+a moment and is then rejected with a `Retry-After`; a request that the controller has admitted before goes on. The next
+controller first receives a `WorkerHello` with every grant that has not been settled: those of requests that still run,
+and those of requests that have ended since.
 """
 
 import asyncio
@@ -17,230 +19,245 @@ import msgspec
 from maitred.app.workers.ipc import IpcConnection
 from maitred.core.errors import MaitredError, StoreUnavailable, Unavailable
 from maitred.core.tenancy import DirectoryChanges
-from maitred.wire.error_codec import read_error
+from maitred.wire.error_codec import decode_error
 from maitred.wire.worker_protocol import (
     ControllerSnapshot,
     DirectoryQuery,
-    DirectoryUpdate,
+    DirectoryReply,
     RateLimitReply,
     ResumeGrant,
     ToWorker,
     WorkerHello,
 )
 
-AWAY = "The process of this gateway that decides on requests is being started again. Try again shortly."
-_PATIENCE_S = 5.0
-"""For a controller that is away: a start of one takes a second or two, on a machine that is busy with answers."""
-_KEPT_S = 10.0
-"""The same for who has a grant, which the next one knows of."""
+CONTROLLER_UNAVAILABLE = (
+    "The process of this gateway that decides on requests is being started again. Try again shortly."
+)
+_CONNECT_TIMEOUT_S = 5.0
+"""How long a request waits for a controller that is away. A start takes one or two seconds on a busy machine."""
+_GRANTED_TIMEOUT_S = 10.0
+"""How long a request waits that already has a grant, which the next controller knows of."""
 _RETRY_AFTER_S = 2.0
 _RECONNECT_S = 0.05
-_GATHERED_S = 0.25
-"""How long tokens are gathered before the controller is told of them, whose fair queue charges them. Of a stream of 20
-tokens a second it hears 4 times."""
-_REPORTED_S = 0.025
-"""How long the end of a request waits for something else to go out with."""
-_MOST_UNTOLD = 10_000
-"""Ends of requests that wait for a controller to hear of them. What they have used is owed beside that."""
+_FLUSH_INTERVAL_S = 0.25
+"""How long token counts are gathered before they are sent to the controller, whose fair queue charges them.
+
+For a stream of 20 tokens a second the controller receives 4 messages a second.
+"""
+_REPORT_DELAY_S = 0.025
+"""How long the report of a request's end waits for other messages to be sent with."""
+_MAX_PENDING_REPORTS = 10_000
+"""Most reports of ended requests that are kept while there is no controller. Their usage is kept apart from them."""
 
 
-class Caller(Protocol):
-    """A request that is told something from time to time."""
+class RequestListener(Protocol):
+    """A request of this worker that receives messages from the controller."""
 
-    def hear(self, message: ToWorker) -> None:
-        """The controller has said something of it."""
+    def on_message(self, message: ToWorker) -> None:
+        """Handles a message of the controller about this request."""
         ...
 
-    def cut(self) -> None:
-        """The controller is gone."""
+    def on_disconnect(self) -> None:
+        """Handles the loss of the connection to the controller."""
         ...
 
-    def resumes(self) -> ResumeGrant | None:
-        """There is another one, and this is what it has to know; None: nothing was granted."""
+    def resume_message(self) -> ResumeGrant | None:
+        """Returns what a new controller has to know of this request; None: nothing was granted to it."""
         ...
 
     @property
-    def unanswered(self) -> str | None:
-        """The id of its request, if that has asked and was not told of any grant."""
+    def unanswered_id(self) -> str | None:
+        """The id of the request if it has asked for admission and has no reply yet; None otherwise."""
         ...
 
 
-class Gatherer(Protocol):
-    """A request that has something to tell, which can wait for a moment."""
+class Flushable(Protocol):
+    """A request that has gathered token counts, which can be sent a little later."""
 
     def flush(self) -> None:
-        """Tells it now; nothing, if it was told meanwhile."""
+        """Sends the gathered counts now; does nothing if they were sent meanwhile."""
         ...
 
 
 class ControllerClient:
-    """The line.
+    """Client of the controller in one worker process.
 
     Args:
         worker: The number of this worker.
-        pid: Its process id.
-        path: Where the controller listens.
-        welcomed: Told of every welcome.
+        pid: The process id of this worker.
+        path: The Unix socket where the controller listens.
+        on_snapshot: Called with every `ControllerSnapshot`.
     """
 
-    def __init__(self, worker: int, pid: int, path: Path, welcomed: Callable[[ControllerSnapshot], None]) -> None:
+    def __init__(self, worker: int, pid: int, path: Path, on_snapshot: Callable[[ControllerSnapshot], None]) -> None:
         self._worker, self._pid = worker, pid
         self._path = path
-        self._welcomed = welcomed
-        self._line: IpcConnection[ToWorker] | None = None
-        self._up = asyncio.Event()
-        self._over = asyncio.Event()
+        self._on_snapshot = on_snapshot
+        self._connection: IpcConnection[ToWorker] | None = None
+        self._connected = asyncio.Event()
+        self._disconnected = asyncio.Event()
         self._numbers = itertools.count(1)
-        self._callers: dict[int, Caller] = {}
-        self._answers: dict[int, asyncio.Future[ToWorker]] = {}
-        self._owed: list[ResumeGrant] = []
-        """What has ended while there was no controller..."""
-        self._given_up: list[str] = []
-        """...and the ids of what was never answered."""
-        self._untold: deque[msgspec.Struct] = deque(maxlen=_MOST_UNTOLD)
-        self._gathered: list[Gatherer] = []
+        self._listeners: dict[int, RequestListener] = {}
+        self._pending_replies: dict[int, asyncio.Future[ToWorker]] = {}
+        self._ended_grants: list[ResumeGrant] = []
+        """Grants whose requests have ended while there was no controller."""
+        self._abandoned_ids: list[str] = []
+        """Ids of requests that have ended without a reply to their `AdmitRequest`."""
+        self._pending_reports: deque[msgspec.Struct] = deque(maxlen=_MAX_PENDING_REPORTS)
+        self._to_flush: list[Flushable] = []
 
     @property
-    def up(self) -> bool:
-        """Whether the controller is there."""
-        return self._up.is_set()
+    def is_connected(self) -> bool:
+        """Whether the controller is connected."""
+        return self._connected.is_set()
 
     async def run(self) -> None:
-        """Keeps it connected; until it is cancelled."""
+        """Keeps the connection open, and opens it again after a loss, until the task is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                _, line = await loop.create_unix_connection(
-                    lambda: IpcConnection(ToWorker, self._heard, self._ended), str(self._path)
+                _, connection = await loop.create_unix_connection(
+                    lambda: IpcConnection(ToWorker, self._on_message, self._on_disconnect), str(self._path)
                 )
             except OSError:
                 await asyncio.sleep(_RECONNECT_S)
                 continue
-            self._over.clear()
-            self._line = line
-            callers = self._callers.values()
-            running = [told for caller in callers if (told := caller.resumes()) is not None]
-            asking = [request_id for caller in callers if (request_id := caller.unanswered) is not None]
-            line.tell(WorkerHello(self._worker, self._pid, [*self._owed, *running], [*self._given_up, *asking]))
-            self._tell_untold()
+            self._disconnected.clear()
+            self._connection = connection
+            listeners = self._listeners.values()
+            resume_grants = [
+                resume_grant for listener in listeners if (resume_grant := listener.resume_message()) is not None
+            ]
+            unanswered_ids = [
+                request_id for listener in listeners if (request_id := listener.unanswered_id) is not None
+            ]
+            connection.send(
+                WorkerHello(
+                    self._worker,
+                    self._pid,
+                    [*self._ended_grants, *resume_grants],
+                    [*self._abandoned_ids, *unanswered_ids],
+                )
+            )
+            self._send_reports()
             try:
-                await self._over.wait()
+                await self._disconnected.wait()
             finally:
-                self._tell_untold()
-                line.close()
+                self._send_reports()
+                connection.close()
 
-    async def ready(self, *, kept: bool = False) -> None:
-        """Waits for a controller that is away, for a moment; longer where a grant is `kept`.
+    async def wait_connected(self, *, has_grant: bool = False) -> None:
+        """Waits a moment for the controller; longer if the request `has_grant`.
 
         Raises:
-            Unavailable: It stays away.
+            Unavailable: The controller stays away.
         """
-        if self._up.is_set():
+        if self._connected.is_set():
             return
         try:
-            async with asyncio.timeout(_KEPT_S if kept else _PATIENCE_S):
-                while not self._up.is_set():
-                    await self._up.wait()
+            async with asyncio.timeout(_GRANTED_TIMEOUT_S if has_grant else _CONNECT_TIMEOUT_S):
+                while not self._connected.is_set():
+                    await self._connected.wait()
         except TimeoutError:
-            raise Unavailable(AWAY, retry_after_s=_RETRY_AFTER_S) from None
+            raise Unavailable(CONTROLLER_UNAVAILABLE, retry_after_s=_RETRY_AFTER_S) from None
 
-    def tell(self, message: msgspec.Struct) -> None:
-        """Says something; nobody hears it while the controller is away."""
-        if self._line is not None:
-            self._tell_untold()
-            self._line.tell(message)
+    def send(self, message: msgspec.Struct) -> None:
+        """Sends a message; drops it while the controller is away."""
+        if self._connection is not None:
+            self._send_reports()
+            self._connection.send(message)
 
     def report(self, message: msgspec.Struct) -> None:
-        """Says something that can wait for a moment, or for the next controller.
+        """Queues a message that can wait for a moment, or for the next controller.
 
-        It goes out with what cannot wait, so that a busy controller is not woken for it.
+        The message is sent together with the next one that cannot wait, so that a busy controller is not woken for it.
         """
-        if not self._untold and self._line is not None:
-            asyncio.get_running_loop().call_later(_REPORTED_S, self._tell_untold)
-        self._untold.append(message)
+        if not self._pending_reports and self._connection is not None:
+            asyncio.get_running_loop().call_later(_REPORT_DELAY_S, self._send_reports)
+        self._pending_reports.append(message)
 
-    def _tell_untold(self) -> None:
-        if (line := self._line) is not None:
-            while self._untold:
-                line.tell(self._untold.popleft())
+    def _send_reports(self) -> None:
+        if (connection := self._connection) is not None:
+            while self._pending_reports:
+                connection.send(self._pending_reports.popleft())
 
-    def gather(self, gatherer: Gatherer) -> None:
-        """Has it tell before long what it has to tell, together with others."""
-        if not self._gathered:
-            asyncio.get_running_loop().call_later(_GATHERED_S, self._flush)
-        self._gathered.append(gatherer)
+    def schedule_flush(self, flushable: Flushable) -> None:
+        """Schedules `flush` of this request within `_FLUSH_INTERVAL_S`, together with other requests."""
+        if not self._to_flush:
+            asyncio.get_running_loop().call_later(_FLUSH_INTERVAL_S, self._flush)
+        self._to_flush.append(flushable)
 
     def _flush(self) -> None:
-        gathered, self._gathered = self._gathered, []
-        for gatherer in gathered:
-            gatherer.flush()
+        flushables, self._to_flush = self._to_flush, []
+        for flushable in flushables:
+            flushable.flush()
 
-    def owe(self, resumes: ResumeGrant) -> None:
-        """The next controller is to settle this."""
-        self._owed.append(resumes)
+    def settle_later(self, resume_grant: ResumeGrant) -> None:
+        """Keeps an ended grant, which the next controller is to settle."""
+        self._ended_grants.append(resume_grant)
 
-    def give_up(self, request_id: str) -> None:
-        """A request is over that was never answered: the next controller is to forget it."""
-        self._given_up.append(request_id)
+    def abandon(self, request_id: str) -> None:
+        """Keeps the id of a request that has ended without a reply; the next controller forgets that request."""
+        self._abandoned_ids.append(request_id)
 
-    def enter(self, caller: Caller) -> int:
-        """A number for a request, under which it hears what is said of it."""
+    def register(self, listener: RequestListener) -> int:
+        """Registers a request for messages; returns the number under which the controller knows it."""
         number = next(self._numbers)
-        self._callers[number] = caller
+        self._listeners[number] = listener
         return number
 
-    def leave(self, number: int) -> None:
-        """It hears nothing any more."""
-        self._callers.pop(number, None)
+    def unregister(self, number: int) -> None:
+        """Stops delivering messages to the request of this number."""
+        self._listeners.pop(number, None)
 
-    async def ask(self, question: Callable[[int], msgspec.Struct]) -> ToWorker:
-        """Asks something that is answered at once.
+    async def query(self, make_query: Callable[[int], msgspec.Struct]) -> ToWorker:
+        """Sends a query that the controller answers at once; returns the reply.
 
         Raises:
             Unavailable: The controller is away.
         """
-        await self.ready()
+        await self.wait_connected()
         number = next(self._numbers)
-        answer: asyncio.Future[ToWorker] = asyncio.get_running_loop().create_future()
-        self._answers[number] = answer
-        self.tell(question(number))
+        reply: asyncio.Future[ToWorker] = asyncio.get_running_loop().create_future()
+        self._pending_replies[number] = reply
+        self.send(make_query(number))
         try:
-            return await answer
+            return await reply
         finally:
-            del self._answers[number]
+            del self._pending_replies[number]
 
     async def changes(self, since: int) -> DirectoryChanges:
-        """See `maitred.core.tenancy.DirectorySource`."""
+        """Reads the changes of the directory since a version. Implements `maitred.core.tenancy.DirectorySource`."""
         try:
-            news = await self.ask(lambda number: DirectoryQuery(number, since))
-        except Unavailable as away:
-            raise StoreUnavailable(away.message, retry_after_s=away.retry_after_s) from None
-        assert isinstance(news, DirectoryUpdate)
-        if news.changes is None:
-            raise MaitredError if news.error is None else read_error(news.error)
-        return news.changes
+            reply = await self.query(lambda number: DirectoryQuery(number, since))
+        except Unavailable as error:
+            raise StoreUnavailable(error.message, retry_after_s=error.retry_after_s) from None
+        assert isinstance(reply, DirectoryReply)
+        if reply.changes is None:
+            raise MaitredError if reply.error is None else decode_error(reply.error)
+        return reply.changes
 
-    def _heard(self, message: ToWorker) -> None:
+    def _on_message(self, message: ToWorker) -> None:
         match message:
             case ControllerSnapshot():
-                self._owed.clear()  # it is settled
-                self._given_up.clear()
-                self._up.set()
-                self._welcomed(message)
-            case DirectoryUpdate() | RateLimitReply():
-                answer = self._answers.get(message.number)
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
+                self._ended_grants.clear()  # the new controller has settled them
+                self._abandoned_ids.clear()
+                self._connected.set()
+                self._on_snapshot(message)
+            case DirectoryReply() | RateLimitReply():
+                reply = self._pending_replies.get(message.number)
+                if reply is not None and not reply.done():
+                    reply.set_result(message)
             case _:
-                if (caller := self._callers.get(message.number)) is not None:
-                    caller.hear(message)
+                if (listener := self._listeners.get(message.number)) is not None:
+                    listener.on_message(message)
 
-    def _ended(self) -> None:
-        self._line = None
-        self._up.clear()
-        self._over.set()
-        for caller in list(self._callers.values()):
-            caller.cut()
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(Unavailable(AWAY, retry_after_s=_RETRY_AFTER_S))
+    def _on_disconnect(self) -> None:
+        self._connection = None
+        self._connected.clear()
+        self._disconnected.set()
+        for listener in list(self._listeners.values()):
+            listener.on_disconnect()
+        for reply in self._pending_replies.values():
+            if not reply.done():
+                reply.set_exception(Unavailable(CONTROLLER_UNAVAILABLE, retry_after_s=_RETRY_AFTER_S))

@@ -1,56 +1,56 @@
-"""The tally of a request on its way from the worker that served it to those who are told of its end."""
+"""Encodes the context of a request, which a worker sends to the observers in the controller when the request ends."""
 
 from collections.abc import Sequence
 
 from maitred.core.answer import InferenceRequest, RequestContext
 from maitred.core.errors import MaitredError
 from maitred.core.timeline import RequestTimeline, TimelineSpan
-from maitred.wire.error_codec import read_error, write_error
+from maitred.wire.error_codec import decode_error, encode_error
 from maitred.wire.worker_protocol import RequestEnded, RequestSummary
 
 
-def ended_of(tally: RequestContext) -> RequestEnded:
-    """What a closed tally tells."""
-    assert tally.outcome is not None
+def encode_context(context: RequestContext) -> RequestEnded:
+    """Encodes a closed request context as the message that reports the end of the request."""
+    assert context.outcome is not None
     return RequestEnded(
-        request_id=tally.request_id,
-        started_s=tally.started_s,
-        ended_s=tally.ended_s,
-        route=tally.route,
-        outcome=tally.outcome,
-        status=tally.status,
-        principal=tally.principal,
-        model=tally.model,
-        ask=None if tally.ask is None else _written(tally.ask),
-        failure=None if tally.failure is None else write_error(tally.failure),
-        refused_by=tally.refused_by,
-        chosen=tally.chosen,
-        clamped_max_tokens=tally.clamped_max_tokens,
-        priority=tally.priority,
-        forecast=tally.forecast,
-        released_s=tally.released_s,
-        first_token_s=tally.first_token_s,
-        waited_ms=tally.waited_ms,
-        degraded=tally.degraded,
-        usage=tally.usage,
-        gaps_s=tally.gaps_s,
-        finishes=tally.finishes,
-        fallbacks=tally.fallbacks,
-        failed=tally.failed,
-        recoveries=tally.recoveries,
-        continued=tally.continued,
-        stalled=tally.stalled,
-        chapters=tally.story.chapters,
-        trace=tally.story.trace,
-        parent_span_id=tally.story.parent_span_id,
+        request_id=context.request_id,
+        started_s=context.started_s,
+        ended_s=context.ended_s,
+        route=context.route,
+        outcome=context.outcome,
+        status=context.status,
+        principal=context.principal,
+        model=context.model,
+        ask=None if context.request is None else _summarize_request(context.request),
+        failure=None if context.failure is None else encode_error(context.failure),
+        refused_by=context.refused_by,
+        chosen=context.selection,
+        clamped_max_tokens=context.clamped_max_tokens,
+        priority=context.priority,
+        forecast=context.predicted_position,
+        released_s=context.dispatched_s,
+        first_token_s=context.first_token_s,
+        waited_ms=context.waited_ms,
+        degraded=context.degraded,
+        usage=context.usage,
+        gaps_s=context.gaps_s,
+        finishes=context.finish_reasons,
+        fallbacks=context.fallbacks,
+        failed=context.rejected_answers,
+        recoveries=context.recoveries,
+        continued=context.continued,
+        stalled=context.stalled,
+        chapters=context.timeline.spans,
+        trace=context.timeline.trace,
+        parent_span_id=context.timeline.parent_span_id,
     )
 
 
-def tally_of(ended: RequestEnded, chapters: Sequence[TimelineSpan]) -> RequestContext:
-    """The same tally again, with what the controller itself has to tell of the request."""
-    failure: MaitredError | None = None if ended.failure is None else read_error(ended.failure)
-    story = RequestTimeline(
-        sorted([*ended.chapters, *chapters], key=lambda chapter: chapter.began_s), ended.trace, ended.parent_span_id
+def decode_context(ended: RequestEnded, spans: Sequence[TimelineSpan]) -> RequestContext:
+    """Decodes a request context, and adds the spans that the controller itself has recorded of the request."""
+    failure: MaitredError | None = None if ended.failure is None else decode_error(ended.failure)
+    timeline = RequestTimeline(
+        sorted([*ended.chapters, *spans], key=lambda span: span.began_s), ended.trace, ended.parent_span_id
     )
     usage = ended.usage
     return RequestContext(
@@ -59,13 +59,13 @@ def tally_of(ended: RequestEnded, chapters: Sequence[TimelineSpan]) -> RequestCo
         route=ended.route,
         principal=ended.principal,
         model=ended.model,
-        chosen=ended.chosen,
+        selection=ended.chosen,
         refused_by=ended.refused_by,
         failure=failure,
         clamped_max_tokens=ended.clamped_max_tokens,
         priority=ended.priority,
-        forecast=ended.forecast,
-        released_s=ended.released_s,
+        predicted_position=ended.forecast,
+        dispatched_s=ended.released_s,
         waited_ms=ended.waited_ms,
         degraded=ended.degraded,
         prompt_tokens=usage.prompt_tokens,
@@ -75,50 +75,50 @@ def tally_of(ended: RequestEnded, chapters: Sequence[TimelineSpan]) -> RequestCo
         estimated=usage.estimated,
         first_token_s=ended.first_token_s,
         gaps_s=ended.gaps_s,
-        finishes=ended.finishes,
+        finish_reasons=ended.finishes,
         fallbacks=ended.fallbacks,
-        failed=ended.failed,
+        rejected_answers=ended.failed,
         recoveries=ended.recoveries,
         continued=ended.continued,
         outcome=ended.outcome,
         stalled=ended.stalled,
         status=ended.status,
         ended_s=ended.ended_s,
-        ask=None if ended.ask is None else _read(ended.ask),
-        story=story,
+        request=None if ended.ask is None else _restore_request(ended.ask),
+        timeline=timeline,
     )
 
 
-def _written(ask: InferenceRequest) -> RequestSummary:
+def _summarize_request(request: InferenceRequest) -> RequestSummary:
     return RequestSummary(
-        ask.model,
-        ask.sampling,
-        ask.max_tokens,
-        ask.seed,
-        ask.left_open,
-        ask.stops,
-        ask.priority,
-        ask.ttft_in_s,
-        ask.itl_objective_s,
-        ask.deadline_in_s,
-        ask.needs,
-        ask.whole,
+        request.model,
+        request.sampling,
+        request.max_tokens,
+        request.seed,
+        request.unset_fields,
+        request.stops,
+        request.priority,
+        request.ttft_in_s,
+        request.itl_objective_s,
+        request.deadline_in_s,
+        request.needs,
+        request.whole,
     )
 
 
-def _read(written: RequestSummary) -> InferenceRequest:
+def _restore_request(summary: RequestSummary) -> InferenceRequest:
     return InferenceRequest(
-        model=written.model,
+        model=summary.model,
         prompts=[],
-        sampling=written.sampling,
-        max_tokens=written.max_tokens,
-        seed=written.seed,
-        left_open=written.left_open,
-        stops=written.stops,
-        priority=written.priority,
-        ttft_in_s=written.ttft_in_s,
-        itl_objective_s=written.itl_objective_s,
-        deadline_in_s=written.deadline_in_s,
-        needs=written.needs,
-        whole=written.whole,
+        sampling=summary.sampling,
+        max_tokens=summary.max_tokens,
+        seed=summary.seed,
+        unset_fields=summary.left_open,
+        stops=summary.stops,
+        priority=summary.priority,
+        ttft_in_s=summary.ttft_in_s,
+        itl_objective_s=summary.itl_objective_s,
+        deadline_in_s=summary.deadline_in_s,
+        needs=summary.needs,
+        whole=summary.whole,
     )

@@ -1,11 +1,11 @@
-"""Where the workers ask: the controller's end of every line, and the requests that came over it.
+"""The controller's end of every worker connection, and the requests that came over it.
 
-    worker -- Line -- Clerk -- Guest, one for each request at one model
-                        |
-                      Lobby, until the desk is open
+    worker -- IpcConnection -- WorkerSession -- RemoteRequest, one for each request at one model
+                                    |
+                              PendingWorkers, until the `ControllerServer` is open
 
-A worker that is gone takes its requests with it: they end as if their callers had left, and nothing they held is held
-any more.
+When a worker process ends, its requests end with it: each is cancelled as if its client had disconnected, and all that
+it held is released.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import msgspec
 
 from maitred.api.in_flight import InFlightLimiter
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.workers.context_codec import tally_of
+from maitred.app.workers.context_codec import decode_context
 from maitred.app.workers.ipc import IpcConnection
 from maitred.app.workers.remote_request import RemoteRequest
 from maitred.core.answer import RequestObserver
@@ -30,14 +30,14 @@ from maitred.core.tenancy import DirectoryChanges, DirectorySource
 from maitred.core.timeline import TimelineSpan
 from maitred.identity.refresh import DirectoryRefresher
 from maitred.store.orphan_journal import SurvivingWork
-from maitred.wire.error_codec import write_error
+from maitred.wire.error_codec import encode_error
 from maitred.wire.worker_protocol import (
     AdmitRejected,
     AdmitRequest,
     ControllerSnapshot,
     DirectoryAck,
     DirectoryQuery,
-    DirectoryUpdate,
+    DirectoryReply,
     RateLimitQuery,
     RateLimitReply,
     ReleaseRequest,
@@ -52,374 +52,406 @@ from maitred.wire.worker_protocol import (
     WorkerHello,
 )
 
-_SPREAD_S = 1.0
-"""For workers to learn of a change; one that hangs holds up nobody longer."""
+_DIRECTORY_ACK_TIMEOUT_S = 1.0
+"""How long a directory change waits for each worker's acknowledgement; a hanging worker delays no change longer."""
 _log = logging.getLogger(__name__)
 
 
 class WorkerSession:
-    """One worker's. What it says before there is a desk is kept for then.
+    """The controller's session with one worker. Messages that come before the controller is open are kept for then.
 
     Args:
-        lobby: Where it waits for that.
+        pending_workers: Tracks the session until the controller is open.
     """
 
-    def __init__(self, lobby: "PendingWorkers") -> None:
-        self.line: IpcConnection[ToController] = IpcConnection(ToController, self._said, self._gone)
+    def __init__(self, pending_workers: "PendingWorkers") -> None:
+        self.connection: IpcConnection[ToController] = IpcConnection(
+            ToController, self._on_message, self._on_disconnect
+        )
         self.worker = 0
         self.pid = 0
-        self.brings: list[ResumeGrant] = []
-        """What was granted before this controller, and goes on."""
-        self.unanswered: list[str] = []
-        """See `WorkerHello.unanswered`."""
+        self.resume_grants: list[ResumeGrant] = []
+        """Grants of an earlier controller, whose requests go on or have ended since."""
+        self.unanswered_ids: list[str] = []
+        """Ids of requests without a reply; `WorkerHello.unanswered`."""
         self.tasks: set[asyncio.Task[None]] = set()
-        self._lobby = lobby
-        self._desk: ControllerServer | None = None
-        self._early: list[ToController] = []
-        self._guests: dict[int, RemoteRequest] = {}
-        self._untold: dict[tuple[str, float], _PendingReport] = {}
-        """Requests whose end observers have not been told, by their ids and when they came."""
-        self._knows = asyncio.Condition()
-        self._version = -1
+        self._pending_workers = pending_workers
+        self._controller: ControllerServer | None = None
+        self._early_messages: list[ToController] = []
+        self._requests: dict[int, RemoteRequest] = {}
+        self._pending_reports: dict[tuple[str, float], _PendingReport] = {}
+        """Requests whose end is not reported to the observers yet, by request id and start time."""
+        self._directory_acked = asyncio.Condition()
+        self._directory_version = -1
 
     @property
-    def desk(self) -> "ControllerServer":
-        """Where it stands."""
-        assert self._desk is not None, "it waits"
-        return self._desk
+    def controller(self) -> "ControllerServer":
+        """The controller that serves this session; asserts that there is one."""
+        assert self._controller is not None, "it waits"
+        return self._controller
 
     @property
     def requests(self) -> int:
-        """Of its worker's, that wait or run."""
-        return len(self._guests)
+        """The number of this worker's requests that wait or run."""
+        return len(self._requests)
 
-    def attend(self, desk: "ControllerServer") -> None:
-        """Serves its worker from now on."""
-        self._desk = desk
-        desk.clerks.add(self)
-        self.greet(desk.welcome())
-        early, self._early = self._early, []
-        for message in early:
-            self._heard(message)
+    def start(self, controller: "ControllerServer") -> None:
+        """Starts serving the worker, beginning with the messages that were kept."""
+        self._controller = controller
+        controller.sessions.add(self)
+        self.send_snapshot(controller.make_snapshot())
+        messages, self._early_messages = self._early_messages, []
+        for message in messages:
+            self._handle(message)
 
-    async def resume(self, desk: "ControllerServer", resumes: ResumeGrant) -> None:
-        """Grants again what was granted; returns when it is, or when it is settled if it has ended."""
-        if resumes.lease in desk.carried:
-            guest = RemoteRequest(resumes.asks, desk.control, desk.gate, desk.clock, self.line.tell, resumes)
-            task = self._enter(guest)
-            assert guest.resumed is not None
-            resumed = asyncio.ensure_future(guest.resumed.wait())
+    async def resume(self, controller: "ControllerServer", resume_grant: ResumeGrant) -> None:
+        """Grants again what an earlier controller had granted, and waits for that.
+
+        A request that has ended since is settled or released before this returns.
+        """
+        if resume_grant.lease in controller.carried_leases:
+            remote_request = RemoteRequest(
+                resume_grant.asks,
+                controller.flow_controller,
+                controller.in_flight,
+                controller.clock,
+                self.connection.send,
+                resume_grant,
+            )
+            task = self._add_request(remote_request)
+            assert remote_request.resume_done is not None
+            resumed = asyncio.ensure_future(remote_request.resume_done.wait())
             await asyncio.wait([task, resumed], return_when=asyncio.FIRST_COMPLETED)
             resumed.cancel()
-            if resumes.ended is not None:
-                guest.order(resumes.ended)
-                if isinstance(resumes.ended, SettleRequest):
-                    guest.order(ReleaseRequest(resumes.asks.number, resumes.ended.usage, resumes.ended.first_token_s))
+            if resume_grant.ended is not None:
+                remote_request.on_command(resume_grant.ended)
+                if isinstance(resume_grant.ended, SettleRequest):
+                    remote_request.on_command(
+                        ReleaseRequest(
+                            resume_grant.asks.number, resume_grant.ended.usage, resume_grant.ended.first_token_s
+                        )
+                    )
                 await asyncio.wait([task])
         else:
-            self.forgo(resumes)
+            self.decline_resume(resume_grant)
 
-    def forgo(self, resumes: ResumeGrant) -> None:
-        """The ledger has it already, as settled or as interrupted: what runs may run on, and what waits may not."""
-        number = resumes.asks.number
-        if resumes.replica:
-            self.line.tell(SettleReply(number))
+    def decline_resume(self, resume_grant: ResumeGrant) -> None:
+        """Declines to resume a grant that the ledger has already closed as settled or interrupted.
+
+        A request that runs may run on; a request that waits is rejected.
+        """
+        number = resume_grant.asks.number
+        if resume_grant.replica:
+            self.connection.send(SettleReply(number))
         else:
-            self.line.tell(AdmitRejected(number, write_error(Unavailable(retry_after_s=1.0))))
+            self.connection.send(AdmitRejected(number, encode_error(Unavailable(retry_after_s=1.0))))
 
-    def greet(self, welcome: ControllerSnapshot) -> None:
-        """Tells what has to be known."""
-        self.line.tell(welcome)
+    def send_snapshot(self, snapshot: ControllerSnapshot) -> None:
+        """Sends the worker the state that it has to know."""
+        self.connection.send(snapshot)
 
-    async def learnt(self, version: int) -> None:
-        """Waits until the worker goes by a version of the directory."""
-        async with self._knows:
-            await self._knows.wait_for(lambda: self._version >= version or not self.line.open)
+    async def wait_directory_version(self, version: int) -> None:
+        """Waits until the worker uses at least this version of the directory, or is disconnected."""
+        async with self._directory_acked:
+            await self._directory_acked.wait_for(
+                lambda: self._directory_version >= version or not self.connection.is_open
+            )
 
-    def _said(self, message: ToController) -> None:
+    def _on_message(self, message: ToController) -> None:
         if isinstance(message, WorkerHello):
             self.worker, self.pid = message.worker, message.pid
-            self.brings, self.unanswered = message.resumes, message.unanswered
-            self._lobby.entered(self)
-        elif self._desk is None:
-            self._early.append(message)
+            self.resume_grants, self.unanswered_ids = message.resumes, message.unanswered
+            self._pending_workers.on_connect(self)
+        elif self._controller is None:
+            self._early_messages.append(message)
         else:
-            self._heard(message)
+            self._handle(message)
 
-    def _heard(self, message: ToController) -> None:
+    def _handle(self, message: ToController) -> None:
         match message:
             case TokensUsed():
-                if (guest := self._guests.get(message.number)) is not None:
-                    guest.took(message)
+                if (remote_request := self._requests.get(message.number)) is not None:
+                    remote_request.charge_tokens(message)
             case AdmitRequest():
-                # It is known at once: what is said of it next may have come in the same moment.
-                desk = self.desk
-                guest = RemoteRequest(message, desk.control, desk.gate, desk.clock, self.line.tell)
-                self._enter(guest)
+                # Registered at once: the next message about it may be in the same read.
+                controller = self.controller
+                remote_request = RemoteRequest(
+                    message, controller.flow_controller, controller.in_flight, controller.clock, self.connection.send
+                )
+                self._add_request(remote_request)
             case SubmissionAcked():
-                if (guest := self._guests.get(message.number)) is not None:
-                    guest.heard()
+                if (remote_request := self._requests.get(message.number)) is not None:
+                    remote_request.on_submission_acked()
             case ReplicaFailed() | SettleRequest() | ReleaseRequest():
-                if (guest := self._guests.get(message.number)) is not None:
-                    guest.order(message)
+                if (remote_request := self._requests.get(message.number)) is not None:
+                    remote_request.on_command(message)
             case RequestEnded():
-                self._report(message)
+                self._report_end(message)
             case RateLimitQuery():
-                self._begin(self._peek(message), "standing of a caller")
+                self._start_task(self._reply_rate_limits(message), "standing of a caller")
             case DirectoryQuery():
-                self._begin(self._read(message), "changes of the directory")
+                self._start_task(self._reply_directory(message), "changes of the directory")
             case DirectoryAck():
-                self._begin(self._note(message.version), "version of the directory")
+                self._start_task(self._set_directory_version(message.version), "version of the directory")
             case WorkerHello():
-                pass  # it is here
+                pass  # handled in _on_message
 
-    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
+    def _start_task(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine, name=name)
         self.tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("What worker %d had asked for failed.", self.worker, exc_info=error)
 
-    def _enter(self, guest: RemoteRequest) -> asyncio.Task[None]:
-        asks = guest.asks
-        self._guests[asks.number] = guest
-        self._untold.setdefault((asks.request_id, asks.arrived_s), _PendingReport()).guests += 1
-        return self._begin(self._serve(guest), f"request {asks.request_id}")
+    def _add_request(self, remote_request: RemoteRequest) -> asyncio.Task[None]:
+        admit_request = remote_request.admit_request
+        self._requests[admit_request.number] = remote_request
+        self._pending_reports.setdefault(
+            (admit_request.request_id, admit_request.arrived_s), _PendingReport()
+        ).active_requests += 1
+        return self._start_task(self._serve(remote_request), f"request {admit_request.request_id}")
 
-    async def _serve(self, guest: RemoteRequest) -> None:
+    async def _serve(self, remote_request: RemoteRequest) -> None:
         try:
-            await guest.run()
+            await remote_request.run()
         finally:
-            self._leave(guest)
+            self._remove_request(remote_request)
 
-    def _leave(self, guest: RemoteRequest) -> None:
-        asks = guest.asks
-        del self._guests[asks.number]
-        untold = self._untold[asks.request_id, asks.arrived_s]
-        untold.guests -= 1
-        untold.chapters += guest.chapters
-        if untold.ended is not None:
-            self._report(untold.ended)
+    def _remove_request(self, remote_request: RemoteRequest) -> None:
+        admit_request = remote_request.admit_request
+        del self._requests[admit_request.number]
+        pending_report = self._pending_reports[admit_request.request_id, admit_request.arrived_s]
+        pending_report.active_requests -= 1
+        pending_report.spans += remote_request.spans
+        if pending_report.request_ended is not None:
+            self._report_end(pending_report.request_ended)
 
-    async def _peek(self, peeks: RateLimitQuery) -> None:
-        self.line.tell(RateLimitReply(peeks.number, await self.desk.control.peek(peeks.principal, peeks.model)))
+    async def _reply_rate_limits(self, query: RateLimitQuery) -> None:
+        self.connection.send(
+            RateLimitReply(
+                query.number, await self.controller.flow_controller.rate_limit_status(query.principal, query.model)
+            )
+        )
 
-    async def _read(self, reads: DirectoryQuery) -> None:
+    async def _reply_directory(self, query: DirectoryQuery) -> None:
         try:
-            self.desk.refresher.check()
-            # Most ask again and again, and nothing has changed.
-            known = reads.since == self.desk.welcome().directory
-            changes = DirectoryChanges(reads.since) if known else await self.desk.directory.changes(reads.since)
+            self.controller.refresher.check()
+            # Most queries come again and again while nothing has changed.
+            unchanged = query.since == self.controller.make_snapshot().directory
+            changes = (
+                DirectoryChanges(query.since) if unchanged else await self.controller.directory.changes(query.since)
+            )
         except MaitredError as error:
-            self.line.tell(DirectoryUpdate(reads.number, None, write_error(error)))
+            self.connection.send(DirectoryReply(query.number, None, encode_error(error)))
         else:
-            self.line.tell(DirectoryUpdate(reads.number, changes))
+            self.connection.send(DirectoryReply(query.number, changes))
 
-    async def _note(self, version: int) -> None:
-        async with self._knows:
-            self._version = version
-            self._knows.notify_all()
+    async def _set_directory_version(self, version: int) -> None:
+        async with self._directory_acked:
+            self._directory_version = version
+            self._directory_acked.notify_all()
 
-    def _report(self, ended: RequestEnded) -> None:
-        request = ended.request_id, ended.started_s
-        untold = self._untold.get(request)
-        if untold is not None and untold.guests:
-            untold.ended = ended  # it is about to leave, which is told, too
+    def _report_end(self, request_ended: RequestEnded) -> None:
+        report_key = request_ended.request_id, request_ended.started_s
+        pending_report = self._pending_reports.get(report_key)
+        if pending_report is not None and pending_report.active_requests:
+            pending_report.request_ended = request_ended  # reported once the request is removed here, with its spans
             return
-        self._untold.pop(request, None)
-        tally = tally_of(ended, () if untold is None else untold.chapters)
-        for observer in self.desk.observers:
-            observer.ended(tally)
+        self._pending_reports.pop(report_key, None)
+        context = decode_context(request_ended, () if pending_report is None else pending_report.spans)
+        for observer in self.controller.observers:
+            observer.on_request_end(context)
 
-    def _gone(self) -> None:
-        """The worker has ended, or its line has: nobody is there for its requests."""
-        self._lobby.left(self)
-        if self._desk is not None:
-            self._desk.clerks.discard(self)
-        if self._guests:
-            _log.warning("Worker %d (pid %d) is gone, with %d requests.", self.worker, self.pid, len(self._guests))
+    def _on_disconnect(self) -> None:
+        """Handles the end of the connection or of the worker: cancels all of its requests."""
+        self._pending_workers.on_disconnect(self)
+        if self._controller is not None:
+            self._controller.sessions.discard(self)
+        if self._requests:
+            _log.warning("Worker %d (pid %d) is gone, with %d requests.", self.worker, self.pid, len(self._requests))
         for task in self.tasks:
             task.cancel()
-        self._begin(self._note(self._version), "end of a line")
+        self._start_task(self._set_directory_version(self._directory_version), "end of a line")
 
 
 class PendingWorkers:
-    """Takes lines from workers, with or without a desk.
+    """Accepts worker connections, with or without an open controller.
 
     Attributes:
-        clerks: Of those who are here and have said who they are.
+        sessions: The sessions of workers that are connected and have sent their `WorkerHello`.
     """
 
     def __init__(self) -> None:
-        self.clerks: list[WorkerSession] = []
-        self._desk: ControllerServer | None = None
-        self._entering = asyncio.Event()
+        self.sessions: list[WorkerSession] = []
+        self._controller: ControllerServer | None = None
+        self._session_added = asyncio.Event()
 
     @property
-    def outlived(self) -> SurvivingWork:
-        """What goes on of a controller that is dead."""
+    def surviving_work(self) -> SurvivingWork:
+        """The requests that go on although their controller is dead."""
         return SurvivingWork(
-            {resumes.lease for clerk in self.clerks for resumes in clerk.brings},
-            {request_id for clerk in self.clerks for request_id in clerk.unanswered},
+            {resume_grant.lease for session in self.sessions for resume_grant in session.resume_grants},
+            {request_id for session in self.sessions for request_id in session.unanswered_ids},
         )
 
-    async def gathered(self, pids: Collection[int]) -> None:
-        """Waits until all of these processes are here, or as good as dead."""
+    async def wait_connected(self, pids: Collection[int]) -> None:
+        """Waits until each of these processes is connected, has ended, or has exceeded `_GATHER_TIMEOUT_S`."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_S):
-                while {pid for pid in pids if _alive(pid)} - {clerk.pid for clerk in self.clerks}:
-                    self._entering.clear()
+            async with asyncio.timeout(_GATHER_TIMEOUT_S):
+                while {pid for pid in pids if _is_alive(pid)} - {session.pid for session in self.sessions}:
+                    self._session_added.clear()
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._entering.wait(), _LOOK_S)
+                        await asyncio.wait_for(self._session_added.wait(), _LIVENESS_INTERVAL_S)
 
-    def entered(self, clerk: WorkerSession) -> None:
-        """Somebody has said who it is."""
-        self.clerks.append(clerk)
-        self._entering.set()
-        if self._desk is not None:
-            self._receive(clerk, self._desk)
+    def on_connect(self, session: WorkerSession) -> None:
+        """Adds the session of a worker that has sent its `WorkerHello`."""
+        self.sessions.append(session)
+        self._session_added.set()
+        if self._controller is not None:
+            self._attach_late(session, self._controller)
 
-    def left(self, clerk: WorkerSession) -> None:
-        """Its line has ended."""
-        if clerk in self.clerks:
-            self.clerks.remove(clerk)
+    def on_disconnect(self, session: WorkerSession) -> None:
+        """Removes a session whose connection has ended."""
+        if session in self.sessions:
+            self.sessions.remove(session)
 
-    def hand_over(self, desk: "ControllerServer") -> None:
-        """From now on the desk serves all of them."""
-        self._desk = desk
-        for clerk in self.clerks:
-            clerk.attend(desk)
+    def attach_controller(self, controller: "ControllerServer") -> None:
+        """Attaches the controller, which serves all sessions from now on."""
+        self._controller = controller
+        for session in self.sessions:
+            session.start(controller)
 
-    def _receive(self, clerk: WorkerSession, desk: "ControllerServer") -> None:
-        """It comes late: what it brings was taken for interrupted, and is not billed."""
-        for resumes in clerk.brings:
-            clerk.forgo(resumes)
-        clerk.attend(desk)
+    def _attach_late(self, session: WorkerSession, controller: "ControllerServer") -> None:
+        """Attaches a late worker: its grants have already been closed as interrupted, and are not billed."""
+        for resume_grant in session.resume_grants:
+            session.decline_resume(resume_grant)
+        session.start(controller)
 
 
 class ControllerServer:
-    """Serves all workers.
+    """Serves all workers of this gateway.
 
     Args:
-        gate: Counts their requests among those who are inside.
-        directory: Keys, tenants and limits, as they are kept.
-        refresher: Keeps up with them here.
-        welcome: What a worker has to know, as it is now.
-        clock: For stories.
+        in_flight: Counts the workers' requests among those in flight.
+        directory: The stored keys, tenants and limits.
+        refresher: Keeps the directory of this process up to date.
+        make_snapshot: Makes the snapshot of what a worker has to know now.
+        clock: The time, for request timelines.
     """
 
     def __init__(
         self,
-        gate: InFlightLimiter,
+        in_flight: InFlightLimiter,
         directory: DirectorySource,
         refresher: DirectoryRefresher,
-        welcome: Callable[[], ControllerSnapshot],
+        make_snapshot: Callable[[], ControllerSnapshot],
         clock: Clock,
     ) -> None:
-        self.gate = gate
+        self.in_flight = in_flight
         self.directory = directory
         self.refresher = refresher
         self.observers: Sequence[RequestObserver] = ()
-        self._control: LocalFlowController | None = None
-        self.welcome = welcome
+        self._flow_controller: LocalFlowController | None = None
+        self.make_snapshot = make_snapshot
         self.clock = clock
-        self.clerks: set[WorkerSession] = set()
-        self.carried: Collection[str] = ()
+        self.sessions: set[WorkerSession] = set()
+        self.carried_leases: Collection[str] = ()
         """Leases that the ledger has carried over from a controller that is dead."""
-        self._said: ControllerSnapshot | None = None
+        self._last_snapshot: ControllerSnapshot | None = None
 
     @property
-    def control(self) -> LocalFlowController:
-        """Decides, by the settings of now."""
-        assert self._control is not None, "nobody decides yet"
-        return self._control
+    def flow_controller(self) -> LocalFlowController:
+        """The flow controller of the configuration in force."""
+        assert self._flow_controller is not None, "nobody decides yet"
+        return self._flow_controller
 
-    def adopt(self, control: LocalFlowController, observers: Sequence[RequestObserver]) -> None:
-        """Another configuration is in force: these decide, and are told of every request that has ended."""
-        self._control, self.observers = control, observers
+    def reconfigure(self, flow_controller: LocalFlowController, observers: Sequence[RequestObserver]) -> None:
+        """Uses the flow controller and the request observers of another configuration."""
+        self._flow_controller, self.observers = flow_controller, observers
 
     @property
     def workers(self) -> list[tuple[int, int]]:
-        """Those that are here: their numbers and process ids."""
-        return sorted((clerk.worker, clerk.pid) for clerk in self.clerks if clerk.pid)
+        """The connected workers, as pairs of number and process id."""
+        return sorted((session.worker, session.pid) for session in self.sessions if session.pid)
 
-    async def open(self, lobby: PendingWorkers, carried: Collection[str]) -> None:
-        """Serves who waits in the lobby, and who comes from now on.
+    async def open(self, pending_workers: PendingWorkers, carried_leases: Collection[str]) -> None:
+        """Serves the workers that wait, and those that connect from now on.
 
-        What was granted by a controller that is dead, and goes on, is granted again before anybody is asked what it
-        wants: first what runs, then what waits, in the order in which it came.
+        Grants of a dead controller whose requests go on are granted again before any worker is asked what it wants:
+        first those
+        of requests that run, then those of requests that wait, in the order of arrival.
 
         Args:
-            lobby: Where workers are.
-            carried: Leases that the ledger has carried over.
+            pending_workers: Has the sessions of the workers.
+            carried_leases: Leases that the ledger has carried over.
         """
-        self.carried = carried
-        resuming = sorted(
-            ((resumes, clerk) for clerk in lobby.clerks for resumes in clerk.brings),
-            key=lambda each: (not each[0].replica, each[0].asks.arrived_s),
+        self.carried_leases = carried_leases
+        resumptions = sorted(
+            ((resume_grant, session) for session in pending_workers.sessions for resume_grant in session.resume_grants),
+            key=lambda resumption: (not resumption[0].replica, resumption[0].asks.arrived_s),
         )
-        for resumes, clerk in resuming:
-            await clerk.resume(self, resumes)
-        if resuming:
-            _log.warning("%d requests of a controller that is dead go on with this one.", len(resuming))
-        lobby.hand_over(self)
+        for resume_grant, session in resumptions:
+            await session.resume(self, resume_grant)
+        if resumptions:
+            _log.warning("%d requests of a controller that is dead go on with this one.", len(resumptions))
+        pending_workers.attach_controller(self)
 
-    def greet(self) -> None:
-        """Something in the welcome has changed."""
-        self._said = welcome = self.welcome()
-        for clerk in self.clerks:
-            clerk.greet(welcome)
+    def send_snapshots(self) -> None:
+        """Sends the changed snapshot to every worker."""
+        self._last_snapshot = snapshot = self.make_snapshot()
+        for session in self.sessions:
+            session.send_snapshot(snapshot)
 
-    def look(self) -> None:
-        """Something in the welcome may have changed."""
-        if self.clerks and self.welcome() != self._said:
-            self.greet()
+    def check_changes(self) -> None:
+        """Sends the snapshot to every worker if it has changed."""
+        if self.sessions and self.make_snapshot() != self._last_snapshot:
+            self.send_snapshots()
 
-    async def load(self) -> None:
-        """Reads what has changed of keys, tenants and limits; returns when every worker goes by it.
+    async def reload_directory(self) -> None:
+        """Reads what has changed of keys, tenants and limits; returns once every worker uses it.
 
         Raises:
-            StoreUnavailable: They cannot be read.
+            StoreUnavailable: The store cannot be read.
         """
         await self.refresher.load()
-        self.greet()
-        version = self.welcome().directory
-        learning = [asyncio.ensure_future(clerk.learnt(version)) for clerk in self.clerks]
-        if learning:
-            await asyncio.wait(learning, timeout=_SPREAD_S)
-        for each in learning:
-            each.cancel()
+        self.send_snapshots()
+        version = self.make_snapshot().directory
+        acks = [asyncio.ensure_future(session.wait_directory_version(version)) for session in self.sessions]
+        if acks:
+            await asyncio.wait(acks, timeout=_DIRECTORY_ACK_TIMEOUT_S)
+        for ack in acks:
+            ack.cancel()
 
     async def close(self) -> None:
-        """Ends every line."""
-        for clerk in list(self.clerks):
-            clerk.line.close()
-        await asyncio.gather(*(task for clerk in self.clerks for task in clerk.tasks), return_exceptions=True)
+        """Closes every worker connection and waits for its tasks."""
+        for session in list(self.sessions):
+            session.connection.close()
+        await asyncio.gather(*(task for session in self.sessions for task in session.tasks), return_exceptions=True)
 
 
-_PATIENCE_S = 5.0
-"""For a worker that lives and does not come; it tries twenty times a second."""
-_LOOK_S = 0.1
-"""How soon it is noticed that one of them has died meanwhile."""
+_GATHER_TIMEOUT_S = 5.0
+"""How long a live worker may take to connect; a worker tries twenty times a second."""
+_LIVENESS_INTERVAL_S = 0.1
+"""How often it is checked whether one of the workers has died meanwhile."""
 
 
 @asynccontextmanager
-async def open_lobby(path: Path) -> AsyncIterator[PendingWorkers]:
-    """Takes lines at a socket for as long as the block lasts."""
-    lobby = PendingWorkers()
+async def accept_workers(path: Path) -> AsyncIterator[PendingWorkers]:
+    """Accepts worker connections at a Unix socket for as long as the block lasts."""
+    pending_workers = PendingWorkers()
     loop = asyncio.get_running_loop()
-    server = await loop.create_unix_server(lambda: WorkerSession(lobby).line, str(path))
+    server = await loop.create_unix_server(lambda: WorkerSession(pending_workers).connection, str(path))
     try:
-        yield lobby
+        yield pending_workers
     finally:
         server.close()
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -428,10 +460,13 @@ def _alive(pid: int) -> bool:
 
 
 class _PendingReport(msgspec.Struct):
-    """What the controller knows of a request; its end may be said before all of that is known."""
+    """The state of a request whose end cannot be reported yet.
 
-    guests: int = 0
-    """At one model after another, those that have not left."""
-    chapters: list[TimelineSpan] = []
-    """Of those that have."""
-    ended: RequestEnded | None = None
+    The worker may report the end before all parts of the request have been removed here.
+    """
+
+    active_requests: int = 0
+    """Number of parts of the request, one for each model that it tried, that still run here."""
+    spans: list[TimelineSpan] = []
+    """Spans of the parts that have ended."""
+    request_ended: RequestEnded | None = None

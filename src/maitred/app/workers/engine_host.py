@@ -1,7 +1,7 @@
-"""The process that keeps the engines of the `model` section, so that they outlive the controller.
+"""The process that owns the engine processes of the `model` section, so that they outlive the controller.
 
-It starts them, starts them again and says how they end; it neither submits anything nor decides. The controller and
-the workers know where they listen.
+The engine host starts engines, restarts them and logs how they end; it neither submits requests nor decides. The
+controller and the workers know where the engines listen.
 """
 
 import asyncio
@@ -14,34 +14,34 @@ from maitred.core.clock import SystemClock
 from maitred.fleet.local import Command
 
 
-async def keep(config: Config, command: Command | None, house: IpcDirectory) -> int:
-    """Keeps them until SIGTERM comes.
+async def run_engine_host(config: Config, command: Command | None, ipc: IpcDirectory) -> int:
+    """Runs the engines until SIGTERM or SIGINT comes.
 
     Args:
         config: The settings.
-        command: Starts an engine; None: that of this installation.
-        house: Where the others find them.
+        command: Starts an engine; None: the command of this installation.
+        ipc: Has the folder in which the other processes find the engines.
 
     Returns:
         The exit code.
 
     Raises:
-        ReplicaUnavailable: None of them could start; the message has the last words of one.
+        ReplicaUnavailable: No engine could start; the message has the last output of one.
     """
-    engines = await make_engines(config, command, SystemClock(), house)
+    engines = await make_engines(config, command, SystemClock(), ipc)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stopped.set)
     async with engines:
-        starting = asyncio.create_task(engines.started(), name="engine start")
-        stopping = asyncio.create_task(stopped.wait(), name="end")
-        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        start_task = asyncio.create_task(engines.started(), name="engine start")
+        stop_task = asyncio.create_task(stopped.wait(), name="end")
+        await asyncio.wait([start_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
         try:
-            if not stopping.done():
-                starting.result()
-                await stopping
+            if not stop_task.done():
+                start_task.result()
+                await stop_task
         finally:
-            starting.cancel()
-            stopping.cancel()
+            start_task.cancel()
+            stop_task.cancel()
     return 0

@@ -1,4 +1,4 @@
-"""Where the processes of one gateway find each other: a folder of sockets that nobody else can enter."""
+"""IPC between the processes of one gateway: a private folder of Unix sockets, connections, and signals."""
 
 import asyncio
 import logging
@@ -20,59 +20,59 @@ from maitred.wire.frames import FrameReader, encode_frame
 
 @dataclass(frozen=True, slots=True)
 class IpcDirectory:
-    """Made by `open_house`.
+    """The folder of sockets of one gateway, made by `open_ipc`.
 
     Attributes:
-        folder: Of the sockets.
-        supervisor: The process that started the others.
-        workers: Those API workers, by their process ids, that were there when this process was started.
+        folder: The folder of the sockets.
+        supervisor_pid: The process id of the supervisor, which started the others.
+        worker_pids: Process ids of the workers that were running when this process was started.
     """
 
     folder: Path
-    supervisor: int
-    workers: Collection[int] = ()
+    supervisor_pid: int
+    worker_pids: Collection[int] = ()
 
     @property
-    def desk(self) -> Path:
-        """Where workers ask the controller."""
+    def controller_address(self) -> Path:
+        """The Unix socket at which the controller accepts worker connections."""
         return self.folder / "desk.sock"
 
     @property
-    def edge(self) -> Path:
-        """Where the controller speaks HTTP, for what workers pass on."""
+    def worker_address(self) -> Path:
+        """The Unix socket at which the controller speaks HTTP, for requests that workers forward."""
         return self.folder / "edge.sock"
 
-    def engine(self, name: str) -> Path:
-        """The folder where an engine of the `model` section listens."""
+    def engine_address(self, name: str) -> Path:
+        """Returns the folder in which an engine of the `model` section listens."""
         return self.folder / name
 
-    def ready(self) -> None:
-        """Tells the supervisor that this process does its work."""
-        os.kill(self.supervisor, READY)
+    def notify_ready(self) -> None:
+        """Notifies the supervisor that this process is serving."""
+        os.kill(self.supervisor_pid, READY)
 
-    def changed(self) -> None:
-        """Tells the supervisor that another configuration is in force, which workers have to begin with."""
-        os.kill(self.supervisor, CHANGED)
+    def notify_config_changed(self) -> None:
+        """Notifies the supervisor that another configuration is in force, with which new workers have to start."""
+        os.kill(self.supervisor_pid, CONFIG_CHANGED)
 
-    def replace(self) -> None:
-        """Tells the supervisor to replace all workers, one after the other."""
-        os.kill(self.supervisor, REPLACE)
+    def request_replacement(self) -> None:
+        """Asks the supervisor to replace all workers, one after the other."""
+        os.kill(self.supervisor_pid, REPLACE_WORKERS)
 
 
 READY = signal.SIGRTMIN
-"""A signal that is queued, and says who sent it."""
-CHANGED = signal.SIGRTMIN + 1
-"""From the controller: the configuration has changed."""
-REPLACE = signal.SIGUSR2
-"""To the supervisor, from the controller or whoever operates it: all workers are to be replaced."""
+"""Signal to the supervisor: this process is serving. It is a real-time signal: queued, and with the sender's id."""
+CONFIG_CHANGED = signal.SIGRTMIN + 1
+"""Signal of the controller to the supervisor: the configuration has changed."""
+REPLACE_WORKERS = signal.SIGUSR2
+"""Signal to the supervisor, from the controller or an operator: replace all workers."""
 RETIRE = signal.SIGUSR2
-"""To a worker: another one takes its place."""
+"""Signal of the supervisor to a worker: another worker takes its place."""
 
 
 @contextmanager
-def open_house() -> Iterator[IpcDirectory]:
-    """The folder, for as long as the block lasts."""
-    folder = Path(tempfile.mkdtemp(prefix="maitred-house-"))  # with mode 0700
+def open_ipc() -> Iterator[IpcDirectory]:
+    """Creates the folder of sockets for as long as the block lasts."""
+    folder = Path(tempfile.mkdtemp(prefix="maitred-house-"))  # mkdtemp creates it with mode 0700
     try:
         yield IpcDirectory(folder, os.getpid())
     finally:
@@ -84,62 +84,63 @@ _log = logging.getLogger(__name__)
 
 
 class IpcConnection(asyncio.Protocol, Generic[M]):
-    """One end.
+    """One end of a message connection between two processes of a gateway.
 
-    What is told within one turn of the event loop goes out at its end, together. Nothing waits for the socket to
-    drain: what can pile up is bounded by the requests that are open, and these by the gate.
+    Messages that are sent within one turn of the event loop are written together at its end. No sender waits for the
+    socket
+    to drain: what can pile up is bounded by the number of open requests, and `InFlightLimiter` bounds that.
 
     Args:
-        expected: What the other end says.
-        heard: Told of each message. Must not raise.
-        ended: Told once when the other end is gone.
+        message_type: The union of messages that the other end sends.
+        on_message: Called with each message. Must not raise.
+        on_end: Called once when the other end is gone.
     """
 
-    def __init__(self, expected: Any, heard: Callable[[M], None], ended: Callable[[], None]) -> None:  # noqa: ANN401
-        self._reader: FrameReader[M] = FrameReader(expected)
-        self._heard = heard
-        self._ended = ended
+    def __init__(self, message_type: Any, on_message: Callable[[M], None], on_end: Callable[[], None]) -> None:  # noqa: ANN401
+        self._reader: FrameReader[M] = FrameReader(message_type)
+        self._on_message = on_message
+        self._on_end = on_end
         self._unsent: list[bytes] = []
         self._transport: asyncio.Transport | None = None
 
     @property
-    def open(self) -> bool:
-        """Whether anybody hears what is told."""
+    def is_open(self) -> bool:
+        """Whether the connection is open, so that messages are delivered."""
         return self._transport is not None
 
-    def tell(self, message: msgspec.Struct) -> None:
-        """Sends a message; one that nobody hears any more is dropped."""
+    def send(self, message: msgspec.Struct) -> None:
+        """Sends a message; drops it if the other end is gone."""
         if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._send)
+            asyncio.get_running_loop().call_soon(self._write)
         self._unsent.append(encode_frame(message))
 
     def close(self) -> None:
-        """Ends it; what was told before still goes out."""
+        """Closes the connection after it has written the messages that were sent before."""
         if self._transport is not None:
-            self._send()
+            self._write()
             self._transport.close()
 
-    def _send(self) -> None:
+    def _write(self) -> None:
         if self._transport is not None and self._unsent:
             self._transport.write(b"".join(self._unsent))
         self._unsent.clear()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
+        """Stores the transport. Implements `asyncio.Protocol`."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Decodes messages and passes them on; aborts on a broken frame. Implements `asyncio.Protocol`."""
         try:
             for message in self._reader.messages(data):
-                self._heard(message)
+                self._on_message(message)
         except ProtocolViolation:
             _log.exception("What came from another process of this gateway cannot be read.")
             if self._transport is not None:
                 self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """Drops unsent messages and calls `on_end`. Implements `asyncio.Protocol`."""
         self._transport = None
         self._unsent.clear()
-        self._ended()
+        self._on_end()

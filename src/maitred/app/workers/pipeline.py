@@ -1,8 +1,9 @@
-"""Which requests a worker serves by itself, and which it passes on to the controller, which can do all that there is.
+"""Decides which requests a worker serves itself, and which it forwards to the controller.
 
-A worker takes what nearly all requests are: those to a model that is there, whose way depends on nothing but itself.
-What is decided across requests stays in one place: repeats of a request (`Idempotency-Key`), versions on trial, models
-that come and go, choices among models, ladders whose steps depend on the queue, copies for late answers.
+A worker serves what nearly all requests are: requests to a model that is always served, and whose route depends on
+nothing but the request itself. What is decided across requests stays in the controller: repeated requests
+(`Idempotency-Key`), canary rollouts, models that are loaded on demand, automatic model selection, degradation that
+depends on the queue, and hedged requests.
 """
 
 from collections.abc import Collection
@@ -16,33 +17,35 @@ from maitred.routing.pools.names import ModelNames
 
 
 class ForwardToController(Exception):
-    """The controller is to answer this."""
+    """Signals that the controller has to serve this request."""
 
 
 class WorkerPipeline(Pipeline):
-    """The pipeline of a worker; raises `ForwardToController` for what is not its own.
+    """The pipeline of a worker; raises `ForwardToController` for a request that it does not serve.
 
     The arguments are those of `Pipeline`.
 
     Attributes:
-        own: Tells which names it serves.
+        local_names: Knows which model names this worker serves.
     """
 
-    own: "LocalModelNames"
+    local_names: "LocalModelNames"
 
-    def answer(self, ask: InferenceRequest, tally: RequestContext) -> AbstractAsyncContextManager[ResponseStream]:
-        """See `Answering.answer`."""
-        if not self.own.serves(ask.model):
+    def generate(
+        self, request: InferenceRequest, context: RequestContext
+    ) -> AbstractAsyncContextManager[ResponseStream]:
+        """Generates the response to a request. Raises `ForwardToController` for a name that is not local."""
+        if not self.local_names.serves(request.model):
             raise ForwardToController
-        return super().answer(ask, tally)
+        return super().generate(request, context)
 
 
 class LocalModelNames:
-    """The names whose requests a worker serves.
+    """The model names whose requests a worker serves itself.
 
     Args:
         routes: The table of names, as far as the worker knows the models behind them.
-        pools: Models that it can reach.
+        pools: The models that the worker can reach.
 
     Attributes:
         on_trial: Names behind which versions are tried now.
@@ -55,29 +58,29 @@ class LocalModelNames:
         self.on_trial: frozenset[str] = frozenset()
 
     def serves(self, name: str) -> bool:
-        """Whether wherever a request to that name may go is within reach."""
-        found = self._names.find(name)
-        if found is None or self._names.is_auto(name) or self._names.canonical(name) in self.on_trial:
+        """Whether this worker can reach every model to which a request for that name may be routed."""
+        entry = self._names.find(name)
+        if entry is None or self._names.is_auto(name) or self._names.canonical(name) in self.on_trial:
             return False
-        targets = [*found.targets]
-        if (chains := self._routes.fallbacks.get(found.name)) is not None:
-            for each in (*chains.general, *chains.context_length, *chains.content_policy):
-                behind = self._names.find(each)
-                if behind is None:
+        targets = [*entry.targets]
+        if (chains := self._routes.fallbacks.get(entry.name)) is not None:
+            for fallback in (*chains.general, *chains.context_length, *chains.content_policy):
+                fallback_entry = self._names.find(fallback)
+                if fallback_entry is None:
                     return False
-                targets += behind.targets
+                targets += fallback_entry.targets
         return all(pool in self._pools for pool, _ in targets)
 
 
-def within_reach(config: Config, local: str | None) -> set[str]:
-    """The models that a worker can serve.
+def reachable_pools(config: Config, local: str | None) -> set[str]:
+    """Returns the models that a worker can serve.
 
     Args:
         config: The settings.
         local: The name of the model of the `model` section; None: there is none.
     """
     if config.traces.endpoint is not None and config.traces.content:
-        return set()  # what was said goes into spans, and these are made by the controller
+        return set()  # prompts and answers go into spans, which only the controller exports
     pools = {name for name, model in config.models.items() if model.upstreams and not model.degradation}
     if local is not None and not config.model.degradation:
         pools.add(local)

@@ -1,4 +1,4 @@
-"""Hands HTTP requests on to the controller's own edge, over a Unix socket, and their answers back as they come."""
+"""Forwards HTTP requests to the controller's own HTTP server over a Unix socket, and streams the responses back."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,27 +7,27 @@ from pathlib import Path
 import aiohttp
 import yarl
 
-from maitred.api.errors import Header, body_of, headers_of
+from maitred.api.errors import Header, error_body, error_headers
 from maitred.api.exchange import JSON, Receive, Scope, Send
-from maitred.app.workers.client import AWAY
+from maitred.app.workers.client import CONTROLLER_UNAVAILABLE
 from maitred.core.errors import Unavailable
 
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"date"})
-"""Of one connection alone (RFC 9110, 7.6.1); and what the server of the worker adds by itself."""
+"""Headers that belong to one connection alone (RFC 9110, 7.6.1), and those that the worker's server adds itself."""
 _RETRY_AFTER_S = 2.0
 
 
 class ControllerProxy:
-    """An ASGI application. A context; leaving it closes its connections.
+    """An ASGI application that forwards requests to the controller. As a context manager it closes its connections.
 
     Args:
-        path: Where the controller's edge listens.
-        most_bytes: Of a body. What goes beyond is not read on; the controller refuses it.
+        path: The Unix socket where the controller's HTTP server listens.
+        max_body_bytes: Most bytes of a body that are read; the controller rejects a longer one.
     """
 
-    def __init__(self, path: Path, most_bytes: int) -> None:
+    def __init__(self, path: Path, max_body_bytes: int) -> None:
         self._path = path
-        self._most_bytes = most_bytes
+        self._max_body_bytes = max_body_bytes
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "ControllerProxy":
@@ -45,7 +45,7 @@ class ControllerProxy:
         await self._session.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI's entry point. A client that leaves ends the request at the controller as well."""
+        """Serves one ASGI request. A client that disconnects ends the request at the controller as well."""
         body = bytearray()
         more = True
         while more:
@@ -53,28 +53,30 @@ class ControllerProxy:
             if message["type"] == "http.disconnect":
                 return
             body += message.get("body", b"")
-            more = message.get("more_body", False) and len(body) <= self._most_bytes
-        work = asyncio.create_task(self.relay(scope, bytes(body), send), name=f"{scope['method']} {scope['path']}")
-        leaving = asyncio.create_task(_left(receive), name="client")
+            more = message.get("more_body", False) and len(body) <= self._max_body_bytes
+        forward_task = asyncio.create_task(
+            self.forward(scope, bytes(body), send), name=f"{scope['method']} {scope['path']}"
+        )
+        disconnect_task = asyncio.create_task(_wait_disconnect(receive), name="client")
         try:
-            await asyncio.wait([work, leaving], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([forward_task, disconnect_task], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            leaving.cancel()
-            if not work.done():
-                work.cancel()
-                await asyncio.wait([work])
-        if not work.cancelled():
-            work.result()
+            disconnect_task.cancel()
+            if not forward_task.done():
+                forward_task.cancel()
+                await asyncio.wait([forward_task])
+        if not forward_task.cancelled():
+            forward_task.result()
 
-    async def relay(self, scope: Scope, body: bytes, send: Send) -> int:
-        """Sends a request and passes the answer on; returns its status."""
+    async def forward(self, scope: Scope, body: bytes, send: Send) -> int:
+        """Forwards a request and streams the response back; returns its status."""
         assert self._session is not None
         target = scope["raw_path"].decode("latin-1")
         if query := scope.get("query_string"):
             target = f"{target}?{query.decode('latin-1')}"
         headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in _kept(scope["headers"])
+            for name, value in _end_to_end_headers(scope["headers"])
             if name != b"content-length"
         ]
         try:
@@ -86,10 +88,10 @@ class ControllerProxy:
                 allow_redirects=False,
             )
         except (aiohttp.ClientError, OSError):
-            return await _refuse(Unavailable(AWAY, retry_after_s=_RETRY_AFTER_S), send)
+            return await _send_error(Unavailable(CONTROLLER_UNAVAILABLE, retry_after_s=_RETRY_AFTER_S), send)
         try:
             raw = [(name.lower(), value) for name, value in response.raw_headers]
-            await send({"type": "http.response.start", "status": response.status, "headers": _kept(raw)})
+            await send({"type": "http.response.start", "status": response.status, "headers": _end_to_end_headers(raw)})
             async for piece in response.content.iter_any():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
@@ -98,19 +100,19 @@ class ControllerProxy:
         return response.status
 
 
-async def _left(receive: Receive) -> None:
-    """Waits until the client has left."""
+async def _wait_disconnect(receive: Receive) -> None:
+    """Waits until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _kept(headers: Sequence[Header]) -> list[Header]:
+def _end_to_end_headers(headers: Sequence[Header]) -> list[Header]:
     return [(name, value) for name, value in headers if name not in _HOP_BY_HOP]
 
 
-async def _refuse(error: Unavailable, send: Send) -> int:
-    body = body_of(error)
-    head = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *headers_of(error)]
+async def _send_error(error: Unavailable, send: Send) -> int:
+    body = error_body(error)
+    head = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *error_headers(error)]
     await send({"type": "http.response.start", "status": error.http_status, "headers": head})
     await send({"type": "http.response.body", "body": body})
     return error.http_status

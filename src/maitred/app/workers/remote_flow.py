@@ -1,4 +1,4 @@
-"""`Control` for a worker: one question for each request, over the line to the controller."""
+"""The `FlowController` of a worker: it asks the controller for each request over the IPC connection."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from maitred.admission.config import AdmissionConfig
 from maitred.admission.prices import PriceList
 from maitred.admission.request import AdmissionRequest
 from maitred.api.in_flight import CancelScope
-from maitred.app.request.resources import Holder
+from maitred.app.request.resources import ContextStack
 from maitred.app.workers.client import ControllerClient
 from maitred.core.answer import Outcome, RateLimitStatus
 from maitred.core.errors import Bug, MaitredError, Overloaded, Unavailable
@@ -28,7 +28,7 @@ from maitred.dispatch.request import AnyEndpoint, DispatchRequest
 from maitred.replica.engine.client import EngineClient
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt
 from maitred.replica.upstream.status import UpstreamStatus
-from maitred.wire.error_codec import read_error, write_error
+from maitred.wire.error_codec import decode_error, encode_error
 from maitred.wire.worker_protocol import (
     AdmitAccepted,
     AdmitRejected,
@@ -50,42 +50,44 @@ from maitred.wire.worker_protocol import (
 
 
 class SubmissionTracker:
-    """To one engine. Submissions are heard in the order in which they were sent.
+    """Reports to the controller which submissions of this worker an engine has received.
+
+    An engine receives submissions in the order in which they were sent.
 
     Args:
-        engine: Which.
-        line: To the controller.
+        engine: The client of the engine.
+        controller: The client of the controller.
     """
 
-    def __init__(self, engine: EngineClient, line: ControllerClient) -> None:
+    def __init__(self, engine: EngineClient, controller: ControllerClient) -> None:
         self._engine = engine
-        self._line = line
+        self._controller = controller
         self._sent: deque[int] = deque()
         self._reported = asyncio.Event()
-        engine.watch(self._look)
+        engine.on_change(self._on_report)
 
-    def sent(self, number: int) -> None:
-        """A prompt of the request of this number was sent."""
+    def on_sent(self, number: int) -> None:
+        """Records that a prompt of the request of this number was sent to the engine."""
         self._sent.append(number)
 
     @property
-    def met(self) -> bool:
-        """Whether there is a line to it. There is none yet where it, or this worker, has just been started."""
+    def is_connected(self) -> bool:
+        """Whether this worker is connected to the engine. It is not yet if either has just been started."""
         return self._engine.ready
 
-    async def meet(self) -> None:
-        """Waits for that for a moment."""
+    async def wait_connected(self) -> None:
+        """Waits until the engine is connected, for at most `_ENGINE_CONNECT_TIMEOUT_S`."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_S):
-                while not self.met:
+            async with asyncio.timeout(_ENGINE_CONNECT_TIMEOUT_S):
+                while not self.is_connected:
                     self._reported.clear()
                     await self._reported.wait()
 
-    def _look(self) -> None:
-        """The engine has reported."""
+    def _on_report(self) -> None:
+        """Handles a report of the engine: acknowledges the submissions that it counts."""
         self._reported.set()
-        while len(self._sent) > self._engine.unheard():
-            self._line.tell(SubmissionAcked(self._sent.popleft()))
+        while len(self._sent) > self._engine.unreported():
+            self._controller.send(SubmissionAcked(self._sent.popleft()))
 
 
 class RemoteDispatch:
@@ -94,158 +96,165 @@ class RemoteDispatch:
     Implements `maitred.app.request.flow_control.GrantHandle` and `DispatchHandle`.
 
     Args:
-        line: To the controller.
-        posts: The replicas of the model, by name...
-        submissions: ...and what was sent to those of them that are engines of ours.
-        block: What ends when the controller ends the request: this context.
-        work: The request, with its tally.
-        recoveries: How often it may wait for another replica.
+        controller: The client of the controller.
+        endpoints: The replicas of the model, by name.
+        submissions: The submission trackers of those replicas that are engines of this gateway.
+        cancel_scope: Is cancelled when the controller ends the request. It encloses this context.
+        admission_request: The request, with its context.
+        recoveries: How often the request may be requeued for another replica.
 
     Attributes:
-        met: What its attempt says of the server that it is at.
+        attempt_result: What the current attempt says of the upstream server at which it runs.
     """
 
     def __init__(
         self,
-        line: ControllerClient,
-        posts: Mapping[str, AnyEndpoint],
+        controller: ControllerClient,
+        endpoints: Mapping[str, AnyEndpoint],
         submissions: Mapping[str, SubmissionTracker],
-        block: CancelScope,
-        work: AdmissionRequest,
+        cancel_scope: CancelScope,
+        admission_request: AdmissionRequest,
         recoveries: int,
     ) -> None:
-        assert work.tally is not None
-        self._line = line
-        self._posts = posts
+        assert admission_request.context is not None
+        self._controller = controller
+        self._endpoints = endpoints
         self._submissions = submissions
-        self._tally = work.tally
-        self._block = block
+        self._context = admission_request.context
+        self._cancel_scope = cancel_scope
         self._recoveries = recoveries
-        self._number = line.enter(self)
-        self._asks: AdmitRequest | None = None
-        self._seated: AdmitAccepted | None = None
-        self._released: Dispatched | None = None
-        self._settles: SettleRequest | None = None
-        self._settled: SettleReply | None = None
+        self._number = controller.register(self)
+        self._admit_request: AdmitRequest | None = None
+        self._accepted: AdmitAccepted | None = None
+        self._dispatched: Dispatched | None = None
+        self._settle_request: SettleRequest | None = None
+        self._settle_reply: SettleReply | None = None
         self._error: MaitredError | None = None
-        """What stands against it, until it is raised."""
+        """The error with which the controller rejected the request, until it is raised."""
         self._waiter: asyncio.Future[None] | None = None
-        """Of whoever waits for what is said next."""
-        self._returns = 0
-        self._over = False
-        self._cut_off = False
-        """Whether the controller that had granted it is gone, and no other has been told of it."""
-        self._taken = _NOTHING
-        """Tokens of which the controller has not been told..."""
-        self._first = False
-        """...and whether its very first is among them."""
-        self.met = AttemptResult.NEITHER
+        """Future of the task that waits for the next message of the controller."""
+        self._requeue_count = 0
+        self._is_finished = False
+        self._is_disconnected = False
+        """Whether the controller that granted the request is gone, and no other controller knows of it."""
+        self._unsent_tokens = _NO_TOKENS
+        """Token counts that were not sent to the controller yet: prompt, cached and output tokens."""
+        self._first_token_unsent = False
+        """Whether the first output token of the request is among the unsent tokens."""
+        self.attempt_result = AttemptResult.NEITHER
 
-    async def take(self, asks: AdmitRequest) -> None:
-        """Asks for it; raises what stands against it. A controller that dies meanwhile has granted nothing."""
-        self._asks = asks
-        while self._seated is None:
-            await self._line.ready()
-            self._cut_off = False
-            self._line.tell(asks)
-            while self._seated is None and not self._cut_off:
-                await self._news()
-        tally, seated = self._tally, self._seated
-        tally.standing, tally.forecast = seated.standing, seated.place
-        tally.clamped_max_tokens = seated.max_tokens if seated.clamped else None
+    async def request_admission(self, admit_request: AdmitRequest) -> None:
+        """Asks the controller to admit the request; raises the error of a rejection.
+
+        A controller that dies before it replies has granted nothing, so the next one is asked again.
+        """
+        self._admit_request = admit_request
+        while self._accepted is None:
+            await self._controller.wait_connected()
+            self._is_disconnected = False
+            self._controller.send(admit_request)
+            while self._accepted is None and not self._is_disconnected:
+                await self._wait_message()
+        context, accepted = self._context, self._accepted
+        context.rate_limits, context.predicted_position = accepted.standing, accepted.place
+        context.clamped_max_tokens = accepted.max_tokens if accepted.clamped else None
 
     @property
     def number(self) -> int:
-        """Under which the controller knows it."""
+        """The number under which the controller knows this request."""
         return self._number
 
     async def __aenter__(self) -> "RemoteDispatch":
-        self._block.__enter__()
+        self._cancel_scope.__enter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._leave(error)
+            self._release(error)
         finally:
-            self._block.__exit__(kind, error, trace)
+            self._cancel_scope.__exit__(kind, error, trace)
 
-    def _leave(self, error: BaseException | None) -> None:
-        self._line.leave(self._number)
-        if self._over:
+    def _release(self, error: BaseException | None) -> None:
+        self._controller.unregister(self._number)
+        if self._is_finished:
             return
-        why = error.args[0] if isinstance(error, asyncio.CancelledError) and error.args else error
-        told = None if why is None else write_error(why if isinstance(why, MaitredError) else Bug())
-        left = error is not None and not isinstance(error, Exception) and not isinstance(why, MaitredError)
+        cause = error.args[0] if isinstance(error, asyncio.CancelledError) and error.args else error
+        encoded_error = None if cause is None else encode_error(cause if isinstance(cause, MaitredError) else Bug())
+        is_cancelled = error is not None and not isinstance(error, Exception) and not isinstance(cause, MaitredError)
         self.flush()
-        leaves = ReleaseRequest(
-            *(self._number, self._tally.usage, self._tally.first_token_s),
-            *(self.met, None if left else told, left),
+        release_request = ReleaseRequest(
+            *(self._number, self._context.usage, self._context.first_token_s),
+            *(self.attempt_result, None if is_cancelled else encoded_error, is_cancelled),
         )
-        if not self._cut_off:
-            self._line.tell(leaves)
-        elif (request_id := self.unanswered) is not None:
-            self._line.give_up(request_id)
-        elif (resumes := self.resumes()) is not None:
-            self._line.owe(replace(resumes, ended=resumes.ended or leaves))
+        if not self._is_disconnected:
+            self._controller.send(release_request)
+        elif (request_id := self.unanswered_id) is not None:
+            self._controller.abandon(request_id)
+        elif (resume_grant := self.resume_message()) is not None:
+            self._controller.settle_later(replace(resume_grant, ended=resume_grant.ended or release_request))
 
-    # --- what the controller says ---
+    # --- messages of the controller ---
 
-    def hear(self, message: ToWorker) -> None:
-        """See `Caller.hear`."""
+    def on_message(self, message: ToWorker) -> None:
+        """Handles a message of the controller. Implements `RequestListener.on_message`."""
         if isinstance(message, AdmitRejected):
-            self._over = True
-            error = read_error(message.error)
+            self._is_finished = True
+            error = decode_error(message.error)
             if message.standing is not None:
-                self._tally.standing = message.standing
+                self._context.rate_limits = message.standing
             if isinstance(error, Overloaded):
-                self._tally.forecast = error.place
-            # It ends here, whatever it does.
+                self._context.predicted_position = error.position
+            # Ends the request here, whatever it is doing.
             if self._waiter is None:
-                self._block.interrupt(error)
+                self._cancel_scope.cancel(error)
             self._error = error
         elif isinstance(message, AdmitAccepted):
-            self._seated = message
+            self._accepted = message
         elif isinstance(message, Dispatched):
-            self._released, self.met = message, AttemptResult.NEITHER
+            self._dispatched, self.attempt_result = message, AttemptResult.NEITHER
         elif isinstance(message, SettleReply):
-            self._settled = message
-            self._over = message.error is None  # what is settled holds nothing any more
+            self._settle_reply = message
+            self._is_finished = message.error is None  # a settled request holds nothing any more
         self._wake()
 
-    def cut(self) -> None:
-        """See `Caller.cut`. An answer that is on its way goes on without the controller."""
-        self._cut_off = True
+    def on_disconnect(self) -> None:
+        """Marks the controller as gone. A response that is being streamed goes on without it."""
+        self._is_disconnected = True
         self._wake()
 
-    def resumes(self) -> ResumeGrant | None:
-        """See `Caller.resumes`."""
-        if self._asks is None or self._seated is None or self._settled is not None:
+    def resume_message(self) -> ResumeGrant | None:
+        """Returns the grant for the next controller. Implements `RequestListener.resume_message`."""
+        if self._admit_request is None or self._accepted is None or self._settle_reply is not None:
             return None
-        self._cut_off = False
-        self._taken, self._first = _NOTHING, False  # the usage says it
+        self._is_disconnected = False
+        self._unsent_tokens, self._first_token_unsent = _NO_TOKENS, False  # the usage below contains these tokens
         return ResumeGrant(
-            replace(self._asks, prompts=[replace(prompt, ids=[]) for prompt in self._asks.prompts]),
-            self._seated.lease,
-            self._seated.max_tokens,
-            "" if self._released is None else self._released.replica,
-            self._tally.usage,
-            self._tally.first_token_s,
-            self._settles,
+            replace(self._admit_request, prompts=[replace(prompt, ids=[]) for prompt in self._admit_request.prompts]),
+            self._accepted.lease,
+            self._accepted.max_tokens,
+            "" if self._dispatched is None else self._dispatched.replica,
+            self._context.usage,
+            self._context.first_token_s,
+            self._settle_request,
         )
 
     @property
-    def unanswered(self) -> str | None:
-        """See `Caller.unanswered`."""
-        return self._asks.request_id if self._asks is not None and self._seated is None and not self._over else None
+    def unanswered_id(self) -> str | None:
+        """The request id if the controller has not replied yet. Implements `RequestListener.unanswered_id`."""
+        return (
+            self._admit_request.request_id
+            if self._admit_request is not None and self._accepted is None and not self._is_finished
+            else None
+        )
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def _news(self) -> None:
-        """Waits until something is said; raises what stands against the request."""
+    async def _wait_message(self) -> None:
+        """Waits for the next message of the controller; raises the error of a rejection."""
         if self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -259,146 +268,146 @@ class RemoteDispatch:
 
     @property
     def lease(self) -> str:
-        """See `AnyGrant.lease`."""
-        return self._known.lease
+        """The id of the lease that the controller granted."""
+        return self._acceptance.lease
 
     @property
     def max_tokens(self) -> int:
-        """See `AnyGrant.max_tokens`."""
-        return self._known.max_tokens
+        """Most output tokens of each choice, as granted."""
+        return self._acceptance.max_tokens
 
-    def served_by(self, replica: str) -> None:
-        """See `AnyGrant.served_by`: the controller knows."""
+    def set_replica(self, replica: str) -> None:
+        """Does nothing: the controller knows the replica that it dispatched to."""
 
-    def used(self, usage: Usage) -> None:
-        """See `AnyGrant.used`: the tally says it."""
+    def record_usage(self, usage: Usage) -> None:
+        """Does nothing: the context of the request holds the usage."""
 
     async def settle(self, usage: Usage, outcome: Outcome) -> None:
-        """See `AnyGrant.settle`."""
-        if self._settled is None:
+        """Has the controller settle the grant, and waits until it is in the ledger."""
+        if self._settle_reply is None:
             self.flush()
-            self._settles = SettleRequest(self._number, usage, outcome, self._tally.first_token_s)
-            self._line.tell(self._settles)
-        while self._settled is None:
+            self._settle_request = SettleRequest(self._number, usage, outcome, self._context.first_token_s)
+            self._controller.send(self._settle_request)
+        while self._settle_reply is None:
             try:
-                if self._cut_off:
-                    await self._line.ready(kept=True)
+                if self._is_disconnected:
+                    await self._controller.wait_connected(has_grant=True)
                 else:
-                    await self._news()
+                    await self._wait_message()
             except Unavailable:
-                if not self._cut_off:
+                if not self._is_disconnected:
                     raise
-                # Its caller need not wait for the next one, who settles it then.
-                _log.warning("Request %s ended while the controller was away.", self._tally.request_id)
+                # The client need not wait for the next controller, which settles the request then.
+                _log.warning("Request %s ended while the controller was away.", self._context.request_id)
                 return
-        if (error := self._settled.error) is not None:
-            self._settles = self._settled = None
-            raise read_error(error)
+        if (error := self._settle_reply.error) is not None:
+            self._settle_request = self._settle_reply = None
+            raise decode_error(error)
 
-    # --- the seat ---
+    # --- the queue entry ---
 
-    async def granted(self) -> AnyEndpoint:
-        """See `AnySeat.granted`."""
-        while self._released is None:
-            if self._cut_off:
-                await self._line.ready(kept=True)
+    async def wait_dispatched(self) -> AnyEndpoint:
+        """Waits until the controller dispatches the request; returns the endpoint to send it to."""
+        while self._dispatched is None:
+            if self._is_disconnected:
+                await self._controller.wait_connected(has_grant=True)
             else:
-                await self._news()
+                await self._wait_message()
         CURRENT_DISPATCH.set(self)
-        replica = self._released.replica
-        if (engine := self._submissions.get(replica)) is not None and not engine.met:
-            await engine.meet()
-        return self._posts[replica]
+        replica = self._dispatched.replica
+        if (engine := self._submissions.get(replica)) is not None and not engine.is_connected:
+            await engine.wait_connected()
+        return self._endpoints[replica]
 
     def hedge_after_s(self) -> float | None:
-        """See `AnySeat.hedge_after_s`: requests that are hedged are not asked for here."""
+        """Returns None: a worker forwards requests that may be hedged."""
         return None
 
-    def spare(self) -> HedgeAllocation | None:
-        """See `AnySeat.spare`."""
+    def hedge(self) -> HedgeAllocation | None:
+        """Returns None: a worker forwards requests that may be hedged."""
         return None
 
     @property
-    def elsewhere(self) -> bool:
-        """See `AnySeat.elsewhere`; as of its release."""
-        return self._released is not None and self._released.elsewhere
+    def has_other_replica(self) -> bool:
+        """Whether another replica could take the request, as of its dispatch."""
+        return self._dispatched is not None and self._dispatched.elsewhere
 
-    def again(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
-        """See `AnySeat.again`."""
-        if self._returns >= self._recoveries or self._over:
+    def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
+        """Tells the controller that the replica failed and the request waits for another; False: it may not."""
+        if self._requeue_count >= self._recoveries or self._is_finished:
             return False
-        self._returns += 1
+        self._requeue_count += 1
         self.flush()
-        self._released = None
-        self._line.tell(ReplicaFailed(self._number, self.met, list(prompts), answer_by_s, rest_s))
+        self._dispatched = None
+        self._controller.send(ReplicaFailed(self._number, self.attempt_result, list(prompts), answer_by_s, rest_s))
         return True
 
     @property
     def expected_tokens(self) -> int:
-        """See `AnySeat.expected_tokens`."""
-        return self._known.expected_tokens
+        """Expected output tokens of the request, as the controller estimated them."""
+        return self._acceptance.expected_tokens
 
     @property
     def waited_ms(self) -> dict[str, float]:
-        """See `AnySeat.waited_ms`."""
-        return {} if self._released is None else self._released.waited_ms
+        """How long the request waited in the queue, by cause."""
+        return {} if self._dispatched is None else self._dispatched.waited_ms
 
-    def place(self) -> QueuePosition | None:
-        """See `AnySeat.place`; as of its joining."""
-        return None if self._released is not None else self._known.place
+    def position(self) -> QueuePosition | None:
+        """Returns the queue position as of the request's arrival; None once it is dispatched."""
+        return None if self._dispatched is not None else self._acceptance.place
 
-    def submitted(self) -> None:
-        """See `AnySeat.submitted`: the engine's next report tells."""
-        if self._released is not None and (engine := self._submissions.get(self._released.replica)) is not None:
-            engine.sent(self._number)
+    def on_submitted(self) -> None:
+        """Records a submission to the engine, whose next report acknowledges it."""
+        if self._dispatched is not None and (engine := self._submissions.get(self._dispatched.replica)) is not None:
+            engine.on_sent(self._number)
 
-    def took(self, *, prompt_tokens: int = 0, cached_tokens: int = 0, output_tokens: int = 0) -> None:
-        """See `AnySeat.took`."""
-        if self._taken is _NOTHING:
-            self._line.gather(self)
-        prompt, cached, output = self._taken
-        self._taken = prompt + prompt_tokens, cached + cached_tokens, output + output_tokens
+    def charge_tokens(self, *, prompt_tokens: int = 0, cached_tokens: int = 0, output_tokens: int = 0) -> None:
+        """Adds tokens to the unsent counts, which are sent to the controller a little later."""
+        if self._unsent_tokens is _NO_TOKENS:
+            self._controller.schedule_flush(self)
+        prompt, cached, output = self._unsent_tokens
+        self._unsent_tokens = prompt + prompt_tokens, cached + cached_tokens, output + output_tokens
 
-    def first_token(self) -> None:
-        """See `AnySeat.first_token`."""
-        # At the end of this turn: the tokens themselves are told in the same breath, and so is all of a whole answer.
-        self._first = True
+    def on_first_token(self) -> None:
+        """Records the first output token, and sends the counts at the end of this turn of the event loop."""
+        # At the end of this turn: the token counts follow within it, and so do those of a response that comes at once.
+        self._first_token_unsent = True
         asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
-        """Tells of the tokens that were gathered."""
-        if self._first or self._taken is not _NOTHING:
-            self._line.tell(TokensUsed(self._number, *self._taken, first=self._first))
-            self._taken, self._first = _NOTHING, False
+        """Sends the token counts that were gathered."""
+        if self._first_token_unsent or self._unsent_tokens is not _NO_TOKENS:
+            self._controller.send(TokensUsed(self._number, *self._unsent_tokens, first=self._first_token_unsent))
+            self._unsent_tokens, self._first_token_unsent = _NO_TOKENS, False
 
     @property
-    def _known(self) -> AdmitAccepted:
-        if self._seated is None:
+    def _acceptance(self) -> AdmitAccepted:
+        if self._accepted is None:
             raise RuntimeError("The seat was asked for before it was taken.")
-        return self._seated
+        return self._accepted
 
 
 class RemoteFlowController:
-    """Implements `maitred.app.request.flow_control.FlowController`.
+    """Asks the controller for admission and dispatch. Implements `maitred.app.request.flow_control.FlowController`.
 
     Args:
-        line: To the controller.
-        posts: Pool -> its replicas, by name.
-        submissions: Pool -> what was sent to its engines.
-        config: What tokens cost, and how long answers are by default.
-        recoveries: How often a request may wait for another replica.
+        controller: The client of the controller.
+        endpoints: Pool -> its replicas, by name.
+        submissions: Pool -> the submission trackers of its engines.
+        config: Prices, and the default length of responses.
+        recoveries: How often a request may be requeued for another replica.
     """
 
     def __init__(
         self,
-        line: ControllerClient,
-        posts: Mapping[str, Mapping[str, AnyEndpoint]],
+        controller: ControllerClient,
+        endpoints: Mapping[str, Mapping[str, AnyEndpoint]],
         submissions: Mapping[str, Mapping[str, SubmissionTracker]],
         config: AdmissionConfig,
         recoveries: int,
     ) -> None:
-        self._line = line
-        self._posts = posts
+        self._controller = controller
+        self._endpoints = endpoints
         self._submissions = submissions
         self._prices = PriceList(config.prices)
         self._default_output_tokens = config.default_output_tokens
@@ -406,100 +415,116 @@ class RemoteFlowController:
 
     @property
     def default_output_tokens(self) -> int | None:
-        """See `Control.default_output_tokens`."""
+        """Output tokens of a choice of a request without `max_tokens`; None: as many as fit."""
         return self._default_output_tokens
 
     def price_of(self, model: str) -> Price:
-        """See `Control.price_of`."""
-        return self._prices.of(model).price
+        """Returns the price of a model's tokens."""
+        return self._prices.price_for(model).price
 
-    def check(self, pool: str, errand: DispatchRequest) -> None:
-        """See `Control.check`: the controller looks when it is asked for a place."""
+    def predict(self, pool: str, dispatch_request: DispatchRequest) -> None:
+        """Returns None: the controller predicts the queue position when it admits the request."""
 
-    async def relieve(self, pool: str, errand: DispatchRequest) -> bool:
-        """See `Control.relieve`: no request that could be sent elsewhere is asked for here."""
+    async def make_room(self, pool: str, dispatch_request: DispatchRequest) -> bool:
+        """Returns False: a worker forwards every request that could move to another model."""
         return False
 
     async def admit(
-        self, pool: str, errand: DispatchRequest, work: AdmissionRequest, story: RequestTimeline, running: Holder
+        self,
+        pool: str,
+        dispatch_request: DispatchRequest,
+        admission_request: AdmissionRequest,
+        timeline: RequestTimeline,
+        running: ContextStack,
     ) -> tuple[RemoteDispatch, RemoteDispatch]:
-        """See `Control.admit`."""
-        await self._line.ready()
-        posts = self._posts[pool]
-        seat = await running.enter_async_context(
+        """Has the controller admit the request; returns one handle for the grant and for the queue entry."""
+        await self._controller.wait_connected()
+        endpoints = self._endpoints[pool]
+        entry = await running.enter_async_context(
             RemoteDispatch(
-                self._line,
-                posts,
+                self._controller,
+                endpoints,
                 self._submissions.get(pool, {}),
                 CancelScope(),
-                work,
+                admission_request,
                 self._recoveries,
             )
         )
-        await seat.take(_asks(seat.number, pool, errand, work, compared=len(posts) > 1))
-        return seat, seat
+        await entry.request_admission(
+            _admit_request(entry.number, pool, dispatch_request, admission_request, with_token_ids=len(endpoints) > 1)
+        )
+        return entry, entry
 
-    async def peek(self, principal: Principal, model: str) -> RateLimitStatus | None:
-        """See `Control.peek`."""
+    async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
+        """Returns how far a client's rate limits are used; None while the controller is away."""
         try:
-            answer = await self._line.ask(lambda number: RateLimitQuery(number, principal, model))
+            answer = await self._controller.query(lambda number: RateLimitQuery(number, principal, model))
         except Unavailable:
             return None
         assert isinstance(answer, RateLimitReply)
         return answer.standing
 
-    def place_of(self, request_id: str, organisation: str) -> QueuePosition | None:
-        """See `Control.place_of`: whoever asks is answered by the controller."""
+    def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
+        """Returns None: queries for a queue position are forwarded to the controller."""
         return None
 
     def serving(self, pool: str) -> bool:
-        """See `Control.serving`."""
-        return self._line.up
+        """Whether the controller is connected."""
+        return self._controller.is_connected
 
 
-def _asks(number: int, pool: str, errand: DispatchRequest, work: AdmissionRequest, *, compared: bool) -> AdmitRequest:
-    """The request, as the controller is asked for it.
+def _admit_request(
+    number: int,
+    pool: str,
+    dispatch_request: DispatchRequest,
+    admission_request: AdmissionRequest,
+    *,
+    with_token_ids: bool,
+) -> AdmitRequest:
+    """Builds the message that asks the controller to admit a request.
 
     Args:
-        number: Of the seat.
-        pool: Where it waits.
-        errand: As the queue sees it.
-        work: As admission sees it.
-        compared: Whether replicas are compared by what they hold of its prompts. Else these are not told, but how long
-            they are.
+        number: The number under which the controller knows the request.
+        pool: The pool in whose queue it waits.
+        dispatch_request: The request as the queue sees it.
+        admission_request: The request as admission sees it.
+        with_token_ids: Whether replicas are compared by the prefixes that they have cached. Else only the length of
+            each
+            prompt is sent.
     """
     return AdmitRequest(
         number=number,
         pool=pool,
-        principal=work.principal,
-        request_id=errand.id,
-        route=work.route,
-        model=work.model,
-        arrived_s=errand.arrived_s,
-        flow=errand.flow,
+        principal=admission_request.principal,
+        request_id=dispatch_request.id,
+        route=admission_request.route,
+        model=admission_request.model,
+        arrived_s=dispatch_request.arrived_s,
+        flow=dispatch_request.flow,
         prompts=[
-            PromptSummary(len(prompt), list(prompt[: len(prompt)]) if compared else []) for prompt in errand.prompts
+            PromptSummary(len(prompt), list(prompt[: len(prompt)]) if with_token_ids else [])
+            for prompt in dispatch_request.prompts
         ],
-        choices=errand.choices,
-        length=errand.max_tokens,
-        window_left=work.window_left,
-        max_tokens=work.max_tokens,
-        min_tokens=work.min_tokens,
-        deadline_s=errand.deadline_s,
-        session=errand.session,
-        max_tokens_param=work.max_tokens_param,
-        prompt_param=work.prompt_param,
+        choices=dispatch_request.choices,
+        length=dispatch_request.max_tokens,
+        window_left=admission_request.window_left,
+        max_tokens=admission_request.max_tokens,
+        min_tokens=admission_request.min_tokens,
+        deadline_s=dispatch_request.deadline_s,
+        session=dispatch_request.session,
+        max_tokens_param=admission_request.max_tokens_param,
+        prompt_param=admission_request.prompt_param,
     )
 
 
 CURRENT_DISPATCH: ContextVar["RemoteDispatch | None"] = ContextVar("seat of the request in hand", default=None)
-"""The seat for which a task sends something to a replica."""
-_NOTHING = (0, 0, 0)
-"""Tokens of the prompt, of these cached, and of the answer."""
+"""The dispatch for which the current task sends something to a replica."""
+_NO_TOKENS = (0, 0, 0)
+"""Counts of prompt tokens, cached prompt tokens and output tokens."""
 _log = logging.getLogger(__name__)
 
 
-_MET = {
+_ATTEMPT_RESULTS = {
     AttemptOutcome.SUCCESS: AttemptResult.SUCCESS,
     AttemptOutcome.FAILURE: AttemptResult.FAILURE,
     AttemptOutcome.NEITHER: AttemptResult.NEITHER,
@@ -507,32 +532,35 @@ _MET = {
 
 
 class RemoteUpstreamStatus(UpstreamStatus):
-    """Lets everything through, and notes at the request's seat what it has met."""
+    """Status of an upstream server in a worker: lets every request through and records each result.
+
+    The result is recorded at the current dispatch, which sends it to the controller.
+    """
 
     def check(self) -> None:
-        """See `UpstreamStatus.check`: whoever was released to it may go."""
+        """Does nothing: the controller checks the status before it dispatches a request."""
 
-    def begin(self) -> BreakerAttempt:
-        """See `UpstreamStatus.begin`."""
+    def start_attempt(self) -> BreakerAttempt:
+        """Returns an attempt without a meaning: the controller keeps the circuit breaker."""
         return BreakerAttempt(0, probe=False, begun_s=0.0)
 
-    def answered(self, attempt: BreakerAttempt) -> None:
-        """See `UpstreamStatus.answered`: the seat hears of the first token."""
+    def on_answered(self, attempt: BreakerAttempt) -> None:
+        """Does nothing: the controller learns of the first token from the dispatch."""
 
-    def ended(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:
-        """See `UpstreamStatus.ended`."""
-        self._note(_MET[outcome])
+    def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:
+        """Records the outcome of the attempt at the current dispatch."""
+        self._record(_ATTEMPT_RESULTS[outcome])
 
-    def missed(self, reason: str) -> None:
-        """See `UpstreamStatus.missed`."""
+    def on_missed(self, reason: str) -> None:
+        """Records at the current dispatch that the server could not be reached."""
         self.reason = reason
-        self._note(AttemptResult.AWAY)
+        self._record(AttemptResult.UNREACHABLE)
 
-    def _note(self, met: AttemptResult) -> None:
-        seat = CURRENT_DISPATCH.get()
-        if seat is not None and seat.met is not AttemptResult.AWAY:
-            seat.met = met
+    def _record(self, result: AttemptResult) -> None:
+        entry = CURRENT_DISPATCH.get()
+        if entry is not None and entry.attempt_result is not AttemptResult.UNREACHABLE:
+            entry.attempt_result = result
 
 
-_PATIENCE_S = 2.0
-"""For a line to an engine that the controller says is there."""
+_ENGINE_CONNECT_TIMEOUT_S = 2.0
+"""How long a request waits for this worker's connection to an engine that the controller has dispatched it to."""

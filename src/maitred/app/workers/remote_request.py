@@ -1,9 +1,9 @@
-"""One request of a worker's, as the controller sees it: what `Pipeline` does around an answer, without the answer.
+"""A request of a worker in the controller: what `Pipeline` does around a response, without the response.
 
-It may have begun under another controller, and goes on with this one where it was.
+The request may have been admitted by an earlier controller; it then goes on with this one where it was.
 
-It runs as a task that holds what the request holds, in the same contexts and in the same order as in one process. So
-whatever ends it, also the death of the worker, gives everything back in the same way.
+A request runs as a task that holds the same resources, in the same contexts and in the same order, as in a gateway of
+one process. So whatever ends the task, also the death of the worker, releases everything in the same way.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from maitred.core.timeline import TimelineSpan
 from maitred.dispatch.dispatcher import DispatchEntry
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt
-from maitred.wire.error_codec import read_error, write_error
+from maitred.wire.error_codec import decode_error, encode_error
 from maitred.wire.worker_protocol import (
     AdmitAccepted,
     AdmitRejected,
@@ -50,287 +50,312 @@ if TYPE_CHECKING:
 _OUTCOMES = {
     AttemptResult.SUCCESS: AttemptOutcome.SUCCESS,
     AttemptResult.FAILURE: AttemptOutcome.FAILURE,
-    AttemptResult.AWAY: AttemptOutcome.FAILURE,
+    AttemptResult.UNREACHABLE: AttemptOutcome.FAILURE,
 }
-Order = ReplicaFailed | SettleRequest | ReleaseRequest
+WorkerCommand = ReplicaFailed | SettleRequest | ReleaseRequest
 
 
 class RemoteRequest:
-    """Made for every `AdmitRequest`.
+    """One admitted request of a worker, made for every `AdmitRequest`.
 
     Args:
-        asks: What the worker asks.
-        control: Decides.
-        gate: Counts it among those who are inside.
-        clock: For its story.
-        tell: Sends the worker something.
-        resumes: What another controller had granted, which is dead; None: it comes only now.
+        admit_request: The message of the worker.
+        flow_controller: Admits and dispatches the request.
+        in_flight: Counts the request among those in flight.
+        clock: The time, for the request timeline.
+        send: Sends the worker a message.
+        resume_grant: What an earlier controller, now dead, had granted; None: the request is new.
 
     Attributes:
-        asks: What the worker asks.
-        resumed: Whether it has again what it had; None: it had nothing.
+        admit_request: The message of the worker.
+        resume_done: Is set once the request holds again what it held before; None: the request is new.
     """
 
     def __init__(
         self,
-        asks: AdmitRequest,
-        control: LocalFlowController,
-        gate: InFlightLimiter,
+        admit_request: AdmitRequest,
+        flow_controller: LocalFlowController,
+        in_flight: InFlightLimiter,
         clock: Clock,
-        tell: Callable[[ToWorker], None],
-        resumes: ResumeGrant | None = None,
+        send: Callable[[ToWorker], None],
+        resume_grant: ResumeGrant | None = None,
     ) -> None:
-        self.asks = asks
-        self.resumed = None if resumes is None else asyncio.Event()
-        self._resumes = resumes
-        # There is one whom nobody can shut out, and who is known by being that object.
-        self._principal = ANONYMOUS if asks.principal == ANONYMOUS else asks.principal
-        self._control = control
-        self._gate = gate
+        self.admit_request = admit_request
+        self.resume_done = None if resume_grant is None else asyncio.Event()
+        self._resume_grant = resume_grant
+        # The anonymous principal cannot be revoked, and is recognised by the identity of this object.
+        self._principal = ANONYMOUS if admit_request.principal == ANONYMOUS else admit_request.principal
+        self._flow_controller = flow_controller
+        self._in_flight = in_flight
         self._clock = clock
-        self._tell = tell
-        self._orders: deque[Order] = deque()
-        self._ordered: asyncio.Future[None] | None = None
-        """Of whoever waits for one of them."""
-        self._visit: InFlightSlot | None = None
-        self._seat: DispatchEntry | None = None
-        self._released = False
-        """Whether it reads orders."""
-        self._gone = False
+        self._send = send
+        self._commands: deque[WorkerCommand] = deque()
+        self._command_waiter: asyncio.Future[None] | None = None
+        """Future of the task that waits for the next command."""
+        self._in_flight_slot: InFlightSlot | None = None
+        self._entry: DispatchEntry | None = None
+        self._is_dispatched = False
+        """Whether the task reads commands."""
+        self._is_released = False
         self._attempt: tuple[UpstreamReplica, BreakerAttempt] | None = None
-        self.tally = RequestContext(
-            asks.request_id,
-            asks.arrived_s,
-            asks.route,
+        self.context = RequestContext(
+            admit_request.request_id,
+            admit_request.arrived_s,
+            admit_request.route,
             self._principal,
-            asks.model,
-            priority=asks.flow.priority,
-            prompt_tokens=sum(prompt.tokens for prompt in asks.prompts),
+            admit_request.model,
+            priority=admit_request.flow.priority,
+            prompt_tokens=sum(prompt.tokens for prompt in admit_request.prompts),
         )
 
     @property
-    def chapters(self) -> list[TimelineSpan]:
-        """What is told of it here."""
-        return self.tally.story.chapters
+    def spans(self) -> list[TimelineSpan]:
+        """Spans that this process has recorded of the request."""
+        return self.context.timeline.spans
 
-    # --- what the worker says ---
+    # --- messages of the worker ---
 
-    def took(self, took: TokensUsed) -> None:
-        """Tokens came."""
-        tally = self.tally
-        tally.cached_tokens += took.cached_tokens
-        tally.completion_tokens += took.output_tokens
-        if self._seat is None:
+    def charge_tokens(self, tokens_used: TokensUsed) -> None:
+        """Charges tokens that the request has consumed, and records the first output token."""
+        context = self.context
+        context.cached_tokens += tokens_used.cached_tokens
+        context.completion_tokens += tokens_used.output_tokens
+        if self._entry is None:
             return
-        if took.first:
-            tally.first_token_s = self._clock.monotonic_s()
-            self._seat.first_token()
+        if tokens_used.first:
+            context.first_token_s = self._clock.monotonic_s()
+            self._entry.on_first_token()
             if self._attempt is not None:
                 upstream, attempt = self._attempt
-                upstream.standing.answered(attempt)
-        self._seat.took(
-            prompt_tokens=took.prompt_tokens, cached_tokens=took.cached_tokens, output_tokens=took.output_tokens
+                upstream.status.on_answered(attempt)
+        self._entry.charge_tokens(
+            prompt_tokens=tokens_used.prompt_tokens,
+            cached_tokens=tokens_used.cached_tokens,
+            output_tokens=tokens_used.output_tokens,
         )
 
-    def heard(self) -> None:
-        """Its engine says that it has the next of its prompts, so that its reports count it."""
-        if self._seat is not None:
-            self._seat.submitted()
+    def on_submission_acked(self) -> None:
+        """Records that the engine has received the next prompt, so that its load reports count it."""
+        if self._entry is not None:
+            self._entry.on_submitted()
 
-    def order(self, order: Order) -> None:
-        """It is to be settled, to wait for another replica, or to end."""
-        if self._released or not isinstance(order, ReleaseRequest):
-            self._orders.append(order)
-            if self._ordered is not None and not self._ordered.done():
-                self._ordered.set_result(None)
-        elif self._visit is None:
-            self._gone = True
+    def on_command(self, command: WorkerCommand) -> None:
+        """Handles a command of the worker: settle, requeue or release the request."""
+        if self._is_dispatched or not isinstance(command, ReleaseRequest):
+            self._commands.append(command)
+            if self._command_waiter is not None and not self._command_waiter.done():
+                self._command_waiter.set_result(None)
+        elif self._in_flight_slot is None:
+            self._is_released = True
         else:
-            self._visit.interrupt(ClientDisconnected() if order.error is None else read_error(order.error))
+            self._in_flight_slot.cancel(ClientDisconnected() if command.error is None else decode_error(command.error))
 
-    # --- its way ---
+    # --- life of the request ---
 
     async def run(self) -> None:
-        """From the question to the end. Raises nothing but what cancels it."""
-        number = self.asks.number
-        if self._gone:
+        """Runs the request from admission to its end. Raises nothing but a cancellation or a bug."""
+        number = self.admit_request.number
+        if self._is_released:
             return
-        resumes = self._resumes
+        resume_grant = self._resume_grant
         try:
-            with self._gate.enter(self._principal, even_if_full=resumes is not None) as self._visit:
-                if self.asks.pool not in self._control.pools:
-                    raise ReplicaUnavailable(retry_after_s=1.0)  # the worker knows a configuration that is over
-                await (self._serve() if resumes is None else self._go_on(resumes))
+            with self._in_flight.acquire(
+                self._principal, even_if_full=resume_grant is not None
+            ) as self._in_flight_slot:
+                if self.admit_request.pool not in self._flow_controller.pools:
+                    raise ReplicaUnavailable(retry_after_s=1.0)  # the worker uses an older configuration
+                await (self._serve() if resume_grant is None else self._serve_resumed(resume_grant))
         except ClientDisconnected:
             pass
         except MaitredError as error:
-            self._tell(AdmitRejected(number, write_error(error), self.tally.standing))
+            self._send(AdmitRejected(number, encode_error(error), self.context.rate_limits))
         except Exception:
-            self._tell(AdmitRejected(number, write_error(Bug()), self.tally.standing))
+            self._send(AdmitRejected(number, encode_error(Bug()), self.context.rate_limits))
             raise
 
     async def _serve(self) -> None:
-        asks, tally = self.asks, self.tally
-        errand = self._errand(asks.length)
-        tally.forecast = place = self._control.check(asks.pool, errand)
-        admit = partial(self._control.admit, asks.pool, errand, self._work(), tally.story)
-        async with ResourceStack(admit) as (grant, seat):
-            self._seat = seat
-            self._tell(
+        admit_request, context = self.admit_request, self.context
+        dispatch_request = self._dispatch_request(admit_request.length)
+        context.predicted_position = position = self._flow_controller.predict(admit_request.pool, dispatch_request)
+        admit = partial(
+            self._flow_controller.admit,
+            admit_request.pool,
+            dispatch_request,
+            self._admission_request(),
+            context.timeline,
+        )
+        async with ResourceStack(admit) as (grant, entry):
+            self._entry = entry
+            self._send(
                 AdmitAccepted(
-                    *(asks.number, grant.lease, grant.max_tokens, grant.clamped, tally.standing, place),
-                    seat.expected_tokens,
+                    *(
+                        admit_request.number,
+                        grant.lease,
+                        grant.max_tokens,
+                        grant.clamped,
+                        context.rate_limits,
+                        position,
+                    ),
+                    entry.expected_tokens,
                 )
             )
             try:
-                while await self._at_a_replica(grant, seat):
+                while await self._run_at_replica(grant, entry):
                     pass
             finally:
                 self._end_attempt(AttemptResult.NEITHER)
 
-    async def _go_on(self, resumes: ResumeGrant) -> None:
-        """What another controller had granted is held by this one, and the request is where it was."""
-        pool, held = self.asks.pool, (resumes.lease, resumes.replica)
-        self._note(resumes)
-        resume = partial(self._control.resume, pool, self._errand(resumes.max_tokens), self._work(), *held)
-        async with ResourceStack(resume) as (grant, seat):
-            self._seat, again = seat, not resumes.replica
-            self._released = not again
-            if self.resumed is not None:
-                self.resumed.set()
+    async def _serve_resumed(self, resume_grant: ResumeGrant) -> None:
+        """Takes over the grant and the queue entry of an earlier controller, and goes on where the request was."""
+        pool, held = self.admit_request.pool, (resume_grant.lease, resume_grant.replica)
+        self._update_usage(resume_grant)
+        resume = partial(
+            self._flow_controller.resume,
+            pool,
+            self._dispatch_request(resume_grant.max_tokens),
+            self._admission_request(),
+            *held,
+        )
+        async with ResourceStack(resume) as (grant, entry):
+            self._entry, requeued = entry, not resume_grant.replica
+            self._is_dispatched = not requeued
+            if self.resume_done is not None:
+                self.resume_done.set()
             try:
-                if not again:
-                    await self._take_up(resumes, grant, seat)
-                    again = await self._obey(grant, seat)
-                while again and seat is not None:
-                    again = await self._at_a_replica(grant, seat)
+                if not requeued:
+                    await self._restore_progress(resume_grant, grant, entry)
+                    requeued = await self._run_commands(grant, entry)
+                while requeued and entry is not None:
+                    requeued = await self._run_at_replica(grant, entry)
             finally:
                 self._end_attempt(AttemptResult.NEITHER)
 
-    async def _take_up(self, resumes: ResumeGrant, grant: Grant, seat: DispatchEntry | None) -> None:
-        """It runs at its replica, and has got something there, or nothing yet."""
-        grant.served_by(resumes.replica)
-        if seat is None:
+    async def _restore_progress(self, resume_grant: ResumeGrant, grant: Grant, entry: DispatchEntry | None) -> None:
+        """Restores the attempt at the replica and the tokens that it has charged."""
+        grant.set_replica(resume_grant.replica)
+        if entry is None:
             return
         with suppress(ReplicaUnavailable):
-            self._begin_attempt(await seat.granted())
-        if resumes.first_token_s is not None:
-            seat.took(prompt_tokens=resumes.usage.prompt_tokens, cached_tokens=resumes.usage.cached_tokens)
+            self._start_attempt(await entry.wait_dispatched())
+        if resume_grant.first_token_s is not None:
+            entry.charge_tokens(
+                prompt_tokens=resume_grant.usage.prompt_tokens, cached_tokens=resume_grant.usage.cached_tokens
+            )
 
-    async def _at_a_replica(self, grant: Grant, seat: DispatchEntry) -> bool:
-        """Waits for its turn, and for what becomes of it there; returns whether it waits for another turn."""
-        self._released = False
-        post = await seat.granted()
-        self._released = True
+    async def _run_at_replica(self, grant: Grant, entry: DispatchEntry) -> bool:
+        """Waits for dispatch, then serves the attempt at the replica; returns whether the request was requeued."""
+        self._is_dispatched = False
+        endpoint = await entry.wait_dispatched()
+        self._is_dispatched = True
         try:
-            self._begin_attempt(post)
+            self._start_attempt(endpoint)
         except ReplicaUnavailable:
-            if seat.again(prompts=range(len(self.asks.prompts))):
+            if entry.requeue(prompts=range(len(self.admit_request.prompts))):
                 return True
             raise
-        grant.served_by(post.name)
-        self._tell(Dispatched(self.asks.number, post.name, seat.waited_ms, seat.elsewhere))
-        return await self._obey(grant, seat)
+        grant.set_replica(endpoint.name)
+        self._send(Dispatched(self.admit_request.number, endpoint.name, entry.waited_ms, entry.has_other_replica))
+        return await self._run_commands(grant, entry)
 
-    async def _obey(self, grant: Grant, seat: DispatchEntry | None) -> bool:
-        """Does what the worker says of it while it runs; returns whether it waits for another turn."""
-        number = self.asks.number
+    async def _run_commands(self, grant: Grant, entry: DispatchEntry | None) -> bool:
+        """Executes the worker's commands while the request runs; returns whether the request was requeued."""
+        number = self.admit_request.number
         while True:
-            match await self._next_order():
-                case ReplicaFailed() as order:
-                    self._end_attempt(order.met)
-                    if seat is None or not seat.again(
-                        prompts=order.prompts, answer_by_s=order.answer_by_s, rest_s=order.rest_s
+            match await self._next_command():
+                case ReplicaFailed() as command:
+                    self._end_attempt(command.met)
+                    if entry is None or not entry.requeue(
+                        prompts=command.prompts, answer_by_s=command.answer_by_s, rest_s=command.rest_s
                     ):
                         raise ReplicaUnavailable
                     return True
-                case SettleRequest() as order:
-                    self._note(order)
+                case SettleRequest() as command:
+                    self._update_usage(command)
                     self._end_attempt(AttemptResult.SUCCESS)
                     try:
-                        await grant.settle(order.usage, order.outcome)
+                        await grant.settle(command.usage, command.outcome)
                     except MaitredError as error:
-                        self._tell(SettleReply(number, write_error(error)))
+                        self._send(SettleReply(number, encode_error(error)))
                     else:
-                        # Nothing comes of it any more, so its worker need not say that it leaves.
-                        self._tell(SettleReply(number))
+                        # No message of this request follows: its worker sends no `ReleaseRequest`.
+                        self._send(SettleReply(number))
                         return False
-                case ReleaseRequest() as order:
-                    self._note(order)
-                    grant.used(order.usage)
-                    self._end_attempt(order.met)
-                    if order.cancelled and self._visit is not None:
-                        # As in one process, where the caller's leaving cancels: what came of the answer is billed.
-                        self._visit.interrupt(ClientDisconnected())
+                case ReleaseRequest() as command:
+                    self._update_usage(command)
+                    grant.record_usage(command.usage)
+                    self._end_attempt(command.met)
+                    if command.cancelled and self._in_flight_slot is not None:
+                        # As in one process, where a client that disconnects cancels: the tokens until then are billed.
+                        self._in_flight_slot.cancel(ClientDisconnected())
                         await asyncio.sleep(0)
-                    if order.error is not None:
-                        raise read_error(order.error)
+                    if command.error is not None:
+                        raise decode_error(command.error)
                     return False
 
-    async def _next_order(self) -> Order:
-        while not self._orders:
-            self._ordered = asyncio.get_running_loop().create_future()
-            await self._ordered
-        return self._orders.popleft()
+    async def _next_command(self) -> WorkerCommand:
+        while not self._commands:
+            self._command_waiter = asyncio.get_running_loop().create_future()
+            await self._command_waiter
+        return self._commands.popleft()
 
-    def _note(self, order: SettleRequest | ReleaseRequest | ResumeGrant) -> None:
-        """What the worker knows better: it has seen every token."""
-        tally, usage = self.tally, order.usage
-        tally.prompt_tokens, tally.cached_tokens = usage.prompt_tokens, usage.cached_tokens
-        tally.completion_tokens, tally.first_token_s = usage.completion_tokens, order.first_token_s
+    def _update_usage(self, message: SettleRequest | ReleaseRequest | ResumeGrant) -> None:
+        """Takes over the usage that the worker has counted, since it has seen every token."""
+        context, usage = self.context, message.usage
+        context.prompt_tokens, context.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        context.completion_tokens, context.first_token_s = usage.completion_tokens, message.first_token_s
 
-    def _begin_attempt(self, post: AnyEndpoint) -> None:
-        if post.exact:
-            return  # an engine of ours: it says itself how it does
-        upstream: UpstreamReplica = post.replica
-        self._attempt = upstream, upstream.standing.begin()
+    def _start_attempt(self, endpoint: AnyEndpoint) -> None:
+        if endpoint.exact:
+            return  # an engine of this gateway reports its own state
+        upstream: UpstreamReplica = endpoint.replica
+        self._attempt = upstream, upstream.status.start_attempt()
         upstream.open_streams += 1
 
-    def _end_attempt(self, met: AttemptResult) -> None:
+    def _end_attempt(self, result: AttemptResult) -> None:
         if self._attempt is None:
             return
         (upstream, attempt), self._attempt = self._attempt, None
         upstream.open_streams -= 1
-        upstream.standing.ended(attempt, _OUTCOMES.get(met, AttemptOutcome.NEITHER))
-        if met is AttemptResult.AWAY:
-            upstream.standing.missed("a worker could not reach it")
+        upstream.status.on_end(attempt, _OUTCOMES.get(result, AttemptOutcome.NEITHER))
+        if result is AttemptResult.UNREACHABLE:
+            upstream.status.on_missed("a worker could not reach it")
 
-    # --- as others see it ---
+    # --- the request as dispatch and admission see it ---
 
-    def _errand(self, max_tokens: int) -> DispatchRequest:
-        asks = self.asks
+    def _dispatch_request(self, max_tokens: int) -> DispatchRequest:
+        admit_request = self.admit_request
         return DispatchRequest(
-            id=asks.request_id,
+            id=admit_request.request_id,
             principal_org=self._principal.tenants[-1],
-            flow=asks.flow,
-            prompt_tokens=sum(prompt.tokens for prompt in asks.prompts),
-            prompts=[_prompt_of(written) for written in asks.prompts],
+            flow=admit_request.flow,
+            prompt_tokens=sum(prompt.tokens for prompt in admit_request.prompts),
+            prompts=[_make_prompt(summary) for summary in admit_request.prompts],
             max_tokens=max_tokens,
-            choices=asks.choices,
-            arrived_s=asks.arrived_s,
-            deadline_s=asks.deadline_s,
-            session=asks.session,
-            story=self.tally.story,
+            choices=admit_request.choices,
+            arrived_s=admit_request.arrived_s,
+            deadline_s=admit_request.deadline_s,
+            session=admit_request.session,
+            timeline=self.context.timeline,
         )
 
-    def _work(self) -> AdmissionRequest:
-        asks = self.asks
+    def _admission_request(self) -> AdmissionRequest:
+        admit_request = self.admit_request
         return AdmissionRequest(
             principal=self._principal,
-            request_id=asks.request_id,
-            route=asks.route,
-            model=asks.model,
-            prompt_tokens=self.tally.prompt_tokens,
-            longest_prompt=max(prompt.tokens for prompt in asks.prompts),
-            max_tokens=asks.max_tokens,
-            min_tokens=asks.min_tokens,
-            window_left=asks.window_left,
-            choices=asks.choices,
-            max_tokens_param=asks.max_tokens_param,
-            prompt_param=asks.prompt_param,
-            tally=self.tally,
+            request_id=admit_request.request_id,
+            route=admit_request.route,
+            model=admit_request.model,
+            prompt_tokens=self.context.prompt_tokens,
+            longest_prompt=max(prompt.tokens for prompt in admit_request.prompts),
+            max_tokens=admit_request.max_tokens,
+            min_tokens=admit_request.min_tokens,
+            window_left=admit_request.window_left,
+            choices=admit_request.choices,
+            max_tokens_param=admit_request.max_tokens_param,
+            prompt_param=admit_request.prompt_param,
+            context=self.context,
         )
 
 
-def _prompt_of(written: PromptSummary) -> Sequence[int]:
-    return written.ids if len(written.ids) == written.tokens else TruncatedPrompt(written.ids, written.tokens)
+def _make_prompt(summary: PromptSummary) -> Sequence[int]:
+    return summary.ids if len(summary.ids) == summary.tokens else TruncatedPrompt(summary.ids, summary.tokens)

@@ -1,24 +1,25 @@
-"""The process that starts all others of a gateway, and starts them again.
+"""The process that starts all other processes of a gateway, and restarts them.
 
 ::
 
-    supervisor -- keeper          the engines of the `model` section, if any are started here
-               -- controller      everything that is decided, kept and told
+    supervisor -- engine host     the engines of the `model` section, if any are started here
+               -- controller      admission, dispatch, accounting and the admin API
                -- worker 1..N     HTTP, text; each accepts connections from the one listening socket
 
-It decides nothing and holds nothing but the listening socket, so there is nothing in it that could fail. It has one
-thread and no event loop, which is why it may fork at any time: what it starts has the configuration in memory as it was
-read once, and shares what was imported.
+The supervisor decides nothing and holds nothing but the listening socket, so there is nothing in it that could fail. It
+has one thread and no event loop, so it may fork at any time: a child has the configuration in memory as it was read
+once, and shares what was imported.
 
-A worker that dies is started again; its connections are lost and nothing else. The controller too: meanwhile workers go
-on with the answers that they have begun, and then tell the next one of them. Who has lived for a while is started again
-at once; who dies soon after every start is started ever more seldom. A controller or keeper that gives up by
-itself the first time, such as for an engine that does not start, ends the whole with its exit code.
+A worker that dies is restarted; its connections are lost and nothing else. A controller that dies is restarted, too:
+meanwhile workers go on with the responses that they have begun, and then send the next controller their grants. A
+process that has lived for a while is restarted at once; one that dies soon after every start is restarted at growing
+intervals. A controller or engine host that exits with an error the first time, such as for an engine that does not
+start, ends the whole gateway with its exit code.
 
-SIGTERM and SIGINT are handed on to all: everybody drains, and then the keeper ends. SIGUSR2 replaces the workers, one
-after the other: the next is there before the one before it stops accepting, and that one ends when its last answer has.
-SIGHUP is the controller's, which reads the configuration again; where that changes anything, workers are replaced by
-such as begin with it.
+SIGTERM and SIGINT are passed on to all processes: each drains, and then the engine host ends. SIGUSR2 replaces the
+workers, one after the other: a successor is ready before its predecessor stops accepting connections, and the
+predecessor ends with its last response. SIGHUP goes to the controller, which reads the configuration again; where that
+changes anything, workers are replaced by new ones that start with it.
 """
 
 import logging
@@ -30,221 +31,228 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from maitred.app.workers.ipc import CHANGED, READY, REPLACE, RETIRE
+from maitred.app.workers.ipc import CONFIG_CHANGED, READY, REPLACE_WORKERS, RETIRE
 from maitred.core.backoff import BackoffCeiling
 from maitred.core.errors import CallerError, MaitredError
 from maitred.core.parent_watch import LIFELINE_VARIABLE, follow_parent
 
 CONTROLLER = 0
-KEEPER = -1
-Part = Callable[[Collection[int]], int]
-"""What one process does: told the process ids of the workers that are there, it returns an exit code."""
-_STOPS = (signal.SIGTERM, signal.SIGINT)
-_HEARD = {*_STOPS, signal.SIGCHLD, REPLACE, signal.SIGHUP, READY, CHANGED}
-_APART = BackoffCeiling(first_s=0.1, most_s=5.0)
-"""From one start of a process to the next at least, after so many early deaths in a row."""
-_EARLY_S = 10.0
-_SHORT = {CONTROLLER: "controller", KEEPER: "keeper"}
+ENGINE_HOST = -1
+ProcessMain = Callable[[Collection[int]], int]
+"""The main function of one process: takes the process ids of the running workers and returns an exit code."""
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_HANDLED_SIGNALS = {*_STOP_SIGNALS, signal.SIGCHLD, REPLACE_WORKERS, signal.SIGHUP, READY, CONFIG_CHANGED}
+_RESTART_BACKOFF = BackoffCeiling(first_s=0.1, most_s=5.0)
+"""Least time between two starts of a process, after so many early deaths in a row."""
+_EARLY_DEATH_S = 10.0
+_ROLE_NAMES = {CONTROLLER: "controller", ENGINE_HOST: "keeper"}
 _log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Runs until it is told to stop and everybody has.
+    """Supervises the processes of a gateway until it is told to stop and all of them have ended.
 
     Args:
-        parts: What to run, each in a process of its own: the controller under 0, workers under their numbers, a keeper
-            under -1.
-        read_again: Reads the configuration that parts begin with from then on.
-        prepare: Imports what the controller and the workers need, so that each starts quickly and has it in common with
-            the others. The keeper starts before that. It must not start a thread.
+        mains: The main function of each process, by role: the controller under 0, workers under their numbers, the
+            engine
+            host under -1.
+        reload_config: Reads the configuration with which processes start from then on.
+        prepare: Imports what the controller and the workers need, so that each starts quickly and shares it with the
+            others. The engine host starts before that. It must not start a thread.
     """
 
     def __init__(
-        self, parts: Mapping[int, Part], read_again: Callable[[], None], prepare: Callable[[], None] = lambda: None
+        self,
+        mains: Mapping[int, ProcessMain],
+        reload_config: Callable[[], None],
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        self._parts = parts
+        self._mains = mains
         self._prepare = prepare
-        self._read_again = read_again
+        self._reload_config = reload_config
         self._running: dict[int, int] = {}
-        """Process id -> its part."""
+        """Process id -> its role."""
         self._leaving: set[int] = set()
-        """Processes that were told to end, or to make room for others."""
-        self._due: dict[int, float] = {}
-        """Part -> when it is started again."""
-        self._deaths: dict[int, int] = {}
-        self._born_s: dict[int, float] = {}
-        self._rolling: deque[int] = deque()
+        """Processes that were told to end, or to make room for a successor."""
+        self._restart_due_s: dict[int, float] = {}
+        """Role -> when its process is restarted."""
+        self._early_deaths: dict[int, int] = {}
+        self._started_s: dict[int, float] = {}
+        self._to_replace: deque[int] = deque()
         """Processes that are to be replaced, the next one first."""
         self._stopping = False
-        self._code = 0
+        self._exit_code = 0
         self._lifeline = os.pipe()
 
     def run(self) -> int:
-        """Returns the exit code."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
-        if KEEPER in self._parts:
-            self._start(KEEPER)
+        """Runs the supervisor; returns the exit code of the gateway."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
+        if ENGINE_HOST in self._mains:
+            self._start(ENGINE_HOST)
         self._prepare()
         self._start(CONTROLLER)
-        while self._running or (self._due and not self._stopping):
-            heard = signal.sigtimedwait(_HEARD, self._until_due_s())
-            if heard is not None:
-                self._heard(heard.si_signo, heard.si_pid)
+        while self._running or (self._restart_due_s and not self._stopping):
+            received = signal.sigtimedwait(_HANDLED_SIGNALS, self._next_restart_in_s())
+            if received is not None:
+                self._on_signal(received.si_signo, received.si_pid)
             self._start_due()
-        return self._code
+        return self._exit_code
 
-    def _heard(self, number: int, pid: int) -> None:
-        if number in _STOPS:
-            self._stop(number)
-        elif number == READY:
-            self._is_ready(pid)
-        elif number == signal.SIGHUP:
-            for each, part in self._running.items():
-                if part == CONTROLLER:
-                    os.kill(each, number)
-        elif number == CHANGED:
+    def _on_signal(self, signal_number: int, pid: int) -> None:
+        if signal_number in _STOP_SIGNALS:
+            self._stop(signal_number)
+        elif signal_number == READY:
+            self._on_ready(pid)
+        elif signal_number == signal.SIGHUP:
+            for running_pid, role in self._running.items():
+                if role == CONTROLLER:
+                    os.kill(running_pid, signal_number)
+        elif signal_number == CONFIG_CHANGED:
             try:
-                self._read_again()
+                self._reload_config()
             except MaitredError as error:
                 _log.error("Workers begin with the configuration as it was: %s", error.message)
-            self._replace()
-        elif number == REPLACE:
-            self._replace()
+            self._replace_workers()
+        elif signal_number == REPLACE_WORKERS:
+            self._replace_workers()
         else:
-            self._bury()
+            self._reap()
 
-    def _is_ready(self, pid: int) -> None:
-        part = self._running.get(pid)
-        if part is None:
+    def _on_ready(self, pid: int) -> None:
+        role = self._running.get(pid)
+        if role is None:
             return
-        if part == CONTROLLER:
-            for worker in self._parts:
-                if worker > 0 and worker not in self._running.values() and worker not in self._due:
+        if role == CONTROLLER:
+            for worker in self._mains:
+                if worker > 0 and worker not in self._running.values() and worker not in self._restart_due_s:
                     self._start(worker)
-        elif self._rolling and self._running.get(self._rolling[0]) == part:
-            self._dismiss(self._rolling.popleft())
+        elif self._to_replace and self._running.get(self._to_replace[0]) == role:
+            self._retire(self._to_replace.popleft())
 
-    def _replace(self) -> None:
-        """Every worker is to be replaced."""
-        here = [pid for pid in self._workers if pid not in self._leaving]
-        self._rolling.extend(pid for pid in here if pid not in self._rolling)
-        self._roll()
+    def _replace_workers(self) -> None:
+        """Marks every running worker for replacement and starts with the first."""
+        active_pids = [pid for pid in self._workers if pid not in self._leaving]
+        self._to_replace.extend(pid for pid in active_pids if pid not in self._to_replace)
+        self._start_successor()
 
-    def _roll(self) -> None:
-        """Starts the successor of the next worker that is to be replaced, if none is under way."""
-        while self._rolling and self._rolling[0] not in self._running:
-            self._rolling.popleft()
-        if self._rolling and not self._leaving and not self._stopping:
-            self._start(self._running[self._rolling[0]])
+    def _start_successor(self) -> None:
+        """Starts the successor of the next worker that is to be replaced, unless another replacement is under way."""
+        while self._to_replace and self._to_replace[0] not in self._running:
+            self._to_replace.popleft()
+        if self._to_replace and not self._leaving and not self._stopping:
+            self._start(self._running[self._to_replace[0]])
 
-    def _dismiss(self, pid: int) -> None:
+    def _retire(self, pid: int) -> None:
         self._leaving.add(pid)
         os.kill(pid, RETIRE)
 
-    def _stop(self, number: int) -> None:
+    def _stop(self, signal_number: int) -> None:
         self._stopping = True
-        self._rolling.clear()
-        for pid, part in self._running.items():
+        self._to_replace.clear()
+        for pid, role in self._running.items():
             self._leaving.add(pid)
-            if part != KEEPER:
-                os.kill(pid, number)
-        self._close()
+            if role != ENGINE_HOST:
+                os.kill(pid, signal_number)
+        self._stop_engine_host()
 
-    def _close(self) -> None:
-        """Once nobody is left who could need an engine, these end as well."""
-        if set(self._running.values()) == {KEEPER}:
+    def _stop_engine_host(self) -> None:
+        """Stops the engine host once no other process is left that could need an engine."""
+        if set(self._running.values()) == {ENGINE_HOST}:
             for pid in self._running:
                 os.kill(pid, signal.SIGTERM)
 
-    def _bury(self) -> None:
-        """Takes note of every process that has ended."""
+    def _reap(self) -> None:
+        """Collects the exit status of every process that has ended."""
         while self._running:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            self._ended(pid, os.waitstatus_to_exitcode(status))
+            self._on_exit(pid, os.waitstatus_to_exitcode(status))
 
-    def _ended(self, pid: int, code: int) -> None:
-        part = self._running.pop(pid)
+    def _on_exit(self, pid: int, code: int) -> None:
+        role = self._running.pop(pid)
         if pid in self._leaving:
             self._leaving.discard(pid)
-            self._roll()
+            self._start_successor()
             if self._stopping:
-                self._close()
-            if part == CONTROLLER:
-                self._code = max(0, code)
+                self._stop_engine_host()
+            if role == CONTROLLER:
+                self._exit_code = max(0, code)
             return
-        if part <= CONTROLLER and code > 0 and part not in self._deaths:
-            self._code = code  # it has said why, and would say it again
+        if role <= CONTROLLER and code > 0 and role not in self._early_deaths:
+            self._exit_code = code  # its message says why, and a restart would fail in the same way
             self._stop(signal.SIGTERM)
             return
-        if pid in self._rolling:
-            self._rolling.remove(pid)
-        lived_s = time.monotonic() - self._born_s.pop(pid)
-        self._deaths[part] = self._deaths.get(part, 0) + 1 if lived_s < _EARLY_S else 1
-        wait_s = until_again_s(self._deaths[part], lived_s)
-        _log.error("%s (pid %d) ended with %d. It is started again in %.1f s.", _name(part), pid, code, wait_s)
-        self._due[part] = time.monotonic() + wait_s
+        if pid in self._to_replace:
+            self._to_replace.remove(pid)
+        lived_s = time.monotonic() - self._started_s.pop(pid)
+        self._early_deaths[role] = self._early_deaths.get(role, 0) + 1 if lived_s < _EARLY_DEATH_S else 1
+        wait_s = restart_delay_s(self._early_deaths[role], lived_s)
+        _log.error("%s (pid %d) ended with %d. It is started again in %.1f s.", _describe_role(role), pid, code, wait_s)
+        self._restart_due_s[role] = time.monotonic() + wait_s
 
     @property
     def _workers(self) -> list[int]:
-        """Those that are there, also to end soon."""
-        return [pid for pid, part in self._running.items() if part > 0]
+        """Process ids of the running workers, including those that are leaving."""
+        return [pid for pid, role in self._running.items() if role > 0]
 
-    def _until_due_s(self) -> float:
-        soonest_s = min(self._due.values(), default=None)
+    def _next_restart_in_s(self) -> float:
+        soonest_s = min(self._restart_due_s.values(), default=None)
         return 60.0 if soonest_s is None else max(0.0, soonest_s - time.monotonic())
 
     def _start_due(self) -> None:
         if self._stopping:
             return
-        for part in [part for part, due_s in self._due.items() if due_s <= time.monotonic()]:
-            del self._due[part]
-            self._start(part)
+        for role in [role for role, due_s in self._restart_due_s.items() if due_s <= time.monotonic()]:
+            del self._restart_due_s[role]
+            self._start(role)
 
-    def _start(self, part: int) -> None:
+    def _start(self, role: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         workers = self._workers
         pid = os.fork()
         if pid:
-            self._running[pid] = part
-            self._born_s[pid] = time.monotonic()
+            self._running[pid] = role
+            self._started_s[pid] = time.monotonic()
             return
         code = 1
         try:
-            self._become_child(part)
-            code = self._parts[part](workers)
+            self._init_child(role)
+            code = self._mains[role](workers)
         except MaitredError as error:
             sys.stderr.write(f"{error.message}\n")
             code = 2 if isinstance(error, CallerError) else 1
-        except BaseException:  # the end of a process: there is nobody above who could be told
-            _log.exception("%s failed.", _name(part))
+        except BaseException:  # the outermost frame of the process: nothing above could handle it
+            _log.exception("%s failed.", _describe_role(role))
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
 
-    def _become_child(self, part: int) -> None:
-        """Ends with its supervisor, and hears signals by itself: Ctrl-C in a terminal is the supervisor's."""
-        Path("/proc/self/comm").write_text(f"mtd-{_SHORT.get(part, f'worker-{part}')}")  # for `ps` and `top`
+    def _init_child(self, role: int) -> None:
+        """Sets up a child: it ends with its supervisor and has a process group of its own.
+
+        So Ctrl-C in a terminal reaches the supervisor only, which passes the signal on.
+        """
+        Path("/proc/self/comm").write_text(f"mtd-{_ROLE_NAMES.get(role, f'worker-{role}')}")  # for `ps` and `top`
         os.setpgid(0, 0)
-        reading, writing = self._lifeline
-        os.dup2(reading, 0)
-        os.close(reading)
-        os.close(writing)
+        read_end, write_end = self._lifeline
+        os.dup2(read_end, 0)
+        os.close(read_end)
+        os.close(write_end)
         follow_parent({LIFELINE_VARIABLE: "1"})
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
 
 
-def until_again_s(deaths: int, lived_s: float) -> float:
-    """How long nobody starts a process again that has died early so often in a row, and has lived so long at last.
+def restart_delay_s(deaths: int, lived_s: float) -> float:
+    """Returns how long a process is not restarted that died early so often in a row and has lived so long at last.
 
-    It is the starts that are kept apart. A wait for its own sake would keep callers from a process that works, and that
-    something else has killed a few times.
+    The delay separates two starts, and so counts from the last one. A delay from the death would keep clients from a
+    process that works and that something else has killed a few times.
     """
-    return max(0.0, _APART.after(deaths) - lived_s)
+    return max(0.0, _RESTART_BACKOFF.after(deaths) - lived_s)
 
 
-def _name(part: int) -> str:
-    return f"The {_SHORT[part]}" if part in _SHORT else f"Worker {part}"
+def _describe_role(role: int) -> str:
+    return f"The {_ROLE_NAMES[role]}" if role in _ROLE_NAMES else f"Worker {role}"

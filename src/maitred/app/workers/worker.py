@@ -1,8 +1,8 @@
-"""An API worker: HTTP, identity, text. What is decided it asks the controller; tokens come from where they are made.
+"""A worker process: it serves HTTP, authentication and text. The controller decides; replicas send tokens directly.
 
-clients -- HttpServer -- Edge -- Lane (the pipeline) -- replicas
-|                   |
-`-- Passing         FarControl -- Hotline -- the controller
+clients -- HttpServer -- GatewayApp -- WorkerPipeline -- replicas
+|                        |
+`-- ControllerProxy      RemoteFlowController -- ControllerClient -- the controller
 """
 
 import asyncio
@@ -29,15 +29,15 @@ from maitred.api.routes import Handler, Route, RouteTable
 from maitred.app.assembly.stores import running
 from maitred.app.assembly.tracing import open_traces
 from maitred.app.models.local import LocalModel, local_model
-from maitred.app.models.router import Router, routes_of
+from maitred.app.models.router import Router, read_routes
 from maitred.app.models.upstreams import open_upstreams
 from maitred.app.request.retry_policy import RetryPolicy
-from maitred.app.runtime.gc import collect_seldom
+from maitred.app.runtime.gc import tune_gc
 from maitred.app.shutdown import Shutdown
 from maitred.app.workers.client import ControllerClient
-from maitred.app.workers.context_codec import ended_of
+from maitred.app.workers.context_codec import encode_context
 from maitred.app.workers.ipc import RETIRE, IpcDirectory
-from maitred.app.workers.pipeline import ForwardToController, LocalModelNames, WorkerPipeline, within_reach
+from maitred.app.workers.pipeline import ForwardToController, LocalModelNames, WorkerPipeline, reachable_pools
 from maitred.app.workers.proxy import ControllerProxy
 from maitred.app.workers.remote_flow import RemoteFlowController, RemoteUpstreamStatus, SubmissionTracker
 from maitred.config.tree import Config
@@ -46,7 +46,7 @@ from maitred.core.clock import Clock
 from maitred.core.errors import StoreUnavailable
 from maitred.core.tenancy import ANONYMOUS
 from maitred.dispatch.request import AnyEndpoint
-from maitred.engine.models.digest import digest_of
+from maitred.engine.models.digest import fingerprint_of
 from maitred.engine.models.source import find_model
 from maitred.fleet.engines import LocalEngines
 from maitred.fleet.remote import FingerprintCheck, RemoteEngine, attached
@@ -61,197 +61,206 @@ from maitred.wire.worker_protocol import ControllerSnapshot, DirectoryAck
 if TYPE_CHECKING:
     from maitred.replica.upstream.replica import UpstreamReplica
 
-_MOST_STALE_S = 10.0
-"""The controller knows how old what it says is, and says nothing when it is too old."""
-_RAW: ContextVar[tuple[Scope, Send]] = ContextVar("the request in hand as the server gave it")
+_MAX_STALE_S = 10.0
+"""Most age of the directory in a worker.
+
+The controller knows the age of its data, and replies with an error when it is too old.
+"""
+_ASGI_REQUEST: ContextVar[tuple[Scope, Send]] = ContextVar("the request in hand as the server gave it")
 
 
-async def work(config: Config, number: int, listener: socket.socket, house: IpcDirectory, clock: Clock) -> int:
-    """Serves until a signal comes.
+async def run_worker(
+    config: Config, worker_number: int, listener: socket.socket, ipc: IpcDirectory, clock: Clock
+) -> int:
+    """Runs a worker until a signal comes.
 
     Args:
         config: The settings.
-        number: Of this worker, from 1.
-        listener: Listens; shared with the other workers.
-        house: Where the controller is.
-        clock: For everything.
+        worker_number: The number of this worker, from 1.
+        listener: The listening socket, shared with the other workers.
+        ipc: Where the controller is.
+        clock: The time.
 
     Returns:
         The exit code.
     """
     async with AsyncExitStack() as stack:
-        welcomes = ControllerStateFeed()
-        line = ControllerClient(number, os.getpid(), house.desk, welcomes.take)
-        await stack.enter_async_context(running(line.run(), "line to the controller"))
-        welcome = await welcomes.first
-        gate = InFlightLimiter(config.server.max_in_flight)
-        identity = await _identity(config, line, gate, welcomes, clock, stack)
-        lane = await _lane(config, line, welcome, welcomes, clock, stack)
-        reporter = RequestReporter(line)
-        passing = await stack.enter_async_context(ControllerProxy(house.edge, config.server.max_body_bytes))
+        state_feed = ControllerStateFeed()
+        controller = ControllerClient(worker_number, os.getpid(), ipc.controller_address, state_feed.on_snapshot)
+        await stack.enter_async_context(running(controller.run(), "line to the controller"))
+        snapshot = await state_feed.first_snapshot
+        in_flight = InFlightLimiter(config.server.max_in_flight)
+        identity = await _open_identity(config, controller, in_flight, state_feed, clock, stack)
+        pipeline = await _open_pipeline(config, controller, snapshot, state_feed, clock, stack)
+        reporter = RequestReporter(controller)
+        proxy = await stack.enter_async_context(ControllerProxy(ipc.worker_address, config.server.max_body_bytes))
         traces = await stack.enter_async_context(open_traces(config.traces, clock))
-        table = RouteTable(_own_routes(config, lane, passing, reporter))
-        edge = GatewayApp(
-            table,
+        route_table = RouteTable(_local_routes(config, pipeline, proxy, reporter))
+        app = GatewayApp(
+            route_table,
             identity,
-            gate,
+            in_flight,
             [reporter],
-            lane.standing,
+            pipeline.rate_limit_status,
             RetryAdvisor(RetryBudget(config.server.retry_share, config.server.retry_allowance), clock),
             begin=None if traces is None else traces.begin,
             max_body_bytes=config.server.max_body_bytes,
             body_timeout_s=config.server.body_timeout_s,
             clock=clock,
         )
-        server = HttpServer(WorkerApp(edge, table, passing), stall_grace_s=config.server.stall_grace_s, shared=listener)
-        shutdown = Shutdown(gate, config.server.drain_grace_s)
+        server = HttpServer(
+            WorkerApp(app, route_table, proxy), stall_grace_s=config.server.stall_grace_s, shared=listener
+        )
+        shutdown = Shutdown(in_flight, config.server.drain_grace_s)
         with shutdown.on_signals():
-            serving = asyncio.create_task(server.serve(), name="http server")
-            serving.add_done_callback(lambda _: shutdown.request())
-            collect_seldom()
-            house.ready()
-            retiring = await _asked_to_retire(shutdown)
-            if retiring:
-                # Another worker takes its place: nobody is turned away.
+            serve_task = asyncio.create_task(server.serve(), name="http server")
+            serve_task.add_done_callback(lambda _: shutdown.request())
+            tune_gc()
+            ipc.notify_ready()
+            retires = await _wait_retire_or_stop(shutdown)
+            if retires:
+                # A successor accepts new connections, so no client is refused.
                 await server.retire(config.server.drain_grace_s)
-                stopping = asyncio.create_task(shutdown.requested(), name="shutdown request")
-                await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-                stopping.cancel()
-            if not serving.done():
+                stop_task = asyncio.create_task(shutdown.requested(), name="shutdown request")
+                await asyncio.wait([serve_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
+                stop_task.cancel()
+            if not serve_task.done():
                 await shutdown.drain()
-                server.stop(at_once=shutdown.insisted)
-                await asyncio.wait([serving])
-        serving.result()
+                server.stop(at_once=shutdown.forced)
+                await asyncio.wait([serve_task])
+        serve_task.result()
     return 0
 
 
-async def _asked_to_retire(shutdown: Shutdown) -> bool:
-    """Waits until this worker is to make room for another, or for the whole gateway to stop; which of them it is."""
+async def _wait_retire_or_stop(shutdown: Shutdown) -> bool:
+    """Waits until this worker is retired or the gateway is shut down; returns whether it is retired."""
     retired = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(RETIRE, retired.set)
-    waiting = [asyncio.create_task(retired.wait()), asyncio.create_task(shutdown.requested())]
+    tasks = [asyncio.create_task(retired.wait()), asyncio.create_task(shutdown.requested())]
     try:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return retired.is_set()
     finally:
-        for each in waiting:
-            each.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 class ControllerStateFeed:
-    """What the controller says, handed on to whom it concerns.
+    """Passes the snapshots of the controller on to the parts of the worker that use them.
 
     Attributes:
-        first: Done with the first one.
-        concerned: Called with each.
+        first_snapshot: Future of the first snapshot.
+        listeners: Called with each snapshot.
     """
 
     def __init__(self) -> None:
-        self.first: asyncio.Future[ControllerSnapshot] = asyncio.get_running_loop().create_future()
-        self.concerned: list[Callable[[ControllerSnapshot], None]] = []
+        self.first_snapshot: asyncio.Future[ControllerSnapshot] = asyncio.get_running_loop().create_future()
+        self.listeners: list[Callable[[ControllerSnapshot], None]] = []
 
-    def take(self, welcome: ControllerSnapshot) -> None:
-        """There is one."""
-        if not self.first.done():
-            self.first.set_result(welcome)
-        for each in self.concerned:
-            each(welcome)
+    def on_snapshot(self, snapshot: ControllerSnapshot) -> None:
+        """Passes a snapshot on to all listeners."""
+        if not self.first_snapshot.done():
+            self.first_snapshot.set_result(snapshot)
+        for listener in self.listeners:
+            listener(snapshot)
 
 
 class RequestReporter:
-    """Tells the controller of every request that has ended here. Implements `maitred.core.answer.RequestObserver`.
+    """Reports the end of each request to the controller. Implements `maitred.core.answer.RequestObserver`.
 
     Args:
-        line: To the controller.
+        controller: The client of the controller.
     """
 
-    def __init__(self, line: ControllerClient) -> None:
-        self._line = line
-        self._passed: set[int] = set()
+    def __init__(self, controller: ControllerClient) -> None:
+        self._controller = controller
+        self._forwarded: set[int] = set()
 
-    def leave_out(self, tally: RequestContext) -> None:
-        """The controller itself has served it."""
-        self._passed.add(id(tally))
+    def exclude(self, context: RequestContext) -> None:
+        """Excludes a forwarded request, which the controller reports itself."""
+        self._forwarded.add(id(context))
 
-    def ended(self, *tallies: RequestContext) -> None:
-        """See `Observer.ended`."""
-        for tally in tallies:
-            if id(tally) in self._passed:
-                self._passed.discard(id(tally))
+    def on_request_end(self, *contexts: RequestContext) -> None:
+        """Reports ended requests, except those that were forwarded."""
+        for context in contexts:
+            if id(context) in self._forwarded:
+                self._forwarded.discard(id(context))
             else:
-                self._line.report(ended_of(tally))
+                self._controller.report(encode_context(context))
 
 
 class WorkerApp:
-    """The ASGI application: what a worker does itself goes to its edge, all else to the controller's.
+    """The ASGI application of a worker: serves local routes itself and forwards all others to the controller.
 
     Args:
-        edge: Its own.
-        table: The routes of that.
-        passing: The other.
+        app: The application of this worker.
+        route_table: The routes of that application.
+        proxy: Forwards requests to the controller.
     """
 
-    def __init__(self, edge: GatewayApp, table: RouteTable, passing: ControllerProxy) -> None:
-        self._edge = edge
-        self._own = {(route.method, route.path) for route in table.routes}
-        self._passing = passing
+    def __init__(self, app: GatewayApp, route_table: RouteTable, proxy: ControllerProxy) -> None:
+        self._app = app
+        self._local_routes = {(route.method, route.path) for route in route_table.routes}
+        self._proxy = proxy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI's entry point."""
-        own = (scope["method"], scope["path"]) in self._own
-        if own and not any(name == b"idempotency-key" for name, _ in scope["headers"]):
-            _RAW.set((scope, send))
-            await self._edge(scope, receive, send)
+        """Serves one ASGI request here, or forwards it; requests with an `Idempotency-Key` are always forwarded."""
+        is_local = (scope["method"], scope["path"]) in self._local_routes
+        if is_local and not any(name == b"idempotency-key" for name, _ in scope["headers"]):
+            _ASGI_REQUEST.set((scope, send))
+            await self._app(scope, receive, send)
         else:
-            await self._passing(scope, receive, send)
+            await self._proxy(scope, receive, send)
 
 
-def _own_routes(
-    config: Config, lane: WorkerPipeline, passing: ControllerProxy, reporter: RequestReporter
+def _local_routes(
+    config: Config, pipeline: WorkerPipeline, proxy: ControllerProxy, reporter: RequestReporter
 ) -> list[Route]:
     strict, heartbeat_s = config.server.strict, config.server.heartbeat_s
     routes = [
-        *ChatRoutes(lane, strict=strict, heartbeat_s=heartbeat_s).routes(),
-        *CompletionRoutes(lane, strict=strict, heartbeat_s=heartbeat_s).routes(),
-        *MessagesRoutes(lane, strict=strict, heartbeat_s=heartbeat_s).routes(),
+        *ChatRoutes(pipeline, strict=strict, heartbeat_s=heartbeat_s).routes(),
+        *CompletionRoutes(pipeline, strict=strict, heartbeat_s=heartbeat_s).routes(),
+        *MessagesRoutes(pipeline, strict=strict, heartbeat_s=heartbeat_s).routes(),
     ]
-    served = [
-        with_fields(route, handler=_or_passed(route.handler, passing, reporter)) for route in routes if route.idempotent
+    local_routes = [
+        with_fields(route, handler=_with_forwarding(route.handler, proxy, reporter))
+        for route in routes
+        if route.idempotent
     ]
-    return [*served, LIVE]
+    return [*local_routes, LIVE]
 
 
-def _or_passed(
-    handler: Handler, passing: ControllerProxy, reporter: RequestReporter
+def _with_forwarding(
+    handler: Handler, proxy: ControllerProxy, reporter: RequestReporter
 ) -> Callable[[HttpExchange], Awaitable[None]]:
-    """The handler; what turns out not to be the worker's own goes to the controller as it came."""
+    """Wraps a handler: a request that it does not serve itself is forwarded to the controller as it came."""
 
-    async def handle(call: HttpExchange) -> None:
+    async def handle(exchange: HttpExchange) -> None:
         try:
-            await handler(call)
+            await handler(exchange)
         except ForwardToController:
-            reporter.leave_out(call.tally)
-            scope, send = _RAW.get()
-            call.progress = ResponseState.COMPLETE
-            call.status = await passing.relay(scope, call.body, send)
+            reporter.exclude(exchange.context)
+            scope, send = _ASGI_REQUEST.get()
+            exchange.state = ResponseState.COMPLETE
+            exchange.status = await proxy.forward(scope, exchange.body, send)
 
     return handle
 
 
-async def _identity(
+async def _open_identity(
     config: Config,
-    line: ControllerClient,
-    gate: InFlightLimiter,
-    welcomes: ControllerStateFeed,
+    controller: ControllerClient,
+    in_flight: InFlightLimiter,
+    state_feed: ControllerStateFeed,
     clock: Clock,
     stack: AsyncExitStack,
 ) -> Identity:
-    """Who calls, by what the controller knows."""
+    """Opens the authentication of this worker, which follows the controller's directory."""
     directory = Directory()
     settings = config.identity
     refresher = DirectoryRefresher(
-        line, directory, clock, every_s=settings.refresh_s, max_stale_s=min(settings.max_stale_s, _MOST_STALE_S)
+        controller, directory, clock, every_s=settings.refresh_s, max_stale_s=min(settings.max_stale_s, _MAX_STALE_S)
     )
     await refresher.load()
     issuers = await stack.enter_async_context(token_issuers(settings.oidc, directory, clock))
@@ -262,8 +271,8 @@ async def _identity(
         anonymous=ANONYMOUS if config.server.serves_anyone else None,
         issuers=issuers,
     )
-    follower = DirectoryFollower(refresher, directory, line, lambda: gate.recheck(identity.holds))
-    welcomes.concerned.append(follower.welcomed)
+    follower = DirectoryFollower(refresher, directory, controller, lambda: in_flight.cancel_revoked(identity.holds))
+    state_feed.listeners.append(follower.on_snapshot)
     await stack.enter_async_context(running(follower.run(), "directory"))
     return identity
 
@@ -272,105 +281,113 @@ class DirectoryFollower:
     """Keeps the directory of a worker as new as that of its controller.
 
     Args:
-        refresher: Reads what is new.
-        directory: What is read into.
-        line: To the controller, which waits to hear what is known here.
-        recheck: Ends the requests of those who may not come in any more.
+        refresher: Reads changes into the directory.
+        directory: The directory of this worker.
+        controller: The client of the controller, which waits for the acknowledged version.
+        cancel_revoked: Cancels the requests of principals that have lost access.
     """
 
     def __init__(
-        self, refresher: DirectoryRefresher, directory: Directory, line: ControllerClient, recheck: Callable[[], object]
+        self,
+        refresher: DirectoryRefresher,
+        directory: Directory,
+        controller: ControllerClient,
+        cancel_revoked: Callable[[], object],
     ) -> None:
         self._refresher = refresher
         self._directory = directory
-        self._line = line
+        self._controller = controller
         self._changed = asyncio.Event()
-        self._recheck = recheck
-        refresher.watch(recheck)
+        self._cancel_revoked = cancel_revoked
+        refresher.watch(cancel_revoked)
 
-    def welcomed(self, welcome: ControllerSnapshot) -> None:
-        """There is a version that may be new."""
+    def on_snapshot(self, snapshot: ControllerSnapshot) -> None:
+        """Wakes the follower: the snapshot may name a new version of the directory."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Follows, until it is cancelled."""
+        """Follows the controller's directory until the task is cancelled."""
         async with running(self._refresher.run(), "directory, now and then"):
             while True:
-                self._line.tell(DirectoryAck(self._directory.version))
+                self._controller.send(DirectoryAck(self._directory.version))
                 await self._changed.wait()
                 self._changed.clear()
                 with suppress(StoreUnavailable):
                     await self._refresher.load()
-                self._recheck()
+                self._cancel_revoked()
 
 
-async def _lane(
+async def _open_pipeline(
     config: Config,
-    line: ControllerClient,
-    welcome: ControllerSnapshot,
-    welcomes: ControllerStateFeed,
+    controller: ControllerClient,
+    snapshot: ControllerSnapshot,
+    state_feed: ControllerStateFeed,
     clock: Clock,
     stack: AsyncExitStack,
 ) -> WorkerPipeline:
-    """The pipeline, and all that it stands on."""
-    upstreams = await stack.enter_async_context(open_upstreams(config.models, config.health, standing=_standing))
+    """Opens the pipeline with its upstreams, engines and flow controller."""
+    upstreams = await stack.enter_async_context(open_upstreams(config.models, config.health, standing=_upstream_status))
     models: list[AnyModel] = [*upstreams.models]
-    posts = dict(upstreams.posts())
+    endpoints = dict(upstreams.endpoints())
     local: LocalModel | None = None
-    if welcome.engines:
-        engines = await stack.enter_async_context(await _engines(config, welcome))
+    if snapshot.engines:
+        engines = await stack.enter_async_context(await _open_engines(config, snapshot))
         local = local_model(config, engines)
         models.append(local.model)
-        posts[local.name] = local.posts()
-    reach = within_reach(config, None if local is None else local.name)
-    named: dict[str, dict[str, AnyEndpoint]] = {
-        pool: {post.name: post for post in each} for pool, each in posts.items()
+        endpoints[local.name] = local.endpoints()
+    reachable = reachable_pools(config, None if local is None else local.name)
+    endpoints_by_name: dict[str, dict[str, AnyEndpoint]] = {
+        pool: {endpoint.name: endpoint for endpoint in pool_endpoints} for pool, pool_endpoints in endpoints.items()
     }
     submissions: dict[str, dict[str, SubmissionTracker]] = {}
     if local is not None:
-        submissions[local.name] = {name: SubmissionTracker(engine.link, line) for name, engine in local.engines.items()}
-    control = RemoteFlowController(line, named, submissions, config.admission, config.dispatch.recoveries)
+        submissions[local.name] = {
+            name: SubmissionTracker(engine.link, controller) for name, engine in local.engines.items()
+        }
+    flow_controller = RemoteFlowController(
+        controller, endpoints_by_name, submissions, config.admission, config.dispatch.recoveries
+    )
     catalog = Catalog(models)
-    routes = routes_of(config, catalog)
-    own = LocalModelNames(routes, reach)
+    routes = read_routes(config, catalog)
+    local_names = LocalModelNames(routes, reachable)
 
-    def heed(news: ControllerSnapshot) -> None:
-        own.on_trial = news.passed
-        for pool, window_tokens in news.windows.items():
-            for post in named.get(pool, {}).values():
-                post.replica.window_tokens = window_tokens
+    def heed(update: ControllerSnapshot) -> None:
+        local_names.on_trial = update.passed
+        for pool, window_tokens in update.windows.items():
+            for endpoint in endpoints_by_name.get(pool, {}).values():
+                endpoint.replica.window_tokens = window_tokens
 
-    heed(welcome)
-    welcomes.concerned.append(heed)
+    heed(snapshot)
+    state_feed.listeners.append(heed)
     grammars = await stack.enter_async_context(GrammarValidator(config.admission.grammars))
     budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
-    lane = WorkerPipeline(
+    pipeline = WorkerPipeline(
         Router(catalog, routes),
-        control,
+        flow_controller,
         clock=clock,
         max_choices=config.model.max_choices,
         least_itl_s=config.dispatch.least_itl_s,
         retries=RetryPolicy(config.dispatch.retries, budget, clock),
         grammars=grammars,
     )
-    lane.own = own
-    return lane
+    pipeline.local_names = local_names
+    return pipeline
 
 
-def _standing(upstream: "UpstreamReplica") -> RemoteUpstreamStatus:
+def _upstream_status(upstream: "UpstreamReplica") -> RemoteUpstreamStatus:
     return RemoteUpstreamStatus(upstream.name, upstream.config.probe_every_s)
 
 
-async def _engines(config: Config, welcome: ControllerSnapshot) -> LocalEngines:
-    """Lines of our own to the engines that the controller looks after."""
-    same = FingerprintCheck(await asyncio.to_thread(digest_of, find_model(config.model.folder)))
-    remote = bool(config.model.attached)
+async def _open_engines(config: Config, snapshot: ControllerSnapshot) -> LocalEngines:
+    """Opens this worker's own connections to the engines that the controller supervises."""
+    fingerprint_check = FingerprintCheck(await asyncio.to_thread(fingerprint_of, find_model(config.model.folder)))
+    is_attached = bool(config.model.attached)
     engines = LocalEngines(
         {
-            name: attached(address, config.engine_link, same)
-            if remote
+            name: attached(address, config.engine_link, fingerprint_check)
+            if is_attached
             else RemoteEngine(parse_address(address), silence_timeout_s=config.engine_link.silence_timeout_s)
-            for name, address in welcome.engines.items()
+            for name, address in snapshot.engines.items()
         }
     )
     for engine in engines.values():

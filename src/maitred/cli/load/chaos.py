@@ -48,7 +48,7 @@ def chaos(
         # The `maitred` of a plan is this one, also when its environment has not been activated.
         os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         with showing(str(plan)) as watch:
-            rehearsal = run_loop(rehearse(wanted, command=command_line(), tell=watch.tell, watch=watch))
+            rehearsal = run_loop(rehearse(wanted, command=command_line(), tell=watch.show, watch=watch))
         rehearsal.save(beside(path, ".json"))
         document = report.outline(rehearsal)
         print_document(document, sections=("Invariants", "Faults", "Load"))

@@ -24,7 +24,7 @@ class RunWatcher(Protocol):
     def __call__(self, progress: RunProgress) -> None:
         """Shows where the run stands."""
 
-    def tell(self, line: str) -> None:
+    def show(self, line: str) -> None:
         """Shows something that has happened, and leaves it there."""
 
 
@@ -62,7 +62,7 @@ class PlainLines:
             typer.echo(f"{progress.at_s:6.0f} s{share}  {_requests(progress)}  |  {_figures(progress)}", err=True)
         self._last_s = progress.at_s
 
-    def tell(self, line: str) -> None:
+    def show(self, line: str) -> None:
         """See `RunWatcher`."""
         typer.echo(line, err=True)
 
@@ -79,7 +79,7 @@ class LiveBlock:
         """See `RunWatcher`."""
         self._live.update(self._block(progress), refresh=True)
 
-    def tell(self, line: str) -> None:
+    def show(self, line: str) -> None:
         """See `RunWatcher`."""
         self._console.print(line, markup=False, highlight=False)
 

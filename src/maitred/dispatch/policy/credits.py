@@ -71,7 +71,7 @@ class CostSum:
         self.blocks += blocks
         self.prompt_tokens += prompt_tokens
 
-    def less(self, cost: Cost) -> None:
+    def subtract(self, cost: Cost) -> None:
         """One less."""
         slots, blocks, prompt_tokens = cost
         self.slots -= slots
@@ -88,7 +88,7 @@ PLENTY = 1 << 40
 """Blocks of a replica that does not count any."""
 
 
-def cost_of(prompt_tokens: int, choices: int, output_tokens: int, block_tokens: int) -> Cost:
+def request_cost(prompt_tokens: int, choices: int, output_tokens: int, block_tokens: int) -> Cost:
     """What one prompt needs whose choices are all as long as `output_tokens`.
 
     The choices share the whole blocks of the prompt; each has the rest of it, and its answer, for itself.
@@ -98,14 +98,14 @@ def cost_of(prompt_tokens: int, choices: int, output_tokens: int, block_tokens: 
 
 
 class CreditHold:
-    """What one request (in our sense: all prompts of it) takes of a replica. Made by `Credits.hold`."""
+    """What one request (in our sense: all prompts of it) takes of a replica. Made by `Credits.acquire`."""
 
     __slots__ = ("_left", "_unsent", "cost", "unanswered_tokens", "uncounted")
 
     def __init__(self, costs: Sequence[Cost]) -> None:
         self._unsent = deque(costs)
         self._left = False
-        cost = self.cost = costs[0] if len(costs) == 1 else sum_of(costs)
+        cost = self.cost = costs[0] if len(costs) == 1 else total_cost(costs)
         """All together."""
         self.uncounted = cost
         """Of this, what no report contains."""
@@ -122,10 +122,10 @@ class Credits:
 
     def __init__(self) -> None:
         self._report = NOTHING
-        self._heard: LoadReport | None = None
+        self._reported: LoadReport | None = None
         """The report that this is from; None: it is an estimate."""
-        self._guest_places = 0
-        self._takes_guests = False
+        self._overcommit_slots = 0
+        self._overcommits = False
         self._total = NOTHING
         self._uncounted = CostSum()
         self._sent: deque[tuple[CreditHold, Cost]] = deque()
@@ -148,14 +148,14 @@ class Credits:
         )
 
     @property
-    def guest_places(self) -> int:
+    def overcommit_slots(self) -> int:
         """Slots beyond the free ones for guests. `free` may be below zero, and then they are taken as much."""
-        return self._guest_places
+        return self._overcommit_slots
 
     @property
-    def takes_guests(self) -> bool:
+    def overcommits(self) -> bool:
         """Whether the replica makes room for tenants that hold few places, so that none need be kept for them."""
-        return self._takes_guests
+        return self._overcommits
 
     @property
     def total(self) -> Cost:
@@ -182,7 +182,7 @@ class Credits:
         """Whether nothing at all runs or waits there, as far as one can know."""
         return not self._busy and not self.held
 
-    def heard(self, load: LoadReport, unheard: int, max_sequences: int) -> None:
+    def on_report(self, load: LoadReport, unheard: int, max_sequences: int) -> None:
         """There is a report, or the same one as before.
 
         Args:
@@ -193,15 +193,15 @@ class Credits:
         while len(self._sent) > unheard:
             hold, cost = self._sent.popleft()
             self._count(hold, cost)
-        if load is self._heard:
+        if load is self._reported:
             return
-        self._heard = load
+        self._reported = load
         # An engine may take fewer for a while than it could, for the sake of the time between tokens.
         taken_now = load.running - load.guests + load.waiting + load.free_sequences
         self._total = Cost(min(max_sequences, max(1, taken_now)), load.total_blocks - load.pinned_blocks)
         self._report = Cost(load.free_sequences, load.free_blocks - load.promised_blocks)
-        self._guest_places = load.guest_places
-        self._takes_guests = self._takes_guests or load.guests + load.guest_places > 0
+        self._overcommit_slots = load.guest_places
+        self._overcommits = self._overcommits or load.guests + load.guest_places > 0
         self._busy = load.running + load.waiting > 0
 
     def estimate(self, slots: int) -> None:
@@ -209,15 +209,15 @@ class Credits:
         if self._sent:
             self._sent.clear()
         left = slots - self._outstanding.slots + self._uncounted.slots
-        if self._heard is None and self._total.slots == slots and self._report.slots == left:
+        if self._reported is None and self._total.slots == slots and self._report.slots == left:
             return  # as it was estimated before
-        self._heard = None
+        self._reported = None
         self._total = Cost(slots, PLENTY)
         self._report = Cost(left, PLENTY)
-        self._guest_places = 0
+        self._overcommit_slots = 0
         self._busy = False
 
-    def hold(self, costs: Sequence[Cost]) -> CreditHold:
+    def acquire(self, costs: Sequence[Cost]) -> CreditHold:
         """Takes what a request needs, one cost for each prompt in the order in which they will be submitted."""
         hold = CreditHold(costs)
         self.held += 1
@@ -226,12 +226,12 @@ class Credits:
         self._uncounted.add(hold.cost)
         return hold
 
-    def submitted(self, hold: CreditHold) -> None:
+    def on_submitted(self, hold: CreditHold) -> None:
         """The next prompt of it was sent to the engine."""
         if hold._unsent:
             self._sent.append((hold, hold._unsent.popleft()))
 
-    def answered(self, hold: CreditHold) -> None:
+    def on_answered(self, hold: CreditHold) -> None:
         """A token of it came, so the engine counts what was sent of it, whether or not we were told of the sending."""
         self._unanswered_tokens -= hold.unanswered_tokens
         hold.unanswered_tokens = 0
@@ -247,19 +247,19 @@ class Credits:
         # Its prompts are no longer to be computed, as far as one knows from here.
         self._unanswered_tokens -= hold.unanswered_tokens
         hold.unanswered_tokens = 0
-        self._outstanding.less(hold.cost)
+        self._outstanding.subtract(hold.cost)
         if hold.uncounted is not NOTHING:
-            self._uncounted.less(hold.uncounted)
+            self._uncounted.subtract(hold.uncounted)
             hold.uncounted = NOTHING
 
     def _count(self, hold: CreditHold, cost: Cost) -> None:
         """The engine counts it from now on."""
         if not hold._left:
             hold.uncounted = NOTHING if cost is hold.uncounted else hold.uncounted.minus(cost)
-            self._uncounted.less(cost)
+            self._uncounted.subtract(cost)
 
 
-def sum_of(costs: Sequence[Cost]) -> Cost:
+def total_cost(costs: Sequence[Cost]) -> Cost:
     """All together."""
     if len(costs) == 1:
         return costs[0]

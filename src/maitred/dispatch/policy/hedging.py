@@ -38,26 +38,29 @@ class HedgePolicy:
 
     def __init__(self, config: HedgingConfig, model: str) -> None:
         self._model = model
-        self.adopt(config)
+        self.reconfigure(config)
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._saved = 0.0
 
-    def adopt(self, config: HedgingConfig) -> None:
+    def reconfigure(self, config: HedgingConfig) -> None:
         """Goes by these settings from now on, and by the times that it has seen."""
         self._config = config
         self.on = self._model in config.models
 
-    def is_for(self, errand: DispatchRequest) -> bool:
+    def is_for(self, dispatch_request: DispatchRequest) -> bool:
         """Whether it is on, and the request small and urgent enough."""
-        if not self.on or errand.flow.priority is not PriorityClass.INTERACTIVE:
+        if not self.on or dispatch_request.flow.priority is not PriorityClass.INTERACTIVE:
             return False
-        return errand.prompt_tokens + errand.max_tokens * errand.choices <= self._config.most_tokens
+        return (
+            dispatch_request.prompt_tokens + dispatch_request.max_tokens * dispatch_request.choices
+            <= self._config.most_tokens
+        )
 
-    def released(self) -> None:
+    def on_dispatch(self) -> None:
         """Such a request was sent to a replica."""
         self._saved = min(_MOST_SAVED, self._saved + self._config.share)
 
-    def answered(self, after_s: float) -> None:
+    def on_answered(self, after_s: float) -> None:
         """The first token of such a request came so long after its release."""
         self._seconds.append(after_s)
 

@@ -51,7 +51,7 @@ class _History:
             self.count += 1
         self.news += 1
 
-    def look(self, quantile: float) -> None:
+    def refresh(self, quantile: float) -> None:
         """Sees what they come to; `quantile` says what most is."""
         self.news = 0
         tokens, parts = _Moments([tokens for tokens, _ in self._answers]), _Moments([part for _, part in self._answers])
@@ -103,13 +103,13 @@ class OutputLengths:
         self._tenants: OrderedDict[str, _History] = OrderedDict()
         self._all = _History(4 * answers)
 
-    def adopt(self, quantile: float, unknown_share: float) -> None:
+    def reconfigure(self, quantile: float, unknown_share: float) -> None:
         """Predicts by these from now on, from all that was seen before."""
         self._quantile = quantile
         self._unknown_share = unknown_share
         for history in (*self._tenants.values(), self._all):
             if history.count:
-                history.look(quantile)
+                history.refresh(quantile)
 
     def __len__(self) -> int:
         """Tenants that are remembered."""
@@ -136,7 +136,7 @@ class OutputLengths:
             return most, mean
         return min(max(1, most), max_tokens), min(max(1.0, mean), float(max_tokens))
 
-    def left(self, tenant: str, produced: float, max_tokens: int, draws: Sequence[float]) -> list[float]:
+    def on_leave(self, tenant: str, produced: float, max_tokens: int, draws: Sequence[float]) -> list[float]:
         """What is still to come of an answer that has so many tokens: as of some of those that got as far.
 
         Args:
@@ -158,7 +158,7 @@ class OutputLengths:
             return [max(1.0, min(most, produced / 4))] * len(draws)
         return [max(1.0, min(most, _quantile(lengths, draw, first) * unit - produced)) for draw in draws]
 
-    def saw(self, tenant: str, tokens: int, max_tokens: int) -> None:
+    def observe(self, tenant: str, tokens: int, max_tokens: int) -> None:
         """A choice came to its end by itself. What was cut short by its caller tells nothing."""
         history = self._tenants.get(tenant)
         if history is None:
@@ -179,7 +179,7 @@ class OutputLengths:
         if not history.count:
             return None
         if history.news * _NEWS > history.count:
-            history.look(self._quantile)
+            history.refresh(self._quantile)
         return history
 
 

@@ -39,7 +39,7 @@ class OverflowCandidate:
         return _ALIKE * self.held_tokens // max(1, self.prompt_tokens)
 
 
-def leavers(candidates: Sequence[OverflowCandidate], service: float) -> list[int]:
+def select_overflow(candidates: Sequence[OverflowCandidate], service: float) -> list[int]:
     """Those that leave, by their numbers: as few of this order as take so much service away, and at least one.
 
     Args:
@@ -95,7 +95,7 @@ class OverflowState:
         """The part of the objective that a request may be predicted to take if it is to stay."""
         return self._back_below if self.is_on else 1.0
 
-    def saw(self, share: float, now_s: float) -> None:
+    def observe(self, share: float, now_s: float) -> None:
         """A prediction.
 
         Args:

@@ -62,7 +62,7 @@ class PredictedWait(Struct, frozen=True):
 AT_ONCE = PredictedWait(True, 0.0)
 
 
-def wait_of(queue: QueueAhead, own: Cost) -> PredictedWait:
+def predict_wait(queue: QueueAhead, own: Cost) -> PredictedWait:
     """When a request is released that needs so much."""
     slots = queue.entries + own.slots - queue.free.slots
     blocks = queue.entries * queue.blocks_per_place + own.blocks - queue.free.blocks
@@ -111,7 +111,7 @@ class UnreportedPrompts(Struct, frozen=True):
     """Of all together, as far as they have to be computed."""
 
 
-def prefill_of(
+def predict_prefill_s(
     load: LoadReport,
     prompt_tokens: float,
     under_way: UnreportedPrompts,

@@ -41,14 +41,14 @@ class Quota:
         """By what runs."""
         return self._used.cost
 
-    def take(self, cost: Cost) -> None:
+    def allocate(self, cost: Cost) -> None:
         """Something of it runs."""
         used = self._used
         used.slots += cost.slots
         used.blocks += cost.blocks
         used.prompt_tokens += cost.prompt_tokens
 
-    def give(self, cost: Cost) -> None:
+    def release(self, cost: Cost) -> None:
         """It has ended."""
         used = self._used
         used.slots -= cost.slots
@@ -81,7 +81,7 @@ class Quotas:
         self.parted = bool(own)
         """Whether there are any."""
 
-    def of(self, path: tuple[FlowLevel, ...]) -> Quota:
+    def quota_for(self, path: tuple[FlowLevel, ...]) -> Quota:
         """Whose part a flow uses: of its key, else of its team, else of its organisation, else the common one."""
         if self._of:
             for level in reversed(path):
@@ -90,7 +90,7 @@ class Quotas:
                     return quota
         return self.common
 
-    def room(self, quota: Quota, total: Cost) -> Cost:
+    def remaining(self, quota: Quota, total: Cost) -> Cost:
         """What is left of a part.
 
         Args:
@@ -152,7 +152,7 @@ class TenantHoldings:
         """What all hold."""
         return sum(held.slots for held in self._held.values())
 
-    def saw(self, tenant: FlowLevel, now_s: float) -> None:
+    def observe(self, tenant: FlowLevel, now_s: float) -> None:
         """It has sent a request."""
         id_, weight = tenant.id, tenant.weight
         if id_ in self._seen:
@@ -168,7 +168,7 @@ class TenantHoldings:
         elif self._forget_s <= now_s:
             self._forget(now_s)
 
-    def take(self, tenant: FlowLevel, slots: int, priority: PriorityClass) -> None:
+    def allocate(self, tenant: FlowLevel, slots: int, priority: PriorityClass) -> None:
         """It holds more."""
         if tenant.id in self._held:
             held = self._held[tenant.id]
@@ -177,7 +177,7 @@ class TenantHoldings:
         held.by_rank[priority.rank] += slots
         held.slots += slots
 
-    def give(self, tenant: FlowLevel, slots: int, priority: PriorityClass) -> None:
+    def release(self, tenant: FlowLevel, slots: int, priority: PriorityClass) -> None:
         """It holds less."""
         held = self._held[tenant.id]
         held.by_rank[priority.rank] -= slots
@@ -190,7 +190,7 @@ class TenantHoldings:
         held = self._held.get(tenant.id)
         return 0 if held is None else held.slots
 
-    def may_be_guest(self, tenant: FlowLevel, slots: int, priority: PriorityClass) -> bool:
+    def may_overcommit(self, tenant: FlowLevel, slots: int, priority: PriorityClass) -> bool:
         """Whether, with all places taken, another tenant has so many that some of its requests give way."""
         own = self.held_by(tenant)
         return any(

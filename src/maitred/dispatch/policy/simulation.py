@@ -56,7 +56,7 @@ class PredictedTurn(NamedTuple):
     """Others that are released before then, whose prompts make some of these steps longer."""
 
 
-def until_turn(
+def simulate_dispatch(
     runners: Sequence[SimulatedTenant],
     mine: int,
     before: int,
@@ -76,11 +76,11 @@ def until_turn(
         output: Service of one token of an answer.
         guests: So many more may come beyond the places (see `maitred.engine.scheduler.overcommit`).
     """
-    return _Race(runners, mine, before, running, free, output, guests).turn()
+    return _Simulation(runners, mine, before, running, free, output, guests).run()
 
 
-class _Race:
-    """One play of a line; see `until_turn`."""
+class _Simulation:
+    """One play of a line; see `simulate_dispatch`."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class _Race:
             if whose >= 0:
                 self._rises[whose] += output / runners[whose].weight
 
-    def turn(self) -> PredictedTurn:
+    def run(self) -> PredictedTurn:
         """Plays it."""
         first = self._next()
         if self._free <= 0 and first != self._mine:
@@ -164,9 +164,9 @@ class _Race:
         """Whose request is released now, on a place or as a guest."""
         if self._free > 0:
             return self._head()
-        return None if self._free <= self._least_free else self._guest(self._head())
+        return None if self._free <= self._least_free else self._overcommitted(self._head())
 
-    def _guest(self, head: int) -> int | None:
+    def _overcommitted(self, head: int) -> int | None:
         """Who comes in beyond the places: the head, or who holds least of those who may come before their turn.
 
         See `maitred.fairness.vtc.gives_way`: who has most per weight gives way first, and nobody to itself.
@@ -226,7 +226,7 @@ class ArrivalRates:
         """Those that sent something last, with what it was; the last one last."""
         return ((tenant, flow) for tenant, (_, _, flow) in self._of.items())
 
-    def saw(self, flow: Flow, now_s: float) -> None:
+    def observe(self, flow: Flow, now_s: float) -> None:
         """One more."""
         tenant, count = flow.path[0].id, 1.0
         known = self._of.pop(tenant, None)

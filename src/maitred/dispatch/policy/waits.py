@@ -27,7 +27,7 @@ class WaitAccount:
         """Tenants that wait."""
         return len(self._members)
 
-    def now(self, now_s: float, blocked: tuple[str, WaitCause] | None) -> None:
+    def advance(self, now_s: float, blocked: tuple[str, WaitCause] | None) -> None:
         """From now on the head of the line is a request of this tenant and lacks this; None: nothing is blocked."""
         self._accrue(now_s)
         self._state = blocked

@@ -71,7 +71,7 @@ class ConcurrencyWindow:
             return None
         return math.log2(1.0 + more / self._size) * self._fastest_s if self._fastest_s < math.inf else 0.0
 
-    def first_token(self, ttft_s: float, outstanding: int) -> None:
+    def on_first_token(self, ttft_s: float, outstanding: int) -> None:
         """The first token of a request came.
 
         Args:
@@ -116,7 +116,7 @@ class ConcurrencyWindow:
             self._until_probe = max(_PROBE_AFTER, _PROBE_WINDOWS * int(self._size))
             self._resize(self._size)
 
-    def refused(self) -> None:
+    def on_rejection(self) -> None:
         """The replica had no room, or failed."""
         self._starting = False
         self._resize(self._size / 2)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import PoolingMode
-from maitred.engine.encoder.modules import Pooling, longest_text, pooling_of, read_object
-from maitred.engine.encoder.packing import PackedRows, rows_of
+from maitred.engine.encoder.modules import Pooling, longest_text, read_object, read_pooling
+from maitred.engine.encoder.packing import PackedRows, pack_rows
 from maitred.engine.encoder.pooling import pool
 from maitred.engine.kernels.prefill import PrefillBucket, plan_buckets
 from maitred.engine.models.batch import BatchChunk, ForwardBatch
@@ -68,7 +68,7 @@ class PooledDecoder:
         weights = load_weights(folder, config, dtype, device, head=False)
         context_tokens = min(config.context_tokens, longest_text(folder) or config.context_tokens)
         decoder = Decoder(config, weights, WholeTexts(config, device))
-        return cls(decoder, pooling_of(folder, "lasttoken", pooling), context_tokens)
+        return cls(decoder, read_pooling(folder, "lasttoken", pooling), context_tokens)
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -80,7 +80,7 @@ class PooledDecoder:
         Returns:
             fp32 ``[texts, dimensions]`` on the CPU. What one text gets does not depend on the others, but for rounding.
         """
-        batch = rows_of(texts, self._decoder.device)
+        batch = pack_rows(texts, self._decoder.device)
         rows = self._decoder.forward(_step(batch, [len(text) for text in texts]), self._nothing)
         return pool(rows, batch, self._pooling).cpu()
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from maitred.core.clock import Clock
-from maitred.core.prefix import BlockNews
+from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport, pairs_of
 from maitred.core.request import EngineRequest, FinishReason, SequenceStats, TokenDelta
 from maitred.engine import request_log as logbook
 from maitred.engine.scheduler.step_times import StepMeter, StepWork
-from maitred.fairness.fair_queue import FairQueue, QueueEntry, QueueOrderConfig, make_line
+from maitred.fairness.fair_queue import FairQueue, QueueEntry, QueueOrderConfig, make_queue
 from maitred.wire.frames import Rejection, TokenOutput
 
 BLOCK_TOKENS = 16
@@ -82,7 +82,7 @@ class EncoderEngine:
     ) -> None:
         self._encode = encode
         self._clock = clock
-        self._line: FairQueue[_Text] = make_line(line)
+        self._line: FairQueue[_Text] = make_queue(line)
         self._entries: dict[Hashable, dict[str, QueueEntry[_Text]]] = defaultdict(dict)
         """Owner -> request id -> what waits."""
         self._meter = StepMeter()
@@ -95,7 +95,7 @@ class EncoderEngine:
         self._steps = self._prompt_tokens = self._finished = self._cancelled = 0
         self._step_s = 0.0
 
-    def patience_s(self) -> float | None:
+    def max_idle_s(self) -> float | None:
         """0 while anything waits; else None: until somebody asks."""
         return 0.0 if len(self._line) else None
 
@@ -137,7 +137,7 @@ class EncoderEngine:
     def pause(self, owner: Hashable, request_id: str, *, paused: bool) -> None:
         """There is nothing to pause: an answer comes all at once."""
 
-    def rest(self, *, asleep: bool) -> None:
+    def set_asleep(self, *, asleep: bool) -> None:
         """It stays awake: an encoder is small."""
 
     def unpin(self, scope: str, name: str) -> None:
@@ -147,7 +147,7 @@ class EncoderEngine:
         """There are none: what is taken can be computed."""
         return []
 
-    def disown(self, owner: Hashable) -> None:
+    def cancel_owner(self, owner: Hashable) -> None:
         """The owner is gone: ends all its requests."""
         for request_id in list(self._entries[owner]):
             self.cancel(owner, request_id, None)
@@ -174,7 +174,7 @@ class EncoderEngine:
         self._count(batch, self._clock.monotonic_s() - start_s)
         return outputs
 
-    def block_news(self, *, whole: bool = False) -> BlockNews | None:
+    def block_update(self, *, whole: bool = False) -> BlockUpdate | None:
         """There is no prefix cache."""
         return None
 

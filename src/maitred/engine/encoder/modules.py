@@ -51,7 +51,7 @@ def longest_text(folder: Path) -> int | None:
     return None if longest is None else int(longest)
 
 
-def pooling_of(folder: Path, otherwise: PoolingMode, wanted: PoolingMode | None = None) -> Pooling:
+def read_pooling(folder: Path, otherwise: PoolingMode, wanted: PoolingMode | None = None) -> Pooling:
     """What the files say, or what stands for it.
 
     Args:

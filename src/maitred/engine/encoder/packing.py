@@ -56,13 +56,13 @@ class PackedBatch(PackedRows):
 
 def pack(texts: Sequence[Sequence[int]], device: torch.device) -> PackedBatch:
     """Lays the texts, each of at least one token, one behind the other, and side by side for the attention."""
-    rows = rows_of(texts, device)
+    rows = pack_rows(texts, device)
     lengths, starts = rows.lengths.cpu(), rows.starts.cpu()
     groups = [_group(lengths[chosen], starts[chosen], device) for chosen in grouped(lengths.tolist())]
     return PackedBatch(rows.tokens, rows.positions, rows.starts, rows.lengths, rows.text_of, groups)
 
 
-def rows_of(texts: Sequence[Sequence[int]], device: torch.device) -> PackedRows:
+def pack_rows(texts: Sequence[Sequence[int]], device: torch.device) -> PackedRows:
     """Lays the texts, each of at least one token, one behind the other."""
     lengths = [len(text) for text in texts]
     starts = [0, *accumulate(lengths)][:-1]

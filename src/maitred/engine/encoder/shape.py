@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import PoolingMode
-from maitred.engine.encoder.modules import Pooling, has_modules, longest_text, pooling_of, read_object
+from maitred.engine.encoder.modules import Pooling, has_modules, longest_text, read_object, read_pooling
 
 Activation = Literal["erf", "tanh", "relu"]
 
@@ -58,7 +58,7 @@ class EncoderShape(Struct, frozen=True, kw_only=True):
         path = folder / "config.json"
         fields = read_object(path)
         try:
-            return _parse(path, fields, pooling_of(folder, "mean", pooling), longest_text(folder))
+            return _parse(path, fields, read_pooling(folder, "mean", pooling), longest_text(folder))
         except KeyError as missing:
             raise ConfigInvalid(f"{path} lacks the field {missing}. Is the checkpoint complete?") from None
         except (TypeError, ValueError) as fault:

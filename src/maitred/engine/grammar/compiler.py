@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from maitred.core.grammar import Grammar
 from maitred.text.grammar.fault import GrammarFault
-from maitred.text.grammar.language import COMPILING_STACK_BYTES, LIMITS, source_of
+from maitred.text.grammar.language import COMPILING_STACK_BYTES, LIMITS, grammar_source
 
 _THREADS = 2
 _MOST_UNUSED = 256
@@ -88,7 +88,7 @@ class _Once:
 
 
 def _compile(vocabulary: Callable[[], LLTokenizer], grammar: Grammar) -> LLMatcher:
-    matcher = LLMatcher(vocabulary(), source_of(grammar), log_level=0, limits=LIMITS)
+    matcher = LLMatcher(vocabulary(), grammar_source(grammar), log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise GrammarFault(f"The grammar cannot be compiled: {matcher.get_error()}")
     return matcher

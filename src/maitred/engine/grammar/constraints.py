@@ -47,9 +47,9 @@ class Constraints:
 
     def __init__(self, compiler: GrammarCompiler, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self.compiler = compiler
-        self._words = -(-vocab_size // WORD_BITS)
+        self._states = -(-vocab_size // WORD_BITS)
         self._eos = eos_token_ids
-        self._words_of: dict[int, GrammarState] = {}
+        self._states_of: dict[int, GrammarState] = {}
         self._supposed: dict[int, SpeculativeGrammarState] = {}
         self._faults: dict[int, str] = {}
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="masks")
@@ -57,7 +57,7 @@ class Constraints:
         self.forced_tokens = 0
 
     def __contains__(self, key: int) -> bool:
-        return key in self._words_of
+        return key in self._states_of
 
     def add(self, key: int, sampling: SamplingParams, output: Sequence[int]) -> None:
         """Takes a sequence in, when it starts or resumes; one without a grammar is left alone.
@@ -68,15 +68,15 @@ class Constraints:
             output: What it has generated so far.
         """
         if sampling.grammar is not None:
-            self._words_of[key] = GrammarState(self.compiler.matcher(sampling.grammar), sampling, self._eos, output)
+            self._states_of[key] = GrammarState(self.compiler.matcher(sampling.grammar), sampling, self._eos, output)
 
     def remove(self, key: int) -> None:
         """Forgets a sequence; an unknown key is ignored."""
-        self._words_of.pop(key, None)
+        self._states_of.pop(key, None)
         self._supposed.pop(key, None)
         self._faults.pop(key, None)
 
-    def begin(self, keys: Sequence[int], positions: Sequence[int]) -> "Future[RowMasks] | None":
+    def start(self, keys: Sequence[int], positions: Sequence[int]) -> "Future[RowMasks] | None":
         """Begins to compute the masks of a step; None: none of its rows is constrained.
 
         Args:
@@ -84,22 +84,22 @@ class Constraints:
                 next token, those behind it for what follows its latest supposition, choice by choice.
             positions: Output tokens that each has so far, supposed ones included.
         """
-        if not self._words_of:
+        if not self._states_of:
             return None
-        rows = [row for row, key in enumerate(keys) if key in self._words_of]
+        rows = [row for row, key in enumerate(keys) if key in self._states_of]
         if not rows:
             return None
         words, ahead = [], 0
         for row in rows:
             key = keys[row]
             ahead = ahead + 1 if row and keys[row - 1] == key else 0
-            words.append(self._supposed[key].words[ahead] if ahead else self._words_of[key])
+            words.append(self._supposed[key].words[ahead] if ahead else self._states_of[key])
         return self._beside.submit(self._masks, rows, words, [positions[row] for row in rows])
 
     def suppose(self, key: int) -> SpeculativeGrammarState:
         """What would come of a sequence: nothing yet. Replaces the supposition that there was."""
         supposition = self._supposed[key] = (
-            SpeculativeGrammarState(self._words_of[key]) if key in self._words_of else SpeculativeGrammarState()
+            SpeculativeGrammarState(self._states_of[key]) if key in self._states_of else SpeculativeGrammarState()
         )
         return supposition
 
@@ -121,24 +121,24 @@ class Constraints:
     @property
     def active(self) -> bool:
         """Whether any sequence is constrained."""
-        return bool(self._words_of)
+        return bool(self._states_of)
 
     def opening(self, key: int) -> list[int]:
         """The tokens that must come next, before the sequence is sampled for the first time since `add`."""
-        word = self._words_of.get(key)
+        word = self._states_of.get(key)
         forced = [] if word is None else word.forced()
         self.forced_tokens += max(0, len(forced) - 1)  # one could have been sampled in the step at hand
         return forced
 
     def advance(self, key: int, token: int) -> list[int]:
         """Takes note of a token that was sampled; returns those that must follow it, which are noted, too."""
-        word = self._words_of.get(key)
+        word = self._states_of.get(key)
         if word is None:
             return []
         supposed = self._supposed.get(key)
         known = None if supposed is None else supposed.after(word, token)
         if known is not None:
-            self._words_of[key], forced = known
+            self._states_of[key], forced = known
             self.forced_tokens += len(forced)
             return forced
         self._supposed.pop(key, None)
@@ -156,7 +156,7 @@ class Constraints:
         return self._faults
 
     def _masks(self, rows: list[int], words: list[GrammarState], positions: list[int]) -> RowMasks:
-        bits = np.empty((len(rows), self._words), np.int32)
+        bits = np.empty((len(rows), self._states), np.int32)
         if self._executor is None:
             self._executor = LLExecutor(_MASK_THREADS)
         matchers = [(word.matcher, row) for row, word in enumerate(words)]

@@ -30,7 +30,7 @@ class BlockPool:
         self.total = total
         self.evictions = 0
         self.cached = 0
-        self._holders = [0] * total
+        self._reference_counts = [0] * total
         self._keys: list[bytes | None] = [None] * total
         self._by_key: dict[bytes, int] = {}
         self.changes = BlockChanges()
@@ -46,9 +46,9 @@ class BlockPool:
         """Of all blocks that can be found."""
         return self._by_key.keys()
 
-    def holders(self, block: int) -> int:
+    def reference_count(self, block: int) -> int:
         """How many sequences hold the block."""
-        return self._holders[block]
+        return self._reference_counts[block]
 
     def find(self, key: bytes) -> int | None:
         """The block whose content has this key, held or idle."""
@@ -59,9 +59,9 @@ class BlockPool:
         if count > len(self._idle):
             return None
         blocks = [self._idle.popitem(last=False)[0] for _ in range(count)]
-        changed = self.changes.found
+        changed = self.changes.take_update
         for block in blocks:
-            self._holders[block] = 1
+            self._reference_counts[block] = 1
             key = self._keys[block]
             if key is not None:
                 del self._by_key[key]
@@ -76,10 +76,10 @@ class BlockPool:
     def share(self, blocks: Iterable[int]) -> None:
         """Adds a holder to each block; an idle one is revived with its content."""
         for block in blocks:
-            if self._holders[block] == 0:
+            if self._reference_counts[block] == 0:
                 del self._idle[block]
                 self.cached -= self._keys[block] is not None
-            self._holders[block] += 1
+            self._reference_counts[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
         """Removes one holder from each block of a sequence.
@@ -88,8 +88,8 @@ class BlockPool:
         again (without a key) are reused before any cached one.
         """
         for block in reversed(blocks):
-            self._holders[block] -= 1
-            if self._holders[block] == 0:
+            self._reference_counts[block] -= 1
+            if self._reference_counts[block] == 0:
                 self._idle[block] = None
                 if self._keys[block] is None:
                     self._idle.move_to_end(block, last=False)
@@ -99,7 +99,7 @@ class BlockPool:
     def clear(self) -> None:
         """Forgets all contents: what is in the blocks is gone. Only while nobody holds any."""
         assert self.idle == self.total
-        self.changes.found.update(dict.fromkeys(self._by_key, False))
+        self.changes.take_update.update(dict.fromkeys(self._by_key, False))
         self._by_key.clear()
         self._keys = [None] * self.total
         self.cached = 0
@@ -109,4 +109,4 @@ class BlockPool:
         if key not in self._by_key:
             self._by_key[key] = block
             self._keys[block] = key
-            self.changes.found[key] = True
+            self.changes.take_update[key] = True

@@ -13,19 +13,19 @@ class BlockChanges:
     """Changes since they were last taken.
 
     Attributes:
-        found: By key, whether the block can be found now. Written by the pool.
+        take_update: By key, whether the block can be found now. Written by the pool.
         sequence: Of what was taken last.
     """
 
-    __slots__ = ("found", "sequence")
+    __slots__ = ("sequence", "take_update")
 
     def __init__(self) -> None:
-        self.found: dict[bytes, bool] = {}
+        self.take_update: dict[bytes, bool] = {}
         self.sequence = 0
 
     def take(self) -> tuple[bytes, bytes] | None:
         """What was stored and what was removed, as joined keys; None: nothing, or more than is told."""
-        changed = self.found
+        changed = self.take_update
         if not changed:
             return None
         self.sequence += 1

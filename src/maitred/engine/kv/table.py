@@ -43,7 +43,7 @@ class BlockTable:
 
         Sharing goes by prefix: the leading blocks are the shared ones.
         """
-        holders = self._pool.holders
+        holders = self._pool.reference_count
         return bisect_left(self.blocks, True, key=lambda block: holders(block) == 1)
 
     def cached(self, tokens: Sequence[int]) -> int:

@@ -25,7 +25,7 @@ _NOTES = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dty
 """Fields of ``config.json`` that say nothing of what is computed; the type that is computed in is in the model card."""
 
 
-def digest_of(folder: Path) -> ModelFingerprint:
+def fingerprint_of(folder: Path) -> ModelFingerprint:
     """The hashes of what is there. A file that cannot be understood counts as its bytes: judging it is others' work."""
     return ModelFingerprint(
         shape=shape_digest(folder),
@@ -35,12 +35,12 @@ def digest_of(folder: Path) -> ModelFingerprint:
 
 
 def shape_digest(folder: Path) -> str:
-    """The part of `digest_of` that says what is computed."""
+    """The part of `fingerprint_of` that says what is computed."""
     return _of_json(folder / "config.json", _NOTES)
 
 
 def weights_digest(folder: Path) -> str:
-    """The part of `digest_of` that says with what."""
+    """The part of `fingerprint_of` that says with what."""
     stamps = weights_stamps(folder)
     return _of_weights(tuple(folder / name for name, _, _ in stamps), stamps) if stamps else ""
 

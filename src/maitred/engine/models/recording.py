@@ -49,35 +49,35 @@ class StepRecorder:
         self._config = config
         self._weights = weights
         self._attention = attention
-        self._rooms: _StepBuffers | None = None
+        self._buffers: _StepBuffers | None = None
         self._search = weights.head.search() if isinstance(weights.head, ScreenedLinear) else None
 
     def reserve(self, rows: int, picked: int, cache: KVCache) -> None:
         """Makes the buffers for steps of up to so many rows, `picked` of them with logits, and takes their memory."""
-        self._make_rooms(rows, picked, cache).touch()
+        self._make_buffers(rows, picked, cache).touch()
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """See `maitred.engine.models.decoder.Decoder.forward`."""
         rows, picked = len(batch.token_ids), len(batch.logit_rows)
-        rooms = self._rooms
+        rooms = self._buffers
         if rooms is None or rooms.cache is not cache or rows > rooms.most_rows or picked > rooms.most_picked:
             most_picked = max(picked, 0 if rooms is None else rooms.most_picked)
             most_rows = max(rows, most_picked, 0 if rooms is None else rooms.most_rows)
-            rooms = self._make_rooms(_rounded_up(most_rows), _rounded_up(most_picked), cache)
+            rooms = self._make_buffers(_rounded_up(most_rows), _rounded_up(most_picked), cache)
         plan = self._attention.plan(batch, cache)
         searches = batch.greedy and self._search is not None and self._search.begins(picked)
         rooms.begin(batch, searches=searches)
         rooms.tape.play()
         del plan  # what it holds had to live until now
         if searches and self._search is not None:
-            self._search.found(rooms.found[:picked])
+            self._search.record(rooms.found[:picked])
         return rooms.logits[:picked]
 
-    def _make_rooms(self, rows: int, picked: int, cache: KVCache) -> "_StepBuffers":
-        self._rooms = None  # gives its memory back before more is asked for
+    def _make_buffers(self, rows: int, picked: int, cache: KVCache) -> "_StepBuffers":
+        self._buffers = None  # gives its memory back before more is asked for
         rooms = _StepBuffers(self._config, self._weights, rows, picked, cache)
         rooms.record(self._attention)
-        self._rooms = rooms
+        self._buffers = rooms
         return rooms
 
 
@@ -95,8 +95,8 @@ class _StepBuffers:
         self._attended = torch.empty(most_rows, config.heads * config.head_dim)
         self._gate_up = torch.empty(most_rows, 2 * inner)
         self._gated = torch.empty(most_rows, inner)
-        room = max(cast(TapedLinear, product).room_bytes(most_rows) for product in weights.products)
-        self._room = torch.empty(room, dtype=torch.uint8)
+        room = max(cast(TapedLinear, product).scratch_bytes(most_rows) for product in weights.products)
+        self._reserve = torch.empty(room, dtype=torch.uint8)
         self._picks = torch.empty(most_picked, dtype=torch.int64)
         self._picked, self._scored, self._searched = ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_int64(0)
         self._picked_stream = torch.empty(most_picked, width)
@@ -107,7 +107,7 @@ class _StepBuffers:
     def touch(self) -> None:
         """Has the system find the memory of all rows now. What their logits take comes when it is written."""
         by_rows = (self._stream, self._normed, self._addend, self._qkv, self._attended, self._gate_up, self._gated)
-        for buffer in (*by_rows, self._room):
+        for buffer in (*by_rows, self._reserve):
             buffer.zero_()
 
     def begin(self, batch: ForwardBatch, *, searches: bool) -> None:
@@ -144,7 +144,7 @@ class _StepBuffers:
         self._norm(stream, addend, weights.final_norm, epsilon)
         if isinstance(weights.head, ScreenedLinear):
             places = (self._normed.data_ptr(), self.logits.data_ptr(), ctypes.addressof(self._searched))
-            room = (self._room.data_ptr(), self.most_picked, self.found)
+            room = (self._reserve.data_ptr(), self.most_picked, self.found)
             weights.head.record_search(self.tape, *places, *room)
             self._rows = ctypes.addressof(self._scored)
         self._product(weights.head, self._normed, self.logits)
@@ -167,7 +167,7 @@ class _StepBuffers:
     def _product(self, linear: Linear, rows: Tensor, out: Tensor) -> None:
         # To ask whether it is one takes a tenth of a millisecond, and `taped` has asked.
         product = cast(TapedLinear, linear)
-        product.record(self.tape, rows.data_ptr(), out.data_ptr(), self._rows, self._room.data_ptr(), len(out))
+        product.record(self.tape, rows.data_ptr(), out.data_ptr(), self._rows, self._reserve.data_ptr(), len(out))
 
 
 def _worth(rows: Tensor) -> int:

@@ -21,7 +21,7 @@ from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import Quantization
 from maitred.engine.kernels.linear import Linear, Unchanged, make_head, make_linear
 from maitred.engine.models.config import ModelConfig
-from maitred.engine.weights_cache.cached import kept
+from maitred.engine.weights_cache.cached import load_cached
 from maitred.engine.weights_cache.config import WeightsCacheConfig
 
 MakeLinear = Callable[..., Linear]
@@ -120,7 +120,7 @@ def keep_weights(
 
     if accelerated:
         return make()
-    return kept(make, (Weights, LayerWeights), cache, folder, device, dtype=str(dtype), head=head, scheme=scheme)
+    return load_cached(make, (Weights, LayerWeights), cache, folder, device, dtype=str(dtype), head=head, scheme=scheme)
 
 
 class Checkpoint:

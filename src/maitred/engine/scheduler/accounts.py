@@ -22,13 +22,13 @@ class FlowCharges:
     good part of the scheduler's time.
 
     Args:
-        line: What keeps the counters.
+        fair_queue: What keeps the counters.
         weights: Service per token.
     """
 
-    def __init__(self, line: FairQueue[Any], weights: ServiceWeights) -> None:
+    def __init__(self, fair_queue: FairQueue[Any], weights: ServiceWeights) -> None:
         self.weights = weights
-        self._line = line
+        self._line = fair_queue
         self._accounts: dict[Flow, FlowCharge] = {}
 
     def open(self, flow: Flow) -> FlowCharge:

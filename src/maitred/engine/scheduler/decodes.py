@@ -24,7 +24,7 @@ def plan_decodes(
         service_unit: See `choose_victim`.
     """
     decoding = state.batch.decoding
-    left_out = state.guests.left_out(decoding, rows)
+    left_out = state.overcommit.excluded(decoding, rows)
     chosen = [s for s in decoding.values() if s.key not in left_out] if left_out else list(decoding.values())
     eventful = [s for s in chosen if len(s.tokens) > s.plain_until]
     growing = [s for s in eventful if len(s.tokens) > s.table.capacity_tokens]
@@ -71,7 +71,7 @@ def _make_room(
     """Gives every growing sequence its blocks, or preempts it; to the only one that runs, pins give way."""
     pool, batch, residency = state.pool, state.batch, state.residency
     while sum([_missing(sequence) for sequence in growing]) > pool.idle:
-        if len(batch) == 1 and state.pins.give_up():
+        if len(batch) == 1 and state.pins.evict():
             continue
         running = list(batch)
         beyond_floor = [sequence for sequence in running if not residency.protects(sequence.account.flow)]
@@ -84,8 +84,8 @@ def _make_room(
             growing.remove(victim)
     for sequence in growing:
         flow = sequence.account.flow
-        while lacks := residency.room(flow, pool.idle) < _missing(sequence):
-            if len(batch) > 1 or not state.pins.give_up(flow):
+        while lacks := residency.available_blocks(flow, pool.idle) < _missing(sequence):
+            if len(batch) > 1 or not state.pins.evict(flow):
                 break
         # What a tenant may not hold one of its own gives up: the one that would have exceeded it.
         if lacks:

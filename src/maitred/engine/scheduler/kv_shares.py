@@ -23,10 +23,10 @@ from maitred.engine.config import KVShareConfig
 class _TenantBlocks:
     """What one tenant has, may have, and waits for."""
 
-    __slots__ = ("blocks", "ceiling", "floor", "waiting")
+    __slots__ = ("blocks", "ceiling", "guaranteed", "waiting")
 
     def __init__(self, share: KVShareConfig, total: int) -> None:
-        self.floor = int(share.floor * total)
+        self.guaranteed = int(share.floor * total)
         self.ceiling = max(1, math.ceil(share.ceiling * total))
         self.blocks: Counter[int] = Counter()
         """Block -> how many of the tenant's sequences hold it; it counts once."""
@@ -35,7 +35,7 @@ class _TenantBlocks:
     @property
     def unmet(self) -> int:
         """Blocks short of the floor."""
-        return max(0, self.floor - len(self.blocks))
+        return max(0, self.guaranteed - len(self.blocks))
 
     @property
     def reserved(self) -> int:
@@ -47,8 +47,8 @@ class KVShares:
     """Keeps floors and ceilings. All operations are O(1) per block and level of the flow's path.
 
     Tell it of every sequence that joins or leaves the waiting line, and of every block that a sequence gets or gives
-    back; before blocks are taken ask for `spare` and leave so many idle. Blocks that the tenant's other sequences hold
-    already are not taken; those that are revived from the prefix cache are.
+    back; before blocks are taken ask for `unused_blocks` and leave so many idle. Blocks that the tenant's other
+    sequences hold already are not taken; those that are revived from the prefix cache are.
 
     Args:
         shares: By the id of a tenant: any level of a flow's path. Tenants without one have no floor and no ceiling.
@@ -58,7 +58,7 @@ class KVShares:
     def __init__(self, shares: Mapping[str, KVShareConfig], total_blocks: int) -> None:
         self._total = total_blocks
         self._holdings = {tenant: _TenantBlocks(share, total_blocks) for tenant, share in shares.items()}
-        self._floors = sum(holding.floor for holding in self._holdings.values())
+        self._guarantees = sum(holding.guaranteed for holding in self._holdings.values())
         self._reserved = 0
         """For all tenants together."""
 
@@ -69,7 +69,7 @@ class KVShares:
             holding.waiting += 1
             self._reserved += holding.reserved
 
-    def left(self, flow: Flow) -> None:
+    def on_release(self, flow: Flow) -> None:
         """One fewer sequence of the flow waits: it was admitted or cancelled."""
         for holding in self._of(flow):
             self._reserved -= holding.reserved
@@ -93,15 +93,15 @@ class KVShares:
                     del holding.blocks[block]
             self._reserved += holding.reserved
 
-    def held(self, tenant: str) -> int:
+    def held_blocks(self, tenant: str) -> int:
         """Blocks that a tenant with a share holds."""
         return len(self._holdings[tenant].blocks)
 
-    def spare(self, flow: Flow, idle: int) -> int:
+    def unused_blocks(self, flow: Flow, idle: int) -> int:
         """How many of the idle blocks must stay idle when a sequence of the flow takes some; at most all of them."""
-        return idle - self.room(flow, idle)
+        return idle - self.available_blocks(flow, idle)
 
-    def room(self, flow: Flow, idle: int) -> int:
+    def available_blocks(self, flow: Flow, idle: int) -> int:
         """How many of the idle blocks a sequence of the flow may take, to be admitted or to grow."""
         if not self._holdings:
             return idle
@@ -126,12 +126,12 @@ class KVShares:
 
     def protects(self, flow: Flow) -> bool:
         """Whether all that the flow holds is inside a floor, so that others must not take it."""
-        return any(0 < len(holding.blocks) <= holding.floor for holding in self._of(flow))
+        return any(0 < len(holding.blocks) <= holding.guaranteed for holding in self._of(flow))
 
     def most(self, flow: Flow) -> int:
         """The most blocks that one sequence of the flow can ever hold. Refuse what needs more."""
         own = self._of(flow)
-        others = self._floors - sum(holding.floor for holding in own)
+        others = self._guarantees - sum(holding.guaranteed for holding in own)
         return min(self._total - others, *(holding.ceiling for holding in own), self._total)
 
     def _of(self, flow: Flow) -> list[_TenantBlocks]:

@@ -36,7 +36,7 @@ class OvercommitSlots:
         self._steps = 0
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """For further guests."""
         return self.most - self.count
 
@@ -48,9 +48,9 @@ class OvercommitSlots:
         """So many run on so many places: where one has come free, a guest has it now."""
         self.count = max(0, min(self.count, running - places))
 
-    def welcome(self, newcomer: Sequence, running: Iterable[Sequence]) -> bool:
+    def admits(self, newcomer: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether a sequence may be one."""
-        if not self.places:
+        if not self.slots:
             return False
         own = newcomer.account.flow.path[0]
         rank = newcomer.account.flow.priority.rank
@@ -65,7 +65,7 @@ class OvercommitSlots:
                 others[share.id] = (others.get(share.id, (0, 0.0))[0] + 1, share.weight)
         return any(gives_way(has, weight, held, own.weight) for has, weight in others.values())
 
-    def left_out(self, decoding: Mapping[int, Sequence], rows: int) -> frozenset[int] | set[int]:
+    def excluded(self, decoding: Mapping[int, Sequence], rows: int) -> frozenset[int] | set[int]:
         """The keys of those that do not decode in the next step. O(1) without guests, else O(decoding)."""
         excess = min(self.count, len(decoding) - rows)
         if excess <= 0:
@@ -75,11 +75,11 @@ class OvercommitSlots:
         for sequence in decoding.values():
             tenants.setdefault(sequence.account.flow.path[0].id, []).append(sequence)
         for own in tenants.values():  # the last one is the first to be left out: the least urgent, but not all the time
-            own.sort(key=lambda s: (s.left_out_at != last, s.account.flow.priority.rank, -s.left_out_at))
+            own.sort(key=lambda s: (s.excluded_at != last, s.account.flow.priority.rank, -s.excluded_at))
         out = set()
         for _ in range(excess):
             sequence = max(tenants.values(), key=_surplus).pop()
-            sequence.left_out_at = self._steps
+            sequence.excluded_at = self._steps
             out.add(sequence.key)
         return out
 
@@ -89,4 +89,4 @@ def _surplus(own: list[Sequence]) -> tuple[float, int]:
     if not own:
         return (-1.0, 0)
     last = own[-1]
-    return ((len(own) - 1) / last.account.flow.path[0].weight, -last.left_out_at)
+    return ((len(own) - 1) / last.account.flow.path[0].weight, -last.excluded_at)

@@ -112,7 +112,7 @@ class PinTable:
         for key in list(self._pins):
             self.release(*key)
 
-    def give_up(self, flow: Flow | None = None) -> bool:
+    def evict(self, flow: Flow | None = None) -> bool:
         """Gives up the pin that would end soonest; False if there is none.
 
         Args:

@@ -23,14 +23,14 @@ class PrefillBudget:
         fitting: How many these are, more or less.
 
     Attributes:
-        floor: Tokens that the oldest prompt gets in any case.
+        least_tokens: Tokens that the oldest prompt gets in any case.
     """
 
-    __slots__ = ("_time", "floor", "tokens")
+    __slots__ = ("_time", "least_tokens", "tokens")
 
     def __init__(self, tokens: int, time: StepBudget | None, fitting: int) -> None:
         self.tokens = tokens
-        self.floor = max(1, fitting // _FLOOR_SHARE)
+        self.least_tokens = max(1, fitting // _FLOOR_SHARE)
         self._time = time
 
     @property
@@ -62,7 +62,7 @@ class ServiceOwed:
         self._by_class = by_class
         self._known: dict[int, Claim] = {}
 
-    def of(self, sequence: Sequence) -> Claim:
+    def owed(self, sequence: Sequence) -> Claim:
         """The claim of a sequence's flow."""
         account = sequence.account
         claim = self._known.get(id(account))

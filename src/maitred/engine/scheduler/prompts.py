@@ -56,14 +56,14 @@ class PromptPlanner:
             hold: Why nobody is admitted in this step; None: they are.
         """
         state, budget, claims = self._state, self._budget, self._claims
-        under_way = sorted(state.batch.prefilling.values(), key=lambda s: (claims.of(s), s.key), reverse=True)
+        under_way = sorted(state.batch.prefilling.values(), key=lambda s: (claims.owed(s), s.key), reverse=True)
         if under_way:
             oldest = min(under_way, key=lambda sequence: sequence.key)
-            self._extend(oldest, budget.floor)
+            self._extend(oldest, budget.least_tokens)
         self._refused = hold
         while not budget.spent:
             head = self._head() if self._refused is None else None
-            if head is not None and (not under_way or claims.of(head) < claims.of(under_way[-1])):
+            if head is not None and (not under_way or claims.owed(head) < claims.owed(under_way[-1])):
                 self._try(head)
                 claims.changed(head)
             elif under_way:
@@ -73,7 +73,7 @@ class PromptPlanner:
             else:
                 break
         for sequence in self._passed:
-            state.room.enter(sequence, self._now_s)
+            state.available_blocks.enter(sequence, self._now_s)
             self._refused = WaitCause.KV_FULL
         state.waits.cause = self._refused or WaitCause.PREFILL_BUDGET
         state.batch.skipped = [
@@ -81,7 +81,9 @@ class PromptPlanner:
         ]
 
     def _head(self) -> Sequence | None:
-        while (head := self._state.room.head(self._now_s)) is not None and too_late(head, self._times, self._now_s):
+        while (head := self._state.available_blocks.head(self._now_s)) is not None and too_late(
+            head, self._times, self._now_s
+        ):
             self._state.expire(head, self._plan)
         return head
 
@@ -92,11 +94,11 @@ class PromptPlanner:
             refused = self._admit(head)
         residency = self._state.residency
         if refused is WaitCause.KV_FULL and residency.active:
-            if residency.capped(head.account.flow, head.table.blocks_for(head.room_tokens)):
-                self._state.room.set_aside(head)
+            if residency.capped(head.account.flow, head.table.blocks_for(head.allocated_tokens)):
+                self._state.available_blocks.set_aside(head)
                 return
             if len(self._passed) < _PASSES:
-                self._state.room.leave(head)
+                self._state.available_blocks.leave(head)
                 self._passed.append(head)
                 return
         self._refused = refused
@@ -104,9 +106,9 @@ class PromptPlanner:
     def _unpin_for(self, head: Sequence) -> bool:
         """Gives up a pin where waiting would not help: see `Pins`."""
         state, flow = self._state, head.account.flow
-        if state.residency.capped(flow, head.table.blocks_for(head.room_tokens)) and state.pins.give_up(flow):
+        if state.residency.capped(flow, head.table.blocks_for(head.allocated_tokens)) and state.pins.evict(flow):
             return True
-        return not len(state.batch) and state.pins.give_up()
+        return not len(state.batch) and state.pins.evict()
 
     def _admit(self, sequence: Sequence) -> WaitCause | None:
         """Takes blocks for all the sequence's tokens, leaving the running ones room for their next block.
@@ -117,13 +119,13 @@ class PromptPlanner:
         state, table = self._state, sequence.table
         running = len(state.batch)
         as_guest = running >= self._slots
-        if as_guest and not state.guests.welcome(sequence, state.batch):
+        if as_guest and not state.overcommit.admits(sequence, state.batch):
             return WaitCause.SLOTS
         flow = sequence.account.flow
-        if self._passed and not state.residency.entitled(flow, table.blocks_for(sequence.room_tokens)):
+        if self._passed and not state.residency.entitled(flow, table.blocks_for(sequence.allocated_tokens)):
             return WaitCause.KV_FULL
-        spare = max(running, state.residency.spare(flow, state.pool.idle))
-        cached = table.open(sequence.tokens, room_tokens=sequence.room_tokens, spare=spare)
+        spare = max(running, state.residency.unused_blocks(flow, state.pool.idle))
+        cached = table.open(sequence.tokens, room_tokens=sequence.allocated_tokens, spare=spare)
         if cached is None:
             return WaitCause.KV_FULL
         length = self._budget.take(cached, len(sequence.tokens) - cached)
@@ -132,7 +134,7 @@ class PromptPlanner:
             return WaitCause.PREFILL_BUDGET
         state.admit(sequence, cached, self._now_s)
         if as_guest:
-            state.guests.entered()
+            state.overcommit.entered()
         chunk = self._chunks[sequence.key] = Chunk(sequence, cached, length)
         (self._plan.decodes if sequence.pending == 1 else self._plan.prefills).append(chunk)
         state.book(sequence, cached, cached + length)

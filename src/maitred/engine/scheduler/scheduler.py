@@ -54,7 +54,7 @@ from maitred.engine.scheduler.step_size import StepSizer
 from maitred.engine.scheduler.step_times import StepWork, TimedStep
 from maitred.engine.scheduler.victims import SwapPolicy
 from maitred.engine.scheduler.wait_queue import WaitQueue
-from maitred.fairness.fair_queue import FairQueue, QueueOrderConfig, make_line
+from maitred.fairness.fair_queue import FairQueue, QueueOrderConfig, make_queue
 
 
 class SequenceStep(Struct, gc=False):
@@ -72,8 +72,8 @@ class Scheduler:
         pool: The KV blocks.
         block_tokens: Tokens per block.
         max_sequences: Running sequences at most, guests not counted.
-        guests: See `OvercommitSlots`; at most so many, and no more than a step has tokens for beside those that have
-            places.
+        overcommitted: See `OvercommitSlots`; at most so many, and no more than a step has tokens for beside those that
+            have places.
         step_tokens: Tokens computed per step at most; at least `max_sequences`.
         context_tokens: Prompt and answer together at most.
         eos_token_ids: How the model ends its turn.
@@ -124,7 +124,7 @@ class Scheduler:
             itl_objective_s=itl_objective_s,
             known=known_steps,
         )
-        order: FairQueue[Sequence] = make_line(line)
+        order: FairQueue[Sequence] = make_queue(line)
         residency = KVShares(kv_shares or {}, pool.total)
         self._intake = SequenceFactory(
             pool,
@@ -173,7 +173,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Sequences in line."""
-        return len(self._state.room)
+        return len(self._state.available_blocks)
 
     @property
     def paused(self) -> int:
@@ -183,44 +183,44 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether anything runs or waits."""
-        return bool(len(self._state.batch) or len(self._state.room))
+        return bool(len(self._state.batch) or len(self._state.available_blocks))
 
     @property
     def free_sequences(self) -> int:
         """Sequences that would find a slot now, behind those that wait."""
-        return max(0, self._pace.sequences - len(self._state.batch) - len(self._state.room))
+        return max(0, self._pace.sequences - len(self._state.batch) - len(self._state.available_blocks))
 
     @property
-    def guests(self) -> int:
+    def overcommitted(self) -> int:
         """Of those that run, how many have no slot."""
-        return self._state.guests.count
+        return self._state.overcommit.count
 
     @property
-    def guest_places(self) -> int:
+    def overcommit_slots(self) -> int:
         """Further guests that there is room for, behind those that wait."""
-        return max(0, self._state.guests.places - len(self._state.room))
+        return max(0, self._state.overcommit.slots - len(self._state.available_blocks))
 
     @property
     def promised_blocks(self) -> int:
         """Blocks that what runs and waits is still expected to take."""
-        return self._state.room.blocks + self._state.batch.promised_blocks
+        return self._state.available_blocks.blocks + self._state.batch.promised_blocks
 
     @property
     def waiting_prompt_tokens(self) -> int:
         """Prompt tokens of what runs and waits that are still to be computed."""
-        return self._state.room.prompt_tokens + self._state.batch.prompt_tokens_left
+        return self._state.available_blocks.prompt_tokens + self._state.batch.prompt_tokens_left
 
     @property
     def step_tokens(self) -> int:
         """Tokens that a step may compute now."""
         return self._pace.tokens(self._state.batch)
 
-    def patience_s(self, now_s: float) -> float | None:
+    def max_idle_s(self, now_s: float) -> float | None:
         """How long the next step may be put off: 0 while it would do something; None: until something comes."""
         state = self._state
         if len(state.batch):
             return 0.0
-        held_s = self._held_s(now_s) if len(state.room) else None
+        held_s = self._held_s(now_s) if len(state.available_blocks) else None
         first = state.deadlines.least()
         due_s = None if first is None or first.deadline_s is None else max(0.0, first.deadline_s - now_s)
         unpin_s = state.pins.ends_in_s(now_s)
@@ -283,13 +283,13 @@ class Scheduler:
         state.waits.advance(now_s)
         batch.count_skipped(now_s)
         self._end_overdue(plan, now_s)
-        state.room.call_back(now_s)
-        slots = self._seat_guests()
+        state.available_blocks.call_back(now_s)
+        slots = self._admit_overcommitted()
         plan_decodes(state, plan, now_s, rows=slots, step_tokens=self._step_tokens, service_unit=self._service_unit)
         hold = None
         if plan.preempted:
             hold = WaitCause.KV_FULL
-        elif len(state.room) and self._held_s(now_s):
+        elif len(state.available_blocks) and self._held_s(now_s):
             hold = WaitCause.BATCHING_WINDOW
         planner = PromptPlanner(
             state,
@@ -305,7 +305,7 @@ class Scheduler:
             plan.moves = state.pool.swap.take_moves()
         return plan
 
-    def draft_room(self, plan: StepPlan, *, writing_s: float = 0.0) -> int:
+    def draft_budget(self, plan: StepPlan, *, writing_s: float = 0.0) -> int:
         """Rows of drafts that a plan can still take, if each takes so long to write; see `engine.speculate`."""
         return self._pace.drafts(self._state.batch, StepWork.of(plan), plan.tokens, writing_s)
 
@@ -342,7 +342,7 @@ class Scheduler:
             state.end(sequence)
         for advance in advances[streaming:]:
             state.sampled(advance.sequence)
-        self._seat_guests()
+        self._admit_overcommitted()
         self.counters.output_tokens += sum([len(advance.tokens) for advance in advances])
         self.counters.finished += len(ended)
         return advances
@@ -362,8 +362,8 @@ class Scheduler:
     def measured(self, work: StepWork, seconds: float) -> None:
         """A step took so long, from its plan to the next, with all that a reader waits for between two tokens."""
         state = self._state
-        waiting = len(state.room) if state.waits.cause is WaitCause.SLOTS else 0
-        self._pace.measured(work, seconds, running=len(state.batch) - state.guests.count, waiting=waiting)
+        waiting = len(state.available_blocks) if state.waits.cause is WaitCause.SLOTS else 0
+        self._pace.measured(work, seconds, running=len(state.batch) - state.overcommit.count, waiting=waiting)
 
     def _end_overdue(self, plan: StepPlan, now_s: float) -> None:
         state = self._state
@@ -374,15 +374,15 @@ class Scheduler:
         for sequence in [s for s in state.batch.prefilling.values() if too_late(s, self._pace.times, now_s)]:
             state.expire(sequence, plan)
 
-    def _seat_guests(self) -> int:
+    def _admit_overcommitted(self) -> int:
         """Gives guests the slots that have come free; how many slots there are."""
         slots = self._pace.sequences
-        self._state.guests.seated(len(self._state.batch), slots)
+        self._state.overcommit.seated(len(self._state.batch), slots)
         return slots
 
     def _held_s(self, now_s: float) -> float:
         """Seconds for which nobody is admitted yet."""
-        return self._window.hold_s(now_s, running=len(self._state.batch), waiting=len(self._state.room))
+        return self._window.hold_s(now_s, running=len(self._state.batch), waiting=len(self._state.available_blocks))
 
 
 def _advance(sequence: Sequence, tokens: list[int]) -> SequenceStep:

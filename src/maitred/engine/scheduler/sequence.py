@@ -39,10 +39,10 @@ class Sequence:
         "deadline_s",
         "displaced",
         "entry",
+        "excluded_at",
         "index",
         "itl_objective_s",
         "key",
-        "left_out_at",
         "max_tokens",
         "min_tokens",
         "once_computed",
@@ -91,7 +91,7 @@ class Sequence:
         self.promised_blocks = 0
         """While it runs: blocks that it is expected to take yet."""
         self.preemptions = 0
-        self.left_out_at = 0
+        self.excluded_at = 0
         """When it last gave way to a guest; see `Guests`."""
         self.displaced = False
         """Whether it waits because others took its blocks."""
@@ -116,7 +116,7 @@ class Sequence:
         return len(self.tokens) - self.prompt_tokens
 
     @property
-    def room_tokens(self) -> int:
+    def allocated_tokens(self) -> int:
         """Tokens for which it takes blocks when it is admitted."""
         if self.preemptions < MAX_PREEMPTIONS:
             return len(self.tokens)

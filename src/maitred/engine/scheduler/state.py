@@ -47,12 +47,12 @@ class SchedulerState:
 
     Args:
         pool: The KV blocks.
-        line: The order of those that wait.
-        room: They.
+        fair_queue: The order of those that wait.
+        available_blocks: They.
         batch: Those that run.
         accounts: What flows are charged.
         residency: What tenants may hold of the blocks.
-        guests: Those that run beyond the places.
+        overcommit: Those that run beyond the places.
         pins: The prefixes that stay.
         comes_back: Whether what a preempted sequence has computed is worth copying; see `swapping`.
     """
@@ -60,7 +60,7 @@ class SchedulerState:
     def __init__(
         self,
         pool: BlockPool,
-        line: FairQueue[Sequence],
+        fair_queue: FairQueue[Sequence],
         room: WaitQueue,
         batch: RunningBatch,
         accounts: FlowCharges,
@@ -70,14 +70,14 @@ class SchedulerState:
         comes_back: Callable[[Sequence], bool],
     ) -> None:
         self.pool = pool
-        self.line = line
-        self.room = room
+        self.line = fair_queue
+        self.available_blocks = room
         self.batch = batch
         self.accounts = accounts
         self.residency = residency
-        self.guests = guests
+        self.overcommit = guests
         self.pins = pins
-        self._comes_back = comes_back
+        self._requeue = comes_back
         self.counters = SchedulerCounters()
         self.waits = WaitClock()
         self.paused: dict[int, Sequence] = {}
@@ -87,11 +87,11 @@ class SchedulerState:
         """Joins the line: a new sequence, or one that goes on after a pause."""
         self.waits.advance(now_s)
         sequence.arrival = self.waits.arrival()
-        self.room.enter(sequence, now_s)
+        self.available_blocks.enter(sequence, now_s)
 
     def admit(self, sequence: Sequence, cached: int, now_s: float) -> None:
         """Runs from now on, with its blocks, of which the prefix cache has filled those of `cached` tokens."""
-        self.room.take(sequence, now_s)
+        self.available_blocks.take(sequence, now_s)
         sequence.table.await_no_more()
         self.residency.hold(sequence.account.flow, sequence.table.blocks)
         sequence.computed = cached
@@ -103,7 +103,7 @@ class SchedulerState:
         sequence.cached_tokens += found
         self.counters.cached_tokens += found
         sequence.once_computed = max(sequence.once_computed, cached)
-        self._note_wait(sequence)
+        self._record_wait(sequence)
         self.batch.enter(sequence)
         if sequence.key in self.batch.decoding:
             self.accounts.begin_decoding(sequence)
@@ -140,14 +140,14 @@ class SchedulerState:
 
     def preempt(self, victim: Sequence, plan: StepPlan, now_s: float) -> None:
         """Gives its blocks back and waits again."""
-        if self._comes_back(victim):
+        if self._requeue(victim):
             victim.table.await_return()
         self._stop(victim)
         victim.preemptions += 1
         victim.displaced = True
         victim.arrival = self.waits.arrival()
         self.counters.preemptions += 1
-        self.room.put_back(victim, now_s)
+        self.available_blocks.put_back(victim, now_s)
         plan.preempted.append(victim)
 
     def withdraw(self, sequence: Sequence) -> None:
@@ -157,7 +157,7 @@ class SchedulerState:
             self._stop(sequence)
             self.line.done(sequence.account.flow)
         elif self.paused.pop(sequence.key, None) is None:
-            self.room.leave(sequence)
+            self.available_blocks.leave(sequence)
 
     def end(self, sequence: Sequence) -> None:
         """Is withdrawn for good."""
@@ -181,7 +181,7 @@ class SchedulerState:
         sequence.once_computed = max(sequence.once_computed, sequence.computed)
         sequence.computed = 0
 
-    def _note_wait(self, sequence: Sequence) -> None:
+    def _record_wait(self, sequence: Sequence) -> None:
         if not sequence.output_tokens:
             waited = self.waits.admitted(sequence.key, sequence.arrival)
             if sequence.displaced:

@@ -12,7 +12,7 @@ class WaitQueue:
     The latter must not keep others from their turn, so they stand aside until something of their tenants has ended.
 
     Args:
-        line: Their order.
+        fair_queue: Their order.
         weights: Service per token, to predict what a sequence will cost.
         residency: Learns who waits, and says who may go on.
         block_tokens: Tokens per block.
@@ -25,7 +25,7 @@ class WaitQueue:
 
     def __init__(
         self,
-        line: FairQueue[Sequence],
+        fair_queue: FairQueue[Sequence],
         weights: ServiceWeights,
         residency: KVShares,
         *,
@@ -34,7 +34,7 @@ class WaitQueue:
     ) -> None:
         self.blocks = 0
         self.prompt_tokens = 0
-        self._line = line
+        self._line = fair_queue
         self._weights = weights
         self._residency = residency
         self._block_tokens = block_tokens
@@ -53,7 +53,7 @@ class WaitQueue:
             sequence,
             sequence.account.flow,
             arrived_s=sequence.arrived_s,
-            service=self._weights.of(sequence.prompt_tokens, 0, sequence.expected_output),
+            service=self._weights.service(sequence.prompt_tokens, 0, sequence.expected_output),
             deadline_s=sequence.deadline_s,
             locality=hash((scope, *prompt[: self._block_tokens])) if self._by_prefix else None,
         )
@@ -62,7 +62,7 @@ class WaitQueue:
 
     def put_back(self, sequence: Sequence, now_s: float) -> None:
         """A sequence that was taken waits again."""
-        self._line.put_back(sequence.entry, now_s)
+        self._line.requeue(sequence.entry, now_s)
         self._count(sequence, 1)
 
     def head(self, now_s: float) -> Sequence | None:
@@ -94,7 +94,7 @@ class WaitQueue:
         """Lets the first of each flow that stands aside into the line again, if there is room for it now."""
         for account, own in list(self._aside.items()):
             first = next(iter(own.values()))
-            if not self._residency.capped(account.flow, first.table.blocks_for(first.room_tokens)):
+            if not self._residency.capped(account.flow, first.table.blocks_for(first.allocated_tokens)):
                 self.leave(first)
                 self.enter(first, now_s)
 
@@ -106,4 +106,4 @@ class WaitQueue:
         if sign > 0:
             self._residency.joined(sequence.account.flow)
         else:
-            self._residency.left(sequence.account.flow)
+            self._residency.on_release(sequence.account.flow)

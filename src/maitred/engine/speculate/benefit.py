@@ -96,7 +96,7 @@ class SpeculationBenefit:
     def may_pay(self, work: StepWork, most: int, times: StepTimes) -> bool:
         """Whether some rows, up to `most`, would pay if all of them were right; or it is time to try."""
         decodes = work.decodes
-        for _, rows, price in self._prices_of(work, most, times):
+        for _, rows, price in self._row_costs(work, most, times):
             if decodes + rows > _MARGIN * (decodes + price * rows):
                 return True
         return self._due(work)
@@ -138,7 +138,7 @@ class SpeculationBenefit:
         decodes = work.decodes
         token_s = times.decoding(decodes, work.context_tokens) * self._plain.get(decodes.bit_length(), 1.0) / decodes
         best, highest = 0, _MARGIN
-        for first, last, price in self._prices_of(work, len(gains), times):
+        for first, last, price in self._row_costs(work, len(gains), times):
             for rows in range(first, last + 1):
                 lost = price * rows
                 if writing_s is not None and token_s > 0:
@@ -148,7 +148,7 @@ class SpeculationBenefit:
                     best, highest = rows, rate
         return best
 
-    def _prices_of(self, work: StepWork, most: int, times: StepTimes) -> Iterator[tuple[int, int, float]]:
+    def _row_costs(self, work: StepWork, most: int, times: StepTimes) -> Iterator[tuple[int, int, float]]:
         """Up to `most` rows: the first and the last number of an order of magnitude, and the price of each row."""
         decodes, order = work.decodes, work.decodes.bit_length()
         if order not in self._plain:

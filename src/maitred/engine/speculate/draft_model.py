@@ -80,14 +80,14 @@ class DraftModel:
         tokens = len(sequence.tokens)
         left = sequence.max_tokens - sequence.output_tokens
         short_enough = tokens + most <= self._context_tokens
-        return short_enough and tokens - self._reading.place(sequence) <= _WORTH_READING * left
+        return short_enough and tokens - self._reading.position(sequence) <= _WORTH_READING * left
 
     def write(self, wanted: list[DraftRequest], room: int) -> None:
         """See `Author`."""
         runs, writing = [], []
         for want in wanted:
             sequence = want.sequence
-            read = self._reading.place(sequence)
+            read = self._reading.position(sequence)
             unread = sequence.tokens[read : read + room]
             if unread:
                 room -= len(unread)
@@ -105,7 +105,7 @@ class DraftModel:
         self._model = None
         self._reading.clear()
 
-    def adopt(self, decoder: Decoder, cache: KVCache) -> None:
+    def reload(self, decoder: Decoder, cache: KVCache) -> None:
         """The same model again, with an empty cache of the same size."""
         self._model = decoder, cache
 

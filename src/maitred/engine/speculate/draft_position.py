@@ -27,7 +27,7 @@ class DraftModelPosition:
         self._content: dict[int, bytes] = {}
         """By block: the key of what was read into it, from its first token to its last."""
 
-    def place(self, sequence: Sequence) -> int:
+    def position(self, sequence: Sequence) -> int:
         """How many leading tokens are read; all but one at most, for of the last one it is asked what follows."""
         tokens = sequence.tokens
         read = self._read.get(sequence.key)

@@ -46,7 +46,7 @@ class DraftRequest(NamedTuple):
 class Drafter(Protocol):
     """Guesses the next tokens of sequences by looking up."""
 
-    def guess(self, sequence: Sequence, most: int) -> DraftTokens | None:
+    def draft(self, sequence: Sequence, most: int) -> DraftTokens | None:
         """What it says of a sequence, in at most so many tokens; None: nothing. This must cost next to nothing."""
         ...
 

@@ -23,7 +23,7 @@ class NgramDrafter:
     def __init__(self) -> None:
         self._indexes: dict[int, _Index] = {}
 
-    def guess(self, sequence: Sequence, most: int) -> DraftTokens | None:
+    def draft(self, sequence: Sequence, most: int) -> DraftTokens | None:
         """What followed the latest occurrence of the last tokens."""
         tokens = sequence.tokens
         index = self._indexes.get(sequence.key)

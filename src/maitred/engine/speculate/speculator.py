@@ -36,7 +36,7 @@ _LEAST_CHANCE = 0.04
 
 
 class DraftBudget(Protocol):
-    """`maitred.engine.scheduler.scheduler.Scheduler.draft_room`."""
+    """`maitred.engine.scheduler.scheduler.Scheduler.draft_budget`."""
 
     def __call__(self, plan: StepPlan, /, *, writing_s: float) -> int:
         """Rows of drafts that a plan can still take, if each takes so long to write."""
@@ -71,10 +71,10 @@ class Speculator:
         self._clock = clock
         self._constraints = constraints
         self._acceptance = Acceptance()
-        self._worth = worth or SpeculationBenefit()
+        self._benefit = worth or SpeculationBenefit()
         self._foretold: dict[int, list[_ForetoldDraft]] = {}
         """By sequence: its last guesses."""
-        self._rest_until_s = 0.0
+        self._paused_until_s = 0.0
         self._in_vain = 0
         """Looks, since there was something."""
 
@@ -90,12 +90,12 @@ class Speculator:
             Seconds for which drafts were written.
         """
         start_s = self._clock.monotonic_s()
-        if start_s < self._rest_until_s or not plan.decodes:
+        if start_s < self._paused_until_s or not plan.decodes:
             return 0.0
         work = StepWork.of_decodes(plan)
-        if not self._worth.may_pay(work, self._most * work.decodes, times):
+        if not self._benefit.may_pay(work, self._most * work.decodes, times):
             dormant_s = _DORMANT_STEPS * times.decoding(work.decodes, work.context_tokens)
-            self._rest_until_s = start_s + min(dormant_s, _LONGEST_REST_S)
+            self._paused_until_s = start_s + min(dormant_s, _LONGEST_REST_S)
             return 0.0
         pass_s = self._author.pass_s(work.decodes, work.context_tokens) if self._author is not None else 0.0
         rows = room(plan, writing_s=pass_s / work.decodes)
@@ -103,7 +103,7 @@ class Speculator:
             return 0.0
         chosen = self._choose(plan, work, rows, times, pass_s)
         looked_s = self._clock.monotonic_s()
-        self._rest(chosen != [], start_s, looked_s)
+        self._pause(chosen != [], start_s, looked_s)
         if not chosen:
             return 0.0
         spare = rows - sum([length for _, _, length in chosen])
@@ -112,7 +112,7 @@ class Speculator:
 
     def measured(self, work: StepWork, seconds: float, times: StepTimes) -> None:
         """See `SpeculationBenefit.measured`."""
-        self._worth.measured(work, seconds, times)
+        self._benefit.measured(work, seconds, times)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence lost its blocks: finished, cancelled or preempted."""
@@ -132,7 +132,7 @@ class Speculator:
         for chunk in plan.decodes:
             limit = self._limit(chunk)
             if limit > 0:
-                guess = self._guess(chunk.sequence, limit, written_price)
+                guess = self._draft_tokens(chunk.sequence, limit, written_price)
                 if guess is not None:
                     guesses.append((chunk, guess))
         lengths = self._lengths(guesses, work, room, times, pass_s)
@@ -169,34 +169,34 @@ class Speculator:
             if supposition.tokens:
                 chunk.drafts, chunk.draws = tuple(supposition.tokens), tuple(supposition.draws)
 
-    def _rest(self, found: bool, start_s: float, end_s: float) -> None:
+    def _pause(self, found: bool, start_s: float, end_s: float) -> None:
         """After a look in vain nobody looks for as long as makes up for it."""
         if found:
             self._in_vain = 0
             return
         self._in_vain += 1
         share = max(_LEAST_VAIN_SHARE, _VAIN_SHARE / self._in_vain)
-        self._rest_until_s = end_s + min((end_s - start_s) / share, _LONGEST_REST_S)
+        self._paused_until_s = end_s + min((end_s - start_s) / share, _LONGEST_REST_S)
 
     def _limit(self, chunk: Chunk) -> int:
         """Drafts that a decode may have at most."""
         sequence = chunk.sequence
-        if not chunk.samples or (sequence.sampling.grammar is not None and not self._knows_place(sequence)):
+        if not chunk.samples or (sequence.sampling.grammar is not None and not self._knows_position(sequence)):
             return 0
         # The step gives one token beyond the drafts that are right.
         tokens_left = sequence.max_tokens - sequence.output_tokens - 1
         return min(self._most, sequence.table.capacity_tokens - len(sequence.tokens), tokens_left)
 
-    def _knows_place(self, sequence: Sequence) -> bool:
+    def _knows_position(self, sequence: Sequence) -> bool:
         """Of one with a grammar; one that begins or comes back with this step is not there yet."""
         return self._constraints is not None and sequence.key in self._constraints
 
-    def _guess(self, sequence: Sequence, limit: int, written_price: float) -> DraftTokens | None:
+    def _draft_tokens(self, sequence: Sequence, limit: int, written_price: float) -> DraftTokens | None:
         """The next guess; and the last ones are compared with what came, whether they were computed or not."""
         key = sequence.key
         for kind, place, tokens in self._foretold.pop(key, ()):
             self._acceptance.tested(key, kind, tokens, sequence.tokens[place : place + len(tokens)])
-        guess = None if self._drafter is None else self._drafter.guess(sequence, limit)
+        guess = None if self._drafter is None else self._drafter.draft(sequence, limit)
         if guess is not None and guess.tokens is not None:
             self._foretell(sequence, guess.kind, guess.tokens)
         if self._author is None or not self._author.follows(sequence, limit):
@@ -229,7 +229,7 @@ class Speculator:
             gains.append(gain)
             writing_s.append(passes * pass_s)
         lengths = [0] * len(guesses)
-        rows = self._worth.rows(work, gains, times, writing_s if pass_s else None)
+        rows = self._benefit.rows(work, gains, times, writing_s if pass_s else None)
         for _, place, _ in chances[:rows]:
             lengths[place] += 1
         return lengths
@@ -239,5 +239,5 @@ class _ForetoldDraft(NamedTuple):
     """A guess, and the place of its first token."""
 
     kind: int
-    place: int
+    position: int
     tokens: tuple[int, ...]

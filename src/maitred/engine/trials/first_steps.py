@@ -23,7 +23,7 @@ from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence as Answer
 from maitred.engine.scheduler.step_times import StepMeter, StepWork, TimedStep
 from maitred.engine.trials.cache import StepTimeCache
-from maitred.engine.weights_cache.key import key_of
+from maitred.engine.weights_cache.key import cache_key
 
 MOST_S = 1.0
 """For all of them together, more or less."""
@@ -125,7 +125,7 @@ def steps_key(folder: Path, precision: str, device: str, bounds: StepBounds) -> 
         bounds: What steps can be.
     """
     tried = [astuple(trial) for trial in TRIALS]
-    return key_of(folder, {"precision": precision, "device": device, "bounds": astuple(bounds), "tried": tried})
+    return cache_key(folder, {"precision": precision, "device": device, "bounds": astuple(bounds), "tried": tried})
 
 
 def known_steps(

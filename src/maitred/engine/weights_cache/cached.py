@@ -12,7 +12,7 @@ import torch
 
 from maitred.engine.lean_torch import complete_torch
 from maitred.engine.weights_cache.config import WeightsCacheConfig
-from maitred.engine.weights_cache.key import key_of
+from maitred.engine.weights_cache.key import cache_key
 from maitred.engine.weights_cache.parts import WeightParts, put_together
 from maitred.engine.weights_cache.store import WeightsCacheStore
 from maitred.engine.weights_cache.tensor_file import BrokenFile, map_tensors, write_tensors
@@ -31,7 +31,7 @@ def cache_folder(config: WeightsCacheConfig, env: Mapping[str, str] | None = Non
     return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "maitred" / "weights"
 
 
-def kept(
+def load_cached(
     make: Callable[[], W],
     structs: Iterable[type],
     config: WeightsCacheConfig,
@@ -47,7 +47,7 @@ def kept(
         config: Where they are kept, if so.
         folder: The checkpoint.
         device: Only what a CPU computes with is kept: that of others is in their own memory.
-        form: What else decides how the weights look; see `key_of`.
+        form: What else decides how the weights look; see `cache_key`.
 
     Raises:
         ConfigInvalid: From `make`.
@@ -60,7 +60,7 @@ def kept(
     if not config.enabled or device.type != "cpu":
         return made()
     shelf = WeightsCacheStore(cache_folder(config), config.most_bytes)
-    return CachedWeights(shelf, key_of(folder, form), {struct.__name__: struct for struct in structs}).get(made)
+    return CachedWeights(shelf, cache_key(folder, form), {struct.__name__: struct for struct in structs}).get(made)
 
 
 @dataclass(frozen=True)

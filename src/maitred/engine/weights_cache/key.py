@@ -17,7 +17,7 @@ _FORMAT = 6
 """Count this up when a linear keeps its weights otherwise under the same name."""
 
 
-def key_of(folder: Path, form: Mapping[str, object]) -> str:
+def cache_key(folder: Path, form: Mapping[str, object]) -> str:
     """The name under which a model's weights are kept.
 
     It holds for this model, this processor, these versions, and as many threads, for which MKL lays weights out.

@@ -44,7 +44,7 @@ def ready_in_s(residents: ResidencyPolicy, name: str, now_s: float, demands: Dem
         elif one.phase is ResidencyPhase.LOADING:
             at_s = _ends_s(one, now_s)
             # What slows this load slows those after it.
-            pace = max(1.0, (at_s - one.since_s) / one.comes_in_s)
+            pace = max(1.0, (at_s - one.since_s) / one.ready_in_s)
             if one is target:
                 return at_s - now_s
             goes_s = None if one.pinned else at_s + _stays_s(residents, one) + residents.unload.seconds
@@ -58,7 +58,7 @@ def ready_in_s(residents: ResidencyPolicy, name: str, now_s: float, demands: Dem
         while free < one.memory_bytes and leaving:
             goes_s, memory_bytes = leaving.pop(0)
             at_s, free = max(at_s, goes_s), free + memory_bytes
-        at_s = max(at_s, one.not_before_s) + pace * one.comes_in_s
+        at_s = max(at_s, one.not_before_s) + pace * one.ready_in_s
         if one is target:
             break
         free -= one.memory_bytes
@@ -68,8 +68,8 @@ def ready_in_s(residents: ResidencyPolicy, name: str, now_s: float, demands: Dem
 
 def _ends_s(one: ModelResidency, now_s: float) -> float:
     """When the load of a model that is being loaded should be complete."""
-    late_s = now_s - one.since_s - one.comes_in_s
-    return now_s + max(-late_s, _OVERDUE * one.comes_in_s + _LATE * max(0.0, late_s))
+    late_s = now_s - one.since_s - one.ready_in_s
+    return now_s + max(-late_s, _OVERDUE * one.ready_in_s + _LATE * max(0.0, late_s))
 
 
 def _line(residents: ResidencyPolicy, target: ModelResidency, now_s: float, demands: Demands) -> list[ModelResidency]:

@@ -38,26 +38,26 @@ class MovingEstimate:
         guess_s: What stands for it before the first measurement.
     """
 
-    __slots__ = ("_guess_s", "measured", "seconds")
+    __slots__ = ("_initial_s", "measured", "seconds")
 
     def __init__(self, guess_s: float) -> None:
-        self._guess_s = self.seconds = guess_s
+        self._initial_s = self.seconds = guess_s
         self.measured = 0
 
-    def saw(self, seconds: float) -> None:
+    def observe(self, seconds: float) -> None:
         """It took so long."""
         self.seconds = seconds if not self.measured else self.seconds + _FOLLOW * (seconds - self.seconds)
         self.measured += 1
 
-    def others_took(self, ratio: float) -> None:
+    def observe_others(self, ratio: float) -> None:
         """Others took so many times what had been guessed; believed until it is measured itself."""
         if not self.measured:
-            self.seconds = self._guess_s * ratio
+            self.seconds = self._initial_s * ratio
 
     @property
     def ratio(self) -> float:
         """What it takes, in times of what had been guessed."""
-        return self.seconds / self._guess_s if self._guess_s else 1.0
+        return self.seconds / self._initial_s if self._initial_s else 1.0
 
 
 class ModelResidency:
@@ -123,7 +123,7 @@ class ModelResidency:
         return 0 if self.phase is ResidencyPhase.OUT else self.memory_bytes
 
     @property
-    def comes_in_s(self) -> float:
+    def ready_in_s(self) -> float:
         """How long it should take to come."""
         return self.waking.seconds if self.asleep else self.load.seconds
 
@@ -137,7 +137,7 @@ class ModelResidency:
         elif phase is ResidencyPhase.OUT:
             self.wanted, self.dismissed, self.naps = self.pinned or wanted_back, False, False
 
-    def saw(self, demand: ModelDemand, now_s: float) -> None:
+    def observe(self, demand: ModelDemand, now_s: float) -> None:
         """This is what it has to do now."""
         there = self.phase is ResidencyPhase.IN
         if demand.any:
@@ -150,7 +150,7 @@ class ModelResidency:
             self._busy_s = now_s if self._busy_s is None else self._busy_s
         elif self._busy_s is not None:
             if there:
-                self.spell.saw(now_s - max(self._busy_s, self.since_s))
+                self.spell.observe(now_s - max(self._busy_s, self.since_s))
             self._busy_s = None
         if not there:
             needed = not self.held and (demand.waiting > 0 or self.wanted)

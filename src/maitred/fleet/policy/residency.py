@@ -69,7 +69,7 @@ class ResidencyPolicy:
         """What all take that are not out, and those that sleep."""
         return sum(one.counted_bytes for one in self.all.values())
 
-    def room_for(self, name: str) -> int:
+    def make_room_for(self, name: str) -> int:
         """The most that a model could ever have: all but what others are pinned in."""
         return self.budget_bytes - sum(one.memory_bytes for one in self.all.values() if one.pinned and one.name != name)
 
@@ -83,7 +83,7 @@ class ResidencyPolicy:
             demands: What each model has to do; nothing for those that are not named.
         """
         for one in self.all.values():
-            one.saw(demands.get(one.name, _IDLE), now_s)
+            one.observe(demands.get(one.name, _IDLE), now_s)
         # One may be all three.
         going = dict.fromkeys((*self._victims(now_s, demands), *self._outlived(now_s, demands), *self._dismissed()))
         closed = frozenset(one.name for one in going if demands.get(one.name, _IDLE).running)
@@ -95,7 +95,7 @@ class ResidencyPolicy:
         for one in going:
             if one.name not in closed:
                 if (since_s := self.closed_s.pop(one.name, None)) is not None:
-                    one.drain.saw(now_s - since_s)
+                    one.drain.observe(now_s - since_s)
                 (sleep if one.naps and one.phase is ResidencyPhase.IN else unload).append(one.name)
                 one.enter(ResidencyPhase.LEAVING, now_s)
         head = self._head(now_s)
@@ -188,11 +188,11 @@ class ResidencyPolicy:
         """A load is complete."""
         one = self.all[name]
         if one.asleep:
-            one.waking.saw(now_s - one.since_s)
+            one.waking.observe(now_s - one.since_s)
         else:
-            one.load.saw(now_s - one.since_s)
+            one.load.observe(now_s - one.since_s)
             for other in self.all.values():
-                other.load.others_took(one.load.ratio)
+                other.load.observe_others(one.load.ratio)
         one.enter(ResidencyPhase.IN, now_s)
         self.grew(name, measured_bytes)
 
@@ -204,7 +204,7 @@ class ResidencyPolicy:
     def unloaded(self, name: str, now_s: float) -> None:
         """The process of a model that was to go is gone."""
         one = self.all[name]
-        self.unload.saw(now_s - one.since_s)
+        self.unload.observe(now_s - one.since_s)
         one.asleep = False
         one.enter(ResidencyPhase.OUT, now_s)
 

@@ -64,7 +64,7 @@ class Footprint:
         return f"{mebibytes(self.total_bytes)} ({', '.join(f'{mebibytes(of)} {name}' for name, of in parts.items())})"
 
 
-def footprint_of(folder: Path, engine: EngineConfig, budget_bytes: int) -> Footprint:
+def measure_footprint(folder: Path, engine: EngineConfig, budget_bytes: int) -> Footprint:
     """Reads the folder's ``config.json`` and the sizes of its files.
 
     Args:

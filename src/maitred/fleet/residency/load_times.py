@@ -34,7 +34,7 @@ class LoadTimes:
                     if isinstance(seconds, int | float) and 0 < seconds < float("inf")
                 }
 
-    def of(self, model: Path) -> float | None:
+    def load_time(self, model: Path) -> float | None:
         """Seconds that the next load of the model in this folder should take; None: it was never loaded."""
         return self._seconds.get(str(model.resolve()))
 

@@ -44,7 +44,7 @@ class ModelManager:
     """The models of one machine that come and go.
 
     Args:
-        residents: Decides.
+        models: Decides.
         clock: The time.
         learn: Keeps how long the next load of a model should take; called after each.
     """
@@ -52,25 +52,25 @@ class ModelManager:
     def __init__(
         self, residents: ResidencyPolicy, clock: Clock, learn: Callable[[str, float], None] = lambda name, seconds: None
     ) -> None:
-        self.residents = residents
-        self.lodgers: dict[str, OnDemandReplica] = {}
+        self.models = residents
+        self.replicas: dict[str, OnDemandReplica] = {}
         self.measured_bytes: dict[str, int] = {}
         self._clock = clock
         self._learn = learn
         self._lines: dict[str, QueueView] = {}
-        self._news = asyncio.Event()
+        self._on_change = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def attend(self, lodger: OnDemandReplica, line: QueueView) -> None:
+    def attend(self, replica: OnDemandReplica, line: QueueView) -> None:
         """From now on a model comes when requests wait in this line. To be called once for each, before `run`."""
-        self.lodgers[lodger.name] = lodger
-        self._lines[lodger.name] = line
+        self.replicas[replica.name] = replica
+        self._lines[replica.name] = line
 
-    def look(self, name: str) -> None:
+    def check(self, name: str) -> None:
         """Something has changed in the line of a model."""
         if self._lines[name].waiting:
-            self.residents.asked(name, self._clock.monotonic_s())
-        self._news.set()
+            self.models.asked(name, self._clock.monotonic_s())
+        self._on_change.set()
 
     def line(self, name: str) -> QueueView:
         """The queue of a model."""
@@ -78,43 +78,43 @@ class ModelManager:
 
     def want(self, name: str) -> None:
         """Somebody will come back for this model."""
-        self.residents.want(name, self._clock.monotonic_s())
-        self._news.set()
+        self.models.want(name, self._clock.monotonic_s())
+        self._on_change.set()
 
     def ready_in_s(self, name: str) -> float:
         """When a model would be there, if requests waited for it from now on."""
-        return ready_in_s(self.residents, name, self._clock.monotonic_s(), self._demands())
+        return ready_in_s(self.models, name, self._clock.monotonic_s(), self._demands())
 
     # --- what the operator says; see `ResidencyPolicy` ---
 
     def order_load(self, name: str) -> None:
         """It is loaded as if somebody waited for it."""
-        self.residents.order_load(name, self._clock.monotonic_s())
-        self._told(name)
+        self.models.order_load(name, self._clock.monotonic_s())
+        self._notified(name)
 
     def order_unload(self, name: str, *, hold: bool) -> None:
         """It goes when its answers have ended; held, who waits for it is told so."""
-        self.residents.order_unload(name, hold=hold)
-        self._told(name)
+        self.models.order_unload(name, hold=hold)
+        self._notified(name)
 
     def order_sleep(self, name: str) -> None:
         """It gives its memory back when its answers have ended, and keeps its process."""
-        self.residents.order_sleep(name)
-        self._told(name)
+        self.models.order_sleep(name)
+        self._notified(name)
 
     def pin(self, name: str) -> None:
         """It is loaded, and stays."""
-        self.residents.pin(name, self._clock.monotonic_s())
-        self._told(name)
+        self.models.pin(name, self._clock.monotonic_s())
+        self._notified(name)
 
     def unpin(self, name: str) -> None:
         """It stays until others need its room."""
-        self.residents.unpin(name)
-        self._told(name)
+        self.models.unpin(name)
+        self._notified(name)
 
-    def _told(self, name: str) -> None:
-        self.lodgers[name].hold(self.residents[name].held)
-        self._news.set()
+    def _notified(self, name: str) -> None:
+        self.replicas[name].hold(self.models[name].held)
+        self._on_change.set()
 
     # --- how ---
 
@@ -124,87 +124,87 @@ class ModelManager:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._measure(), name="memory of models")
                 while True:
-                    self._turn(tasks)
-                    self._news.clear()
-                    needed = any(one.asked_s is not None for one in self.residents.all.values())
+                    self._lock(tasks)
+                    self._on_change.clear()
+                    needed = any(one.asked_s is not None for one in self.models.all.values())
                     try:
                         async with asyncio.timeout(_TICK_S if needed else _IDLE_TICK_S):
-                            await self._news.wait()
+                            await self._on_change.wait()
                     except TimeoutError:
                         pass
         finally:
-            await asyncio.gather(*(lodger.unload() for lodger in self.lodgers.values()))
+            await asyncio.gather(*(replica.unload() for replica in self.replicas.values()))
 
     def _demands(self) -> dict[str, ModelDemand]:
         return {name: ModelDemand(line.waiting, line.running) for name, line in self._lines.items()}
 
-    def _turn(self, tasks: asyncio.TaskGroup) -> None:
-        orders = self.residents.decide(self._clock.monotonic_s(), self._demands())
-        for name, lodger in self.lodgers.items():
-            lodger.admit(self.residents[name].phase is ResidencyPhase.IN and name not in orders.closed)
+    def _lock(self, tasks: asyncio.TaskGroup) -> None:
+        orders = self.models.decide(self._clock.monotonic_s(), self._demands())
+        for name, replica in self.replicas.items():
+            replica.admit(self.models[name].phase is ResidencyPhase.IN and name not in orders.closed)
         for name in orders.unload:
-            tasks.create_task(self._unload(self.lodgers[name]), name=f"unload of {name}")
+            tasks.create_task(self._unload(self.replicas[name]), name=f"unload of {name}")
         for name in orders.sleep:
-            tasks.create_task(self._sleep(self.lodgers[name]), name=f"sleep of {name}")
+            tasks.create_task(self._sleep(self.replicas[name]), name=f"sleep of {name}")
         if orders.load is not None:
-            tasks.create_task(self._load(self.lodgers[orders.load]), name=f"load of {orders.load}")
+            tasks.create_task(self._load(self.replicas[orders.load]), name=f"load of {orders.load}")
 
-    async def _load(self, lodger: OnDemandReplica) -> None:
-        name, began_s = lodger.name, self._clock.monotonic_s()
-        woken = self.residents[name].asleep
+    async def _load(self, replica: OnDemandReplica) -> None:
+        name, began_s = replica.name, self._clock.monotonic_s()
+        woken = self.models[name].asleep
         try:
-            measured_bytes = await lodger.load_in()
-            most_bytes = self.residents.room_for(name)
+            measured_bytes = await replica.load_in()
+            most_bytes = self.models.make_room_for(name)
             if measured_bytes > most_bytes:
-                await lodger.unload()
+                await replica.unload()
                 raise ReplicaUnavailable(
                     f"It takes {mebibytes(measured_bytes)}, and residency.memory_bytes leaves "
                     f"{mebibytes(most_bytes)} for it. Raise that, or lower its engine.kv_memory_bytes."
                 )
         except ReplicaUnavailable as failure:
-            again_in_s = lodger.fail()
-            self.residents.failed(name, self._clock.monotonic_s(), again_in_s)
+            again_in_s = replica.fail()
+            self.models.failed(name, self._clock.monotonic_s(), again_in_s)
             _log.error("%s was not loaded: %s\nIt is tried again in %.0f s at the earliest.", name, failure, again_in_s)
         else:
-            self.residents.loaded(name, self._clock.monotonic_s(), measured_bytes)
+            self.models.loaded(name, self._clock.monotonic_s(), measured_bytes)
             if not woken:
-                self._learn(name, self.residents[name].load.seconds)
+                self._learn(name, self.models[name].load.seconds)
             self.measured_bytes[name] = measured_bytes
-            lodger.loaded(self._clock.monotonic_s() - began_s, woken=woken)
+            replica.loaded(self._clock.monotonic_s() - began_s, woken=woken)
             took_s, what = self._clock.monotonic_s() - began_s, "woke" if woken else "was loaded"
             _log.info("%s %s in %.1f s and takes %s.", name, what, took_s, mebibytes(measured_bytes))
-        self._news.set()
+        self._on_change.set()
 
-    async def _unload(self, lodger: OnDemandReplica) -> None:
-        await lodger.unload()
-        self.measured_bytes.pop(lodger.name, None)
-        lodger.unloads += 1
-        self.residents.unloaded(lodger.name, self._clock.monotonic_s())
-        _log.info("%s was unloaded.", lodger.name)
-        self._news.set()
+    async def _unload(self, replica: OnDemandReplica) -> None:
+        await replica.unload()
+        self.measured_bytes.pop(replica.name, None)
+        replica.unloads += 1
+        self.models.unloaded(replica.name, self._clock.monotonic_s())
+        _log.info("%s was unloaded.", replica.name)
+        self._on_change.set()
 
-    async def _sleep(self, lodger: OnDemandReplica) -> None:
-        name = lodger.name
+    async def _sleep(self, replica: OnDemandReplica) -> None:
+        name = replica.name
         try:
-            measured_bytes = await lodger.sleep()
+            measured_bytes = await replica.sleep()
         except ReplicaUnavailable as failure:
             _log.error("%s was to sleep and was unloaded: %s", name, failure)
             self.measured_bytes.pop(name, None)
-            self.residents.unloaded(name, self._clock.monotonic_s())
+            self.models.unloaded(name, self._clock.monotonic_s())
         else:
             self.measured_bytes[name] = measured_bytes
-            self.residents.fell_asleep(name, self._clock.monotonic_s(), measured_bytes, lodger.wakes_in_s)
+            self.models.fell_asleep(name, self._clock.monotonic_s(), measured_bytes, replica.wakes_in_s)
             _log.info("%s sleeps and takes %s.", name, mebibytes(measured_bytes))
-        self._news.set()
+        self._on_change.set()
 
     async def _measure(self) -> None:
         while True:
             await asyncio.sleep(_MEASURE_S)
-            for name, lodger in self.lodgers.items():
-                measured_bytes = await asyncio.to_thread(lodger.measured_bytes)
-                one = self.residents[name]
+            for name, replica in self.replicas.items():
+                measured_bytes = await asyncio.to_thread(replica.measured_bytes)
+                one = self.models[name]
                 if one.phase is ResidencyPhase.IN and measured_bytes:
                     self.measured_bytes[name] = measured_bytes
-                    self.residents.grew(name, measured_bytes)
-                elif one.phase is ResidencyPhase.OUT and one.asleep and lodger.restarted:
-                    self.residents.order_unload(name, hold=one.held)
+                    self.models.grew(name, measured_bytes)
+                elif one.phase is ResidencyPhase.OUT and one.asleep and replica.restarted:
+                    self.models.order_unload(name, hold=one.held)

@@ -41,7 +41,7 @@ class OnDemandReplica:
 
     Attributes:
         open: Whether new requests may go to it.
-        held: Whether its operator keeps it out of memory.
+        is_pinned: Whether its operator keeps it out of memory.
         loads: How often it was loaded...
         load_s: ...and how long that took together.
         failures: Loads that failed.
@@ -56,7 +56,7 @@ class OnDemandReplica:
         self.name = name
         self.engine = engine
         self.footprint = footprint
-        self.open = self.held = False
+        self.open = self.is_pinned = False
         self.loads = self.failures = self.unloads = self.sleeps = self.wakes = 0
         self.load_s = 0.0
         self._ready_in_s = ready_in_s
@@ -65,7 +65,7 @@ class OnDemandReplica:
         self._failed_until_s = float("-inf")
         self._listeners: list[Callable[[], None]] = []
         self._entered = False
-        engine.link.watch(self._tell)
+        engine.link.on_change(self._notify)
 
     # --- the replica ---
 
@@ -80,7 +80,7 @@ class OnDemandReplica:
         """
         if self.open:
             return self.engine.link.card()
-        if self.held:
+        if self.is_pinned:
             raise ModelHeld(retry_after_s=_HELD_RETRY_S)
         failed_for_s = self._failed_until_s - self._clock.monotonic_s()
         if failed_for_s > 0:
@@ -96,11 +96,11 @@ class OnDemandReplica:
         """See `core.ports.Replica`."""
         return self.engine.link.load()
 
-    def unheard(self) -> int:
+    def unreported(self) -> int:
         """See `core.ports.Replica`."""
-        return self.engine.link.unheard()
+        return self.engine.link.unreported()
 
-    def watch(self, listener: Callable[[], None]) -> None:
+    def on_change(self, listener: Callable[[], None]) -> None:
         """See `core.ports.Replica`."""
         self._listeners.append(listener)
 
@@ -108,7 +108,7 @@ class OnDemandReplica:
         """See `core.ports.Replica`."""
         return self.engine.link.generate(request)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in self._listeners:
             listener()
 
@@ -118,12 +118,12 @@ class OnDemandReplica:
         """Whether new requests may go to it, from now on."""
         if is_open != self.open:
             self.open = is_open
-            self._tell()
+            self._notify()
 
     def hold(self, is_held: bool) -> None:
         """Whether it is kept out of memory from now on. Whoever is let in may be loaded at once, whatever failed."""
-        self.held, self._failed_until_s = is_held, float("-inf")
-        self._tell()
+        self.is_pinned, self._failed_until_s = is_held, float("-inf")
+        self._notify()
 
     async def load_in(self) -> int:
         """Starts its engine, or wakes it, and waits until it serves.
@@ -136,7 +136,7 @@ class OnDemandReplica:
         """
         try:
             if self._entered:
-                await self._rest(asleep=False)
+                await self._pause(asleep=False)
             else:
                 await self.engine.__aenter__()
                 self._entered = True
@@ -157,17 +157,17 @@ class OnDemandReplica:
         """
         self.admit(False)
         try:
-            await self._rest(asleep=True)
+            await self._pause(asleep=True)
         except BaseException:
             await self.unload()
             raise
         self.sleeps += 1
         return self.measured_bytes()
 
-    async def _rest(self, *, asleep: bool) -> None:
+    async def _pause(self, *, asleep: bool) -> None:
         try:
             async with asyncio.timeout(_REST_S):
-                await self.engine.link.rest(asleep=asleep)
+                await self.engine.link.sleep(asleep=asleep)
         except TimeoutError:
             raise ReplicaUnavailable(f"Its engine did not {'fall asleep' if asleep else 'wake'} in time.") from None
 
@@ -196,7 +196,7 @@ class OnDemandReplica:
         self.failures += 1
         again_in_s = self._backoff.wait_s(0.0)
         self._failed_until_s = self._clock.monotonic_s() + again_in_s
-        self._tell()
+        self._notify()
         return again_in_s
 
     async def unload(self) -> None:
@@ -208,28 +208,28 @@ class OnDemandReplica:
 
     def measured_bytes(self) -> int:
         """What its process takes now, its part of shared memory included; 0 where there is none."""
-        return 0 if self.engine.pid is None else memory_of(self.engine.pid)
+        return 0 if self.engine.pid is None else model_memory(self.engine.pid)
 
 
 class ModelDescription:
     """What a lodger's model is, also while it is not there: requests are checked before they wait for it.
 
     Args:
-        lodger: The model's.
+        replica: The model's.
     """
 
-    def __init__(self, lodger: OnDemandReplica) -> None:
-        self._lodger = lodger
-        self._card = lodger.footprint.card
+    def __init__(self, replica: OnDemandReplica) -> None:
+        self._replica = replica
+        self._card = replica.footprint.card
 
     def card(self) -> ModelCard:
         """As its engine says, or has said, or will say as far as the files tell."""
         with suppress(ReplicaUnavailable):
-            self._card = self._lodger.engine.link.card()
+            self._card = self._replica.engine.link.card()
         return self._card
 
 
-def memory_of(pid: int) -> int:
+def model_memory(pid: int) -> int:
     """The memory of a process: its own and its part of what it shares (PSS), or what is resident if nobody tells."""
     try:
         process = psutil.Process(pid)

@@ -260,7 +260,7 @@ class KneeSearch:
         self._at: dict[float, list[SweepTrial]] = {}
         self.trials: list[SweepTrial] = []
 
-    def note(self, rate: float, trial: SweepTrial) -> None:
+    def record(self, rate: float, trial: SweepTrial) -> None:
         """Takes the outcome of a trial at a rate that `next_rate` named."""
         self.trials.append(trial)
         self._at.setdefault(rate, []).append(trial)
@@ -380,7 +380,7 @@ async def sweep(
             )
         )
         trial = SweepTrial.of(result)
-        search.note(rate, trial)
+        search.record(rate, trial)
         if watch is not None:
             watch(trial)
     assert result is not None, "a search has at least one trial"

@@ -23,7 +23,7 @@ from typing import Literal
 from maitred.core.errors import ConfigInvalid
 from maitred.load.chaos.plan import Direction
 
-Way = Literal["to_server", "to_client"]
+Pump = Literal["to_server", "to_client"]
 
 CHUNK_BYTES = 16 * 1024
 HELD_BYTES = 1024 * 1024
@@ -53,7 +53,7 @@ class TcpLink:
         self._resets = False
         self.delay_s = 0.0
         self.bytes_per_s: float | None = None
-        self.open: dict[Way, asyncio.Event] = {"to_server": asyncio.Event(), "to_client": asyncio.Event()}
+        self.open: dict[Pump, asyncio.Event] = {"to_server": asyncio.Event(), "to_client": asyncio.Event()}
         for event in self.open.values():
             event.set()
 
@@ -75,14 +75,14 @@ class TcpLink:
     @contextmanager
     def blackhole(self, direction: Direction = "both") -> Iterator[None]:
         """Nothing passes while the block runs."""
-        ways: tuple[Way, ...] = ("to_server", "to_client") if direction == "both" else (direction,)
-        for way in ways:
-            self.open[way].clear()
+        pumps: tuple[Pump, ...] = ("to_server", "to_client") if direction == "both" else (direction,)
+        for pump in pumps:
+            self.open[pump].clear()
         try:
             yield
         finally:
-            for way in ways:
-                self.open[way].set()
+            for pump in pumps:
+                self.open[pump].set()
 
     @contextmanager
     def resetting(self) -> Iterator[None]:
@@ -187,12 +187,12 @@ class _Connection:
         for _, writer in (self._client, self._server):
             _reset(writer)
 
-    async def _pump(self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carries bytes one way, each chunk when it is due; the end of the stream travels like a chunk."""
+    async def _pump(self, pump: Pump, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carries bytes one pump, each chunk when it is due; the end of the stream travels like a chunk."""
         held = _Held()
         reading = asyncio.create_task(self._read(reader, held), name="link reader")
         try:
-            while chunk := await self._due(way, held):
+            while chunk := await self._due(pump, held):
                 writer.write(chunk)
                 await writer.drain()
                 if rate := self._link.bytes_per_s:
@@ -213,15 +213,15 @@ class _Connection:
         finally:
             held.end()
 
-    async def _due(self, way: Way, held: "_Held") -> bytes:
+    async def _due(self, pump: Pump, held: "_Held") -> bytes:
         came_s, chunk = await held.next()
         await asyncio.sleep(max(0.0, came_s + self._link.delay_s - time.monotonic()))
-        await self._link.open[way].wait()
+        await self._link.open[pump].wait()
         return chunk
 
 
 class _Held:
-    """Bytes on their way, in order, at most `HELD_BYTES` of them."""
+    """Bytes on their pump, in order, at most `HELD_BYTES` of them."""
 
     def __init__(self) -> None:
         self._chunks: deque[tuple[float, bytes]] = deque()

@@ -87,7 +87,7 @@ class Installation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stop_s: Annotated[PositiveSeconds, Meta(description="It must end within this after SIGTERM.")] = 60.0
     processes: Annotated[
         dict[str, ProcessRole],
-        Meta(description="ProcessRole -> how to find it. `gateway` and `engine`, a child of it, are known already."),
+        Meta(description="Role -> how to find it. `gateway` and `engine`, a child of it, are known already."),
     ] = {}
     links: Annotated[dict[str, ChaosLink], Meta(description="Name -> a connection that can be made to fail.")] = {}
     clients_through: Annotated[

@@ -83,7 +83,7 @@ class MetricsPoller:
 
     async def __aenter__(self) -> "MetricsPoller":
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
-        self._looking = asyncio.create_task(self._look_on(), name="chaos scrape")
+        self._looking = asyncio.create_task(self._poll_forever(), name="chaos scrape")
         return self
 
     async def __aexit__(
@@ -95,7 +95,7 @@ class MetricsPoller:
         await asyncio.wait({self._looking})
         await self._session.close()
 
-    async def look(self) -> bool:
+    async def poll(self) -> bool:
         """Looks now; whether the server answered with metrics."""
         assert self._session is not None
         self.answers = False
@@ -106,7 +106,7 @@ class MetricsPoller:
                     self.answers = True
         return self.answers
 
-    async def _look_on(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
-            await self.look()
+            await self.poll()
             await asyncio.sleep(INTERVAL_S)

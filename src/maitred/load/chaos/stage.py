@@ -92,7 +92,7 @@ class ChaosStage:
         """Waits until nothing is left, but not for ever; how long it took, None if something is left."""
         began_s = time.monotonic()
         while True:
-            await self._follower.look()
+            await self._follower.poll()
             took_s = time.monotonic() - began_s
             left = remains(self._follower.counters.latest)
             if self._follower.answers and not left:

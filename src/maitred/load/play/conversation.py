@@ -131,9 +131,9 @@ class Conversations:
             )
             record.late_s = self._now_s() - record.intended_s
             if self._places is None:
-                return await self._caller.ask(record, request, self._manners(record), keep_text=keep_text)
+                return await self._caller.ask(record, request, self._behaviour(record), keep_text=keep_text)
             async with self._places:
-                return await self._caller.ask(record, request, self._manners(record), keep_text=keep_text)
+                return await self._caller.ask(record, request, self._behaviour(record), keep_text=keep_text)
         finally:
             if record.outcome is UserOutcome.UNFINISHED:
                 record.ended_s = self._now_s()
@@ -143,7 +143,7 @@ class Conversations:
             self.ended[record.outcome] += 1
             self.recent.append(record)
 
-    def _manners(self, record: RequestRecord) -> UserBehaviour:
+    def _behaviour(self, record: RequestRecord) -> UserBehaviour:
         """How this user behaves, by lot; the same for the same seed, whatever the others do."""
         clients = self._spec.clients
         if not clients.cancel_share and not clients.stall_share:

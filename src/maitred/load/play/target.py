@@ -207,7 +207,7 @@ async def _ask_models(target: LoadTarget, pool: ConnectionPool, key: str | None)
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 await connection.request(pool.origin.head("GET", "/v1/models", headers) + b"\r\n", reader)
         finally:
-            pool.give_back(connection)
+            pool.release(connection)
     except (ConnectionFailed, TimeoutError) as error:
         address = target.unix_socket or target.url
         raise Unavailable(f"{address} does not answer: {error or 'no response in time.'}") from error

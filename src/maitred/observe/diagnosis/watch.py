@@ -31,7 +31,7 @@ class ScrapeWatcher:
     """
 
     def __init__(self, looks: Sequence[MetricSamples], seconds: float) -> None:
-        self._looks = looks
+        self._scrapes = looks
         self._seconds = seconds
 
     def vitals(self) -> HealthSnapshot:
@@ -56,8 +56,8 @@ class ScrapeWatcher:
             upstreams=[self._upstream(*key) for key in self._keys("maitred_upstream_up", *_UPSTREAM)],
             stores=self._stores(),
             growths=self._growths(),
-            reload_refused=self._looks[-1].by("maitred_config_reload_successful").get(()) == 0.0,
-            pending_settings=self._looks[-1].by("maitred_config_pending_settings").get((), 0.0),
+            reload_refused=self._scrapes[-1].by("maitred_config_reload_successful").get(()) == 0.0,
+            pending_settings=self._scrapes[-1].by("maitred_config_pending_settings").get((), 0.0),
         )
 
     def _unserved(self) -> dict[str, float]:
@@ -87,7 +87,7 @@ class ScrapeWatcher:
             model=model,
             replica=replica,
             up=mean("up"),
-            on_demand=(model,) in self._looks[-1].by("maitred_model_resident", "model"),
+            on_demand=(model,) in self._scrapes[-1].by("maitred_model_resident", "model"),
             restarts=grown("restarts_total"),
             busy_share=step_s / self._seconds,
             steps=steps,
@@ -125,7 +125,7 @@ class ScrapeWatcher:
     def _model(self, model: str) -> ModelVitals:
         _, grown = self._one((model,), ("model",), "maitred_")
         answered, decoded = grown("prefill_seconds_count"), grown("tpot_seconds_count")
-        objectives = self._looks[-1].by("maitred_slo_within_seconds", "slo", "model", "indicator")
+        objectives = self._scrapes[-1].by("maitred_slo_within_seconds", "slo", "model", "indicator")
         within_s = [value for (_, of, what), value in objectives.items() if of in (model, "*") and what == "ttft"]
         return ModelVitals(
             model=model,
@@ -148,7 +148,7 @@ class ScrapeWatcher:
         )
 
     def _stores(self) -> StoreVitals:
-        last = self._looks[-1]
+        last = self._scrapes[-1]
 
         def now(name: str) -> float:
             return last.by(name).get((), 0.0)
@@ -162,7 +162,7 @@ class ScrapeWatcher:
         )
 
     def _growths(self) -> list[GrowthVitals]:
-        last = self._looks[-1]
+        last = self._scrapes[-1]
         trends = last.by("maitred_growth_trend", "process", "resource")
         levels = last.by("maitred_growth_level", "process", "resource")
         return [
@@ -173,7 +173,7 @@ class ScrapeWatcher:
         ]
 
     def _keys(self, name: str, *labels: str) -> list[_Key]:
-        return sorted({key for look in self._looks for key in look.by(name, *labels)})
+        return sorted({key for look in self._scrapes for key in look.by(name, *labels)})
 
     def _one(self, key: _Key, labels: Sequence[str], prefix: str) -> tuple[_Read, _Read]:
         """Means and growths of what one thing has, by the rest of the metric's name."""
@@ -189,14 +189,14 @@ class ScrapeWatcher:
     def _mean(self, name: str, *labels: str) -> dict[_Key, float]:
         """Over all looks; where it was missing it counts as 0."""
         sums: defaultdict[_Key, float] = defaultdict(float)
-        for look in self._looks:
+        for look in self._scrapes:
             for key, value in look.by(name, *labels).items():
                 sums[key] += value
-        return {key: value / len(self._looks) for key, value in sums.items()}
+        return {key: value / len(self._scrapes) for key, value in sums.items()}
 
     def _grown(self, name: str, *labels: str) -> dict[_Key, float]:
         """What was added; of a counter that began anew, what it has."""
-        before, after = self._looks[0].by(name, *labels), self._looks[-1].by(name, *labels)
+        before, after = self._scrapes[0].by(name, *labels), self._scrapes[-1].by(name, *labels)
         grown = {key: value - before.get(key, 0.0) for key, value in after.items()}
         return {key: after[key] if by < 0 else by for key, by in grown.items()}
 

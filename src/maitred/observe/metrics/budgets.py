@@ -56,9 +56,9 @@ class BudgetMetrics(Collector):
         self._others: set[str] = set()
         self._shares: dict[tuple[str, ...], float] = {}
 
-    def ended(self, *tallies: RequestContext) -> None:
+    def on_request_end(self, *contexts: RequestContext) -> None:
         """Notes who asked for work."""
-        asked = [each.principal.tenants for each in tallies if each.principal is not None and each.model]
+        asked = [each.principal.tenants for each in contexts if each.principal is not None and each.model]
         for tenant in dict.fromkeys(tenant for tenants in asked for tenant in tenants):
             if self.named.label(tenant) == OTHER and len(self._others) < _MOST_OTHERS:
                 self._others.add(tenant)
@@ -66,10 +66,10 @@ class BudgetMetrics(Collector):
     async def run(self, read: ReadBudgets) -> None:
         """Looks until it is cancelled."""
         while True:
-            await self.look(read)
+            await self.refresh(read)
             await asyncio.sleep(_EVERY_S)
 
-    async def look(self, read: ReadBudgets) -> None:
+    async def refresh(self, read: ReadBudgets) -> None:
         """Looks once; while the counters are away, nothing is told."""
         tenants = ["*", *self.named.names, *self._others]
         self._others = set()

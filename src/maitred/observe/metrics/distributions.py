@@ -68,7 +68,7 @@ class LabelledHistograms(Collector):
         self._label = label
         self._series: dict[tuple[str, str], HistogramSeries] = {}
 
-    def of(self, name: str, value: str) -> HistogramSeries:
+    def series(self, name: str, value: str) -> HistogramSeries:
         """The series of a metric for a value of the label."""
         series = self._series.get((name, value))
         if series is None:

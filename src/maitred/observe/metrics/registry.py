@@ -28,7 +28,7 @@ from maitred.observe.metrics.tenants import TenantMetrics
 from maitred.observe.metrics.upstreams import UpstreamMetrics, UpstreamStates
 from maitred.observe.metrics.vllm_names import vllm_names
 from maitred.observe.observer_batch import ObserverBatch
-from maitred.observe.samples import MetricSamples, series_of
+from maitred.observe.samples import MetricSamples, parse_series
 from maitred.observe.slos import SloMetrics
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -91,7 +91,7 @@ class Metrics:
         self._tenants = TenantMetrics(self._registry, config.tenants)
         self.observers: list[RequestObserver] = [self.requests, self._tenants, self.budgets, kept]
         self._digest = digest or ObserverBatch()
-        self._digest.tell(*self.observers)
+        self._digest.flush(*self.observers)
         self._registry.register(EngineMetrics(in_flight, engines, tasks))
         self._registry.register(DispatchMetrics(queues))
         self._registry.register(UpstreamMetrics(upstreams))
@@ -107,12 +107,12 @@ class Metrics:
         # CPU, memory, open files and start time of this process, under `maitred_process_`.
         ProcessCollector(namespace="maitred", registry=self._registry)
 
-    def adopt(self, config: MetricsConfig, slos: Mapping[str, SloConfig]) -> None:
+    def reconfigure(self, config: MetricsConfig, slos: Mapping[str, SloConfig]) -> None:
         """Shows and promises this from now on."""
         self._vllm = config.vllm_names
-        self.budgets.named.adopt(config.tenants)
-        self._tenants.named.adopt(config.tenants)
-        self._slos.adopt(slos)
+        self.budgets.named.reconfigure(config.tenants)
+        self._tenants.named.reconfigure(config.tenants)
+        self._slos.reconfigure(slos)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Everything, and its content type: OpenMetrics for whoever accepts it, else Prometheus' text format.
@@ -134,7 +134,7 @@ class Metrics:
     def samples(self) -> MetricSamples:
         """Everything, as whoever scrapes it reads it."""
         self._digest.fold()
-        return MetricSamples(series_of(self._registry.collect()))
+        return MetricSamples(parse_series(self._registry.collect()))
 
     def names(self) -> set[str]:
         """The name of every metric of ours, without the endings that Prometheus adds."""

@@ -100,71 +100,71 @@ class RequestMetrics:
         registry.register(by_model)
         # The library takes a lock and makes a string of every label to find a series.
         self._counter = cache(lambda name, *labels: counters[name].labels(*labels) if labels else counters[name])
-        self._of_route = by_route.of
-        self._of_model = by_model.of
+        self._of_route = by_route.series
+        self._of_model = by_model.series
 
-    def ended(self, *tallies: RequestContext) -> None:
+    def on_request_end(self, *contexts: RequestContext) -> None:
         """Counts some: each sort of them at once, and then those that something has happened to."""
-        sorts = Tallied([(each.route, each.outcome or Outcome.FAILED, each.status) for each in tallies])
+        sorts = Tallied([(each.route, each.outcome or Outcome.FAILED, each.status) for each in contexts])
         for (route, outcome, status), number in sorts.items():
             self._count("maitred_requests", route, outcome, status, by=number)
         of_models = Tallied(
-            [(each.model, each.priority or "", each.outcome or Outcome.FAILED) for each in tallies if each.model]
+            [(each.model, each.priority or "", each.outcome or Outcome.FAILED) for each in contexts if each.model]
         )
         for sort, number in of_models.items():
             self._count("maitred_model_requests", *sort, by=number)
         for route in {route for route, _, _ in sorts}:
-            took_s = [each.ended_s - each.started_s for each in tallies if each.route == route]
+            took_s = [each.ended_s - each.started_s for each in contexts if each.route == route]
             self._of_route("maitred_request_seconds", route).add(took_s)
-        got_tokens = [each for each in tallies if each.first_token_s is not None]
+        got_tokens = [each for each in contexts if each.first_token_s is not None]
         for model in dict.fromkeys(each.model for each in got_tokens):
             self._measure(model, [each for each in got_tokens if each.model == model])
-        for tally in tallies:
-            self._count_incidents(tally)
+        for context in contexts:
+            self._count_incidents(context)
 
     def degradation_skipped(self, step: str, reason: str) -> None:
         """Counts a step of a degradation ladder that was no help, and why."""
         self._count("maitred_degradation_skips", step, reason)
 
-    def _measure(self, model: str, tallies: Sequence[RequestContext]) -> None:
+    def _measure(self, model: str, contexts: Sequence[RequestContext]) -> None:
         """What requests of one model that got tokens took, whole and in parts, and how long they were."""
-        for name, values in _measured(tallies).items():
+        for name, values in _measured(contexts).items():
             if values:
                 self._of_model(name, model).add(values)
-        self._of_model("maitred_itl_seconds", model).add([gap_s for each in tallies for gap_s in each.gaps_s])
-        self._count("maitred_prompt_tokens", model, by=sum([each.prompt_tokens for each in tallies]))
-        self._count("maitred_cached_tokens", model, by=sum([each.cached_tokens for each in tallies]))
-        self._count("maitred_output_tokens", model, by=sum([each.completion_tokens for each in tallies]))
-        for reason, number in Tallied([reason for each in tallies for reason in each.finishes]).items():
+        self._of_model("maitred_itl_seconds", model).add([gap_s for each in contexts for gap_s in each.gaps_s])
+        self._count("maitred_prompt_tokens", model, by=sum([each.prompt_tokens for each in contexts]))
+        self._count("maitred_cached_tokens", model, by=sum([each.cached_tokens for each in contexts]))
+        self._count("maitred_output_tokens", model, by=sum([each.completion_tokens for each in contexts]))
+        for reason, number in Tallied([reason for each in contexts for reason in each.finish_reasons]).items():
             self._count("maitred_choices", model, reason, by=number)
 
-    def _count_incidents(self, tally: RequestContext) -> None:
+    def _count_incidents(self, context: RequestContext) -> None:
         """What happens to few."""
-        model = tally.model
-        if tally.failure is not None:
-            self._count("maitred_errors", model, tally.failure.code)
-        if tally.refused_by:
-            self._count("maitred_limit_refusals", tally.refused_by)
-        if tally.stalled:
+        model = context.model
+        if context.failure is not None:
+            self._count("maitred_errors", model, context.failure.code)
+        if context.refused_by:
+            self._count("maitred_limit_refusals", context.refused_by)
+        if context.stalled:
             self._count("maitred_stalled_requests")
-        if tally.clamped_max_tokens is not None:
+        if context.clamped_max_tokens is not None:
             self._count("maitred_clamped_requests")
-        if (chosen := tally.chosen) is not None:
+        if (chosen := context.selection) is not None:
             self._count("maitred_chosen", chosen.name, chosen.model, chosen.reason)
-        for fallback in tally.fallbacks:
+        for fallback in context.fallbacks:
             self._count("maitred_fallbacks", *fallback.split("=", 1))
-        for failed in tally.failed:
+        for failed in context.rejected_answers:
             self._count("maitred_escalations", failed.model, failed.reason, "replaced" if failed.replaced else "given")
             if failed.replaced:
                 self._count_tokens(failed.model, failed.usage)
-        if tally.hedged:
-            self._count("maitred_hedges", model, tally.hedged)
-        if tally.recoveries:
-            self._count("maitred_recoveries", model, by=tally.recoveries)
-        if tally.continued:
-            self._count("maitred_continued", model, by=tally.continued)
-        if tally.first_token_s is not None:
-            for taken in tally.degraded:
+        if context.hedged:
+            self._count("maitred_hedges", model, context.hedged)
+        if context.recoveries:
+            self._count("maitred_recoveries", model, by=context.recoveries)
+        if context.continued:
+            self._count("maitred_continued", model, by=context.continued)
+        if context.first_token_s is not None:
+            for taken in context.degraded:
                 what = taken.partition("=")[0]
                 self._count("maitred_degraded_requests", _STEPS.get(what, what))
 
@@ -177,28 +177,28 @@ class RequestMetrics:
         self._count("maitred_output_tokens", model, by=usage.completion_tokens)
 
 
-def _measured(tallies: Sequence[RequestContext]) -> Mapping[str, Sequence[float]]:
+def _measured(contexts: Sequence[RequestContext]) -> Mapping[str, Sequence[float]]:
     """The values of requests that got tokens, by their histograms."""
-    ttft_s = [(each.first_token_s or 0.0) - each.started_s for each in tallies]
-    decode_s = [each.ended_s - (each.first_token_s or 0.0) for each in tallies]
-    queue_s = [sum(each.waited_ms.values()) / 1000 if each.waited_ms else 0.0 for each in tallies]
+    ttft_s = [(each.first_token_s or 0.0) - each.started_s for each in contexts]
+    decode_s = [each.ended_s - (each.first_token_s or 0.0) for each in contexts]
+    queue_s = [sum(each.waited_ms.values()) / 1000 if each.waited_ms else 0.0 for each in contexts]
     prefill_s = [max(0.0, first_s - waited_s) for first_s, waited_s in zip(ttft_s, queue_s, strict=True)]
-    asks = [each.ask for each in tallies if each.ask is not None]
+    asks = [each.request for each in contexts if each.request is not None]
     return {
         "maitred_ttft_seconds": ttft_s,
         "maitred_tpot_seconds": [
             took_s * choices / (each.completion_tokens - choices)
-            for each, took_s in zip(tallies, decode_s, strict=True)
-            if each.completion_tokens > (choices := max(1, len(each.finishes)))
+            for each, took_s in zip(contexts, decode_s, strict=True)
+            if each.completion_tokens > (choices := max(1, len(each.finish_reasons)))
         ],
         "maitred_queue_seconds": queue_s,
         "maitred_prefill_seconds": prefill_s,
         "maitred_decode_seconds": decode_s,
         "maitred_inference_seconds": [*map(add, prefill_s, decode_s)],
         "maitred_e2e_seconds": [*map(add, ttft_s, decode_s)],
-        "maitred_request_prompt_tokens": [each.prompt_tokens for each in tallies],
-        "maitred_request_computed_tokens": [each.prompt_tokens - each.cached_tokens for each in tallies],
-        "maitred_request_max_tokens": [ask.max_tokens for ask in asks if ask.max_tokens is not None],
-        "maitred_request_choices": [ask.sampling.n for ask in asks],
-        "maitred_request_output_tokens": [each.completion_tokens for each in tallies],
+        "maitred_request_prompt_tokens": [each.prompt_tokens for each in contexts],
+        "maitred_request_computed_tokens": [each.prompt_tokens - each.cached_tokens for each in contexts],
+        "maitred_request_max_tokens": [request.max_tokens for request in asks if request.max_tokens is not None],
+        "maitred_request_choices": [request.sampling.n for request in asks],
+        "maitred_request_output_tokens": [each.completion_tokens for each in contexts],
     }

@@ -37,7 +37,7 @@ class StepMetrics:
 
         self._seconds, self._sequences, self._tokens = map(cache, (seconds.labels, sequences.labels, tokens.labels))
 
-    def heard(self, where: tuple[str, str], load: LoadReport) -> None:
+    def on_report(self, where: tuple[str, str], load: LoadReport) -> None:
         """An engine has reported.
 
         Args:

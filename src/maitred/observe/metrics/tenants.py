@@ -36,7 +36,7 @@ class LabelCap:
         self._most = most
         self.names: dict[str, None] = {}
 
-    def adopt(self, most: int) -> None:
+    def reconfigure(self, most: int) -> None:
         """Names so many from now on. Who has a name keeps it, as its counters must not go back."""
         self._most = most
 
@@ -75,12 +75,12 @@ class TenantMetrics:
         self._times = LabelledSummaries(_TIMES, "tenant")
         registry.register(self._times)
 
-    def ended(self, *tallies: RequestContext) -> None:
+    def on_request_end(self, *contexts: RequestContext) -> None:
         """Counts those of which it is known whose they are, and that asked for work."""
         of: defaultdict[str, list[RequestContext]] = defaultdict(list)
-        for tally in tallies:
-            if tally.principal is not None and tally.model:
-                of[self.named.label(tally.principal.tenants[-1])].append(tally)
+        for context in contexts:
+            if context.principal is not None and context.model:
+                of[self.named.label(context.principal.tenants[-1])].append(context)
         for tenant, theirs in of.items():
             for outcome, number in Tallied([each.outcome or Outcome.FAILED for each in theirs]).items():
                 self._requests(tenant, outcome).inc(number)
@@ -88,11 +88,11 @@ class TenantMetrics:
             if served:
                 self._measure(tenant, served)
 
-    def _measure(self, tenant: str, tallies: Sequence[RequestContext]) -> None:
+    def _measure(self, tenant: str, contexts: Sequence[RequestContext]) -> None:
         """What those got that got tokens, and how long they waited."""
-        self._prompt(tenant).inc(sum([each.prompt_tokens for each in tallies]))
-        self._output(tenant).inc(sum([each.completion_tokens for each in tallies]))
-        ttft_s = [(each.first_token_s or 0.0) - each.started_s for each in tallies]
-        waited_s = [sum(each.waited_ms.values()) / 1000 if each.waited_ms else 0.0 for each in tallies]
+        self._prompt(tenant).inc(sum([each.prompt_tokens for each in contexts]))
+        self._output(tenant).inc(sum([each.completion_tokens for each in contexts]))
+        ttft_s = [(each.first_token_s or 0.0) - each.started_s for each in contexts]
+        waited_s = [sum(each.waited_ms.values()) / 1000 if each.waited_ms else 0.0 for each in contexts]
         self._times.add("maitred_tenant_ttft_seconds", tenant, ttft_s)
         self._times.add("maitred_tenant_queue_seconds", tenant, waited_s)

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from maitred.core.errors import ReplicaUnavailable
-from maitred.core.prefix import BlockNews
+from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport, ModelCard, TokenStream
 from maitred.core.request import EngineRequest
 from maitred.replica.engine.connection import EngineConnection
@@ -73,9 +73,9 @@ class EngineClient:
         self._connection: EngineConnection | None = None
         self._count = LifetimeTokenCount()
         self._listeners: list[Callable[[], None]] = []
-        self._followers: list[Callable[[BlockNews], None]] = []
+        self._followers: list[Callable[[BlockUpdate], None]] = []
         self._followed_late = False
-        self._heard = asyncio.Event()
+        self._on_change = asyncio.Event()
 
     # --- the replica ---
 
@@ -101,20 +101,20 @@ class EngineClient:
         """The last report heard, from the engine's previous life if it is down."""
         return LoadReport() if self._connection is None else self._connection.load
 
-    def unheard(self) -> int:
+    def unreported(self) -> int:
         """See `core.ports.Replica`; 0 while the engine is down."""
-        return self._connection.unheard if self._connection is not None and self._connection.alive else 0
+        return self._connection.unreported if self._connection is not None and self._connection.alive else 0
 
     @property
     def weight(self) -> float:
         """See `core.ports.Host`."""
         return 1.0
 
-    def watch(self, listener: Callable[[], None]) -> None:
+    def on_change(self, listener: Callable[[], None]) -> None:
         """See `core.ports.Replica`. The listener must not raise: it runs where the engine's messages are read."""
         self._listeners.append(listener)
 
-    def follow_blocks(self, listener: Callable[[BlockNews], None]) -> None:
+    def follow_blocks(self, listener: Callable[[BlockUpdate], None]) -> None:
         """Tells what the engine's prefix cache holds and what changes in it, over all its lives; for good.
 
         The listener hears the whole first, and again whenever something was missed. It must not raise.
@@ -125,12 +125,12 @@ class EngineClient:
         else:
             self._followed_late = True  # an engine may be saying hello just now
 
-    def _tell_blocks(self, news: BlockNews) -> None:
+    def _notify_blocks(self, news: BlockUpdate) -> None:
         for follower in self._followers:
             follower(news)
 
-    def _tell(self) -> None:
-        self._heard.set()
+    def _notify(self) -> None:
+        self._on_change.set()
         for listener in self._listeners:
             listener()
 
@@ -154,25 +154,25 @@ class EngineClient:
         if self.ready:
             self._live().unpin(scope, name)
 
-    def call(self, *, asleep: bool) -> None:
+    def request_sleep(self, *, asleep: bool) -> None:
         """Tells the engine to sleep as soon as nothing runs, or to wake.
 
         Raises:
             ReplicaUnavailable: The engine is down.
         """
-        self._live().rest(asleep=asleep)
+        self._live().set_asleep(asleep=asleep)
 
-    async def rest(self, *, asleep: bool) -> None:
+    async def sleep(self, *, asleep: bool) -> None:
         """The same, and waits until it does.
 
         Raises:
             ReplicaUnavailable: The engine is down, or was lost before that.
         """
-        self.call(asleep=asleep)
+        self.request_sleep(asleep=asleep)
         while self.load().asleep is not asleep:
             self._live()
-            self._heard.clear()
-            await self._heard.wait()
+            self._on_change.clear()
+            await self._on_change.wait()
 
     @asynccontextmanager
     async def generate(self, request: EngineRequest) -> AsyncIterator[TokenStream]:
@@ -228,12 +228,12 @@ class EngineClient:
         except ReplicaUnavailable as refusal:
             connection.end(refusal.message)
             raise
-        self._count.met(hello, self.load())
+        self._count.on_connect(hello, self.load())
         self._connection = connection
         if self._followed_late:
             self._followed_late = False
             connection.recount()
-        self._tell()
+        self._notify()
 
     async def _dial(self) -> EngineConnection:
         while True:
@@ -265,8 +265,8 @@ class EngineClient:
 
     def _new_connection(self) -> EngineConnection:
         return EngineConnection(
-            self._tell,
-            self._tell_blocks,
+            self._notify,
+            self._notify_blocks,
             secret=self._credentials.secret,
             silence_timeout_s=self._silence_timeout_s,
         )
@@ -297,7 +297,7 @@ class LifetimeTokenCount:
         self._base = 0
         """What this life had counted when it was met first: not for this gateway."""
 
-    def met(self, hello: EngineHello, last: LoadReport) -> None:
+    def on_connect(self, hello: EngineHello, last: LoadReport) -> None:
         """There is a new connection.
 
         Args:

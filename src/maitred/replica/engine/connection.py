@@ -15,7 +15,7 @@ from typing import cast
 import msgspec
 
 from maitred.core.errors import CallerError, ProtocolViolation, ReplicaLost, ReplicaUnavailable
-from maitred.core.prefix import BlockNews
+from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport
 from maitred.core.request import EngineRequest
 from maitred.core.secret import Secret
@@ -35,7 +35,7 @@ from maitred.wire.frames import (
     Unpin,
     encode_frame,
 )
-from maitred.wire.link.credentials import binding_of
+from maitred.wire.link.credentials import channel_binding
 from maitred.wire.link.handshake import MAGIC, GatewayHandshake
 
 _WOKEN_AT_ONCE = 8
@@ -69,7 +69,7 @@ class HeartbeatMonitor:
         self.interval_s = timeout_s / TICKS
         self._silent = 0
 
-    def heard(self) -> None:
+    def on_frame(self) -> None:
         """Something came."""
         self._silent = 0
 
@@ -110,7 +110,7 @@ class EngineConnection(asyncio.Protocol):
     def __init__(
         self,
         news: Callable[[], None] = lambda: None,
-        blocks: Callable[[BlockNews], None] = lambda news: None,
+        blocks: Callable[[BlockUpdate], None] = lambda news: None,
         *,
         secret: Secret | None = None,
         silence_timeout_s: float | None = None,
@@ -122,12 +122,12 @@ class EngineConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader: FrameReader[ToGateway] = FrameReader(ToGateway)
         self._streams: dict[str, EngineStream] = {}
-        self._steps_heard = 0
+        self._steps_received = 0
         self._submitted = 0
-        self._submits_heard = 0
-        self._news = news
+        self._submits_acked = 0
+        self._on_report = news
         self._blocks = blocks
-        self._blocks_heard: int | None = None
+        self._block_updates_received: int | None = None
         """Number of the last news of blocks; None: the whole was asked for, or has not come yet."""
         self._secret = secret
         self._handshake: GatewayHandshake | None = None
@@ -140,9 +140,9 @@ class EngineConnection(asyncio.Protocol):
         return self.hello.done() and not self.ended.done()
 
     @property
-    def unheard(self) -> int:
+    def unreported(self) -> int:
         """Requests submitted that `load` cannot know of: they were, or may have been, on their way when it was made."""
-        return self._submitted - self._submits_heard
+        return self._submitted - self._submits_acked
 
     # --- the gateway's side ---
 
@@ -161,7 +161,7 @@ class EngineConnection(asyncio.Protocol):
         self._write(frame)
         return stream
 
-    def rest(self, *, asleep: bool) -> None:
+    def set_asleep(self, *, asleep: bool) -> None:
         """Tells the engine to sleep as soon as nothing runs, or to wake; `load` says when it has."""
         self._write(encode_frame(SleepCommand(asleep)))
 
@@ -171,7 +171,7 @@ class EngineConnection(asyncio.Protocol):
 
     def recount(self) -> None:
         """Asks for the whole of the prefix cache: somebody follows it who has not heard of it, or news were missed."""
-        self._blocks_heard = None
+        self._block_updates_received = None
         self._write(encode_frame(ResendBlocks()))
 
     def release(self, stream: EngineStream) -> None:
@@ -193,7 +193,7 @@ class EngineConnection(asyncio.Protocol):
             self._transport.abort()
         for stream in self._streams.values():
             stream.fail(ReplicaLost())
-        self._news()
+        self._on_report()
 
     def _send_cancel(self, wire_id: str, index: int | None) -> None:
         self._write(encode_frame(Cancel(wire_id, index)))  # never after the end: nothing of a failed stream runs
@@ -213,14 +213,16 @@ class EngineConnection(asyncio.Protocol):
         if self._secret is not None:
             tls = transport.get_extra_info("ssl_object")
             certificate = None if tls is None else tls.getpeercert(binary_form=True)
-            self._handshake = GatewayHandshake(self._secret, b"" if certificate is None else binding_of(certificate))
+            self._handshake = GatewayHandshake(
+                self._secret, b"" if certificate is None else channel_binding(certificate)
+            )
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         if self.ended.done():
             return
         if self._heartbeat is not None:
-            self._heartbeat.heard()
+            self._heartbeat.on_frame()
         pushed: dict[EngineStream, None] = {}
         try:
             if self._handshake is not None:
@@ -242,7 +244,7 @@ class EngineConnection(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         if exc is not None:
             reason = f"the connection broke: {exc}"
-        elif self._handshake is not None and self._handshake.answered:
+        elif self._handshake is not None and self._handshake.proof_sent:
             reason = "the engine closed the connection; it has another engine_link.secret than this gateway"
         else:
             reason = "the engine closed the connection"
@@ -289,12 +291,12 @@ class EngineConnection(asyncio.Protocol):
         """Hands out what a step has brought; notes who has got something."""
         if not self.hello.done():
             raise ProtocolViolation("The engine sent a step before its hello.")
-        self._steps_heard += 1
-        if step.sequence != self._steps_heard:
-            raise ProtocolViolation(f"Step {self._steps_heard} was lost: the engine sent step {step.sequence}.")
-        if not self._submits_heard <= step.submits_heard <= self._submitted:
+        self._steps_received += 1
+        if step.sequence != self._steps_received:
+            raise ProtocolViolation(f"Step {self._steps_received} was lost: the engine sent step {step.sequence}.")
+        if not self._submits_acked <= step.submits_heard <= self._submitted:
             raise ProtocolViolation(f"The engine has heard {step.submits_heard} of {self._submitted} requests.")
-        self.load, self._submits_heard = step.load, step.submits_heard
+        self.load, self._submits_acked = step.load, step.submits_heard
         self._on_blocks(step.blocks)
         streams = self._streams
         for output in step.outputs:
@@ -307,7 +309,7 @@ class EngineConnection(asyncio.Protocol):
             if stream is not None:
                 refusal = ReplicaUnavailable if rejection.retryable else CallerError
                 stream.fail(refusal(rejection.message))
-        self._news()
+        self._on_report()
 
     def _wake(self, streams: Sequence[EngineStream]) -> None:
         """Wakes readers, a few at a time."""
@@ -316,15 +318,19 @@ class EngineConnection(asyncio.Protocol):
         if len(streams) > _WOKEN_AT_ONCE:
             asyncio.get_running_loop().call_soon(self._wake, streams[_WOKEN_AT_ONCE:])
 
-    def _on_blocks(self, news: BlockNews | None) -> None:
+    def _on_blocks(self, news: BlockUpdate | None) -> None:
         if news is None:
             return
-        if not news.whole and self._blocks_heard is None:
+        if not news.whole and self._block_updates_received is None:
             return  # the whole is on its way, and knows it
-        if not news.whole and self._blocks_heard is not None and news.sequence != self._blocks_heard + 1:
+        if (
+            not news.whole
+            and self._block_updates_received is not None
+            and news.sequence != self._block_updates_received + 1
+        ):
             self.recount()
             return
-        self._blocks_heard = news.sequence
+        self._block_updates_received = news.sequence
         self._blocks(news)
 
 

@@ -30,8 +30,8 @@ class EngineStream:
     __slots__ = (
         "_cancelled",
         "_failure",
-        "_hear",
         "_held",
+        "_listener",
         "_pause_at_tokens",
         "_paused",
         "_pending",
@@ -61,7 +61,7 @@ class EngineStream:
         self._pending: list[TokenDelta] = []
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._hear: Callable[[Sequence[TokenDelta]], bool] | None = None
+        self._listener: Callable[[Sequence[TokenDelta]], bool] | None = None
         self._send_cancel = send_cancel
         self._send_pause = send_pause
         self._pause_at_tokens = pause_at_tokens
@@ -98,7 +98,7 @@ class EngineStream:
 
     def listen(self, hear: Callable[[Sequence[TokenDelta]], bool]) -> None:
         """See `core.ports.TokenStream`."""
-        self._hear = hear
+        self._listener = hear
 
     def cancel(self, index: int) -> None:
         """Ends one choice; what of it was not read yet is dropped."""
@@ -149,7 +149,7 @@ class EngineStream:
 
     def wake(self) -> None:
         """Lets the reader have what was pushed, if it waits; who hears it may spare the reader that."""
-        if self._pending and self._waiter is not None and not self._waiter.done() and not self._heard():
+        if self._pending and self._waiter is not None and not self._waiter.done() and not self._on_wake():
             self._waiter.set_result(None)
 
     def fail(self, failure: MaitredError) -> None:
@@ -164,7 +164,7 @@ class EngineStream:
         if self._running:
             self._running.clear()
             self._send_cancel(self.wire_id, None)
-        self._pending, self._hear = [], None
+        self._pending, self._listener = [], None
         # A read after this would look like a complete answer if it just ended.
         self._failure = self._failure or Bug("A token stream was read after its context was left.")
         self._rouse()
@@ -173,12 +173,12 @@ class EngineStream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _heard(self) -> bool:
+    def _on_wake(self) -> bool:
         """Whether what was pushed has found its way without the reader."""
-        if self._hear is None:
+        if self._listener is None:
             return False
         try:
-            if not self._hear(self._pending):
+            if not self._listener(self._pending):
                 return False
         except Exception as error:  # this is where the messages of all are read
             self._failure = error

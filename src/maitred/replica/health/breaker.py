@@ -43,7 +43,7 @@ class AttemptOutcome(StrEnum):
 
 
 class BreakerAttempt:
-    """One request on its way to a replica. Made by `Breaker.begin`; ends exactly once.
+    """One request on its way to a replica. Made by `Breaker.start_attempt`; ends exactly once.
 
     Attributes:
         probe: Whether it is the one that a half-open breaker lets through.
@@ -81,18 +81,18 @@ class Breaker:
         self.cause = ""
         self._window = window
         self._draw = draw
-        self.adopt(config)
+        self.reconfigure(config)
         self._era = 0
         self._fails = 0
         self.closed = True
         self._until_s = 0.0
         self._probe: BreakerAttempt | None = None
 
-    def adopt(self, config: BreakerConfig) -> None:
+    def reconfigure(self, config: BreakerConfig) -> None:
         """Goes by these settings from now on. An open one stays open for as long as it was to."""
         self._config = config
         self._ceiling = BackoffCeiling(config.first_open_s, config.most_open_s)
-        self._window.adopt(config.window_s)
+        self._window.reconfigure(config.window_s)
 
     def state(self, now_s: float) -> BreakerState:
         """What it is now."""
@@ -109,16 +109,16 @@ class Breaker:
         """For how long it lets nothing through, whatever happens."""
         return 0.0 if self.closed else max(0.0, self._until_s - now_s)
 
-    def lets_through(self, now_s: float) -> bool:
+    def allows(self, now_s: float) -> bool:
         """Whether `begin` would make an attempt."""
         state = self.state(now_s)
         return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and self._probe is None)
 
-    def begin(self, now_s: float) -> BreakerAttempt | None:
+    def start_attempt(self, now_s: float) -> BreakerAttempt | None:
         """An attempt, which must be given to `ended`; None: nothing is let through now."""
         if self.closed:
             return BreakerAttempt(self._era, probe=False, begun_s=now_s)
-        if not self.lets_through(now_s):
+        if not self.allows(now_s):
             return None
         self._probe = BreakerAttempt(self._era, probe=True, begun_s=now_s)
         return self._probe
@@ -132,7 +132,7 @@ class Breaker:
             self._close(now_s)
             attempt._era = self._era
 
-    def ended(self, attempt: BreakerAttempt, outcome: AttemptOutcome, now_s: float) -> bool:
+    def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome, now_s: float) -> bool:
         """It is over.
 
         Returns:
@@ -142,7 +142,7 @@ class Breaker:
             return False
         attempt.over = True
         if outcome is not AttemptOutcome.NEITHER:
-            self._window.ended(now_s, failed=outcome is AttemptOutcome.FAILURE)
+            self._window.on_end(now_s, failed=outcome is AttemptOutcome.FAILURE)
         if attempt is self._probe:
             self._probe = None
             if outcome is AttemptOutcome.SUCCESS:

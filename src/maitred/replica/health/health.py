@@ -59,10 +59,10 @@ class ReplicaHealth:
         self._ejected_until_s = _NEVER_S
         self._ejected_for = ""
 
-    def adopt(self, config: HealthConfig) -> None:
+    def reconfigure(self, config: HealthConfig) -> None:
         """Goes by these settings from now on, and by what has happened."""
         self._config = config
-        self.breaker.adopt(config.breaker)
+        self.breaker.reconfigure(config.breaker)
 
     # --- may it be sent to? ---
 
@@ -91,7 +91,7 @@ class ReplicaHealth:
         return self._absent()
 
     def _why_not(self, now_s: float, ejected_too: bool) -> str:
-        if not self.breaker.lets_through(now_s):
+        if not self.breaker.allows(now_s):
             if left_s := self.breaker.remaining_s(now_s):
                 return f"is left alone for {left_s:.1f} s more, because {self.breaker.cause}."
             return f"is being tried with one request, because {self.breaker.cause}."
@@ -105,14 +105,14 @@ class ReplicaHealth:
 
     # --- what is sent ---
 
-    def begin(self, now_s: float, *, ejected_too: bool = False) -> BreakerAttempt | None:
+    def start_attempt(self, now_s: float, *, ejected_too: bool = False) -> BreakerAttempt | None:
         """A request on its way there, which must be given to `ended`; None: it may not be sent.
 
         Being absent is no reason: what has been released to it before is sent, and finds out.
         """
         if self.ejected(now_s) and not ejected_too:
             return None
-        return self.breaker.begin(now_s)
+        return self.breaker.start_attempt(now_s)
 
     def answered(self, attempt: BreakerAttempt, now_s: float, *, expected_s: float = 1.0) -> None:
         """Its first token came.
@@ -124,12 +124,12 @@ class ReplicaHealth:
                 prompts is not the slow one.
         """
         if not attempt.over:
-            self._window.took(now_s, (now_s - attempt.begun_s) / expected_s)
+            self._window.record_latency(now_s, (now_s - attempt.begun_s) / expected_s)
             self.breaker.answered(attempt, now_s)
 
-    def ended(self, attempt: BreakerAttempt, outcome: AttemptOutcome, now_s: float) -> None:
+    def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome, now_s: float) -> None:
         """It is over. A second call changes nothing."""
-        self.breaker.ended(attempt, outcome, now_s)
+        self.breaker.on_end(attempt, outcome, now_s)
 
     # --- how it compares; see `Peers` ---
 

@@ -26,7 +26,7 @@ class PoolHealth:
         self._members = {member.name: member for member in members}
         self._next_s = float("-inf")
 
-    def adopt(self, config: OutlierConfig) -> None:
+    def reconfigure(self, config: OutlierConfig) -> None:
         """Compares them by these settings from now on."""
         self._config = config
 
@@ -57,10 +57,10 @@ class PoolHealth:
         panics = self.panics(now_s)
         return {name: member.verdict(now_s, ejected_too=panics) for name, member in self._members.items()}
 
-    def begin(self, name: str, now_s: float) -> BreakerAttempt | None:
-        """A request on its way to that replica, as `ReplicaHealth.begin`."""
+    def start_attempt(self, name: str, now_s: float) -> BreakerAttempt | None:
+        """A request on its way to that replica, as `ReplicaHealth.start_attempt`."""
         member = self._members[name]
-        return member.begin(now_s, ejected_too=member.ejected(now_s) and self.panics(now_s))
+        return member.start_attempt(now_s, ejected_too=member.ejected(now_s) and self.panics(now_s))
 
     def sweep(self, now_s: float) -> list[str]:
         """Compares them, if it is time to; returns the names of those that are left out from now on."""

@@ -46,20 +46,20 @@ class OutcomeWindow:
         self._slices: deque[_Slice] = deque()
         self._slice_s = length_s / _SLICES
 
-    def adopt(self, length_s: float) -> None:
+    def reconfigure(self, length_s: float) -> None:
         """It is so long from now on; where that is another length, what it holds is forgotten."""
         slice_s = length_s / _SLICES
         if slice_s != self._slice_s:
             self.clear()
         self._slice_s = slice_s
 
-    def ended(self, now_s: float, *, failed: bool) -> None:
+    def on_end(self, now_s: float, *, failed: bool) -> None:
         """A request has ended."""
         latest = self._latest(now_s)
         latest.ended += 1
         latest.failed += failed
 
-    def took(self, now_s: float, seconds: float) -> None:
+    def record_latency(self, now_s: float, seconds: float) -> None:
         """A request took so long to its first token."""
         latest = self._latest(now_s)
         latest.timed += 1

@@ -35,29 +35,39 @@ class Response:
     Attributes:
         status: 0 until the head is there.
         headers: By their names in lower case; of one that comes twice, the last.
-        ended: Whether the body is there to its end.
+        has_ended: Whether the body is there to its end.
         failure: Why there will be no more of it; None: nothing is wrong.
         pieces: What has come of the body and has not been taken.
-        heard: Called when all that came at once has been noted.
+        last_received_s: Called when all that came at once has been noted.
     """
 
-    __slots__ = ("_called", "_connection", "_waiter", "ended", "failure", "headers", "heard", "pieces", "status")
+    __slots__ = (
+        "_called",
+        "_connection",
+        "_waiter",
+        "failure",
+        "has_ended",
+        "headers",
+        "last_received_s",
+        "pieces",
+        "status",
+    )
 
     def __init__(self, connection: "HttpConnection") -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
-        self.ended = False
+        self.has_ended = False
         self.failure: ResponseBroken | None = None
         self._connection = connection
         self.pieces: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
         self._called = False
         """Whether who waits has been woken, and has not come."""
-        self.heard: Callable[[], None] = self._wake
+        self.last_received_s: Callable[[], None] = self._wake
 
     def listen(self, heard: Callable[[], None]) -> None:
         """Calls `heard` for all that comes from now on, in place of waking who waits here."""
-        self.heard = heard
+        self.last_received_s = heard
 
     def take(self) -> bytes:
         """What has come of the body and has not been taken."""
@@ -65,11 +75,11 @@ class Response:
         if not pieces:
             return b""
         self.pieces = []
-        if not self.ended:
+        if not self.has_ended:
             self._connection.resume()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def begun(self, until_s: float | None = None) -> None:
+    async def wait_head(self, until_s: float | None = None) -> None:
         """Waits for the head; where it does not come, or nobody waits any more, the connection is closed.
 
         Args:
@@ -105,7 +115,7 @@ class Response:
                 return data
             if self.failure is not None:
                 raise self.failure
-            if self.ended:
+            if self.has_ended:
                 return b""
             await self._come()
 
@@ -120,15 +130,17 @@ class Response:
 
     def close(self) -> None:
         """Nobody wants the rest of it: the connection is closed, which tells the server to stop."""
-        self.heard = _nobody  # who has heard it refers to it, and would have to be found by Python's collector
-        if not self.ended:
+        self.last_received_s = (
+            _nobody  # who has heard it refers to it, and would have to be found by Python's collector
+        )
+        if not self.has_ended:
             self._connection.close()
 
-    def let_end(self, within_s: float) -> None:
+    def detach(self, within_s: float) -> None:
         """Nobody wants the rest, but if it comes soon the connection can serve again."""
-        self.heard = _nobody
-        if not self.ended:
-            self._connection.let_end(within_s)
+        self.last_received_s = _nobody
+        if not self.has_ended:
+            self._connection.detach(within_s)
 
     async def _come(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
@@ -138,7 +150,7 @@ class Response:
             self._waiter = None
             if self._called:
                 self._called = False
-                COHORT.came(CohortStage.ANSWERED)
+                COHORT.arrive(CohortStage.ANSWERED)
 
     def _late(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -148,7 +160,7 @@ class Response:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
             self._called = True
-            COHORT.called(CohortStage.ANSWERED)
+            COHORT.expect(CohortStage.ANSWERED)
 
 
 def _nobody() -> None:
@@ -209,8 +221,8 @@ class HttpConnection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
 
-    def let_end(self, within_s: float) -> None:
-        """See `Response.let_end`."""
+    def detach(self, within_s: float) -> None:
+        """See `Response.detach`."""
         self._deaf = True
         self.resume()
         self._timer = asyncio.get_running_loop().call_later(within_s, self.close)
@@ -246,7 +258,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._waiting_bytes > _MOST_WAITING_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
-        response.heard()
+        response.last_received_s()
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.Protocol`."""
@@ -256,8 +268,8 @@ class HttpConnection(asyncio.Protocol):
         response = self._response
         if response is not None:
             if error is None and response.status and self._ends_with_connection(response):
-                self._response, response.ended = None, True
-                response.heard()
+                self._response, response.has_ended = None, True
+                response.last_received_s()
             else:
                 reason = "it closed the connection" if error is None else type(error).__name__
                 self._fail(reason)
@@ -297,7 +309,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _finish(self, response: Response) -> None:
         """The response is whole."""
-        self._response, response.ended, self._deaf = None, True, False
+        self._response, response.has_ended, self._deaf = None, True, False
         self._stop_timer()
         if self._surplus or not (self.open and self._keeps):
             self.close()
@@ -312,7 +324,7 @@ class HttpConnection(asyncio.Protocol):
         self._response = None
         if response is not None:
             response.failure = ResponseBroken(reason, untouched=not self._head_bytes)
-            response.heard()
+            response.last_received_s()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -111,7 +111,7 @@ class HostPool:
             if connection.open:
                 response = connection.send(request)
                 try:
-                    await response.begun(until_s)
+                    await response.wait_head(until_s)
                 except ResponseBroken as failure:
                     if not failure.untouched:
                         raise
@@ -123,7 +123,7 @@ class HostPool:
         async with asyncio.timeout_at(until_s):
             connection = await self._dial()
         response = connection.send(request)
-        await response.begun(until_s)
+        await response.wait_head(until_s)
         return response
 
     async def _dial(self) -> HttpConnection:
@@ -132,7 +132,7 @@ class HostPool:
             async with asyncio.timeout(self._connect_timeout_s):
                 if self._make_tls is not None and self._tls is None:
                     self._tls = self._make_tls()
-                addresses = await self._found(loop)
+                addresses = await self._acquire_idle(loop)
                 to: dict[str, Any] = {"ssl": self._tls, "server_hostname": None if self._tls is None else self._host}
                 if len(addresses) == 1 and addresses[0][0] == socket.AF_INET:
                     # The event loop's own way takes a third of the time.
@@ -157,9 +157,9 @@ class HostPool:
         return connection
 
     def _connection(self) -> HttpConnection:
-        return HttpConnection(self._let_go, self._connections.remove)
+        return HttpConnection(self._release, self._connections.remove)
 
-    async def _found(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:
+    async def _acquire_idle(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:
         """Where it is. Of many who ask at once, one looks."""
         async with self._looking_up:
             if not self._addresses or self._known_until_s < loop.time():
@@ -167,7 +167,7 @@ class HostPool:
                 self._known_until_s = loop.time() + _KNOWN_S
         return self._addresses
 
-    def _let_go(self, connection: HttpConnection) -> None:
+    def _release(self, connection: HttpConnection) -> None:
         """It has served, and can serve again."""
         loop = asyncio.get_running_loop()
         self._free.append((connection, loop.time()))

@@ -6,18 +6,18 @@ _FORBIDDEN = {*range(32), 127} - {9}
 """Bytes that no value may have: with them, a value could end its line and begin another header."""
 
 
-def head_of(method: str, target: str, headers: Mapping[str, str]) -> bytes:
-    """The lines of a head up to its last one, to which `request_of` adds what differs.
+def encode_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
+    """The lines of a head up to its last one, to which `encode_request` adds what differs.
 
     Raises:
         ValueError: A header cannot be sent.
     """
     lines = [f"{method} {target} HTTP/1.1".encode()]
-    lines += [line_of(name, value) for name, value in headers.items()]
+    lines += [encode_line(name, value) for name, value in headers.items()]
     return b"\r\n".join(lines) + b"\r\n"
 
 
-def line_of(name: str, value: str) -> bytes:
+def encode_line(name: str, value: str) -> bytes:
     """One header, without the end of its line.
 
     Raises:
@@ -29,12 +29,12 @@ def line_of(name: str, value: str) -> bytes:
     return raw
 
 
-def request_of(head: bytes, lines: list[bytes], body: bytes) -> bytes:
+def encode_request(head: bytes, lines: list[bytes], body: bytes) -> bytes:
     """A request with a body, in one piece.
 
     Args:
-        head: As `head_of` made it.
-        lines: Headers of this request alone, as `line_of` made them.
+        head: As `encode_head` made it.
+        lines: Headers of this request alone, as `encode_line` made them.
         body: What is sent.
     """
     return b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (head, b"\r\n".join(lines), len(body), body)

@@ -9,10 +9,10 @@ from maitred.core.answer import TextDelta
 from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.core.request import FinishReason
 from maitred.core.text_replica import TextBatch, TextRequest
-from maitred.replica.upstream.errors import ServerError, failure_of
+from maitred.replica.upstream.errors import ServerError, to_failure
 from maitred.replica.upstream.openai_stream import MOST_EVENT_BYTES, broken
 from maitred.wire.anthropic.answer import AnswerBroken, AnswerDelta, AnswerFailed, MessagesStreamParser
-from maitred.wire.anthropic.outbound import messages_of
+from maitred.wire.anthropic.outbound import to_messages
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.sse import SSEDecoder
 
@@ -21,14 +21,14 @@ DEFAULT_MAX_TOKENS = 4096
 
 
 def messages_body(request: TextRequest, model: str, parameters: Mapping[str, Any]) -> bytes:
-    """The body of the request; see `maitred.replica.upstream.request_body.body_of`."""
+    """The body of the request; see `maitred.replica.upstream.request_body.encode_body`."""
     if not request.chat:
         raise InvalidRequest("This model answers conversations only. Use /v1/chat/completions.", param="model")
     if request.given:
         raise Unsupported("The server that runs this model cannot go on with an answer that another one has begun.")
     chat = msgspec.convert(dict(request.fields), ChatRequest)
     max_tokens = request.max_tokens or parameters.get("max_tokens", DEFAULT_MAX_TOKENS)
-    asked = msgspec.to_builtins(messages_of(chat, model=model, max_tokens=max_tokens))
+    asked = msgspec.to_builtins(to_messages(chat, model=model, max_tokens=max_tokens))
     return msgspec.json.encode({**parameters, **asked})
 
 
@@ -66,15 +66,15 @@ class AnthropicStreamParser:
         except AnswerFailed as failure:
             if self.begun or parts:
                 raise broken(f"it reported an error: {str(failure)[:200]}") from None
-            raise failure_of(self._server, failure.status, ServerError(failure.message, failure.kind), None) from None
+            raise to_failure(self._server, failure.status, ServerError(failure.message, failure.kind), None) from None
         self.begun = self.begun or bool(parts)
-        self.whole = self._answer.complete
+        self.whole = self._answer.is_complete
         return TextBatch(parts, self._answer.usage if self.whole else None, len(parts), self.whole) if parts else None
 
     def ended(self) -> None:
         """The body has ended, as HTTP sees it; raises ReplicaLost if the answer has not."""
         try:
-            self._answer.ended()
+            self._answer.on_end()
         except AnswerBroken as failure:
             raise broken(str(failure)) from None
 

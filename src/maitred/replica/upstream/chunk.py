@@ -123,7 +123,7 @@ class UpstreamChunk(msgspec.Struct):
 _decoder = msgspec.json.Decoder(UpstreamChunk)
 
 
-def chunk_of(data: bytes) -> UpstreamChunk | None:
+def parse_chunk(data: bytes) -> UpstreamChunk | None:
     """Reads a chunk; None if it is none. What in it is no UTF-8 is replaced, as in every stream of events."""
     try:
         try:
@@ -134,7 +134,7 @@ def chunk_of(data: bytes) -> UpstreamChunk | None:
         return None
 
 
-def chunks_of(events: Sequence[bytes]) -> list[UpstreamChunk] | None:
+def parse_chunks(events: Sequence[bytes]) -> list[UpstreamChunk] | None:
     """Reads events in one call, a line each; without ``[DONE]``, if that is the last of several.
 
     Where a line begins with ``{`` and the one before ends with ``}``, no value can go on from one to the next, and with
@@ -156,7 +156,7 @@ def chunks_of(events: Sequence[bytes]) -> list[UpstreamChunk] | None:
     return chunks if len(chunks) == count else None
 
 
-def scores_of(logprobs: Logprobs | None, offset: int) -> list[TokenScore] | None:
+def parse_scores(logprobs: Logprobs | None, offset: int) -> list[TokenScore] | None:
     """One score per token; None if there are none.
 
     Args:

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from maitred.core.errors import ConfigInvalid
 from maitred.core.secret import Secret
-from maitred.replica.http.request_head import line_of
+from maitred.replica.http.request_head import encode_line
 from maitred.replica.upstream.address import Address
 from maitred.replica.upstream.dialects import DIALECTS, DialectName
 
@@ -131,7 +131,7 @@ def upstream_faults(upstreams: Sequence[UpstreamConfig], place: str) -> Iterator
                 yield f"{here}.headers", f"{header!r} is no name of a header. Use letters, digits and hyphens."
             else:
                 try:
-                    line_of(header, value)
+                    encode_line(header, value)
                 except ValueError as error:
                     yield f"{here}.headers", str(error)
 

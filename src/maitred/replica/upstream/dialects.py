@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from maitred.wire.anthropic.outbound import VERSION
+from maitred.wire.anthropic.outbound import API_VERSION
 
 _OPENAI_FIELDS = frozenset(
     {
@@ -72,7 +72,7 @@ class UpstreamDialect:
 
 _MODELS = "models"
 """The list of models, which every one has; with credentials it also tells whether these are good."""
-ANTHROPIC = UpstreamDialect(_MODELS, key_header="x-api-key", headers={"anthropic-version": VERSION})
+ANTHROPIC = UpstreamDialect(_MODELS, key_header="x-api-key", headers={"anthropic-version": API_VERSION})
 """Of all servers of the kind `anthropic`; what may be sent to them is decided in `maitred.wire.anthropic.outbound`."""
 
 

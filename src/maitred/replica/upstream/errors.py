@@ -74,7 +74,7 @@ def _read(fields: dict[str, object]) -> ServerError:
     )
 
 
-def failure_of(server: str, status: int, error: ServerError | None, retry_after_s: float | None) -> MaitredError:
+def to_failure(server: str, status: int, error: ServerError | None, retry_after_s: float | None) -> MaitredError:
     """What to raise for a refusal.
 
     Args:
@@ -85,7 +85,7 @@ def failure_of(server: str, status: int, error: ServerError | None, retry_after_
     """
     said = error.message[:_MOST_CHARACTERS] if error else ""
     if status in _AT_FAULT and error is not None:
-        return _fault_of(error)(said or "The server that runs this model refuses the request.", param=error.param)
+        return _parse_fault(error)(said or "The server that runs this model refuses the request.", param=error.param)
     log.warning("The upstream %s answered %d: %s", server, status, said or "no reason given")
     if status in (401, 403):
         return ReplicaUnavailable(
@@ -104,7 +104,7 @@ def failure_of(server: str, status: int, error: ServerError | None, retry_after_
     return ReplicaLost()
 
 
-def _fault_of(error: ServerError) -> type[InvalidRequest]:
+def _parse_fault(error: ServerError) -> type[InvalidRequest]:
     """What is wrong with the request."""
     text = f"{error.code} {error.message}".lower()
     if any(words in text for words in _WINDOW_WORDS):
@@ -112,7 +112,7 @@ def _fault_of(error: ServerError) -> type[InvalidRequest]:
     return ContentRefused if error.code.lower() in _POLICY_CODES else InvalidRequest
 
 
-def retry_after_of(retry_after_ms: str | None, retry_after: str | None) -> float | None:
+def parse_retry_after(retry_after_ms: str | None, retry_after: str | None) -> float | None:
     """Seconds, from the two headers that servers use; None if neither has a sound number."""
     for text, unit_s in ((retry_after_ms, 0.001), (retry_after, 1.0)):
         try:

@@ -34,12 +34,12 @@ class ExternalLoadTracker:
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
-        self._heard_s = _NEVER_S
+        self._reported_s = _NEVER_S
         self._last: tuple[float | None, float | None] = (None, None)
         self._ours = 0
         self._requests = self._waiting = 0.0
 
-    def heard(self, load: ServerLoad, ours: int, now_s: float) -> None:
+    def on_report(self, load: ServerLoad, ours: int, now_s: float) -> None:
         """A page was read.
 
         Args:
@@ -50,14 +50,14 @@ class ExternalLoadTracker:
         said = (load.running, load.waiting)
         if said == (None, None) or (said == self._last and ours != self._ours):
             return
-        self._heard_s, self._last, self._ours = now_s, said, ours
+        self._reported_s, self._last, self._ours = now_s, said, ours
         waiting = load.waiting or 0.0
         self._requests = max(0.0, (load.running or 0.0) + waiting - ours)
         self._waiting = min(waiting, self._requests)
 
     def at(self, now_s: float) -> ExternalLoad:
         """What it is known to have of others."""
-        return ExternalLoad(self._requests, self._waiting, max(0.0, now_s - self._heard_s - self._every_s))
+        return ExternalLoad(self._requests, self._waiting, max(0.0, now_s - self._reported_s - self._every_s))
 
 
 def load_in(text: str, gauges: LoadGauges) -> ServerLoad:

@@ -22,13 +22,13 @@ from maitred.replica.upstream.chunk import (
     ChunkDelta,
     UpstreamChunk,
     are_calls,
-    chunk_of,
-    chunks_of,
-    scores_of,
+    parse_chunk,
+    parse_chunks,
+    parse_scores,
 )
 from maitred.replica.upstream.dialects import UpstreamDialect
-from maitred.replica.upstream.errors import ServerError, error_in, failure_of
-from maitred.wire.sse import SseSplitter
+from maitred.replica.upstream.errors import ServerError, error_in, to_failure
+from maitred.wire.sse import SSESplitter
 
 MOST_EVENT_BYTES = 8 << 20
 """Of one event. The largest honest ones have log-probabilities for many tokens."""
@@ -94,7 +94,7 @@ class OpenAIStreamParser:
         self.whole = False
         self._server = server
         self._dialect = dialect
-        self._events = SseSplitter()
+        self._events = SSESplitter()
         self._unfinished = set(range(choices))
         self._choices = choices
         self._samples = samples
@@ -123,7 +123,7 @@ class OpenAIStreamParser:
         parts: list[TextDelta] = []
         usage, self._usage = self._usage, None
         before = self._chunks
-        chunks = chunks_of(events) if events and not self.whole else None
+        chunks = parse_chunks(events) if events and not self.whole else None
         if chunks is None:
             usage = self._take_each(events, parts) or usage
         else:
@@ -158,7 +158,7 @@ class OpenAIStreamParser:
         """Takes an event that only goes on with the text of an only choice, as most do; None: nothing was taken."""
         if not self.begun or self._choices != 1 or not self._unfinished:
             return None
-        chunk = chunk_of(event)
+        chunk = parse_chunk(event)
         text = None if chunk is None else chunk.plain_text()
         if chunk is None or text is None:
             return None
@@ -178,7 +178,7 @@ class OpenAIStreamParser:
             if event.strip() == b"[DONE]":
                 self._end()
             elif event.strip() != b"null":  # llama.cpp begins texts to continue with one, which says nothing
-                usage = self._take(chunk_of(event), event, parts) or usage
+                usage = self._take(parse_chunk(event), event, parts) or usage
         return usage
 
     def _take_all(
@@ -261,7 +261,7 @@ class OpenAIStreamParser:
             return None
         if index not in self._unfinished:
             raise broken(f"choice {index} went on after its end")
-        scores = scores_of(choice.logprobs, self._offsets[index])
+        scores = parse_scores(choice.logprobs, self._offsets[index])
         self._offsets[index] += len(text)
         if text or extra is not None:
             self._chunks += 1
@@ -287,7 +287,7 @@ class OpenAIStreamParser:
         """The request may be at fault only while nothing has come; afterwards, the answer has broken off."""
         if self.begun:
             return broken(f"it reported an error: {error.message[:200]}")
-        return failure_of(self._server, error.status or 502, error, None)
+        return to_failure(self._server, error.status or 502, error, None)
 
 
 def _together(own: Sequence[Usage], samples: int) -> Usage:

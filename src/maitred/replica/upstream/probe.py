@@ -42,15 +42,15 @@ class Probe:
 
     async def run(self) -> None:
         """Looks until it is cancelled."""
-        config, standing = self._upstream.config, self._upstream.standing
+        config, standing = self._upstream.config, self._upstream.status
         while True:
-            await self.look()
+            await self.check()
             await asyncio.sleep(config.probe_every_s if standing.up else min(config.probe_every_s, _DOWN_EVERY_S))
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """One look; what was seen is in the upstream's standing."""
         upstream = self._upstream
-        standing, was_up, reason = upstream.standing, upstream.standing.up, upstream.standing.reason
+        standing, was_up, reason = upstream.status, upstream.status.up, upstream.status.reason
         try:
             async with asyncio.timeout(upstream.config.probe_timeout_s):
                 async with self._upstream.get(upstream.dialect.health) as response:
@@ -58,32 +58,32 @@ class Probe:
                 if status == 200 and not self._asked_window:
                     await self._ask_window()
         except TimeoutError:
-            standing.missed(f"nothing within {upstream.config.probe_timeout_s:g} s")
+            standing.on_missed(f"nothing within {upstream.config.probe_timeout_s:g} s")
         except (ReplicaUnavailable, ReplicaLost) as error:
-            standing.missed(how_broken(error))
+            standing.on_missed(how_broken(error))
         except ResponseBroken as error:
-            standing.missed(f"it broke off ({error})")
+            standing.on_missed(f"it broke off ({error})")
         else:
             if status == 200:
-                standing.found()
+                standing.on_probe()
             elif status in (401, 403):
-                standing.missed(f"it does not accept our credential ({status})")
+                standing.on_missed(f"it does not accept our credential ({status})")
             else:
-                standing.missed(f"it answers {status}")
+                standing.on_missed(f"it answers {status}")
         if not standing.up and (was_up or standing.reason != reason):
             log.error("The upstream %s is away: %s.", upstream.name, standing.reason)
         elif standing.up and not was_up:
             log.info("The upstream %s is up.", upstream.name)
         if standing.up and upstream.dialect.gauges is not None:
-            await self._hear(upstream.dialect.gauges)
+            await self._read_metrics(upstream.dialect.gauges)
 
-    async def _hear(self, gauges: LoadGauges) -> None:
+    async def _read_metrics(self, gauges: LoadGauges) -> None:
         """Its load. Not to be told is no fault: what was told before grows old, and weighs less and less."""
         config = self._upstream.config
         broken = (TimeoutError, ReplicaUnavailable, ReplicaLost, ResponseBroken)
         with suppress(*broken):
             async with asyncio.timeout(min(config.probe_timeout_s, config.probe_every_s)):
-                self._upstream.tells(await self._ask_load(gauges))
+                self._upstream.reports(await self._ask_load(gauges))
 
     async def _ask_window(self) -> None:
         """The window, if the list of models has it. Not to know it is no fault."""

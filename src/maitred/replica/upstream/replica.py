@@ -23,15 +23,15 @@ from maitred.replica.health.config import HealthConfig
 from maitred.replica.health.peers import PoolHealth
 from maitred.replica.http.connection import Response, ResponseBroken
 from maitred.replica.http.pool import ConnectFailed, HostPool, OpenConnections
-from maitred.replica.http.request_head import head_of, line_of, request_of
+from maitred.replica.http.request_head import encode_head, encode_line, encode_request
 from maitred.replica.upstream.address import Address
 from maitred.replica.upstream.anthropic import AnthropicStreamParser, messages_body
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import ANTHROPIC, DIALECTS
-from maitred.replica.upstream.errors import error_in, failure_of, retry_after_of
+from maitred.replica.upstream.errors import error_in, parse_retry_after, to_failure
 from maitred.replica.upstream.external_load import ExternalLoadTracker, ServerLoad
 from maitred.replica.upstream.openai_stream import OpenAIStreamParser, StreamParser, broken, how_broken
-from maitred.replica.upstream.request_body import body_of
+from maitred.replica.upstream.request_body import encode_body
 from maitred.replica.upstream.status import UpstreamStatus
 from maitred.replica.upstream.stream import UpstreamStream
 
@@ -61,7 +61,7 @@ class UpstreamCall:
 
     async def __aenter__(self) -> UpstreamStream:
         upstream, config = self._upstream, self._upstream.config
-        attempt = self._attempt = upstream.standing.begin()
+        attempt = self._attempt = upstream.status.start_attempt()
         upstream.open_streams += 1
         try:
             path, body = self._written()
@@ -77,7 +77,7 @@ class UpstreamCall:
                 begin_s=begin_s,
                 idle_s=config.idle_timeout_s,
                 total_s=total_s,
-                begun=partial(upstream.standing.answered, attempt),
+                begun=partial(upstream.status.on_answered, attempt),
             )
         except BaseException as error:
             self._over(error)
@@ -102,7 +102,7 @@ class UpstreamCall:
         elif isinstance(error, ReplicaUnavailable) and not isinstance(error, ReplicaBusy):
             outcome = AttemptOutcome.FAILURE
         self._upstream.open_streams -= 1
-        self._upstream.standing.ended(self._attempt, outcome)
+        self._upstream.status.on_end(self._attempt, outcome)
 
     def _written(self) -> tuple[str, bytes]:
         """Where the request goes, and how it is written there."""
@@ -114,16 +114,16 @@ class UpstreamCall:
         samples = int(request.fields.get("n") or 1)
         self._reader = OpenAIStreamParser(upstream.name, request.choices, upstream.dialect, samples)
         path = "chat/completions" if request.chat else "completions"
-        return path, body_of(request, upstream.dialect, model, parameters)
+        return path, encode_body(request, upstream.dialect, model, parameters)
 
     async def _ask(self, path: str, body: bytes, begin_s: float) -> Response:
         """Sends the request; the response, when its head is there."""
         upstream, request = self._upstream, self._request
-        lines = [line_of("x-request-id", request.id)]
+        lines = [encode_line("x-request-id", request.id)]
         if request.trace is not None:
-            lines += [line_of(name, value) for name, value in request.trace.headers().items()]
+            lines += [encode_line(name, value) for name, value in request.trace.headers().items()]
         try:
-            return await upstream.line.ask(request_of(upstream.head("POST", path), lines, body), until_s=begin_s)
+            return await upstream.line.ask(encode_request(upstream.head("POST", path), lines, body), until_s=begin_s)
         except TimeoutError:
             log.warning(
                 "The upstream %s gave no answer within %g s.", upstream.name, upstream.config.first_part_timeout_s
@@ -149,9 +149,9 @@ class UpstreamCall:
             error = error_in(msgspec.json.decode(body))
         if response.status != 200:
             told = [headers.get(header, b"").decode("latin-1") for header in (b"retry-after-ms", b"retry-after")]
-            return failure_of(name, response.status, error, retry_after_of(*told))
+            return to_failure(name, response.status, error, parse_retry_after(*told))
         if error is not None:
-            return failure_of(name, error.status or 502, error, None)
+            return to_failure(name, error.status or 502, error, None)
         if not body:
             return broken("it sent nothing")
         kind = _media_type(headers.get(b"content-type", b"")).decode("latin-1")
@@ -175,10 +175,10 @@ class UpstreamReplica:
         name: What ledger and log call it.
         model: What it calls the model.
         address: Where it is.
-        standing: Whether it is there, and how well it does.
+        status: Whether it is there, and how well it does.
         window_tokens: Its own word for `context_tokens`, once it has said it.
         reported: What it said last of its own load.
-        open_streams: Contexts of `relay` that have not been left. 0 when nothing leaks.
+        open_streams: Contexts of `send` that have not been left. 0 when nothing leaks.
         settings: All that it was made from; equal ones make the same.
     """
 
@@ -198,15 +198,15 @@ class UpstreamReplica:
         self.address = Address(config.url)
         self.name = config.name or self.address.host_and_port
         self.dialect = ANTHROPIC if config.kind == "anthropic" else DIALECTS[config.dialect]
-        known = None if before is None else before.standing
-        self.standing: UpstreamStatus = known or UpstreamStatus(self.name, config.probe_every_s, health, peers)
+        known = None if before is None else before.status
+        self.status: UpstreamStatus = known or UpstreamStatus(self.name, config.probe_every_s, health, peers)
         self.window_tokens: int | None = None if before is None else before.window_tokens
         self.reported = ServerLoad()
         self._grapevine = ExternalLoadTracker(config.probe_every_s)
         self.open_streams = 0
         self.model = config.model or model
         provider = config.kind if config.kind == "anthropic" else config.dialect
-        self._whereabouts: Mapping[str, str | int] = {
+        self._location: Mapping[str, str | int] = {
             "provider": provider,
             "host": self.address.host,
             "port": self.address.port,
@@ -233,13 +233,13 @@ class UpstreamReplica:
 
     def card(self) -> ModelCard:
         """See `core.ports.Host`."""
-        self.standing.check()
+        self.status.check()
         window = self._declared_tokens or self.window_tokens or UNKNOWN_WINDOW_TOKENS
         if self._card is None or self._card.context_tokens != window:
-            self._card = self._card_of(window)
+            self._card = self._make_card(window)
         return self._card
 
-    def _card_of(self, window: int) -> ModelCard:
+    def _make_card(self, window: int) -> ModelCard:
         return ModelCard(
             name=self.model,
             context_tokens=window,
@@ -261,34 +261,34 @@ class UpstreamReplica:
         """See `core.ports.Host`; empty, since what such servers say of themselves is too old to release requests by."""
         return _NO_REPORT
 
-    def tells(self, load: ServerLoad) -> None:
+    def reports(self, load: ServerLoad) -> None:
         """It was asked for its load."""
         self.reported = load
-        self._grapevine.heard(load, self.open_streams, time.monotonic())
+        self._grapevine.on_report(load, self.open_streams, time.monotonic())
 
-    def hearsay(self, now_s: float) -> ExternalLoad:
+    def external_load(self, now_s: float) -> ExternalLoad:
         """What it has to do for others, by its own word; `now_s` is monotonic."""
         return self._grapevine.at(now_s)
 
-    def unheard(self) -> int:
+    def unreported(self) -> int:
         """See `core.ports.Host`."""
         return self.open_streams
 
     @property
-    def whereabouts(self) -> Mapping[str, str | int]:
+    def location(self) -> Mapping[str, str | int]:
         """See `core.relay.TextReplica`."""
-        return self._whereabouts
+        return self._location
 
     @property
     def weight(self) -> float:
         """See `core.ports.Host`."""
-        return self.standing.weight
+        return self.status.weight
 
-    def watch(self, listener: Callable[[], None]) -> None:
+    def on_change(self, listener: Callable[[], None]) -> None:
         """See `core.ports.Host`."""
-        self.standing.watch(listener)
+        self.status.on_change(listener)
 
-    def relay(self, request: TextRequest) -> UpstreamCall:
+    def send(self, request: TextRequest) -> UpstreamCall:
         """See `core.relay.TextReplica`."""
         return UpstreamCall(self, request)
 
@@ -316,9 +316,9 @@ class UpstreamReplica:
         """What it means that no response has come; nobody is sent to a server that cannot be reached."""
         if isinstance(error, ResponseBroken):
             return broken(f"it gave no answer ({error})")
-        self.standing.missed(f"it cannot be reached ({error})")
+        self.status.on_missed(f"it cannot be reached ({error})")
         unavailable = ReplicaUnavailable(retry_after_s=self.config.probe_every_s)
-        unavailable.add_note(self.standing.reason)
+        unavailable.add_note(self.status.reason)
         return unavailable
 
     def head(self, method: str, path: str) -> bytes:
@@ -327,7 +327,7 @@ class UpstreamReplica:
         if head is None:
             kinds = {"content-type": "application/json", "accept": "text/event-stream"} if method == "POST" else {}
             headers = {"host": self.address.host_and_port, **self._fixed_headers, **kinds}
-            head = self._heads[method, path] = head_of(method, self.address.target(path), headers)
+            head = self._heads[method, path] = encode_head(method, self.address.target(path), headers)
         return head
 
     def _headers(self) -> dict[str, str]:

@@ -24,7 +24,7 @@ _HARMLESS: Mapping[str, Any] = {"n": 1, "logprobs": False}
 """Values that ask for nothing."""
 
 
-def body_of(request: TextRequest, dialect: UpstreamDialect, model: str, parameters: Mapping[str, Any]) -> bytes:
+def encode_body(request: TextRequest, dialect: UpstreamDialect, model: str, parameters: Mapping[str, Any]) -> bytes:
     """The body of the request. It always asks for a stream: a server that dies is noticed, and so is one that stalls.
 
     Args:

@@ -31,7 +31,7 @@ class UpstreamStatus:
     Attributes:
         up: Whether the last look found it.
         reason: Why not.
-        duty: What an operator has said of it.
+        admin_state: What an operator has said of it.
         health: What its requests have met.
     """
 
@@ -48,8 +48,8 @@ class UpstreamStatus:
         self.up = False
         self.reason = "nobody has looked yet"
         self._config = health or HealthConfig()
-        self.duty = AdminState()
-        self.health = ReplicaHealth(server, self._config, draw, lambda: not (self.up and self.duty.serving))
+        self.admin_state = AdminState()
+        self.health = ReplicaHealth(server, self._config, draw, lambda: not (self.up and self.admin_state.serving))
         self._peers = peers or PoolHealth(self._config.outliers, [])
         self._peers.join(self.health)
         self._retry_after_s = retry_after_s
@@ -58,12 +58,12 @@ class UpstreamStatus:
         self._seen = False
         self._listeners: list[Callable[[], None]] = []
 
-    def adopt(self, retry_after_s: float, health: HealthConfig) -> None:
+    def reconfigure(self, retry_after_s: float, health: HealthConfig) -> None:
         """Goes by these settings from now on, and by what it knows of the server."""
         self._retry_after_s = retry_after_s
         self._config = health
-        self.health.adopt(health)
-        self._peers.adopt(health.outliers)
+        self.health.reconfigure(health)
+        self._peers.reconfigure(health.outliers)
 
     def join(self, peers: PoolHealth) -> None:
         """The server is one of these from now on."""
@@ -72,7 +72,7 @@ class UpstreamStatus:
             self._peers = peers
             peers.join(self.health)
 
-    def watch(self, listener: Callable[[], None]) -> None:
+    def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` whenever it changes by news, not by time alone. For good."""
         self._listeners.append(listener)
 
@@ -90,7 +90,7 @@ class UpstreamStatus:
     def weight(self) -> float:
         """The part of its load that it should have, above 0."""
         now_s, config = self._clock(), self._config
-        back_s = max(self._back_s, self.duty.serving_since_s)
+        back_s = max(self._back_s, self.admin_state.serving_since_s)
         back = slow_start(now_s - back_s, config.slow_start_s, config.slow_start_least)
         return min(back, self._peers.verdict(self.health.name, now_s).weight) or config.slow_start_least
 
@@ -101,52 +101,52 @@ class UpstreamStatus:
 
     # --- what looks find ---
 
-    def found(self) -> None:
+    def on_probe(self) -> None:
         """A look found it ready."""
         if not self.up and self._seen:
             self._back_s = self._clock()
         self._seen = True
         self._set(up=True, reason="")
 
-    def missed(self, reason: str) -> None:
+    def on_missed(self, reason: str) -> None:
         """A look did not find it ready, or a request could not even connect."""
         self._set(up=False, reason=reason)
 
     # --- what requests meet ---
 
-    def begin(self) -> BreakerAttempt:
+    def start_attempt(self) -> BreakerAttempt:
         """A request on its way there, which must be given to `ended`.
 
         Raises:
             ReplicaUnavailable: It gets none now.
         """
-        attempt = self._peers.begin(self.health.name, self._clock()) if self.up else None
+        attempt = self._peers.start_attempt(self.health.name, self._clock()) if self.up else None
         if attempt is None:
             raise ReplicaUnavailable(retry_after_s=self._retry_after_s)
         if attempt.probe:
-            self._tell()
+            self._notify()
         return attempt
 
-    def answered(self, attempt: BreakerAttempt) -> None:
+    def on_answered(self, attempt: BreakerAttempt) -> None:
         """The first part of its answer came."""
         self.health.answered(attempt, self._clock())
         if attempt.probe:
-            self._tell()
+            self._notify()
 
-    def ended(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:
+    def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:
         """It is over."""
         now_s = self._clock()
-        self.health.ended(attempt, outcome, now_s)
+        self.health.on_end(attempt, outcome, now_s)
         ejected = self._peers.sweep(now_s)
         if attempt.probe or ejected or not self.health.breaker.closed:
-            self._tell()
+            self._notify()
 
     def _set(self, *, up: bool, reason: str) -> None:
         changed = up != self.up
         self.up, self.reason = up, reason
         if changed:
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in self._listeners:
             listener()

@@ -65,7 +65,7 @@ class UpstreamStream:
         self._stop_timer()
         self._pour = None
         if self._reader.whole:
-            self._response.let_end(_REST_S)
+            self._response.detach(_REST_S)
         else:
             self._response.close()
 
@@ -73,7 +73,7 @@ class UpstreamStream:
         return self
 
     async def __anext__(self) -> TextBatch:
-        batch = self._news()
+        batch = self._read()
         if batch is None and not self._reader.whole:
             batch = await self._wait()
         if batch is None:
@@ -84,7 +84,7 @@ class UpstreamStream:
         waiter = self._waiter = self._loop.create_future()
         now_s = self._waits_since_s = self._loop.time()
         if self._timer is None:
-            self._timer = self._loop.call_at(self._until_s(now_s), self._look)
+            self._timer = self._loop.call_at(self._until_s(now_s), self._check_late)
         try:
             batch: TextBatch | None = await waiter
         finally:
@@ -97,7 +97,7 @@ class UpstreamStream:
         if waiter is None or waiter.done():
             return
         try:
-            batch = self._news()
+            batch = self._read()
             told = self._reader.whole or (batch is not None and not self._poured(batch))
         except Exception as failure:  # raised where it is read
             waiter.set_exception(failure)
@@ -109,10 +109,10 @@ class UpstreamStream:
 
     def _poured(self, batch: TextBatch) -> bool:
         """Whether it has gone out. What has been read to its end is for the reader, who finds out what that means."""
-        over = self._response.ended or self._response.failure is not None
+        over = self._response.has_ended or self._response.failure is not None
         return self._pour is not None and not over and self._pour(batch)
 
-    def _news(self) -> TextBatch | None:
+    def _read(self) -> TextBatch | None:
         """What has come; None if nothing of the answer has, or it is over.
 
         Raises:
@@ -124,7 +124,7 @@ class UpstreamStream:
             return None
         batch = reader.feed(data) if (data := response.take()) else None
         if batch is None and not reader.whole:
-            if response.ended:
+            if response.has_ended:
                 reader.ended()
             elif response.failure is not None:
                 raise broken(f"the connection broke ({response.failure})")
@@ -138,7 +138,7 @@ class UpstreamStream:
         """When a wait has lasted too long."""
         return min(since_s + self._idle_s, self._total_s) if self._reader.begun else self._begin_s
 
-    def _look(self) -> None:
+    def _check_late(self) -> None:
         self._timer = None
         waiter = self._waiter
         if waiter is None or waiter.done():
@@ -147,7 +147,7 @@ class UpstreamStream:
         if until_s <= self._loop.time():
             waiter.set_exception(self._late(until_s))
         else:
-            self._timer = self._loop.call_at(until_s, self._look)
+            self._timer = self._loop.call_at(until_s, self._check_late)
 
     def _late(self, until_s: float) -> ReplicaLost:
         if not self._reader.begun:

@@ -10,7 +10,7 @@ TAIL_CHARACTERS = 500
 millisecond."""
 
 
-def text_of(prompt: Prompt) -> str | None:
+def prompt_text(prompt: Prompt) -> str | None:
     """The text of a prompt, or of the last thing that a person said in a conversation; shortened.
 
     None: there is none that could be read, such as in token ids, or where only an image was sent.
@@ -19,7 +19,7 @@ def text_of(prompt: Prompt) -> str | None:
         case str():
             text = prompt
         case Conversation():
-            text = _last_said(prompt.messages)
+            text = _last_message(prompt.messages)
         case _:
             return None
     if len(text) > HEAD_CHARACTERS + TAIL_CHARACTERS:
@@ -27,7 +27,7 @@ def text_of(prompt: Prompt) -> str | None:
     return text if text.strip() else None
 
 
-def _last_said(messages: list[dict[str, Any]]) -> str:
+def _last_message(messages: list[dict[str, Any]]) -> str:
     content = next((each.get("content") for each in reversed(messages) if each.get("role") == "user"), None)
     if isinstance(content, list):
         parts = (part.get("text") for part in content if isinstance(part, dict))

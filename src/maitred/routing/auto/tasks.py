@@ -47,7 +47,7 @@ _WANTS_FIELDS = re.compile(
 )
 
 
-def task_of(text: str, *, has_schema: bool = False) -> Task:
+def detect_task(text: str, *, has_schema: bool = False) -> Task:
     """The kind of work.
 
     Args:

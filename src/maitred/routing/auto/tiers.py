@@ -13,8 +13,8 @@ from pathlib import Path
 
 from maitred.core.answer import InferenceRequest
 from maitred.routing.auto.config import AutoConfig
-from maitred.routing.auto.prompt import text_of
-from maitred.routing.auto.tasks import Task, task_of
+from maitred.routing.auto.prompt import prompt_text
+from maitred.routing.auto.tasks import Task, detect_task
 from maitred.routing.complexity import ComplexityModel
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "bundled" / "complexity-surface.json"
@@ -74,23 +74,23 @@ class AutoModel:
         """Of all models, each once."""
         return list(dict.fromkeys([*self._names.values(), *self._tasks.values()]))
 
-    def preference(self, ask: InferenceRequest | None = None) -> TierPreference:
+    def preference(self, request: InferenceRequest | None = None) -> TierPreference:
         """The models for a request. Of several prompts in one request the first counts.
 
         Args:
-            ask: The request; None: before there is any.
+            request: The request; None: before there is any.
         """
-        text = None if ask is None else text_of(ask.prompts[0])
-        if ask is None or text is None:
-            return self._of(ModelTier.MEDIUM, None)
+        text = None if request is None else prompt_text(request.prompts[0])
+        if request is None or text is None:
+            return self._order_for(ModelTier.MEDIUM, None)
         score = self._model.score(text, b"")
         size = ModelTier.SMALL
         if score >= self._medium_from:
             size = ModelTier.LARGE if score >= self._large_from else ModelTier.MEDIUM
-        task = task_of(text, has_schema=not _SCHEMAS.isdisjoint(ask.needs)) if self._tasks else None
-        return self._of(size, score, task)
+        task = detect_task(text, has_schema=not _SCHEMAS.isdisjoint(request.needs)) if self._tasks else None
+        return self._order_for(size, score, task)
 
-    def _of(self, size: ModelTier, score: float | None, task: Task | None = None) -> TierPreference:
+    def _order_for(self, size: ModelTier, score: float | None, task: Task | None = None) -> TierPreference:
         place = _SIZES.index(size)
         sizes = tuple(self._names.values())
         upward, downward = sizes[place:], sizes[:place][::-1]

@@ -9,7 +9,7 @@ from maitred.core.balance import ReplicaCandidate
 _RANGE = 2.0**64
 
 
-def home_of(session: str, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
+def session_replica(session: str, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
     """The candidate where a session is at home.
 
     Rendezvous hashing (Thaler and Ravishankar, 1998): every pair of session and replica has a number that looks random,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from maitred.core.balance import LoadBalancer, PlacementRequest, ReplicaCandidate
 from maitred.core.flow import ServiceWeights
-from maitred.routing.balance.affinity import home_of
+from maitred.routing.balance.affinity import session_replica
 from maitred.routing.balance.bounded_load import LoadBound
 from maitred.routing.balance.by_load import LeastRequests, LeastTokens, PowerOfTwo
 from maitred.routing.balance.config import BalanceConfig, PolicyName
@@ -45,11 +45,11 @@ class Balancer:
             raise ValueError("there is no replica to choose")
         within = self._bound.within(inquiry, open_ones) if self._bound is not None else open_ones
         if self._affinity and inquiry.session is not None:
-            chosen = home_of(inquiry.session, within)
+            chosen = session_replica(inquiry.session, within)
         else:
             chosen = self._policy.choose(inquiry, within)
         if self._bound is not None:
-            self._bound.placed(inquiry, chosen, open_ones)
+            self._bound.on_dispatch(inquiry, chosen, open_ones)
         return chosen
 
 

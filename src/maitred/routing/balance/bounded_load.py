@@ -42,14 +42,14 @@ class LoadBound:
         self._loads = loads
         self._given: dict[str, float] = {}
 
-    def load_of(self, candidate: ReplicaCandidate) -> float:
+    def load(self, candidate: ReplicaCandidate) -> float:
         """Its load; see the module."""
-        return max(self._given.get(candidate.name, 0.0), self._loads.of(candidate))
+        return max(self._given.get(candidate.name, 0.0), self._loads.load(candidate))
 
     def within(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> list[ReplicaCandidate]:
         """Those that may take the request; at least one."""
-        self._welcome(candidates)
-        loads = [self.load_of(candidate) for candidate in candidates]
+        self._admits(candidates)
+        loads = [self.load(candidate) for candidate in candidates]
         added = [self._loads.added(inquiry, candidate) for candidate in candidates]
         total = sum(loads)
         weights = sum(candidate.weight for candidate in candidates)
@@ -57,22 +57,22 @@ class LoadBound:
         within = [
             candidate
             for candidate, own, relative in zip(candidates, added, after, strict=True)
-            if relative <= self._factor * (total + own) / weights or self._loads.of(candidate) <= 0
+            if relative <= self._factor * (total + own) / weights or self._loads.load(candidate) <= 0
         ]
         least = min(after)
         return within or [each for each, relative in zip(candidates, after, strict=True) if relative <= least]
 
-    def placed(
+    def on_dispatch(
         self, inquiry: PlacementRequest, chosen: ReplicaCandidate, candidates: Sequence[ReplicaCandidate]
     ) -> None:
         """The request goes to one of them."""
-        self._welcome(candidates)
+        self._admits(candidates)
         fade = 1.0 - 1.0 / (_MEMORY * len(candidates))
         for candidate in candidates:
             self._given[candidate.name] *= fade
         self._given[chosen.name] += self._loads.added(inquiry, chosen)
 
-    def _welcome(self, candidates: Sequence[ReplicaCandidate]) -> None:
+    def _admits(self, candidates: Sequence[ReplicaCandidate]) -> None:
         """Those who are new get an account."""
         known = [candidate for candidate in candidates if candidate.name in self._given]
         if len(known) == len(candidates):

@@ -11,13 +11,13 @@ class LeastRequests:
     """Where the fewest requests are, by weight."""
 
     def __init__(self) -> None:
-        self._turns = RoundRobinOrder()
+        self._order = RoundRobinOrder()
 
     def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
         """See `core.balance.Balance`."""
         # The request itself is counted, so that of idle replicas the one with the greater weight comes first.
-        least = self._turns.least(candidates, lambda candidate: (candidate.requests + 1) / candidate.weight)
-        return self._turns.took(least, len(candidates))
+        least = self._order.least(candidates, lambda candidate: (candidate.requests + 1) / candidate.weight)
+        return self._order.on_chosen(least, len(candidates))
 
 
 class LeastTokens:
@@ -29,12 +29,12 @@ class LeastTokens:
 
     def __init__(self, loads: ReplicaLoads) -> None:
         self._loads = loads
-        self._turns = RoundRobinOrder()
+        self._order = RoundRobinOrder()
 
     def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
         """See `core.balance.Balance`."""
-        least = self._turns.least(candidates, self._loads.relative)
-        return self._turns.took(least, len(candidates))
+        least = self._order.least(candidates, self._loads.relative)
+        return self._order.on_chosen(least, len(candidates))
 
 
 class PowerOfTwo:

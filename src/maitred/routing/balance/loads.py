@@ -18,17 +18,17 @@ class ReplicaLoads:
     def __init__(self, weights: ServiceWeights) -> None:
         self._weights = weights
 
-    def of(self, candidate: ReplicaCandidate) -> float:
+    def load(self, candidate: ReplicaCandidate) -> float:
         """The service that is outstanding there."""
         return self._weights.prompt * candidate.prompt_tokens + self._weights.output * candidate.output_tokens
 
     def relative(self, candidate: ReplicaCandidate) -> float:
         """The same by weight."""
-        return self.of(candidate) / candidate.weight
+        return self.load(candidate) / candidate.weight
 
     def added(self, inquiry: PlacementRequest, candidate: ReplicaCandidate) -> float:
         """What the request would add to it there: less where its prompt is held."""
         weights = self._weights
-        held = min(candidate.held_tokens, inquiry.prompt_tokens)
+        held = min(candidate.cached_tokens, inquiry.prompt_tokens)
         fresh = inquiry.prompt_tokens - held
         return weights.prompt * fresh + weights.cached * held + weights.output * inquiry.output_tokens

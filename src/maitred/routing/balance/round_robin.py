@@ -13,13 +13,13 @@ class RoundRobinOrder:
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
-        self._turn = 0
+        self._next_number = 0
 
-    def took(self, candidate: ReplicaCandidate, among: int) -> ReplicaCandidate:
+    def on_chosen(self, candidate: ReplicaCandidate, among: int) -> ReplicaCandidate:
         """It was chosen, of so many."""
-        self._turn += 1
+        self._next_number += 1
         self._last.pop(candidate.name, None)
-        self._last[candidate.name] = self._turn
+        self._last[candidate.name] = self._next_number
         while len(self._last) > 2 * among + _LITTER:
             del self._last[next(iter(self._last))]
         return candidate
@@ -35,11 +35,11 @@ class RoundRobin:
     """Each in its turn: whoever was chosen longest ago. It needs no fixed list, so replicas may come and go."""
 
     def __init__(self) -> None:
-        self._turns = RoundRobinOrder()
+        self._order = RoundRobinOrder()
 
     def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
         """See `core.balance.Balance`."""
-        return self._turns.took(self._turns.least(candidates, lambda _: 0.0), len(candidates))
+        return self._order.on_chosen(self._order.least(candidates, lambda _: 0.0), len(candidates))
 
 
 class WeightedRoundRobin:

@@ -31,14 +31,14 @@ class PredictedTtft:
     def __init__(self, loads: ReplicaLoads, recompute_price: float) -> None:
         self._loads = loads
         self._recompute_price = recompute_price
-        self._turns = RoundRobinOrder()
+        self._order = RoundRobinOrder()
 
     def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
         """See `core.balance.Balance`."""
         costs = self._costs(inquiry, candidates)
         limit = _ALIKE * min(costs)
         alike = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost <= limit]
-        return self._turns.took(self._turns.least(alike, self._loads.relative), len(candidates))
+        return self._order.on_chosen(self._order.least(alike, self._loads.relative), len(candidates))
 
     def _costs(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> list[float]:
         """Wait and priced work at each, by weight; in seconds, or in tokens."""
@@ -51,6 +51,7 @@ class PredictedTtft:
         if len(seconds) == len(candidates):
             return seconds
         return [
-            (candidate.prompt_tokens + price * max(0, inquiry.prompt_tokens - candidate.held_tokens)) / candidate.weight
+            (candidate.prompt_tokens + price * max(0, inquiry.prompt_tokens - candidate.cached_tokens))
+            / candidate.weight
             for candidate in candidates
         ]

@@ -38,7 +38,7 @@ class ChoiceText:
     logprobs: list[float] = field(default_factory=list)
 
 
-def said_in(parts: Iterable[TextDelta]) -> list[ChoiceText]:
+def choice_texts(parts: Iterable[TextDelta]) -> list[ChoiceText]:
     """The choices that these parts make, in their order."""
     choices: dict[int, ChoiceText] = {}
     texts: dict[int, list[str]] = {}

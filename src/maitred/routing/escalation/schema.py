@@ -19,7 +19,7 @@ class SchemaResult(Enum):
     """The schema is none, names another that is not in it, or takes too long."""
 
 
-def verdict_on(schema: Any, text: str) -> SchemaResult:  # noqa: ANN401 - whatever the caller sent
+def check_schema(schema: Any, text: str) -> SchemaResult:  # noqa: ANN401 - whatever the caller sent
     """Checks a text. Nothing is ever fetched: a schema that points elsewhere cannot be judged by."""
     # The gateway knows verdicts, and its start need not wait for what only the process that finds them needs.
     from jsonschema import Draft202012Validator

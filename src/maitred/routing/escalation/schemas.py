@@ -30,7 +30,7 @@ class Schemas:
     def __init__(self, check_s: float = _CHECK_S, *, waits: bool = False) -> None:
         self._check_s = check_s
         self._waits = waits
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._process: Process | None = None
 
     async def __aenter__(self) -> Self:
@@ -50,7 +50,7 @@ class Schemas:
         if len(question) > _MOST_BYTES:
             return SchemaResult.UNKNOWN
         try:
-            async with asyncio.timeout(_PATIENCE_S), self._turn:
+            async with asyncio.timeout(_PATIENCE_S), self._lock:
                 return await self._ask(question)
         except TimeoutError:
             return SchemaResult.UNKNOWN

@@ -10,7 +10,7 @@ import sys
 
 import msgspec
 
-from maitred.routing.escalation.schema import SchemaResult, verdict_on
+from maitred.routing.escalation.schema import SchemaResult, check_schema
 
 READY = b"!"
 LENGTH_BYTES = 4
@@ -34,7 +34,7 @@ def main() -> None:
 def _answer(question: bytes) -> bytes:
     try:
         schema, text = msgspec.msgpack.decode(question)
-        return bytes(verdict_on(schema, text).value)
+        return bytes(check_schema(schema, text).value)
     except MemoryError:
         return bytes(SchemaResult.UNKNOWN.value)
 

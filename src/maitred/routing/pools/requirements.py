@@ -34,7 +34,7 @@ class ExcludedPool(Struct, frozen=True):
     """A pool that may not serve a request."""
 
     pool: str
-    ground: ExclusionReason
+    reason: ExclusionReason
     why: str
     """As the end of a sentence that begins with the pool's name."""
 

@@ -50,7 +50,7 @@ class TargetReason(StrEnum):
     CONTENT_POLICY = "content_policy"
 
 
-Place = tuple[str, str | None]
+TargetPosition = tuple[str, str | None]
 """A pool, and what its servers are asked for."""
 _RANKS: tuple[tuple[tuple[type[MaitredError], ...], TargetReason], ...] = (
     ((ContentRefused,), TargetReason.CONTENT_POLICY),
@@ -92,12 +92,12 @@ class Routes:
         self.names = ModelNames(config)
         self._config = config
 
-    def way(self, needs: RequestRequirements) -> "RoutePlan | None":
+    def route_plan(self, needs: RequestRequirements) -> "RoutePlan | None":
         """The way of a request; None: the table has no such name, or none that is open to the caller."""
-        road = self.road(needs)
+        road = self.cached_route(needs)
         return None if road is None else RoutePlan(road)
 
-    def road(self, needs: RequestRequirements) -> "CachedRoute | None":
+    def cached_route(self, needs: RequestRequirements) -> "CachedRoute | None":
         """The same for all requests with these needs."""
         found = self.names.find(needs.model)
         if found is None or not is_open(needs.model, found, needs):
@@ -105,8 +105,8 @@ class Routes:
         fallback = self._config.fallbacks.get(found.name, _NO_FALLBACK)
         return CachedRoute(self._config, self.names, needs, found, fallback)
 
-    def way_by_preference(
-        self, needs: RequestRequirements, preference: TierPreference, tried: Set[Place] = frozenset()
+    def route_by_preference(
+        self, needs: RequestRequirements, preference: TierPreference, tried: Set[TargetPosition] = frozenset()
     ) -> "RoutePlan | None":
         """The way of a request whose model is chosen here; None: the name, or all behind it, are closed to the caller.
 
@@ -137,15 +137,15 @@ class Routes:
         chosen = ModelSelection(name, found.key, preference.reason, preference.score)
         return RoutePlan(CachedRoute(self._config, self.names, needs, found, fallback), chosen, tried)
 
-    def way_upward(
-        self, needs: RequestRequirements, preference: TierPreference, way: "RoutePlan"
+    def route_to_larger(
+        self, needs: RequestRequirements, preference: TierPreference, route_plan: "RoutePlan"
     ) -> "RoutePlan | None":
         """The way of a request whose answer is not good enough, to those that are larger than whoever gave it.
 
         Args:
             needs: The request.
             preference: The models that were chosen from.
-            way: Where it has been.
+            route_plan: Where it has been.
 
         Returns:
             None: there is none that is larger, open to the caller and within the bounds.
@@ -153,20 +153,20 @@ class Routes:
         # Of one that stands for two sizes, the larger counts; what is none of them is followed by those of the score.
         sizes = preference.sizes
         for place, name in reversed([*enumerate(sizes)]):
-            if (found := self.names.find(name)) is not None and way.last in found.targets:
+            if (found := self.names.find(name)) is not None and route_plan.last in found.targets:
                 upward = sizes[place + 1 :]
                 break
         else:
             upward = preference.upward[1:]
-        tried = way.tried
+        tried = route_plan.tried
         fresh = {
             name: found
             for name, found in self._open(upward, needs).items()
             if self._is_within(found, needs) and not tried.issuperset(found.targets)
         }
-        return self.way_by_preference(needs, replace(preference, upward=(*fresh,), downward=()), tried)
+        return self.route_by_preference(needs, replace(preference, upward=(*fresh,), downward=()), tried)
 
-    def way_by_rollout(self, needs: RequestRequirements, fork: VersionSplit) -> "RoutePlan | None":
+    def route_by_rollout(self, needs: RequestRequirements, fork: VersionSplit) -> "RoutePlan | None":
         """The way of a request to a name with a rollout; None: both versions are closed to the caller.
 
         Who may use the name may use what is behind it. A request that may go to one of them only goes there, whichever
@@ -186,14 +186,14 @@ class Routes:
         version = fork.version if fork.version in fitting else next(iter(fitting or opened))
         chains = (self._config.fallbacks.get(name) for name in (fork.name, opened[version].name, fork.stable))
         fallback = next((chain for chain in chains if chain is not None), _NO_FALLBACK)
-        way = RoutePlan(CachedRoute(self._config, self.names, needs, opened[version], fallback))
-        way.arm = RolloutArm(fork.name, version, tried=len(fitting) == len(models))
+        route_plan = RoutePlan(CachedRoute(self._config, self.names, needs, opened[version], fallback))
+        route_plan.arm = RolloutArm(fork.name, version, tried=len(fitting) == len(models))
         other = fitting.get(RolloutVersion.CANARY if version is RolloutVersion.STABLE else RolloutVersion.STABLE)
         if version is RolloutVersion.CANARY:
-            way.behind = other
+            route_plan.behind = other
         elif other is not None:
-            way.copy_to = RoutePlan(CachedRoute(self._config, self.names, needs, other, _NO_FALLBACK)).first()
-        return way
+            route_plan.copy_to = RoutePlan(CachedRoute(self._config, self.names, needs, other, _NO_FALLBACK)).first()
+        return route_plan
 
     def _open(self, names: Iterable[str], needs: RequestRequirements) -> dict[str, ResolvedName]:
         """Those of the names that the caller may use, and what they lead to."""
@@ -212,15 +212,15 @@ class CachedRoute:
         config: The table.
         names: Its names.
         needs: What the requests need.
-        found: What the name leads to.
+        resolved: What the name leads to.
         fallback: The chains after it.
 
     Attributes:
         targets: Where they may go at first...
-        left_out: ...and where they may not.
+        excluded: ...and where they may not.
     """
 
-    __slots__ = ("config", "fallback", "found", "left_out", "names", "needs", "places", "targets")
+    __slots__ = ("config", "excluded", "fallback", "names", "needs", "positions", "resolved", "targets")
 
     def __init__(
         self,
@@ -233,17 +233,22 @@ class CachedRoute:
         self.config = config
         self.names = names
         self.needs = needs
-        self.found = found
+        self.resolved = found
         self.fallback = fallback
-        self.places = dict.fromkeys(found.targets)
+        self.positions = dict.fromkeys(found.targets)
         """Each once."""
         self.targets: list[RouteTarget] = []
-        self.left_out: list[ExcludedPool] = []
-        for place in self.places:
-            self.judge(place, found.key, TargetReason.OWN, self.targets, self.left_out)
+        self.excluded: list[ExcludedPool] = []
+        for place in self.positions:
+            self.judge(place, found.key, TargetReason.OWN, self.targets, self.excluded)
 
     def judge(
-        self, place: Place, key: str, rank: TargetReason, targets: list[RouteTarget], left_out: list[ExcludedPool]
+        self,
+        place: TargetPosition,
+        key: str,
+        rank: TargetReason,
+        targets: list[RouteTarget],
+        left_out: list[ExcludedPool],
     ) -> None:
         """Adds a place to those where the requests may go, or to the others."""
         pool, model = place
@@ -255,16 +260,16 @@ class CachedRoute:
 
 
 class RoutePlan:
-    """The targets of one request, one after the other. Made by `Routes.way`.
+    """The targets of one request, one after the other. Made by `Routes.route_plan`.
 
     Args:
         road: That it goes.
-        chosen: Why this one, where the caller had left it open.
+        selection: Why this one, where the caller had left it open.
         tried: The places that it was sent to before, where it does not go again.
 
     Attributes:
-        chosen: See above.
-        left_out: The pools that it may not go to.
+        selection: See above.
+        excluded: The pools that it may not go to.
         last: The place that it was sent to last.
         arm: Which side of a rollout it is on; None: there is none behind its name.
         behind: What follows when all targets of a canary have failed.
@@ -272,32 +277,32 @@ class RoutePlan:
     """
 
     def __init__(
-        self, road: CachedRoute, chosen: ModelSelection | None = None, tried: Set[Place] = frozenset()
+        self, road: CachedRoute, chosen: ModelSelection | None = None, tried: Set[TargetPosition] = frozenset()
     ) -> None:
-        self.chosen = chosen
-        self.left_out = road.left_out
+        self.selection = chosen
+        self.excluded = road.excluded
         self.arm: RolloutArm | None = None
         self.behind: ResolvedName | None = None
         self.copy_to: RouteTarget | None = None
-        self.last: Place | None = None
-        self._road = road
+        self.last: TargetPosition | None = None
+        self._cached_route = road
         self._before = tried
-        self._went: tuple[Place, ...] = ()
+        self._went: tuple[TargetPosition, ...] = ()
         targets = road.targets
         self._ahead = [each for each in targets if (each.pool, each.model) not in tried] if tried else targets
         self._at = 0
         """Among these."""
-        self._seen: set[Place] | None = None
+        self._seen: set[TargetPosition] | None = None
         """All that were judged; None: those of the road, whose lists it goes by, as most do to their end."""
         self._entered = _OWN
 
     @property
     def name(self) -> str:
         """What was asked for or chosen, without aliases."""
-        return self._road.found.name
+        return self._cached_route.resolved.name
 
     @property
-    def tried(self) -> set[Place]:
+    def tried(self) -> set[TargetPosition]:
         """The places that it was sent to, here or before."""
         return {*self._before, *self._went}
 
@@ -307,9 +312,9 @@ class RoutePlan:
         Raises:
             MaitredError: Nowhere; whose turn it is to act, and why no pool would do.
         """
-        if not self._goes_on:
+        if not self._may_fall_back:
             self._enter(TargetReason.GENERAL)
-            if not self._goes_on:
+            if not self._may_fall_back:
                 raise self._refusal()
         return self._next()
 
@@ -320,12 +325,12 @@ class RoutePlan:
             return None
         if rank is TargetReason.CONTENT_POLICY:
             self._at = len(self._ahead)  # other places of the same model would refuse it, too
-        if not self._goes_on and self.behind is not None:
+        if not self._may_fall_back and self.behind is not None:
             behind, self.behind = self.behind, None
             self._add(behind, TargetReason.STABLE)
-        if not self._goes_on:
+        if not self._may_fall_back:
             self._enter(rank)
-        return self._next() if self._goes_on else None
+        return self._next() if self._may_fall_back else None
 
     def arm_at(self, target: RouteTarget) -> RolloutArm | None:
         """Which side of a rollout serves it there; None: there is none, or neither does."""
@@ -340,10 +345,10 @@ class RoutePlan:
     @property
     def ends(self) -> bool:
         """Whether there is nothing after the target that it was given last, whatever happens there."""
-        return not self._goes_on and self.behind is None and self._road.fallback == _NO_FALLBACK
+        return not self._may_fall_back and self.behind is None and self._cached_route.fallback == _NO_FALLBACK
 
     @property
-    def _goes_on(self) -> bool:
+    def _may_fall_back(self) -> bool:
         return self._at < len(self._ahead)
 
     def _next(self) -> RouteTarget:
@@ -358,10 +363,10 @@ class RoutePlan:
         if rank in self._entered:
             return
         self._entered |= {rank}
-        self._extend(getattr(self._road.fallback, rank), rank)
+        self._extend(getattr(self._cached_route.fallback, rank), rank)
 
     def _extend(self, names: Iterable[str], rank: TargetReason) -> None:
-        road = self._road
+        road = self._cached_route
         for name in names:
             found = road.names.find(name)
             if found is not None and is_open(name, found, road.needs):
@@ -370,17 +375,17 @@ class RoutePlan:
     def _add(self, found: ResolvedName, rank: TargetReason) -> None:
         """What a name leads to, each place once."""
         if self._seen is None:
-            self._ahead, self.left_out = [*self._ahead], [*self.left_out]
-            self._seen = {*self._before, *self._road.places}
+            self._ahead, self.excluded = [*self._ahead], [*self.excluded]
+            self._seen = {*self._before, *self._cached_route.positions}
         for place in found.targets:
             if place not in self._seen:
                 self._seen.add(place)
-                self._road.judge(place, found.key, rank, self._ahead, self.left_out)
+                self._cached_route.judge(place, found.key, rank, self._ahead, self.excluded)
 
     def _refusal(self) -> MaitredError:
-        reasons = "; ".join(f"{each.pool} {each.why}" for each in self.left_out) or "none is named for it"
+        reasons = "; ".join(f"{each.pool} {each.why}" for each in self.excluded) or "none is named for it"
         message = f"No pool can serve this request to {self.name!r}: {reasons}."
-        if {each.ground for each in self.left_out} <= {ExclusionReason.PRIVACY, ExclusionReason.REGION}:
+        if {each.reason for each in self.excluded} <= {ExclusionReason.PRIVACY, ExclusionReason.REGION}:
             return Forbidden(f"{message} Ask for a model that is served where the request may go.", param="model")
         return InvalidRequest(f"{message} Leave out what it asks for, or ask for another model.", param="model")
 

@@ -53,11 +53,11 @@ class PrefixIndex:
         self._names: dict[int, str] = {}
         """Bit -> whose it is."""
         self._everyone = 0
-        self._holders: dict[bytes, int] = {}
+        self._replicas_by_block: dict[bytes, int] = {}
 
     def __len__(self) -> int:
         """Keys that somebody holds."""
-        return len(self._holders)
+        return len(self._replicas_by_block)
 
     # --- who is there ---
 
@@ -79,7 +79,7 @@ class PrefixIndex:
 
     # --- what is held ---
 
-    def held(self, keys: Iterable[bytes]) -> dict[str, int]:
+    def cached_blocks(self, keys: Iterable[bytes]) -> dict[str, int]:
         """For each replica, the leading tokens of a prompt that it holds.
 
         Args:
@@ -88,16 +88,16 @@ class PrefixIndex:
         tokens = dict.fromkeys(self._holdings, 0)
         have, depth = self._everyone, 0
         for key in keys if have else ():
-            still = have & self._holders.get(key, 0)
-            self._note(tokens, have & ~still, depth)
+            still = have & self._replicas_by_block.get(key, 0)
+            self._record(tokens, have & ~still, depth)
             have = still
             if not have:
                 return tokens
             depth += self.block_tokens
-        self._note(tokens, have, depth)
+        self._record(tokens, have, depth)
         return tokens
 
-    def _note(self, tokens: dict[str, int], bits: int, depth: int) -> None:
+    def _record(self, tokens: dict[str, int], bits: int, depth: int) -> None:
         """Those replicas hold the prompt to that depth."""
         while bits and depth:
             lowest = bits & -bits
@@ -106,7 +106,7 @@ class PrefixIndex:
 
     # --- what is learnt ---
 
-    def sent(self, name: str, keys: Sequence[bytes]) -> None:
+    def on_dispatch(self, name: str, keys: Sequence[bytes]) -> None:
         """A prompt was sent there, or an answer has ended there, whose blocks are these."""
         holding = self._holdings[name]
         for key in reversed(keys[: holding.capacity]):  # the root is used last, so that it stays longest
@@ -124,7 +124,7 @@ class PrefixIndex:
                 continue
             holding.expected[key] = None
             holding.expected.move_to_end(key)
-            self._holders[key] = self._holders.get(key, 0) | holding.bit
+            self._replicas_by_block[key] = self._replicas_by_block.get(key, 0) | holding.bit
         while len(holding.expected) > holding.capacity // _EXPECTED_SHARE:
             self._forget(holding, holding.expected.popitem(last=False)[0])
 
@@ -157,13 +157,13 @@ class PrefixIndex:
             blocks.move_to_end(key)
             return
         blocks[key] = None
-        self._holders[key] = self._holders.get(key, 0) | holding.bit
+        self._replicas_by_block[key] = self._replicas_by_block.get(key, 0) | holding.bit
         if len(blocks) > holding.capacity:
             self._forget(holding, blocks.popitem(last=False)[0])
 
     def _forget(self, holding: _Holding, key: bytes) -> None:
-        left = self._holders[key] & ~holding.bit
+        left = self._replicas_by_block[key] & ~holding.bit
         if left:
-            self._holders[key] = left
+            self._replicas_by_block[key] = left
         else:
-            del self._holders[key]
+            del self._replicas_by_block[key]

@@ -33,11 +33,11 @@ def agree(one: Sequence[str], other: Sequence[str], similarity: float, *, greedy
         greedy: Whether nothing was drawn, so that short answers can be the same.
     """
     return len(one) == len(other) and all(
-        _same(words_of(a), words_of(b), similarity, greedy=greedy) for a, b in zip(one, other, strict=True)
+        _same(split_words(a), split_words(b), similarity, greedy=greedy) for a, b in zip(one, other, strict=True)
     )
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Its words and numbers, without what is form alone."""
     words: list[str] = _WORDS.findall(unicodedata.normalize("NFKC", text).casefold())
     return words

@@ -31,23 +31,23 @@ class LiveRollout:
     def __init__(self, state: RolloutState) -> None:
         self.requests = dict.fromkeys(RolloutVersion, 0)
         self._follow(state)
-        self._begin_trial()
+        self._start_trial()
 
-    def become(self, state: RolloutState) -> None:
+    def apply_state(self, state: RolloutState) -> None:
         """Follows a decision; the trial begins anew if that is what was decided."""
         before = self.state
         self._follow(state)
         if (state.trial, state.settings) != (before.trial, before.settings):
-            self._begin_trial()
+            self._start_trial()
 
     def _follow(self, state: RolloutState) -> None:
         self.state = state
         self.config = msgspec.convert(state.settings, RolloutConfig)
         self.split = Split(rollout=state.name, weight=state.weight, shadow=state.shadow)
 
-    def _begin_trial(self) -> None:
+    def _start_trial(self) -> None:
         self.trial = CanaryTrial(self.config.trial.rules(compares=self.state.shadow > 0))
-        self._lane = OrderedObservations(self._observe, self.config.trial.patience_s)
+        self._observations = OrderedObservations(self._observe, self.config.trial.patience_s)
 
     def _observe(self, version: RolloutVersion, seen: TrialObservation) -> None:
         self.requests[version] += 1
@@ -70,11 +70,11 @@ class LiveRollout:
 
     def enter(self, entry: PendingObservation) -> None:
         """A request begins that is on trial."""
-        self._lane.enter(entry)
+        self._observations.enter(entry)
 
     def advance(self, now_s: float) -> TrialDecision:
         """Takes into account what has ended; what follows from it."""
-        told = self._lane.advance(now_s)
+        told = self._observations.advance(now_s)
         return self.verdict().decision if told and self.on_trial else TrialDecision.CONTINUE
 
     def compared(self, seen: TrialObservation) -> TrialDecision:
@@ -95,7 +95,7 @@ class LiveRollouts(dict[str, LiveRollout]):
         """Name -> the model of whoever is on neither side."""
         return {name: rollout.main for name, rollout in self.items()}
 
-    def become(self, states: Iterable[RolloutState]) -> None:
+    def apply_states(self, states: Iterable[RolloutState]) -> None:
         """Follows what was decided of all of them; one that is not named is no more."""
         before = {**self}
         self.clear()
@@ -106,5 +106,5 @@ class LiveRollouts(dict[str, LiveRollout]):
             if live is None:
                 live = LiveRollout(state)
             elif live.state != state:
-                live.become(state)
+                live.apply_state(state)
             self[state.name] = live

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from maitred.core.rollout import RolloutVersion
 from maitred.routing.rollout.trial import TrialObservation
 
-Tell = Callable[[RolloutVersion, TrialObservation], None]
+OnObserved = Callable[[RolloutVersion, TrialObservation], None]
 
 
 class PendingObservation:
@@ -46,8 +46,8 @@ class OrderedObservations:
         patience_s: How long one may hold up the others.
     """
 
-    def __init__(self, tell: Tell, patience_s: float) -> None:
-        self._tell = tell
+    def __init__(self, tell: OnObserved, patience_s: float) -> None:
+        self._notify = tell
         self._patience_s = patience_s
         self._waiting: deque[PendingObservation] = deque()
 
@@ -69,6 +69,6 @@ class OrderedObservations:
                 first.seen = first.so_far(now_s)
             self._waiting.popleft()
             if first.seen is not None:
-                self._tell(first.version, first.seen)
+                self._notify(first.version, first.seen)
                 told += 1
         return told

@@ -11,7 +11,7 @@ import msgspec
 
 from maitred.core.rollout import RolloutVersion
 
-_PLACES = 2**64
+_BUCKETS = 2**64
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,14 +33,14 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     def version_for(self, key: str) -> RolloutVersion:
         """Who serves the requests of this key."""
-        return RolloutVersion.CANARY if _place(self.rollout, "serve", key) < self.weight else RolloutVersion.STABLE
+        return RolloutVersion.CANARY if _bucket(self.rollout, "serve", key) < self.weight else RolloutVersion.STABLE
 
     def shadows(self, request_id: str) -> bool:
         """Whether a request that the stable version serves is copied to the canary.
 
         By request, not by caller: a copy costs, and nobody shall be the one who is copied always.
         """
-        return _place(self.rollout, "shadow", request_id) < self.shadow
+        return _bucket(self.rollout, "shadow", request_id) < self.shadow
 
     def with_weight(self, weight: float) -> "Split":
         """The same rollout with another weight. Only the keys between the old and the new one change sides."""
@@ -55,9 +55,9 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, weight=0.0, shadow=0.0)
 
 
-def _place(rollout: str, purpose: str, key: str) -> float:
+def _bucket(rollout: str, purpose: str, key: str) -> float:
     """Where the key stands, from 0 to below 1."""
     # The separator is no part of a name, so no two triples make one text.
     digest = hashlib.blake2b(f"{rollout}\0{purpose}\0{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     # Rounding to 53 bits keeps 1.0 out of reach.
-    return (int.from_bytes(digest, "big") >> 11) / (_PLACES >> 11)
+    return (int.from_bytes(digest, "big") >> 11) / (_BUCKETS >> 11)

@@ -89,7 +89,7 @@ class LeaseRecords:
                 del self.leases[lease]
         return returned
 
-    def saw(self, claims: Sequence[LimitClaim], readings: Sequence[CounterState], now_s: float) -> None:
+    def observe(self, claims: Sequence[LimitClaim], readings: Sequence[CounterState], now_s: float) -> None:
         """Redis said how much was charged."""
         for claim, reading in zip(claims, readings, strict=True):
             if claim.kind is CounterKind.BUDGET:

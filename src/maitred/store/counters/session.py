@@ -84,7 +84,7 @@ class RedisSession:
         self._sliced: set[str] = set()
         self._epoch = ""
         self._since_s = clock.wall_s()
-        self._news = asyncio.Event()
+        self._on_change = asyncio.Event()
         self._upkeep: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -94,7 +94,7 @@ class RedisSession:
         except LinkLost as error:
             _log.warning("The shared counters do not answer (%s). Until they do, limited requests are refused.", error)
             self.lose(error)
-        self._upkeep = asyncio.create_task(self._keep_up(), name="redis counters")
+        self._upkeep = asyncio.create_task(self._reconnect_forever(), name="redis counters")
 
     async def stop(self) -> None:
         """Delivers what is left and gives the slices back, as far as Redis answers."""
@@ -158,12 +158,12 @@ class RedisSession:
             found.append(CounterState(claim.capacity, int(remaining), reset_s, int(used), int(reserved)))
             if self.mode is CounterMode.SHARED and claim.counter in self.book:
                 self.book.put(claim, int(slice_amount), now_s)
-        self.holdings.saw(claims, found, now_s)
+        self.holdings.observe(claims, found, now_s)
         return found
 
     # --- without Redis --------------------------------------------------------------------------------------------
 
-    def note(self, claims: Sequence[LimitClaim]) -> None:
+    def record(self, claims: Sequence[LimitClaim]) -> None:
         """These counters are in use, so they should have slices."""
         now_s = self._clock.monotonic_s()
         for claim in claims:
@@ -196,7 +196,7 @@ class RedisSession:
             self.losses += 1
             self.holdings.distrust()
             self._link.fail(error)
-            self._news.set()
+            self._on_change.set()
 
     def settle_later(self, lease: str, amounts: Mapping[str, int]) -> None:
         """Redis is told of this settlement when it is there; what a slice lent returns at once."""
@@ -211,11 +211,11 @@ class RedisSession:
         self.holdings.unsettled.append((lease, dict(amounts)))
         if self.mode is CounterMode.RECOVERING:
             # Once it opens, budgets are set to what the database says, which knows of this soon.
-            self._news.set()
+            self._on_change.set()
 
     # --- upkeep ---------------------------------------------------------------------------------------------------
 
-    async def _keep_up(self) -> None:
+    async def _reconnect_forever(self) -> None:
         while True:
             wait_s = _TICK_S
             try:
@@ -230,16 +230,16 @@ class RedisSession:
             except Exception:
                 _log.exception("The upkeep of the shared counters failed; it goes on.")
             self._tidy()
-            await self._rest(wait_s)
+            await self._pause(wait_s)
 
-    async def _rest(self, wait_s: float) -> None:
+    async def _pause(self, wait_s: float) -> None:
         """Waits, though no longer than until there is news."""
         try:
             async with asyncio.timeout(wait_s):
-                await self._news.wait()
+                await self._on_change.wait()
         except TimeoutError:
             pass
-        self._news.clear()
+        self._on_change.clear()
 
     def _tidy(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -267,7 +267,7 @@ class RedisSession:
             if opens_in_s <= 0:
                 break
             self._enter(CounterMode.RECOVERING)
-            await self._rest(min(opens_in_s, self._config.probe_interval_s))
+            await self._pause(min(opens_in_s, self._config.probe_interval_s))
         # Nothing is awaited since the last delivery, so that all that was decided here is known there.
         self._enter(CounterMode.SHARED)
         _log.info("The shared counters answer.")

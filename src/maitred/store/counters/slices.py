@@ -76,7 +76,7 @@ class SliceBook:
         for claim in reservation.claims:
             if not claim.hard or claim.amount(reservation.output) <= 0:
                 continue
-            room = self._room(claim, now_s)
+            room = self._remaining(claim, now_s)
             if claim.amount(reservation.output) <= room:
                 continue
             if not claim.clamps or claim.per_output <= 0:
@@ -97,9 +97,9 @@ class SliceBook:
 
     def readings(self, claims: Sequence[LimitClaim], now_s: float) -> list[CounterState]:
         """What could be given now; of a counter without a slice: nothing."""
-        return [CounterState(claim.capacity, self._room(claim, now_s), 0.0) for claim in claims]
+        return [CounterState(claim.capacity, self._remaining(claim, now_s), 0.0) for claim in claims]
 
-    def _room(self, claim: LimitClaim, now_s: float) -> int:
+    def _remaining(self, claim: LimitClaim, now_s: float) -> int:
         held = self._slices.get(claim.counter)
         return int(held.now(now_s) // 1) if held is not None else 0
 

@@ -125,7 +125,7 @@ class CounterTable:
         new = tab is None
         if tab is None and (tab := self._tab(reservation.claims, now_us)) is None:
             return None
-        rooms, amounts = tab.look(now_us), tab.amounts(output, size)
+        rooms, amounts = tab.refresh(now_us), tab.amounts(output, size)
         for claim, room, amount in zip(tab.claims, rooms, amounts, strict=True):
             if amount > room and amount > 0 and claim.hard:
                 output = _clamped(reservation, rooms)
@@ -171,8 +171,10 @@ class CounterTable:
     def read(self, claims: Sequence[LimitClaim], now_us: int, wall_s: float) -> list[CounterState]:
         """See `core.counters.Counters.read`."""
         self._pass_time(now_us, wall_s)
-        tab = TallyGroup(claims, [self._tallies.get(claim.counter) or self._begun(claim, now_us) for claim in claims])
-        tab.look(now_us)
+        tab = TallyGroup(
+            claims, [self._tallies.get(claim.counter) or self._window_start(claim, now_us) for claim in claims]
+        )
+        tab.refresh(now_us)
         return tab.readings(wall_s)
 
     def _tab(self, claims: Sequence[LimitClaim], now_us: int) -> TallyGroup | None:
@@ -181,19 +183,19 @@ class CounterTable:
         Raises:
             ValueError: Two claims are on one counter.
         """
-        tallies: list[Tally] = []
+        contexts: list[Tally] = []
         for claim in claims:
-            tally = self._tallies.get(claim.counter)
-            if tally is None:
+            context = self._tallies.get(claim.counter)
+            if context is None:
                 if claim.kind is _BUDGET and not self._opens:
                     return None
-                tally = self._begun(claim, now_us)
-            tallies.append(tally)
+                context = self._window_start(claim, now_us)
+            contexts.append(context)
         if len({claim.counter for claim in claims}) < len(claims):
             raise ValueError("Two claims of one reservation are on the same counter. Make them one.")
-        return TallyGroup(claims, tallies)
+        return TallyGroup(claims, contexts)
 
-    def _begun(self, claim: LimitClaim, now_us: int) -> Tally:
+    def _window_start(self, claim: LimitClaim, now_us: int) -> Tally:
         """The tally of a counter that has none. A bucket that is not full is kept at once."""
         if claim.kind is not _BUCKET or self._recalled_until_us <= now_us:
             return new_tally(claim, now_us)
@@ -202,16 +204,16 @@ class CounterTable:
             self._keep(claim.counter, bucket, now_us)
         return bucket
 
-    def _keep(self, counter: str, tally: Tally, now_us: int) -> None:
-        self._tallies[counter] = tally
+    def _keep(self, counter: str, context: Tally, now_us: int) -> None:
+        self._tallies[counter] = context
         heappush(self._due, (now_us + _LOOK_AFTER_US, counter))
         self._quiet_until_us = min(self._quiet_until_us, now_us + _LOOK_AFTER_US)
 
     def _keep_all(self, tab: TallyGroup, now_us: int) -> None:
         """Of a tab that something was taken from; it serves all who claim the same."""
-        for claim, tally in zip(tab.claims, tab.tallies, strict=True):
+        for claim, context in zip(tab.claims, tab.tallies, strict=True):
             if claim.counter not in self._tallies:
-                self._keep(claim.counter, tally, now_us)
+                self._keep(claim.counter, context, now_us)
         if isinstance(tab.claims, tuple):
             if len(self._tabs) >= _MOST_TABS:
                 self._tabs.clear()
@@ -226,14 +228,14 @@ class CounterTable:
     def _charge_late(self, claims: Sequence[LimitClaim], amounts: Mapping[str, int], now_us: int) -> None:
         for claim in claims:
             used = amounts.get(claim.counter, 0)
-            tally = self._tallies.get(claim.counter)
-            if tally is None and used and claim.kind is _BUCKET:
-                tally = self._begun(claim, now_us)
+            context = self._tallies.get(claim.counter)
+            if context is None and used and claim.kind is _BUCKET:
+                context = self._window_start(claim, now_us)
                 if claim.counter not in self._tallies:
-                    self._keep(claim.counter, tally, now_us)
+                    self._keep(claim.counter, context, now_us)
             # A budget that is not here ended with its window; a pool had only to be freed.
-            if tally is not None:
-                tally.charge(used, now_us)
+            if context is not None:
+                context.charge(used, now_us)
 
     def _pass_time(self, now_us: int, wall_s: float) -> None:
         ends = self._ends
@@ -285,12 +287,12 @@ def _clamped(reservation: Reservation, rooms: Sequence[int]) -> int:
 def _denied(reservation: Reservation, tab: TallyGroup, rooms: list[int], wall_s: float) -> ReservationDenied:
     last = 0
     longest_s = -math.inf
-    for index, (claim, tally, room) in enumerate(zip(tab.claims, tab.tallies, rooms, strict=True)):
+    for index, (claim, context, room) in enumerate(zip(tab.claims, tab.tallies, rooms, strict=True)):
         output = reservation.least_output if claim.clamps else reservation.output
         amount = claim.amount(output, reservation.size)
         if not claim.hard or amount <= max(room, 0):
             continue
-        wait_s = tally.wait_s(claim, amount, wall_s)
+        wait_s = context.wait_s(claim, amount, wall_s)
         # What nobody knows is named only when nothing else denies.
         rank_s = -1.0 if wait_s is None else wait_s
         if rank_s > longest_s:

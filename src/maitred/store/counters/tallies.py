@@ -48,7 +48,7 @@ class TokenBucket:
         self._refill_per_s = claim.refill_per_s
         self._refill = int(claim.refill_per_s * UNITS)
 
-    def look(self, claim: LimitClaim, now_us: int) -> None:
+    def refresh(self, claim: LimitClaim, now_us: int) -> None:
         """Sees how it stands now."""
         missing = self._missing
         if missing:

@@ -16,7 +16,7 @@ overflows ends the process; threads that compile what has been tried have `COMPI
 COMPILING_STACK_BYTES = 4 * STACK_BYTES
 
 
-def source_of(grammar: Grammar) -> str:
+def grammar_source(grammar: Grammar) -> str:
     """The grammar as llguidance takes it."""
     match grammar.kind:
         case "json_schema":
@@ -29,5 +29,5 @@ def source_of(grammar: Grammar) -> str:
 
 def error_in(grammar: Grammar) -> str | None:
     """What llguidance has against a grammar, in its own words; None: nothing."""
-    failed, messages = LLMatcher.validate_grammar_with_warnings(source_of(grammar), limits=LIMITS)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar_source(grammar), limits=LIMITS)
     return messages[0] if failed else None

@@ -15,7 +15,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from maitred.core.grammar import Constraint, Grammar
 from maitred.text.grammar.fault import GrammarFault
 from maitred.text.grammar.language import error_in
-from maitred.text.grammar.schema import enforceable, place_of
+from maitred.text.grammar.schema import describe_location, enforceable
 
 _UNENFORCED = re.compile(r'Unimplemented keys: \["(?P<keyword>[^"]+)"')
 _UNKNOWN_FORMAT = re.compile(r"Unknown format: (?P<format>.*)")
@@ -23,7 +23,7 @@ _WEIGHTED_ONE_OF = "oneOf constraints are not supported"
 _MOST_CHARACTERS = 300
 
 
-def grammar_of(constraint: Constraint) -> Grammar:
+def parse_grammar(constraint: Constraint) -> Grammar:
     """The grammar that a caller's wish comes to.
 
     Raises:
@@ -89,15 +89,15 @@ def _schema_fault(schema: object, error: str) -> str:
     if match := _UNENFORCED.search(error):
         keyword = match["keyword"]
         return (
-            f"The keyword `{keyword}`{_at(place_of(schema, keyword))} cannot be enforced. Remove it, or say the same "
-            "in another way."
+            f"The keyword `{keyword}`{_at(describe_location(schema, keyword))} cannot be enforced. Remove it, or say "
+            "the same in another way."
         )
     if match := _UNKNOWN_FORMAT.search(error):
         return f"The format `{match['format'][:64]}` cannot be enforced. Remove it, or use `pattern`."
     if _WEIGHTED_ONE_OF in error:
         return (
-            f"The keyword `oneOf`{_at(place_of(schema, 'oneOf'))} cannot be enforced where several of its schemas "
-            "may hold. Use `anyOf`, or make them exclude each other by a `const`."
+            f"The keyword `oneOf`{_at(describe_location(schema, 'oneOf'))} cannot be enforced where several of "
+            "its schemas may hold. Use `anyOf`, or make them exclude each other by a `const`."
         )
     return f"{_short(error)} Change the schema."
 

@@ -51,7 +51,7 @@ def enforceable(schema: object, *, strict: bool, whitespace: str | None = None) 
     return json.dumps({**schema, "x-guidance": guidance}, ensure_ascii=False)
 
 
-def place_of(schema: object, keyword: str) -> str | None:
+def describe_location(schema: object, keyword: str) -> str | None:
     """Where in a schema a keyword stands first, as a JSON pointer to the schema that has it; None: nowhere."""
     if isinstance(schema, dict) and keyword in schema:
         return "#"

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from maitred.text.special_tokens import tail_of
+from maitred.text.special_tokens import partial_tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class MarkerScanner:
         if found >= 0:
             self._held = ""
             return whole[:found].rstrip(), start + found + len(self._marker) - held
-        shown = len(whole[: tail_of(whole, (self._marker,))].rstrip())
+        shown = len(whole[: partial_tail(whole, (self._marker,))].rstrip())
         self._held = whole[shown:]
         return whole[:shown], None
 

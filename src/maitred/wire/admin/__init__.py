@@ -1,1 +1,1 @@
-"""The bodies, queries and answers of the administration's API."""
+"""Bodies, queries and responses of the admin API."""

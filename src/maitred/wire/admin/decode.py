@@ -1,7 +1,7 @@
-"""Bodies and queries of the administration to structs. Whatever came, the result is a struct, or InvalidRequest.
+"""Decodes bodies and queries of the admin API; the result is a struct, or InvalidRequest.
 
-Unlike the inference API, which must live with every client's extra fields, this one refuses what it does not know: a
-limit with a misspelt field would silently be another limit.
+The inference API must tolerate the extra fields of every client. The admin API rejects unknown fields: a limit with a
+misspelt field would silently be another limit.
 """
 
 import re
@@ -13,26 +13,26 @@ import msgspec
 from msgspec import inspect
 
 from maitred.core.errors import BodyTooLarge, InvalidRequest
-from maitred.wire.openai.faults import UNREADABLE, fault_of, shown
+from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
 from maitred.wire.openai.rules import check_known
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-_NO_CHOICE = re.compile(r"Invalid enum value (?P<got>.*) - at `\$\.(?P<path>(?P<field>\w+).*)`$", re.DOTALL)
+_INVALID_ENUM = re.compile(r"Invalid enum value (?P<got>.*) - at `\$\.(?P<path>(?P<field>\w+).*)`$", re.DOTALL)
 MAX_BODY_BYTES = 256 * 1024
-"""A tenant with a thousand long names of models fits; parsing it holds up nobody."""
+"""A tenant with a thousand long model names fits; parsing such a body delays no other request noticeably."""
 
 
 def decode_body(body: bytes, kind: type[S]) -> S:
-    """Reads a body.
+    """Decodes a JSON body.
 
     Args:
-        body: As it came; an empty one is an empty object.
-        kind: What it should be.
+        body: The bytes of the body; an empty body is an empty object.
+        kind: The struct to decode.
 
     Raises:
-        BodyTooLarge: It is far longer than any that makes sense.
-        InvalidRequest: Malformed, mistyped, or with a field that is unknown; `param` says where.
+        BodyTooLarge: The body is far longer than any that makes sense.
+        InvalidRequest: The body is malformed, mistyped, or has an unknown field; `param` says where.
     """
     if len(body) > MAX_BODY_BYTES:
         raise BodyTooLarge(f"The request body is larger than {MAX_BODY_BYTES:,} bytes. Send a shorter one.")
@@ -40,42 +40,44 @@ def decode_body(body: bytes, kind: type[S]) -> S:
         fields = msgspec.json.decode(body or b"{}")
         check_known(fields, kind)
         return msgspec.convert(fields, kind)
-    except UNREADABLE as error:
-        raise _fault_of(error, kind) from error
+    except DECODE_ERRORS as error:
+        raise _describe_fault(error, kind) from error
 
 
 def decode_query(parameters: Iterable[tuple[str, str]], kind: type[S]) -> S:
-    """Reads the parameters of a query.
+    """Decodes the parameters of a query.
 
     Raises:
-        InvalidRequest: One is unknown, comes twice, or is not what it should be.
+        InvalidRequest: A parameter is unknown, comes twice, or has a wrong value.
     """
     fields: dict[str, str] = {}
     for name, value in parameters:
         if name in fields:
-            raise InvalidRequest(f"{shown(name)[1:-1]} comes twice in the query. Send it once.", param=name[:128])
+            raise InvalidRequest(
+                f"{format_value(name)[1:-1]} comes twice in the query. Send it once.", param=name[:128]
+            )
         fields[name] = value
     check_known(fields, kind)
     try:
         return msgspec.convert(fields, kind, strict=False)
-    except UNREADABLE as error:
-        raise _fault_of(error, kind) from error
+    except DECODE_ERRORS as error:
+        raise _describe_fault(error, kind) from error
 
 
-def _fault_of(error: Exception, kind: type[msgspec.Struct]) -> InvalidRequest:
-    """As `fault_of`; and where there is a choice, it is named."""
-    match = _NO_CHOICE.match(str(error)) if isinstance(error, msgspec.ValidationError) else None
-    choices = _choices_of(kind, match["field"]) if match is not None else None
+def _describe_fault(error: Exception, kind: type[msgspec.Struct]) -> InvalidRequest:
+    """Describes a fault like `describe_fault`, and names the choices of an enum."""
+    match = _INVALID_ENUM.match(str(error)) if isinstance(error, msgspec.ValidationError) else None
+    choices = _enum_choices(kind, match["field"]) if match is not None else None
     if match is None or choices is None:
-        return fault_of(error)
+        return describe_fault(error)
     names = ", ".join(choice.value for choice in choices)
     return InvalidRequest(
-        f"{match['path']} must be one of {names}; got {shown(match['got'][1:-1])}.", param=match["path"]
+        f"{match['path']} must be one of {names}; got {format_value(match['got'][1:-1])}.", param=match["path"]
     )
 
 
-def _choices_of(kind: type[msgspec.Struct], name: str) -> type[Enum] | None:
-    """What a field, or each entry of it, chooses from."""
+def _enum_choices(kind: type[msgspec.Struct], name: str) -> type[Enum] | None:
+    """Returns the enum of a field, or of the entries of a list field."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     pending = [field.type for field in info.fields if field.encode_name == name]

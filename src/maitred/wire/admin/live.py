@@ -1,4 +1,4 @@
-"""What a gateway does at this moment, field by field. Times of day are seconds since the Unix epoch, for charts."""
+"""The live state of a gateway, field by field. Times of day are seconds since the Unix epoch, for charts."""
 
 from typing import Annotated, Literal
 
@@ -19,7 +19,7 @@ class PathBody(Struct, frozen=True, kw_only=True):
 
 
 class PointBody(Struct, frozen=True, kw_only=True):
-    """One second."""
+    """Traffic in one second."""
 
     at: Annotated[float, Meta(description="Its end.")]
     waiting: int
@@ -52,7 +52,7 @@ class QueueBody(Struct, frozen=True, kw_only=True):
 
 
 class CreditBody(Struct, frozen=True, kw_only=True):
-    """What can be given to a replica, and what it has in all."""
+    """Credits of a replica: the free ones and all."""
 
     free: int
     total: int
@@ -110,7 +110,7 @@ class UseBody(Struct, frozen=True, kw_only=True):
 
 
 class TenantUseBody(Struct, frozen=True, kw_only=True):
-    """What a tenant does, and how far its limits are used."""
+    """Activity of a tenant, and how far its limits are used."""
 
     tenant: Annotated[str, Meta(description="`*`: everybody together.")]
     waiting: int

@@ -1,6 +1,6 @@
-"""What the administration's API reads: bodies and queries, field by field.
+"""Requests of the admin API: bodies and queries, field by field.
 
-In a body that changes something, a field that is left out stays as it is; one that may be null is taken away by null.
+In a body that changes something, a field that is left out keeps its value; a field that may be null is removed by null.
 """
 
 from typing import Annotated, Any, Literal
@@ -40,7 +40,7 @@ class CreateTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class UpdateTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What changes of a tenant."""
+    """Changes to a tenant."""
 
     name: str | UnsetType = UNSET
     weight: _Weight | UnsetType = UNSET
@@ -62,7 +62,7 @@ class CreateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class UpdateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What changes of a key."""
+    """Changes to a key."""
 
     name: str | UnsetType = UNSET
     scopes: list[Scope] | UnsetType = UNSET

@@ -1,4 +1,4 @@
-"""What the administration's API answers, field by field. Money is in dollars, times are ISO 8601 in UTC."""
+"""Responses of the admin API, field by field. Money is in dollars, times are ISO 8601 in UTC."""
 
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -9,15 +9,15 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from maitred.core.admin_state import AdminStatus
 from maitred.core.feedback import Feedback, FeedbackLabel
 from maitred.core.limits import Limit, LimitKind
-from maitred.core.money import usd_of
+from maitred.core.money import to_usd
 from maitred.core.rollout import RolloutPhase
 from maitred.core.tenancy import ApiKey, Scope, Tenant
 from maitred.core.usage import UsageEvent
-from maitred.wire.admin.times import iso_of
+from maitred.wire.admin.times import to_iso
 
 
 class TenantBody(Struct, frozen=True, kw_only=True):
-    """A tenant."""
+    """A tenant: an organisation, or a team in one."""
 
     id: str
     object: Literal["tenant"] = "tenant"
@@ -32,7 +32,7 @@ class TenantBody(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, tenant: Tenant) -> "TenantBody":
-        """A tenant as the API writes it."""
+        """Builds the body of a tenant."""
         return cls(
             id=tenant.id,
             parent=tenant.parent,
@@ -47,7 +47,7 @@ class TenantBody(Struct, frozen=True, kw_only=True):
 
 
 class SecretBody(Struct, frozen=True, kw_only=True):
-    """That a secret exists; nothing of it is stored that could be shown."""
+    """A secret of a key, without its value: nothing is stored that could be shown."""
 
     expires_at: str | None
 
@@ -69,22 +69,22 @@ class KeyBody(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, key: ApiKey, now_s: float, plaintext: str | UnsetType = UNSET) -> "KeyBody":
-        """A key as the API writes it; secrets that have expired are left out."""
-        lasting = [secret for secret in key.secrets if secret.expires_s is None or secret.expires_s > now_s]
+        """Builds the body of a key; secrets that have expired are left out."""
+        active = [secret for secret in key.secrets if secret.expires_s is None or secret.expires_s > now_s]
         return cls(
             id=key.id,
             tenant=key.tenant,
             name=key.name,
             scopes=list(key.scopes),
-            expires_at=_iso(key.expires_s),
+            expires_at=_optional_iso(key.expires_s),
             revoked=key.revoked,
-            secrets=[SecretBody(expires_at=_iso(secret.expires_s)) for secret in lasting],
+            secrets=[SecretBody(expires_at=_optional_iso(secret.expires_s)) for secret in active],
             key=plaintext,
         )
 
 
 class LimitBody(Struct, frozen=True, kw_only=True):
-    """A limit."""
+    """A limit of a tenant or key."""
 
     id: str
     object: Literal["limit"] = "limit"
@@ -97,12 +97,12 @@ class LimitBody(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, limit: Limit) -> "LimitBody":
-        """A limit as the API writes it."""
+        """Builds the body of a limit."""
         return cls(
             id=limit.id,
             subject=limit.subject,
             kind=limit.kind,
-            value=usd_of(limit.value) if limit.kind.spend else limit.value,
+            value=to_usd(limit.value) if limit.kind.spend else limit.value,
             model=limit.model,
             burst=limit.burst,
             hard=limit.hard,
@@ -159,7 +159,7 @@ class UsageReport(Struct, frozen=True, kw_only=True):
 
 
 class FeedbackBody(Struct, frozen=True, kw_only=True):
-    """What was thought of a request."""
+    """Feedback on the answer to a request."""
 
     score: float
     verdict: FeedbackLabel
@@ -168,7 +168,7 @@ class FeedbackBody(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, feedback: Feedback) -> "FeedbackBody":
-        """An opinion as the API writes it."""
+        """Builds the body of feedback."""
         return cls(score=feedback.score, verdict=feedback.verdict, text=feedback.text, tags=list(feedback.tags))
 
 
@@ -198,11 +198,11 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, event: UsageEvent, feedback: Feedback | None) -> "UsageEventBody":
-        """A line, and what was thought of its request, as the API writes them."""
+        """Builds the body of a ledger line and of the feedback on its request."""
         return cls(
             id=event.id,
             request_id=event.request_id,
-            time=iso_of(event.time_s),
+            time=to_iso(event.time_s),
             organisation=event.organisation,
             tenant=event.tenant,
             key=event.key,
@@ -214,7 +214,7 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
             cached_tokens=event.cached_tokens,
             output_tokens=event.output_tokens,
             price=event.price,
-            cost_usd=usd_of(event.cost_nusd),
+            cost_usd=to_usd(event.cost_nusd),
             ttft_s=event.ttft_s,
             duration_s=event.duration_s,
             rollout=event.rollout,
@@ -223,7 +223,7 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
 
 
 class SpanBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One stretch of a request's way."""
+    """One span of a request's timeline."""
 
     name: str
     at_ms: Annotated[float, Meta(description="When it began, from the arrival of the request.")]
@@ -234,7 +234,7 @@ class SpanBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TimelineBody(Struct, frozen=True, kw_only=True):
-    """What happened to one request, in order."""
+    """The timeline of one request: its spans in order, and its result."""
 
     id: Annotated[str, Meta(description="As in its `x-request-id`.")]
     object: Literal["request"] = "request"
@@ -269,7 +269,7 @@ class TimelineBody(Struct, frozen=True, kw_only=True):
 
 
 class TimelineHead(Struct, frozen=True, kw_only=True):
-    """A request of which the story is known."""
+    """A request whose timeline is known."""
 
     id: str
     object: Literal["request"] = "request"
@@ -321,7 +321,7 @@ class ChangeBody(Struct, frozen=True, kw_only=True):
 
 
 class ReloadBody(Struct, frozen=True, kw_only=True):
-    """What a reload of the configuration has done, or would do."""
+    """The changes that a reload of the configuration has made, or would make."""
 
     object: Literal["config.reload"] = "config.reload"
     dry_run: bool
@@ -341,7 +341,7 @@ class ConfigBody(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaList(Struct, frozen=True, kw_only=True):
-    """All replicas; there are never so many that they need pages."""
+    """List of all replicas; there are never so many that they need pages."""
 
     object: Literal["list"] = "list"
     data: list[ReplicaBody]
@@ -359,7 +359,7 @@ class WorkerBody(Struct, frozen=True, kw_only=True):
 
 
 class WorkerList(Struct, frozen=True, kw_only=True):
-    """All workers; none where the gateway is one process."""
+    """List of all workers; empty where the gateway is one process."""
 
     object: Literal["list"] = "list"
     data: list[WorkerBody]
@@ -391,28 +391,28 @@ class RolloutBody(Struct, frozen=True, kw_only=True):
 
 
 class RolloutList(Struct, frozen=True, kw_only=True):
-    """All rollouts; there are never so many that they need pages."""
+    """List of all rollouts; there are never so many that they need pages."""
 
     object: Literal["list"] = "list"
     data: list[RolloutBody]
 
 
 class LoadableState(StrEnum):
-    """Where a model is that is loaded on demand."""
+    """State of a model that is loaded on demand."""
 
     OUT = "out"
     WAITING = "waiting"
-    """It is to be loaded, and is not yet."""
+    """A load is ordered and has not begun."""
     LOADING = "loading"
     SERVING = "serving"
     DRAINING = "draining"
-    """In memory; it gets nothing new, and goes when its answers have ended."""
+    """The model is in memory, gets no new requests, and leaves memory when its responses have ended."""
     UNLOADING = "unloading"
     ASLEEP = "asleep"
-    """Not in memory, but for its process; back much sooner than one that is out."""
+    """The model is out of memory, but its process stays; waking is much faster than loading."""
     WAKING = "waking"
     HELD = "held"
-    """Not in memory, and not loaded for requests."""
+    """The model is out of memory, and not loaded for requests."""
 
 
 class LoadableBody(Struct, frozen=True, kw_only=True):
@@ -439,7 +439,7 @@ class LoadableBody(Struct, frozen=True, kw_only=True):
 
 
 class LoadableList(Struct, frozen=True, kw_only=True):
-    """All models that are loaded on demand; there are never so many that they need pages."""
+    """List of all models that are loaded on demand; there are never so many that they need pages."""
 
     object: Literal["list"] = "list"
     budget_bytes: Annotated[int | None, Meta(description="What they may take together; null: there are none.")]
@@ -448,15 +448,15 @@ class LoadableList(Struct, frozen=True, kw_only=True):
 
 
 class SleepState(StrEnum):
-    """Where a model is that can sleep."""
+    """State of a model that can sleep."""
 
     AWAKE = "awake"
     DRAINING = "draining"
-    """It gets nothing new, and sleeps when its answers have ended."""
+    """The model gets no new requests, and sleeps when its responses have ended."""
     ASLEEP = "asleep"
     WAKING = "waking"
     AWAY = "away"
-    """None of its engines runs, so there is nothing that could sleep."""
+    """No engine of the model runs, so none could sleep."""
 
 
 class SleeperBody(Struct, frozen=True, kw_only=True):
@@ -473,7 +473,7 @@ class SleeperBody(Struct, frozen=True, kw_only=True):
 
 
 class SleeperList(Struct, frozen=True, kw_only=True):
-    """All models whose engines can sleep."""
+    """List of all models whose engines can sleep."""
 
     object: Literal["list"] = "list"
     data: list[SleeperBody]
@@ -493,14 +493,14 @@ class PinBody(Struct, frozen=True, kw_only=True):
 
 
 class PinList(Struct, frozen=True, kw_only=True):
-    """All pinned prefixes of this gateway."""
+    """List of all pinned prefixes of this gateway."""
 
     object: Literal["list"] = "list"
     data: list[PinBody]
 
 
 class Deleted(Struct, frozen=True, kw_only=True):
-    """That something is gone."""
+    """Confirmation that an object is deleted."""
 
     id: str
     object: str
@@ -556,9 +556,9 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(body: Struct) -> bytes:
-    """The body as JSON in UTF-8."""
+    """Encodes a body as JSON in UTF-8."""
     return _encoder.encode(body)
 
 
-def _iso(time_s: float | None) -> str | None:
-    return None if time_s is None else iso_of(time_s)
+def _optional_iso(time_s: float | None) -> str | None:
+    return None if time_s is None else to_iso(time_s)

@@ -1,4 +1,4 @@
-"""What well-typed tenants, keys and limits must further obey, and how they become the vocabulary of `core`.
+"""Rules for well-typed tenants, keys and limits, and their conversion to the types of `core`.
 
 A message names the field, the rule and the value. Rules that need the store (whether a tenant exists) are not here.
 """
@@ -12,29 +12,32 @@ from msgspec import UNSET
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.limits import Limit
-from maitred.core.money import nusd_of
+from maitred.core.money import to_nano_usd
 from maitred.core.tenancy import Scope, Tenant, is_id
 from maitred.wire.admin.requests import CreateLimit, CreateTenant, RotateKey, Time, UpdateTenant
-from maitred.wire.admin.times import time_in
-from maitred.wire.openai.faults import shown
+from maitred.wire.admin.times import parse_time
+from maitred.wire.openai.faults import format_value
 from maitred.wire.openai.rules import NumberRange
 
-MOST_NAME_CHARACTERS = 200
-MOST_MODELS = 1000
-MOST_WORDS = 64
-"""Regions, or tags, of one tenant."""
-LARGEST_COUNT = 10**12
-LARGEST_USD = 9_000_000
-"""In nano-dollars this is just below 2^53, up to which the doubles of shared counters are exact."""
-LONGEST_OVERLAP_S = 90 * 86_400
+MAX_NAME_CHARACTERS = 200
+MAX_MODELS = 1000
+MAX_WORDS = 64
+"""Most regions, or tags, of one tenant."""
+MAX_COUNT = 10**12
+MAX_USD = 9_000_000
+"""Most dollars of a limit.
+
+In nano-dollars this is just below 2^53, up to which the doubles of shared counters are exact.
+"""
+MAX_OVERLAP_S = 90 * 86_400
 
 _KEY_ID = re.compile(r"[a-z0-9]{16}", re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,62}", re.ASCII)
 _WEIGHT = NumberRange(0.001, 1000)
 _PRIORITY = NumberRange(1, 10)
-_COUNT = NumberRange(1, LARGEST_COUNT)
-_USD = NumberRange(0, LARGEST_USD, excludes_low=True)
-_OVERLAP = NumberRange(0, LONGEST_OVERLAP_S)
+_COUNT = NumberRange(1, MAX_COUNT)
+_USD = NumberRange(0, MAX_USD, excludes_low=True)
+_OVERLAP = NumberRange(0, MAX_OVERLAP_S)
 _PAGE = NumberRange(1, 500)
 
 
@@ -48,7 +51,7 @@ def check_id(field: str, text: str) -> None:
     if not is_id(text):
         raise InvalidRequest(
             f"{field} must be 1 to 63 lower-case letters, digits, '-' and '_', the first a letter or a digit; got "
-            f"{shown(text)}.",
+            f"{format_value(text)}.",
             param=field,
         )
 
@@ -56,37 +59,39 @@ def check_id(field: str, text: str) -> None:
 def check_key_id(field: str, text: str) -> None:
     """Raises InvalidRequest unless a key can have this public id."""
     if not is_key_id(text):
-        raise InvalidRequest(f"{field} must be 16 lower-case letters and digits; got {shown(text)}.", param=field)
+        raise InvalidRequest(
+            f"{field} must be 16 lower-case letters and digits; got {format_value(text)}.", param=field
+        )
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidRequest for a name that no table could show."""
-    _check_text("name", name, MOST_NAME_CHARACTERS)
+    """Raises InvalidRequest for a name that a table could not show."""
+    _check_text("name", name, MAX_NAME_CHARACTERS)
 
 
 def check_page(limit: int, after: str) -> None:
-    """Raises InvalidRequest for a page that nobody can want."""
+    """Raises InvalidRequest for a page size or a cursor out of range."""
     _PAGE.check("limit", limit)
     _check_text("after", after, 512)
 
 
 def check_filter(field: str, name: str) -> None:
-    """Raises InvalidRequest for what no line of the ledger can have been written for."""
+    """Raises InvalidRequest for a filter that no line of the ledger can match."""
     _check_text(field, name, 256, empty=False)
 
 
 def check_subject(subject: str) -> None:
-    """Raises InvalidRequest unless limits can belong to it."""
-    sort, _, name = subject.partition(":")
-    if subject in ("*", "tenant:*", "key:*") or (sort in ("tenant", "key") and is_id(name)):
+    """Raises InvalidRequest unless limits can belong to this subject."""
+    subject_kind, _, name = subject.partition(":")
+    if subject in ("*", "tenant:*", "key:*") or (subject_kind in ("tenant", "key") and is_id(name)):
         return
     raise InvalidRequest(
-        f"subject must be tenant:<id>, key:<id>, tenant:*, key:* or *; got {shown(subject)}.", param="subject"
+        f"subject must be tenant:<id>, key:<id>, tenant:*, key:* or *; got {format_value(subject)}.", param="subject"
     )
 
 
-def tenant_of(request: CreateTenant) -> Tenant:
-    """The tenant that is asked for.
+def to_tenant(request: CreateTenant) -> Tenant:
+    """Checks a request and returns the tenant to create.
 
     Raises:
         InvalidRequest: A field is out of range.
@@ -101,10 +106,10 @@ def tenant_of(request: CreateTenant) -> Tenant:
 
 
 def tenant_changes(request: UpdateTenant) -> dict[str, Any]:
-    """The fields that change, as `Tenant` has them.
+    """Checks a request and returns the fields to change, as `Tenant` has them.
 
     Raises:
-        InvalidRequest: One is out of range.
+        InvalidRequest: A field is out of range.
     """
     changes: dict[str, Any] = {
         name: getattr(request, name) for name in request.__struct_fields__ if getattr(request, name) is not UNSET
@@ -114,18 +119,18 @@ def tenant_changes(request: UpdateTenant) -> dict[str, Any]:
     _check_number(_WEIGHT, "weight", changes.get("weight"))
     _PRIORITY.check("priority_ceiling", changes.get("priority_ceiling"))
     if changes.get("models") is not None:
-        check_count("models", changes["models"], MOST_MODELS)
+        check_count("models", changes["models"], MAX_MODELS)
         for position, model in enumerate(changes["models"]):
             _check_text(f"models[{position}]", model, 256, empty=False)
     for field in ("regions", "tags"):
-        check_count(field, changes.get(field, ()), MOST_WORDS)
+        check_count(field, changes.get(field, ()), MAX_WORDS)
         for position, word in enumerate(changes.get(field, ())):
             check_word(f"{field}[{position}]", word)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()}
 
 
-def scopes_of(scopes: Sequence[Scope]) -> tuple[Scope, ...]:
-    """The scopes of a key, each once.
+def parse_scopes(scopes: Sequence[Scope]) -> tuple[Scope, ...]:
+    """Returns the scopes of a key, each once.
 
     Raises:
         InvalidRequest: There is none.
@@ -135,15 +140,15 @@ def scopes_of(scopes: Sequence[Scope]) -> tuple[Scope, ...]:
     return tuple(scope for scope in Scope if scope in scopes)
 
 
-def expiry_of(value: Time | None, now_s: float) -> float | None:
-    """When a key expires.
+def parse_expiry(value: Time | None, now_s: float) -> float | None:
+    """Returns the time at which a key expires.
 
     Raises:
-        InvalidRequest: That is no time, or it has passed.
+        InvalidRequest: The value is no time, or has passed.
     """
     if value is None:
         return None
-    expires_s = time_in("expires_at", value)
+    expires_s = parse_time("expires_at", value)
     if expires_s <= now_s:
         raise InvalidRequest(
             "expires_at must lie in the future. Name a later time; a key that must stop now is revoked.",
@@ -152,18 +157,18 @@ def expiry_of(value: Time | None, now_s: float) -> float | None:
     return expires_s
 
 
-def overlap_of(request: RotateKey) -> float:
-    """How long the old secret of a key lives on.
+def parse_overlap(request: RotateKey) -> float:
+    """Returns how long the old secret of a rotated key stays valid, in seconds.
 
     Raises:
-        InvalidRequest: Out of range.
+        InvalidRequest: The value is out of range.
     """
     _check_number(_OVERLAP, "overlap_s", request.overlap_s)
     return float(request.overlap_s)
 
 
-def limit_of(request: CreateLimit, limit_id: str) -> Limit:
-    """The limit that is asked for.
+def to_limit(request: CreateLimit, limit_id: str) -> Limit:
+    """Checks a request and returns the limit to create.
 
     Raises:
         InvalidRequest: A field is out of range, or means nothing for this kind.
@@ -175,11 +180,13 @@ def limit_of(request: CreateLimit, limit_id: str) -> Limit:
         _check_text("model", request.model, 256, empty=False)
     if kind.spend:
         _check_number(_USD, "value", request.value)
-        value = nusd_of(request.value)
+        value = to_nano_usd(request.value)
         if value == 0:
-            raise InvalidRequest(f"value must be at least a nano-dollar; got {shown(request.value)}.", param="value")
+            raise InvalidRequest(
+                f"value must be at least a nano-dollar; got {format_value(request.value)}.", param="value"
+            )
     else:
-        value = _whole(request.value, kind)
+        value = _whole_number(request.value, kind)
     if request.burst is not None:
         if not kind.per_minute:
             raise InvalidRequest(f"burst is only for limits per minute. Remove it from {kind}.", param="burst")
@@ -197,18 +204,18 @@ def limit_of(request: CreateLimit, limit_id: str) -> Limit:
     )
 
 
-def _whole(value: float, kind: str) -> int:
+def _whole_number(value: float, kind: str) -> int:
     _check_number(_COUNT, "value", value)
     if value != int(value):
-        raise InvalidRequest(f"value must be a whole number for {kind}; got {shown(value)}.", param="value")
+        raise InvalidRequest(f"value must be a whole number for {kind}; got {format_value(value)}.", param="value")
     return int(value)
 
 
-def _check_number(allowed: NumberRange, field: str, value: float | None) -> None:
+def _check_number(bounds: NumberRange, field: str, value: float | None) -> None:
     # Nothing compares with NaN, so that a range would let it pass.
     if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidRequest(f"{field} must be a number; got {shown(value)}.", param=field)
-    allowed.check(field, value)
+        raise InvalidRequest(f"{field} must be a number; got {format_value(value)}.", param=field)
+    bounds.check(field, value)
 
 
 def check_count(field: str, entries: Sequence[str], most: int) -> None:
@@ -218,10 +225,10 @@ def check_count(field: str, entries: Sequence[str], most: int) -> None:
 
 
 def check_word(field: str, word: str) -> None:
-    """Raises InvalidRequest unless a region or a tag can be called that."""
+    """Raises InvalidRequest unless the word is a valid region or tag."""
     if _WORD.fullmatch(word) is None:
         raise InvalidRequest(
-            f"{field} must be 1 to 63 letters, digits, '.', '_', ':' and '-'; got {shown(word)}.", param=field
+            f"{field} must be 1 to 63 letters, digits, '.', '_', ':' and '-'; got {format_value(word)}.", param=field
         )
 
 

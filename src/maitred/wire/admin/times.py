@@ -1,17 +1,17 @@
-"""Times, as the administration's API writes and reads them.
+"""Times, as the admin API writes and reads them.
 
-It writes ISO 8601 in UTC (``2026-11-21T16:00:00Z``), to the second unless there is a fraction. It reads that, with any
-offset; seconds since the Unix epoch; and in queries, where people type, what lies so far back: ``-7d``.
+The API writes ISO 8601 in UTC (``2026-11-21T16:00:00Z``), to the second unless there is a fraction. It reads ISO 8601
+with any offset; seconds since the Unix epoch; and in queries, which people type, times before now: ``-7d``.
 """
 
 import re
 from datetime import UTC, datetime, timedelta
 
 from maitred.core.errors import InvalidRequest
-from maitred.wire.openai.faults import shown
+from maitred.wire.openai.faults import format_value
 
-LATEST_S = 253_402_300_799.0
-"""The end of the year 9999, where ISO's years end."""
+MAX_TIME_S = 253_402_300_799.0
+"""Latest time: the end of the year 9999, where the years of ISO 8601 end."""
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _RELATIVE = re.compile(r"-(\d{1,9})([smhdw])", re.ASCII)
 _EPOCH = re.compile(r"\d{1,12}(\.\d{1,9})?", re.ASCII)
@@ -19,41 +19,43 @@ _LOST_PLUS = re.compile(r"(T\S*) (\d\d:?\d\d)$", re.ASCII)
 """A plus that was not percent-encoded is a blank once a query is decoded."""
 
 
-def iso_of(time_s: float) -> str:
-    """A time since the epoch in ISO 8601, in UTC."""
-    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=min(max(time_s, 0.0), LATEST_S))
+def to_iso(time_s: float) -> str:
+    """Formats a time since the epoch as ISO 8601 in UTC."""
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=min(max(time_s, 0.0), MAX_TIME_S))
     return moment.isoformat(timespec="milliseconds" if moment.microsecond else "seconds").replace("+00:00", "Z")
 
 
-def time_in(field: str, value: str | int | float) -> float:
-    """The time that a body gives: ISO 8601, or seconds since the epoch.
+def parse_time(field: str, value: str | int | float) -> float:
+    """Parses a time of a body: ISO 8601, or seconds since the epoch.
 
     Raises:
-        InvalidRequest: It is neither.
+        InvalidRequest: The value is neither.
     """
     if isinstance(value, str):
-        return _iso(field, value)
-    if not 0 <= value <= LATEST_S:
-        raise InvalidRequest(f"{field} must lie between the years 1970 and 9999; got {shown(value)}.", param=field)
+        return _parse_iso(field, value)
+    if not 0 <= value <= MAX_TIME_S:
+        raise InvalidRequest(
+            f"{field} must lie between the years 1970 and 9999; got {format_value(value)}.", param=field
+        )
     return float(value)
 
 
-def time_in_query(field: str, text: str, now_s: float) -> float:
-    """The time that a query gives: as a body, or so far before now.
+def parse_query_time(field: str, text: str, now_s: float) -> float:
+    """Parses a time of a query: as in a body, or relative to now.
 
     Raises:
-        InvalidRequest: It is no time.
+        InvalidRequest: The text is no time.
     """
     if text == "now":
         return now_s
     if back := _RELATIVE.fullmatch(text):
         return max(0.0, now_s - int(back[1]) * _UNITS_S[back[2]])
     if _EPOCH.fullmatch(text):
-        return time_in(field, float(text))
-    return _iso(field, _LOST_PLUS.sub(r"\1+\2", text))
+        return parse_time(field, float(text))
+    return _parse_iso(field, _LOST_PLUS.sub(r"\1+\2", text))
 
 
-def _iso(field: str, text: str) -> float:
+def _parse_iso(field: str, text: str) -> float:
     try:
         # Longer texts are no times, and only cost.
         moment = datetime.fromisoformat(text if len(text) <= 40 else "")
@@ -61,6 +63,6 @@ def _iso(field: str, text: str) -> float:
         moment_s = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         raise InvalidRequest(
-            f"{field} must be a time in ISO 8601, such as 2026-11-21T16:00:00Z; got {shown(text)}.", param=field
+            f"{field} must be a time in ISO 8601, such as 2026-11-21T16:00:00Z; got {format_value(text)}.", param=field
         ) from None
-    return time_in(field, moment_s)
+    return parse_time(field, moment_s)

@@ -1,7 +1,7 @@
-"""Messages requests from clients: bytes to structs that keep the rules, or InvalidRequest in the caller's own terms.
+"""Decodes Messages requests of clients: bytes to structs that keep the rules, or InvalidRequest in the client's terms.
 
-What is checked here is what Messages asks for beyond a chat completion; the rest is checked once the request has
-become one (`maitred.wire.anthropic.inbound`).
+Here only the rules of Messages beyond those of a chat completion are checked; the rest is checked once the request has
+become a chat completion (`maitred.wire.anthropic.inbound`).
 """
 
 from collections.abc import Mapping
@@ -11,18 +11,21 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest
 from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest
-from maitred.wire.openai.faults import UNREADABLE, fault_of, shown
+from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
 from maitred.wire.openai.rules import MAX_STOP_CHARACTERS, MAX_STOPS, NumberRange, check_known
 
 R = TypeVar("R", MessagesRequest, CountTokensRequest)
 
-VERSIONS = ("2023-06-01", "2026-10-21")
-"""Of the API. The newer one has the same events and takes neither `temperature` nor `top_p` nor `top_k`; here they are
-taken with both, since models that are not Anthropic's know them (https://platform.claude.com/docs/en/api/versioning).
+API_VERSIONS = ("2023-06-01", "2026-10-21")
+"""Supported API versions.
+
+The newer version has the same events and takes neither `temperature` nor `top_p` nor `top_k`; here they are accepted
+with
+both, since models that are not Anthropic's know them (https://platform.claude.com/docs/en/api/versioning).
 """
 _ROLES = ("user", "assistant", "system")
-_CHOICES = ("auto", "any", "tool", "none")
-_OUR_TOOLS = (None, "custom")
+_TOOL_CHOICES = ("auto", "any", "tool", "none")
+_CUSTOM_TOOL_TYPES = (None, "custom")
 _TEMPERATURE = NumberRange(0, 1)
 _TOP_K = NumberRange(0, 2**31 - 1)
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -32,36 +35,40 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 """Field -> the values that ask for nothing (beside null)."""
 
-_messages = msgspec.json.Decoder(MessagesRequest)
-_count = msgspec.json.Decoder(CountTokensRequest)
+_messages_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(CountTokensRequest)
 
 
 def check_version(version: str | None) -> None:
-    """Raises InvalidRequest unless this is a version that is spoken here; None: the header was not sent."""
+    """Raises InvalidRequest unless the version is supported; None: the header was not sent."""
     if version is None:
         raise InvalidRequest(
-            f"The header anthropic-version is required. Send anthropic-version: {VERSIONS[-1]}.",
+            f"The header anthropic-version is required. Send anthropic-version: {API_VERSIONS[-1]}.",
             param="anthropic-version",
         )
-    if version.strip() not in VERSIONS:
+    if version.strip() not in API_VERSIONS:
         raise InvalidRequest(
-            f"anthropic-version must be {' or '.join(VERSIONS)}; got {shown(version)}.", param="anthropic-version"
+            f"anthropic-version must be {' or '.join(API_VERSIONS)}; got {format_value(version)}.",
+            param="anthropic-version",
         )
 
 
 def decode_messages(body: bytes, *, strict: bool) -> MessagesRequest:
-    """Reads the body of a Messages request.
+    """Decodes the body of a Messages request.
 
     Args:
-        body: As it came.
-        strict: Refuse fields that nobody knows. Costs a second decoding.
+        body: The bytes of the body.
+        strict: Reject unknown fields. Costs a second decoding.
 
     Raises:
-        InvalidRequest: Malformed, mistyped, out of range or asking for what is not built yet; `param` says where.
+        InvalidRequest: The body is malformed, mistyped, out of range or asks for an unsupported feature; `param` says
+            where.
     """
-    request = _decoded(_messages, body, strict)
+    request = _decode(_messages_decoder, body, strict)
     if request.max_tokens < 1:
-        raise InvalidRequest(f"max_tokens must be at least 1; got {shown(request.max_tokens)}.", param="max_tokens")
+        raise InvalidRequest(
+            f"max_tokens must be at least 1; got {format_value(request.max_tokens)}.", param="max_tokens"
+        )
     _TEMPERATURE.check("temperature", request.temperature)
     _TOP_K.check("top_k", request.top_k)
     _check_stops(request.stop_sequences or ())
@@ -69,35 +76,36 @@ def decode_messages(body: bytes, *, strict: bool) -> MessagesRequest:
     return request
 
 
-def decode_count(body: bytes, *, strict: bool) -> CountTokensRequest:
-    """Reads the body of a question for a conversation's length; as `decode_messages`."""
-    request = _decoded(_count, body, strict)
+def decode_count_tokens(body: bytes, *, strict: bool) -> CountTokensRequest:
+    """Decodes the body of a request to count tokens; as `decode_messages`."""
+    request = _decode(_count_decoder, body, strict)
     _check_prompt(request)
     return request
 
 
-def _decoded(decoder: msgspec.json.Decoder[R], body: bytes, strict: bool) -> R:
+def _decode(decoder: msgspec.json.Decoder[R], body: bytes, strict: bool) -> R:
     try:
         request = decoder.decode(body)
         if strict:
             check_known(msgspec.json.decode(body), type(request))
-    except UNREADABLE as error:
-        raise fault_of(error) from error
+    except DECODE_ERRORS as error:
+        raise describe_fault(error) from error
     return request
 
 
 def _check_prompt(request: CountTokensRequest) -> None:
-    for field, harmless in _UNSUPPORTED.items():
+    for field, neutral_values in _UNSUPPORTED.items():
         value = getattr(request, field, None)
-        if value is not None and value not in harmless:
+        if value is not None and value not in neutral_values:
             raise InvalidRequest(f"{field} is not supported by this server. Remove it.", param=field)
-    wanted = request.output_format
-    match wanted:
+    output_format = request.output_format
+    match output_format:
         case None | {"type": "json_schema", "schema": dict()}:
             pass
         case _:
             raise InvalidRequest(
-                f"output_config.format must be an object with the type json_schema and a schema; got {shown(wanted)}.",
+                "output_config.format must be an object with the type json_schema and a schema; got "
+                f"{format_value(output_format)}.",
                 param="output_config.format",
             )
     if not request.messages:
@@ -105,7 +113,7 @@ def _check_prompt(request: CountTokensRequest) -> None:
     for position, message in enumerate(request.messages):
         if message.role not in _ROLES:
             raise InvalidRequest(
-                f"messages[{position}].role must be one of {', '.join(_ROLES)}; got {shown(message.role)}.",
+                f"messages[{position}].role must be one of {', '.join(_ROLES)}; got {format_value(message.role)}.",
                 param=f"messages[{position}].role",
             )
         if not message.content:
@@ -123,9 +131,10 @@ def _check_prompt(request: CountTokensRequest) -> None:
 
 def _check_tools(request: CountTokensRequest) -> None:
     for position, tool in enumerate(request.tools or ()):
-        if tool.type not in _OUR_TOOLS:
+        if tool.type not in _CUSTOM_TOOL_TYPES:
             raise InvalidRequest(
-                f"tools[{position}] is of the type {shown(tool.type)}, which runs at Anthropic. Remove it, or define a "
+                f"tools[{position}] is of the type {format_value(tool.type)}, which runs at Anthropic. Remove it, or "
+                "define a "
                 "tool of your own with input_schema.",
                 param=f"tools[{position}].type",
             )
@@ -136,9 +145,9 @@ def _check_tools(request: CountTokensRequest) -> None:
     choice = request.tool_choice
     if choice is None:
         return
-    if choice.type not in _CHOICES:
+    if choice.type not in _TOOL_CHOICES:
         raise InvalidRequest(
-            f"tool_choice.type must be one of {', '.join(_CHOICES)}; got {shown(choice.type)}.",
+            f"tool_choice.type must be one of {', '.join(_TOOL_CHOICES)}; got {format_value(choice.type)}.",
             param="tool_choice.type",
         )
     if choice.type == "tool" and choice.name is None:

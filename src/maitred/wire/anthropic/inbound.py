@@ -15,7 +15,7 @@ neighbours of a role   one message, as Anthropic reads them
 =====================  ==============================================================================
 
 ``thinking`` says whether the answer shows what the model thought, and no more. Hints that have no counterpart
-(``cache_control``, ``output_config.effort``, ``service_tier``) go unheard.
+(``cache_control``, ``output_config.effort``, ``service_tier``) are ignored.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,19 +43,19 @@ from maitred.wire.openai.requests import ChatRequest, ContentPart, FunctionCall,
 from maitred.wire.openai.rules import check_chat
 
 
-def chat_of(request: CountTokensRequest) -> ChatRequest:
-    """The chat completion.
+def to_chat(request: CountTokensRequest) -> ChatRequest:
+    """Converts a Messages request to a chat completion.
 
     Args:
-        request: Decoded. If it asks for an answer, so does the result.
+        request: A decoded request. If it asks for an answer, so does the result.
 
     Raises:
-        InvalidRequest: It asks for what is not built yet; `param` says where.
+        InvalidRequest: The request asks for an unsupported feature; `param` says where.
     """
     parallel = request.tool_choice.disable_parallel_tool_use if request.tool_choice else None
     chat = ChatRequest(
         model=request.model,
-        messages=[*_system(request.system), *_turns(request.messages)],
+        messages=[*_system_messages(request.system), *_turns(request.messages)],
         tools=[_tool(tool) for tool in request.tools] if request.tools else None,
         tool_choice=_tool_choice(request.tool_choice),
         parallel_tool_calls=False if parallel else None,
@@ -76,42 +76,46 @@ def chat_of(request: CountTokensRequest) -> ChatRequest:
     return chat
 
 
-def thinks(request: CountTokensRequest) -> bool:
-    """Whether the client wants to see what the model thinks, which it has to say."""
+def wants_thinking(request: CountTokensRequest) -> bool:
+    """Whether the client asks for the model's thinking, which it has to request."""
     return isinstance(request.thinking, dict) and request.thinking.get("type") in ("enabled", "adaptive")
 
 
-def constraint_in(request: MessagesRequest) -> Constraint | None:
-    """What the answer has to look like; None: anything."""
-    wanted = request.output_format
-    return None if wanted is None else Constraint("json_schema", wanted["schema"], "output_config.format.schema")
+def to_constraint(request: MessagesRequest) -> Constraint | None:
+    """Returns the constraint on the form of the answer; None: there is none."""
+    output_format = request.output_format
+    return (
+        None
+        if output_format is None
+        else Constraint("json_schema", output_format["schema"], "output_config.format.schema")
+    )
 
 
 def _response_format(request: MessagesRequest) -> dict[str, Any] | None:
-    wanted = request.output_format
-    if wanted is None:
+    output_format = request.output_format
+    if output_format is None:
         return None
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted["schema"], "strict": True}}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": output_format["schema"], "strict": True}}
 
 
-def _system(system: str | list[TextBlock] | None) -> Iterator[Message]:
+def _system_messages(system: str | list[TextBlock] | None) -> Iterator[Message]:
     if system:
         yield Message(role="system", content=system if isinstance(system, str) else [_part(text) for text in system])
 
 
 def _turns(messages: Sequence[InputMessage]) -> Iterator[Message]:
-    for role, blocks in _merged(messages):
+    for role, blocks in _merge_turns(messages):
         match role:
             case "assistant":
-                yield from _assistant(blocks)
+                yield from _assistant_messages(blocks)
             case "system":
                 yield Message(role="system", content=_content(blocks) or "")
             case _:
-                yield from _user(blocks)
+                yield from _user_messages(blocks)
 
 
-def _merged(messages: Iterable[InputMessage]) -> list[tuple[str, list[Block]]]:
-    """The turns, each with all of its blocks."""
+def _merge_turns(messages: Iterable[InputMessage]) -> list[tuple[str, list[Block]]]:
+    """Merges neighbouring messages of one role into turns, each with all of its blocks."""
     turns: list[tuple[str, list[Block]]] = []
     for message in messages:
         if turns and turns[-1][0] == message.role:
@@ -121,15 +125,15 @@ def _merged(messages: Iterable[InputMessage]) -> list[tuple[str, list[Block]]]:
     return turns
 
 
-def _user(blocks: Sequence[Block]) -> Iterator[Message]:
+def _user_messages(blocks: Sequence[Block]) -> Iterator[Message]:
     for block in blocks:
         if isinstance(block, ToolResultBlock):
-            yield Message(role="tool", tool_call_id=block.tool_use_id, content=_result(block))
+            yield Message(role="tool", tool_call_id=block.tool_use_id, content=_tool_result(block))
     if content := _content(blocks):
         yield Message(role="user", content=content)
 
 
-def _result(block: ToolResultBlock) -> str | list[ContentPart]:
+def _tool_result(block: ToolResultBlock) -> str | list[ContentPart]:
     match block.content:
         case None:
             return ""
@@ -139,9 +143,9 @@ def _result(block: ToolResultBlock) -> str | list[ContentPart]:
             return _content(several) or ""
 
 
-def _assistant(blocks: Sequence[Block]) -> Iterator[Message]:
+def _assistant_messages(blocks: Sequence[Block]) -> Iterator[Message]:
     calls = [
-        ToolCall(id=block.id, function=FunctionCall(name=block.name, arguments=_json(block.input)))
+        ToolCall(id=block.id, function=FunctionCall(name=block.name, arguments=_encode_json(block.input)))
         for block in blocks
         if isinstance(block, ToolUseBlock)
     ]
@@ -151,7 +155,7 @@ def _assistant(blocks: Sequence[Block]) -> Iterator[Message]:
 
 
 def _content(blocks: Iterable[Block]) -> str | list[ContentPart] | None:
-    """Text and images; None if there are none."""
+    """Returns the text and images of the blocks; None if there are none."""
     match [_part(block) for block in blocks if isinstance(block, TextBlock | ImageBlock)]:
         case []:
             return None
@@ -194,7 +198,7 @@ def _tool_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
             return choice.type
 
 
-def _json(value: dict[str, Any]) -> str:
+def _encode_json(value: dict[str, Any]) -> str:
     try:
         return msgspec.json.encode(value).decode("utf-8")
     except RecursionError:

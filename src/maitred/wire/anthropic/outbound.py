@@ -1,12 +1,12 @@
-"""A chat completion as the Messages request that means the same, for servers that speak Anthropic.
+"""Converts a chat completion to the equivalent Messages request, for servers that speak Anthropic.
 
-The way back of `maitred.wire.anthropic.inbound`, with what Messages demands beyond it: instructions stand in ``system``
+The reverse of `maitred.wire.anthropic.inbound`, with what Messages demands beyond it: instructions stand in ``system``
 and nowhere else, turns alternate and begin with the user's, the results of tools come first in their turn, no text is
 empty, and ``max_tokens`` is required.
 
-What Messages has no word for is refused where the answer would be another one without it (several choices,
+A field that Messages does not have is rejected where the answer would differ without it (several choices,
 log-probabilities, penalties, a JSON schema), and left out where it is a hint (`seed`, `reasoning_effort`,
-`prompt_cache_key`...). A temperature above 1, which is the highest there, is 1, as in Anthropic's own translation
+`prompt_cache_key`...). A temperature above 1, which is the highest there, becomes 1, as in Anthropic's own translation
 (https://platform.claude.com/docs/en/api/openai-sdk).
 """
 
@@ -32,10 +32,12 @@ from maitred.wire.anthropic.requests import (
 )
 from maitred.wire.openai.requests import ChatRequest, ContentPart, Message, ToolCall
 
-VERSION = "2023-06-01"
-"""To be sent as ``anthropic-version``: the last one that takes `temperature`, `top_p` and `top_k`, for the models that
-know them. Its events are those of the newer one."""
-_NOT_SAID: Mapping[str, tuple[Any, ...]] = {
+API_VERSION = "2023-06-01"
+"""The ``anthropic-version`` to send: the last one with `temperature`, `top_p` and `top_k`.
+
+Its events are those of the newer version.
+"""
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
     "logit_bias": ({},),
@@ -60,23 +62,23 @@ _NOT_SAID: Mapping[str, tuple[Any, ...]] = {
 }
 """Field -> the values that ask for nothing (beside null)."""
 _HIGHEST_TEMPERATURE = 1.0
-_INLINE = "data:"
+_DATA_URL_PREFIX = "data:"
 
 
-def messages_of(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRequest:
-    """The Messages request, which asks for a stream: that is how a server that dies or stalls is noticed.
+def to_messages(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRequest:
+    """Builds the Messages request. It asks for a stream, so that a server that dies or stalls is noticed.
 
     Args:
         chat: The chat completion.
-        model: What the server calls the model.
+        model: The server's name of the model.
         max_tokens: Most output tokens; Messages has no default.
 
     Raises:
-        InvalidRequest: Messages cannot say what it asks for; `param` says where.
+        InvalidRequest: Messages cannot express the request; `param` says where.
     """
-    for field, harmless in _NOT_SAID.items():
+    for field, neutral_values in _UNSUPPORTED.items():
         value = getattr(chat, field)
-        if value is not None and value not in harmless:
+        if value is not None and value not in neutral_values:
             raise InvalidRequest(f"{field} is not known to the server that runs this model. Remove it.", param=field)
     tools = [_tool(position, tool) for position, tool in enumerate(chat.tools or ())]
     end_user = chat.safety_identifier or chat.user
@@ -87,7 +89,7 @@ def messages_of(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRe
         system=_system(chat.messages),
         tools=tools or None,
         tool_choice=_tool_choice(chat) if tools else None,
-        stop_sequences=_stops(chat.stops),
+        stop_sequences=_stop_sequences(chat.stops),
         temperature=None if chat.temperature is None else min(chat.temperature, _HIGHEST_TEMPERATURE),
         top_p=chat.top_p,
         # Clients write "all" as 0 or as -1; Messages leaves the field out.
@@ -110,7 +112,7 @@ def _system(messages: Sequence[Message]) -> str | list[TextBlock] | None:
 
 
 def _turns(messages: Sequence[Message]) -> list[InputMessage]:
-    """Alternating turns, of which each has at least one block."""
+    """Converts messages to alternating turns, each with at least one block."""
     turns: list[tuple[str, list[Block]]] = []
     for position, message in enumerate(messages):
         if message.role in ("system", "developer"):
@@ -128,10 +130,10 @@ def _turns(messages: Sequence[Message]) -> list[InputMessage]:
             "messages must begin with a message of the role user, after those of the role system, for this model.",
             param="messages",
         )
-    return [InputMessage(role=role, content=_written(blocks)) for role, blocks in turns]
+    return [InputMessage(role=role, content=_turn_content(blocks)) for role, blocks in turns]
 
 
-def _written(blocks: list[Block]) -> str | list[Block]:
+def _turn_content(blocks: list[Block]) -> str | list[Block]:
     match blocks:
         case [TextBlock(text=text)]:
             return text
@@ -170,9 +172,9 @@ def _part(path: str, part: ContentPart) -> TextBlock | ImageBlock:
             f"{path} has the type {part.type[:64]!r}. This model reads text and image_url.", param=path
         )
     url = part.image_url.url
-    if not url.startswith(_INLINE):
+    if not url.startswith(_DATA_URL_PREFIX):
         return ImageBlock(source=UrlSource(url=url))
-    media_type, base64, data = url.removeprefix(_INLINE).partition(";base64,")
+    media_type, base64, data = url.removeprefix(_DATA_URL_PREFIX).partition(";base64,")
     if not base64 or not media_type:
         raise InvalidRequest(
             f"{path}.image_url.url must be a URL, or data:<media type>;base64,<data>.", param=f"{path}.image_url.url"
@@ -214,25 +216,25 @@ def _tool(position: int, tool: object) -> ToolDefinition:
 
 
 def _tool_choice(chat: ChatRequest) -> ToolChoice | None:
-    one_by_one = True if chat.parallel_tool_calls is False else None
+    disable_parallel = True if chat.parallel_tool_calls is False else None
     match chat.tool_choice:
         case None:
-            return ToolChoice(type="auto", disable_parallel_tool_use=True) if one_by_one else None
+            return ToolChoice(type="auto", disable_parallel_tool_use=True) if disable_parallel else None
         case "auto":
-            return ToolChoice(type="auto", disable_parallel_tool_use=one_by_one)
+            return ToolChoice(type="auto", disable_parallel_tool_use=disable_parallel)
         case "none":
             return ToolChoice(type="none")
         case "required":
-            return ToolChoice(type="any", disable_parallel_tool_use=one_by_one)
+            return ToolChoice(type="any", disable_parallel_tool_use=disable_parallel)
         case {"type": "function", "function": {"name": str() as name}}:
-            return ToolChoice(type="tool", name=name, disable_parallel_tool_use=one_by_one)
+            return ToolChoice(type="tool", name=name, disable_parallel_tool_use=disable_parallel)
         case _:
             raise InvalidRequest(
                 "tool_choice must be none, auto, required or name a function for this model.", param="tool_choice"
             )
 
 
-def _stops(stops: Sequence[str]) -> list[str] | None:
+def _stop_sequences(stops: Sequence[str]) -> list[str] | None:
     if any(not stop.strip() for stop in stops):
         raise InvalidRequest(
             "stop must not be white space alone for this model. Remove it, or add what stands around it.", param="stop"

@@ -1,7 +1,8 @@
 """A Messages request, field by field: read from clients that speak Anthropic, and written to servers that do.
 
 Names and meanings are Anthropic's (https://platform.claude.com/docs/en/api/messages). A field that is not sent is left
-out, so what is written says no more than what was asked. As in `maitred.wire.openai.requests`, some fields are here
+out, so the written request has no more fields than the original. As in `maitred.wire.openai.requests`, some fields are
+here
 only to be refused.
 """
 
@@ -32,7 +33,7 @@ class UrlSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 
 
 class ImageBlock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="image"):
-    """A picture."""
+    """An image in a message."""
 
     source: Base64Source | UrlSource
     cache_control: Any = None
@@ -50,7 +51,7 @@ class ToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class ToolResultBlock(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="tool_result"
 ):
-    """What a tool gave back; in a user message."""
+    """The result of a tool call; in a user message."""
 
     tool_use_id: str
     content: str | list[TextBlock | ImageBlock] | None = None
@@ -59,14 +60,14 @@ class ToolResultBlock(
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model thought before an earlier answer."""
+    """The model's thinking before an earlier answer."""
 
     thinking: str
     signature: str = ""
 
 
 class RedactedThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="redacted_thinking"):
-    """The same, encrypted."""
+    """The model's thinking before an earlier answer, encrypted."""
 
     data: str
 
@@ -81,7 +82,7 @@ class InputMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str | list[Block]
 
     def blocks(self) -> list[Block]:
-        """The content, however it was written."""
+        """Returns the content as a list of blocks, however it was written."""
         return [TextBlock(text=self.content)] if isinstance(self.content, str) else self.content
 
 
@@ -106,10 +107,10 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RequestMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """About the request."""
+    """Metadata of a Messages request."""
 
     user_id: str | None = None
-    """Opaque; tells one end user from another."""
+    """Opaque id that tells one end user from another."""
 
 
 class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -131,12 +132,12 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
     @property
     def output_format(self) -> Any:  # noqa: ANN401 - whatever was sent
-        """What the answer has to look like; None: anything."""
+        """The requested form of the answer; None: there is none."""
         return self.output_config.get("format") if isinstance(self.output_config, dict) else None
 
 
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True, omit_defaults=True):
-    """`POST /v1/messages`."""
+    """Body of `POST /v1/messages`."""
 
     max_tokens: int
     stop_sequences: list[str] | None = None
@@ -152,7 +153,7 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True, omit_defaul
 
     @property
     def streams(self) -> bool:
-        """Whether the answer goes out as it comes."""
+        """Whether the answer is sent as a stream."""
         return self.stream is True
 
 
@@ -160,5 +161,5 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode_request(request: MessagesRequest) -> bytes:
-    """The body of a request, as JSON in UTF-8."""
+    """Encodes the body of a request as JSON in UTF-8."""
     return _encoder.encode(request)

@@ -1,7 +1,8 @@
-"""What a Messages server answers, field by field, whole and as the events of a stream; and its errors.
+"""Responses of a Messages server, field by field: whole answers, stream events and errors.
 
-The structs serve both directions. Where we read them they are lenient about what may be added (blocks, deltas and
-stop reasons of kinds that nobody knows yet) and strict about what an answer cannot do without.
+The structs serve both directions. When they are read they tolerate additions (blocks, deltas and stop reasons of
+unknown
+types), but not the lack of a field that an answer needs.
 
 Events: https://platform.claude.com/docs/en/build-with-claude/streaming; errors: .../docs/en/api/errors.
 """
@@ -19,14 +20,14 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens, as billed. Those of the prompt are counted apart: read from the cache, written to it, and the rest."""
 
     output_tokens: int
-    """So far; final in ``message_delta``."""
+    """Output tokens so far; final in ``message_delta``."""
     input_tokens: int | UnsetType | None = UNSET
     cache_creation_input_tokens: int | UnsetType | None = UNSET
     cache_read_input_tokens: int | UnsetType | None = UNSET
 
     @classmethod
     def of(cls, usage: Usage) -> "MessageUsage":
-        """A usage as Anthropic writes it. Writing to our cache costs nothing, so nothing is said of it."""
+        """Builds Anthropic's usage counts. Writes to this gateway's caches cost nothing, so their count is 0."""
         return cls(
             input_tokens=usage.prompt_tokens - usage.cached_tokens,
             cache_creation_input_tokens=0,
@@ -61,7 +62,7 @@ class MessagesAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class MessageStart(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="message_start"):
-    """The first event."""
+    """The first event of a stream."""
 
     message: MessagesAnswer
 
@@ -69,14 +70,14 @@ class MessageStart(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fiel
 class ContentBlockStart(
     msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="content_block_start"
 ):
-    """A block begins."""
+    """The start of a content block."""
 
     index: int
     content_block: ContentBlock
 
 
 class BlockDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is added to a block: ``text_delta``, ``thinking_delta``, or ``input_json_delta`` (of a tool's arguments)."""
+    """An addition to a block: ``text_delta``, ``thinking_delta``, or ``input_json_delta`` (of a tool's arguments)."""
 
     type: str
     text: str | UnsetType = UNSET
@@ -87,29 +88,29 @@ class BlockDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class ContentBlockDelta(
     msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="content_block_delta"
 ):
-    """A block goes on."""
+    """An addition to the open content block."""
 
     index: int
     delta: BlockDelta
     maitred: Marks | UnsetType = UNSET
-    """Not Anthropic's; only where there is something to say."""
+    """Marks of this gateway, not Anthropic's; left out if there are none."""
 
 
 class ContentBlockStop(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="content_block_stop"):
-    """A block is whole."""
+    """The end of a content block."""
 
     index: int
 
 
 class StopDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Why the answer ended."""
+    """The reason for the end of the answer."""
 
     stop_reason: str | None = None
     stop_sequence: str | None = None
 
 
 class MessageDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="message_delta"):
-    """All blocks are whole."""
+    """The stop reason and the usage, after the last content block."""
 
     delta: StopDelta
     usage: MessageUsage
@@ -120,17 +121,17 @@ class MessageStop(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field
 
 
 class PingEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="ping"):
-    """Says that the server lives; may come at any time."""
+    """A sign of life of the server; may come at any time."""
 
 
 class ErrorCode(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What exactly went wrong, as `type` is coarse."""
+    """The exact code of an error, since `type` is coarse."""
 
     error_code: str | UnsetType | None = UNSET
 
 
 class MessagesError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What went wrong: `type` for a program, `message` for a person."""
+    """Description of an error: `type` for a program, `message` for a person."""
 
     type: str
     message: str
@@ -166,16 +167,16 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(body: Body) -> bytes:
-    """The body as JSON in UTF-8."""
+    """Encodes a body as JSON in UTF-8."""
     return _encoder.encode(body)
 
 
 def encode_stream_event(event: StreamEvent) -> bytes:
-    """The event as it stands in a stream, under its name."""
-    return b"event: %b\ndata: %b\n\n" % (_NAMES[type(event)], _encoder.encode(event))
+    """Encodes an event of a stream, under its name."""
+    return b"event: %b\ndata: %b\n\n" % (_EVENT_NAMES[type(event)], _encoder.encode(event))
 
 
-_NAMES = {
+_EVENT_NAMES = {
     kind: str(kind.__struct_config__.tag).encode("ascii")
     for kind in (
         MessageStart,

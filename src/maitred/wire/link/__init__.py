@@ -1,1 +1,1 @@
-"""How a gateway and an engine on another machine come to trust each other."""
+"""Authentication and encryption between a gateway and an engine on another machine."""

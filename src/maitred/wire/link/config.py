@@ -1,6 +1,7 @@
-"""The `engine_link` section: what gateways and engines need to trust each other over a network, and to miss each other.
+"""The `engine_link` section: how gateways and engines authenticate each other over a network, and notice a loss.
 
-One section for both ends: each has its own certificate, and the certificates of those who vouch for the other end.
+Both ends share one section: each has its own certificate, and the certificates of the authorities that vouch for the
+other end.
 """
 
 from typing import Annotated
@@ -13,7 +14,7 @@ _File = Annotated[str, Meta(min_length=1)]
 
 
 class LinkConfig(Struct, frozen=True, kw_only=True):
-    """How gateways and engines elsewhere trust each other, and when a silent engine is lost. Both ends read it."""
+    """How gateways and remote engines authenticate each other, and when a silent engine is lost. Both ends read it."""
 
     secret: Annotated[
         Secret | None,

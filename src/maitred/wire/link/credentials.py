@@ -1,8 +1,8 @@
-"""What one end brings to a connection between a gateway and an engine, and where it may do without.
+"""Credentials of one end of a connection between a gateway and an engine, and rules for when they are needed.
 
-A Unix socket is guarded by the permissions of its folder, and a loopback address by who may log in. Everything else is
-a network: there an engine that takes requests from anybody gives its accelerator away, and without TLS everybody on the
-way reads the prompts. The first is refused, and the second unless the operator has said otherwise.
+A Unix socket is guarded by the permissions of its folder, and a loopback address by the logins of the machine. Every
+other address is on a network: an engine that takes requests from anyone gives its accelerator away, and without TLS
+anyone on the network path reads the prompts. The first is refused, and the second unless the operator has allowed it.
 """
 
 import hashlib
@@ -18,72 +18,72 @@ from maitred.core.secret import Secret
 from maitred.wire.address import Address, TcpAddress
 from maitred.wire.link.config import LinkConfig
 
-LEAST_SECRET_CHARACTERS = 16
+MIN_SECRET_CHARACTERS = 16
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Of one end, for one address; neither for one that needs none."""
+    """Credentials of one end for one address; empty for an address that needs none."""
 
     secret: Secret | None = None
     tls: ssl.SSLContext | None = None
     binding: bytes = b""
-    """The digest of this end's own certificate, if it is an engine's; see `binding_of`."""
+    """Digest of this end's own certificate, if it is an engine's; see `channel_binding`."""
 
 
-def binding_of(certificate: bytes) -> bytes:
-    """What ties the proofs of the secret to a connection: the digest of the engine's certificate, in DER."""
+def channel_binding(certificate: bytes) -> bytes:
+    """Computes what ties the proofs of the secret to a connection: the digest of the engine's certificate (DER)."""
     return hashlib.sha256(certificate).digest()
 
 
 def engine_credentials(address: Address, config: LinkConfig) -> Credentials:
-    """Those of an engine that listens there.
+    """Loads the credentials of an engine that listens at an address.
 
     Raises:
-        ConfigInvalid: Strangers could use it or listen in, or a file cannot be used.
+        ConfigInvalid: Others on the network could use the engine or listen in, or a file cannot be used.
     """
     if not isinstance(address, TcpAddress):
         return Credentials(config.secret)
-    if fault := _exposed(address, config, "engine_link.certificate_file", config.certificate_file):
+    if fault := _exposure_fault(address, config, "engine_link.certificate_file", config.certificate_file):
         raise ConfigInvalid(f"The engine would listen on {address}, which other machines can reach. {fault}")
     if config.certificate_file is None:
         return Credentials(config.secret)
-    tls = _context(ssl.PROTOCOL_TLS_SERVER, config)
+    tls = _tls_context(ssl.PROTOCOL_TLS_SERVER, config)
     if config.ca_file is not None:
         tls.verify_mode = ssl.CERT_REQUIRED
     found = _CERTIFICATE.search(Path(config.certificate_file).read_text())
     assert found is not None, "the context has read it"
-    return Credentials(config.secret, tls, binding_of(ssl.PEM_cert_to_DER_cert(found[0])))
+    return Credentials(config.secret, tls, channel_binding(ssl.PEM_cert_to_DER_cert(found[0])))
 
 
 def gateway_credentials(address: Address, config: LinkConfig) -> Credentials:
-    """Those of a gateway that connects there.
+    """Loads the credentials of a gateway that connects to an address.
 
     Raises:
-        ConfigInvalid: Strangers could pose as the engine or listen in, or a file cannot be used.
+        ConfigInvalid: Others on the network could pose as the engine or listen in, or a file cannot be used.
     """
     if not isinstance(address, TcpAddress):
         return Credentials(config.secret)
-    if fault := _exposed(address, config, "engine_link.ca_file", config.ca_file):
+    if fault := _exposure_fault(address, config, "engine_link.ca_file", config.ca_file):
         raise ConfigInvalid(f"The engine at {address} is on another machine. {fault}")
-    return Credentials(config.secret, None if config.ca_file is None else _context(ssl.PROTOCOL_TLS_CLIENT, config))
+    return Credentials(config.secret, None if config.ca_file is None else _tls_context(ssl.PROTOCOL_TLS_CLIENT, config))
 
 
 def link_faults(config: LinkConfig) -> Iterator[tuple[str, str]]:
-    """The key to point at, and what is wrong."""
-    if config.secret is not None and len(config.secret.reveal()) < LEAST_SECRET_CHARACTERS:
+    """Yields each faulty setting as its key and a message."""
+    if config.secret is not None and len(config.secret.reveal()) < MIN_SECRET_CHARACTERS:
         yield (
             "engine_link.secret",
-            f"It is shorter than {LEAST_SECRET_CHARACTERS} characters, so it can be guessed. `openssl rand -hex 32` "
+            f"It is shorter than {MIN_SECRET_CHARACTERS} characters, so it can be guessed. `openssl rand -hex 32` "
             "makes a good one.",
         )
     if config.key_file is not None and config.certificate_file is None:
         yield "engine_link.key_file", "A key is of no use without engine_link.certificate_file."
 
 
-def _exposed(address: TcpAddress, config: LinkConfig, key: str, file: str | None) -> str:
-    """What is missing for an address that a network can reach; empty if nothing is."""
+def _exposure_fault(address: TcpAddress, config: LinkConfig, key: str, file: str | None) -> str:
+    """Returns what an address lacks that a network can reach; empty if it lacks nothing."""
     if is_loopback(address.host):
         return ""
     if config.secret is None:
@@ -98,8 +98,8 @@ def _exposed(address: TcpAddress, config: LinkConfig, key: str, file: str | None
     return ""
 
 
-def _context(protocol: int, config: LinkConfig) -> ssl.SSLContext:
-    """A context with this end's certificate and with those who vouch for the other."""
+def _tls_context(protocol: int, config: LinkConfig) -> ssl.SSLContext:
+    """Makes a TLS context with this end's certificate and with the authorities for the other end."""
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3  # both ends are ours
     try:
@@ -111,7 +111,7 @@ def _context(protocol: int, config: LinkConfig) -> ssl.SSLContext:
         ) from error
     try:
         if config.certificate_file is not None:
-            context.load_cert_chain(config.certificate_file, config.key_file, password=_no_password)
+            context.load_cert_chain(config.certificate_file, config.key_file, password=_reject_encrypted_key)
     except (OSError, ssl.SSLError, ValueError) as error:
         raise ConfigInvalid(
             f"The certificate in engine_link.certificate_file, {config.certificate_file}, cannot be used with its key: "
@@ -120,6 +120,6 @@ def _context(protocol: int, config: LinkConfig) -> ssl.SSLContext:
     return context
 
 
-def _no_password() -> str:
-    """Nobody is there to be asked for one."""
+def _reject_encrypted_key() -> str:
+    """Rejects an encrypted key, since no person is there to enter its password."""
     raise ValueError("the key is encrypted, and it must not be")

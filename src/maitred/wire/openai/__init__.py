@@ -1,1 +1,1 @@
-"""The OpenAI API's bytes: requests read and checked, responses and stream chunks written."""
+"""The OpenAI API's bytes: decodes and checks requests, encodes responses and stream chunks."""

@@ -1,7 +1,7 @@
-"""What msgspec says of a body that does not decode, in the caller's terms.
+"""Describes msgspec's decoding errors in the client's terms.
 
 msgspec speaks of Python types and JSON pointers (``Expected `int | null`, got `str` - at `$.max_tokens` ``); a
-caller thinks in fields and JSON (``max_tokens must be an integer or null; got a string.``).
+client thinks in fields and JSON (``max_tokens must be an integer or null; got a string.``).
 """
 
 import re
@@ -11,8 +11,8 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest
 
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""All that decoding a body can raise."""
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Exceptions that decoding a body can raise."""
 
 _TYPE_NAMES = {
     "int": "an integer",
@@ -23,27 +23,27 @@ _TYPE_NAMES = {
     "object": "an object",
     "null": "null",
 }
-_PLACE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>.*?)`$", re.DOTALL)
+_LOCATION = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>.*?)`$", re.DOTALL)
 _EXPECTED = re.compile(r"Expected `(?P<expected>[^`]+)`, got `(?P<got>[^`]+)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]+)`$")
-_MOST_SHOWN_CHARACTERS = 64
+_MAX_SHOWN_CHARACTERS = 64
 
 
-def fault_of(error: Exception) -> InvalidRequest:
-    """The error to raise for what decoding a body raised."""
+def describe_fault(error: Exception) -> InvalidRequest:
+    """Converts an exception of decoding a body to the error to raise."""
     match error:
         case RecursionError():
             return InvalidRequest("The body is nested too deeply. Send a flatter one.")
         case UnicodeDecodeError():
             return InvalidRequest("The body is not UTF-8. Encode it as UTF-8 JSON.")
         case msgspec.ValidationError():
-            return _mistyped(str(error))
+            return _describe_validation(str(error))
         case _:
             return InvalidRequest(f"The body is not valid JSON: {_reason(str(error))}. Send one JSON object.")
 
 
-def shown(value: object) -> str:
-    """A value as a message can repeat it: in JSON's words, and short."""
+def format_value(value: object) -> str:
+    """Formats a value for a message: as JSON writes it, and short."""
     match value:
         case None:
             return "null"
@@ -56,7 +56,7 @@ def shown(value: object) -> str:
         case float():
             return f"{value:g}"
         case str():
-            text = value if len(value) <= _MOST_SHOWN_CHARACTERS else value[:_MOST_SHOWN_CHARACTERS] + "…"
+            text = value if len(value) <= _MAX_SHOWN_CHARACTERS else value[:_MAX_SHOWN_CHARACTERS] + "…"
             return f"'{text}'"
         case list():
             return "a list"
@@ -64,11 +64,11 @@ def shown(value: object) -> str:
             return "an object"
 
 
-def _mistyped(text: str) -> InvalidRequest:
+def _describe_validation(text: str) -> InvalidRequest:
     path = ""
-    if place := _PLACE.search(text):
-        path, text = place["path"], text[: place.start()]
-        if place["key"]:
+    if location := _LOCATION.search(text):
+        path, text = location["path"], text[: location.start()]
+        if location["key"]:
             return InvalidRequest(f"The keys of {path} have the wrong form.", param=path)
     subject = path or "The body"
     param = path or None
@@ -85,7 +85,7 @@ def _mistyped(text: str) -> InvalidRequest:
 
 
 def _alternatives(expected: str) -> str:
-    """``int | str | null`` in words."""
+    """Writes ``int | str | null`` in words."""
     names: list[Any] = [_TYPE_NAMES.get(name, name) for name in expected.split(" | ")]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 

@@ -1,18 +1,21 @@
-"""What a model can be given to read: the rules of conversations, prompts and token ids."""
+"""Rules for the input of a model: conversations, prompts and token ids."""
 
 from collections.abc import Sequence
 from typing import cast
 
 from maitred.core.errors import InvalidRequest
-from maitred.wire.openai.faults import shown
+from maitred.wire.openai.faults import format_value
 from maitred.wire.openai.requests import ContentPart, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_SPEAKERS = frozenset(ROLES) - {"tool"}
-"""Whose messages need no more than a text."""
+_TEXT_ROLES = frozenset(ROLES) - {"tool"}
+"""Roles whose messages need no more than a text."""
 MAX_TOKEN_ID = 2**31 - 1
 MAX_TOKENS = 1_048_576
-"""In one list. No window is as long, and looking at every number of a longer list would hold up everybody else."""
+"""Most token ids in one list.
+
+No context window is as long, and checking every number of a longer list would delay other requests.
+"""
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -20,7 +23,7 @@ def check_messages(messages: Sequence[Message]) -> None:
     if not messages:
         raise InvalidRequest("messages must hold at least one message.", param="messages")
     for position, message in enumerate(messages):
-        if message.content.__class__ is not str or message.role not in _SPEAKERS:
+        if message.content.__class__ is not str or message.role not in _TEXT_ROLES:
             _check_message(f"messages[{position}]", message)
 
 
@@ -46,18 +49,18 @@ def check_prompt(prompt: str | Sequence[str | int | Sequence[int]], path: str = 
 
 
 def check_token_ids(path: str, tokens: Sequence[int]) -> None:
-    """Raises InvalidRequest for the first number that can be no token's, or for more than any model reads."""
+    """Raises InvalidRequest for the first number that is no token id, or for more ids than any model reads."""
     if len(tokens) > MAX_TOKENS:
         raise InvalidRequest(f"{path} must hold at most {MAX_TOKENS:,} token ids; got {len(tokens):,}.", param=path)
     if tokens and (min(tokens) < 0 or max(tokens) > MAX_TOKEN_ID):
         wrong = next(token for token in tokens if not 0 <= token <= MAX_TOKEN_ID)
-        raise InvalidRequest(f"{path} must hold token ids; got {shown(wrong)}.", param=path)
+        raise InvalidRequest(f"{path} must hold token ids; got {format_value(wrong)}.", param=path)
 
 
 def _check_message(path: str, message: Message) -> None:
     if message.role not in ROLES:
         raise InvalidRequest(
-            f"{path}.role must be one of {', '.join(ROLES)}; got {shown(message.role)}.", param=f"{path}.role"
+            f"{path}.role must be one of {', '.join(ROLES)}; got {format_value(message.role)}.", param=f"{path}.role"
         )
     match message.content:
         case None if message.role == "assistant" and (message.tool_calls or message.function_call or message.refusal):
@@ -81,7 +84,8 @@ def _check_message(path: str, message: Message) -> None:
 def _check_part(path: str, part: ContentPart) -> None:
     if part.type != "text":
         raise InvalidRequest(
-            f"{path} has the type {shown(part.type)}, but this model reads text only. Send parts of the type 'text'.",
+            f"{path} has the type {format_value(part.type)}, but this model reads text only. Send parts of the "
+            "type 'text'.",
             param=path,
         )
     if part.text is None:

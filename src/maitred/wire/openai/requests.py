@@ -1,12 +1,12 @@
-"""What an OpenAI client sends, field by field.
+"""Requests of OpenAI clients, field by field.
 
-These structs hold what was sent, `None` where the client sent nothing or null; `maitred.wire.openai.decode` makes
-them from bytes and has checked them, so a struct that came from there keeps every rule in `maitred.wire.openai.rules`.
-Names and meanings are OpenAI's; the fields that OpenAI does not have (`top_k`, `min_p`, ...) are those that clients
-know from other open servers.
+These structs hold the fields as they were sent, `None` where the client sent nothing or null.
+`maitred.wire.openai.decode` makes them from bytes and has checked them, so a struct that came from there keeps every
+rule in `maitred.wire.openai.rules`. Names and meanings are OpenAI's; the fields that OpenAI does not have (`top_k`,
+`min_p`, ...) are those that clients know from other open servers.
 
-Some fields are here only to be refused: asking for tools and getting an answer without them would be a broken
-promise, while a hint such as `reasoning_effort` may go unheard.
+Some fields are here only to be rejected: an answer without tools to a request for tools would break the client, while a
+hint such as `reasoning_effort` may be ignored.
 """
 
 from collections.abc import Mapping
@@ -25,13 +25,16 @@ SERVICE_TIERS: Mapping[str, PriorityClass] = {
     "priority": PriorityClass.INTERACTIVE,
     "flex": PriorityClass.BATCH,
 }
-"""What OpenAI's names mean here. `scale` is capacity that was bought beforehand; here, a tenant's weight is that."""
+"""OpenAI's service tiers -> priority classes.
+
+`scale` is capacity that was bought beforehand; here, a tenant's weight is that.
+"""
 DEFAULT_COMPLETION_TOKENS = 16
-"""`max_tokens` of a completion that names none, as in OpenAI's API."""
+"""`max_tokens` of a text completion that names none, as in OpenAI's API."""
 
 
-def each_of(prompts: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """One text, several, one list of token ids, or several: as a list of texts or lists of token ids."""
+def split_prompts(prompts: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """Splits the prompts, however they were written, into a list of texts or of lists of token ids."""
     match prompts:
         case str() as text:
             return [text]
@@ -80,19 +83,19 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
     function_call: FunctionCall | None = None
-    """What was a call before there were `tool_calls`; its result is the next message, of the role ``function``."""
+    """A function call of the API before `tool_calls`; its result is the next message, of the role ``function``."""
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
 
     def text(self) -> str:
-        """The content as one string; parts are separate lines, as chat templates of text models expect."""
+        """Returns the content as one string; parts are separate lines, as chat templates of text models expect."""
         if isinstance(self.content, list):
             return "\n".join(part.text or "" for part in self.content)
         return self.content or ""
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates know it: plain text, and the arguments of tool calls as objects."""
+        """Returns the message as chat templates know it: plain text, and the arguments of tool calls as objects."""
         content = self.content
         fields: dict[str, Any] = {"role": self.role, "content": content if content.__class__ is str else self.text()}
         if self.name is not None:
@@ -101,24 +104,24 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
             fields["tool_call_id"] = self.tool_call_id
         calls = [] if self.tool_calls is None else [*self.tool_calls]
         if self.function_call is not None:
-            calls.append(ToolCall(_id_of(self.function_call.name), self.function_call))
+            calls.append(ToolCall(_function_call_id(self.function_call.name), self.function_call))
         if self.role == "function":
-            fields |= {"role": "tool", "tool_call_id": _id_of(self.name or "")}
+            fields |= {"role": "tool", "tool_call_id": _function_call_id(self.name or "")}
         if calls:
             fields["tool_calls"] = [_call_for_template(call) for call in calls]
-        if thought := self.reasoning_content or self.reasoning:
-            fields["reasoning_content"] = thought
+        if reasoning := self.reasoning_content or self.reasoning:
+            fields["reasoning_content"] = reasoning
         return fields
 
 
-def _id_of(function: str) -> str:
-    """Calls of the older kind have no ids; templates want some."""
+def _function_call_id(function: str) -> str:
+    """Makes an id for a function call: calls of the older kind have none, and templates need one."""
     return f"call_{function}"
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
     arguments: Any = call.function.arguments.strip() or "{}"
-    # A model wrote them: what is not JSON is shown to it as it was.
+    # A model wrote the arguments: text that is not JSON goes to the template unchanged.
     with suppress(msgspec.DecodeError, RecursionError):
         arguments = msgspec.json.decode(arguments)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
@@ -132,7 +135,7 @@ class StreamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
-    """What chat and text completions have in common."""
+    """Common fields of chat and text completions."""
 
     model: str
     max_tokens: int | None = None
@@ -166,33 +169,33 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @cached_property
     def sent(self) -> Mapping[str, Any]:
-        """What was sent, as plain JSON values in the order above: nothing that was left out, and no null.
+        """The fields that were sent, as plain JSON values in the order above: no omitted field, and no null.
 
-        Rules and conversions go by these few, where the structs have some fifty fields.
+        Rules and conversions go through these few, where the structs have some fifty fields.
         """
         sent: dict[str, Any] = msgspec.to_builtins(self)
         return sent
 
     @property
     def choices(self) -> int:
-        """`n`, or the 1 it defaults to."""
+        """The number of choices: `n`, or 1 by default."""
         return 1 if self.n is None else self.n
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings, however they were written."""
+        """The stop strings as a tuple, however they were written."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def streams(self) -> bool:
-        """Whether the answer goes out as it comes."""
+        """Whether the answer is sent as a stream."""
         return self.stream is True
 
     @property
-    def asked_priority(self) -> int | None:
-        """From 1 to 10, as a number or by the name of a service tier; None: the body does not say."""
+    def requested_priority(self) -> int | None:
+        """The priority that the body asks for, from 1 to 10, by number or service tier; None: it asks for none."""
         if self.priority is None and self.service_tier is not None:
             return SERVICE_TIERS[self.service_tier].priority
         return self.priority
@@ -204,7 +207,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
-    """`POST /v1/chat/completions`."""
+    """Body of `POST /v1/chat/completions`."""
 
     messages: list[Message]
     max_completion_tokens: int | None = None
@@ -232,30 +235,30 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @property
     def token_limit(self) -> int | None:
-        """Most output tokens; None: as many as the context window leaves."""
+        """Most output tokens of a choice; None: as many as the context window leaves."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def token_limit_param(self) -> str:
-        """Which field the limit came from, for messages about it."""
+        """The field that sets the limit, for messages about it."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def conversation(self) -> list[dict[str, Any]]:
-        """The messages as chat templates know them."""
+        """Returns the messages as chat templates know them."""
         return [message.for_template() for message in self.messages]
 
     def template_arguments(self) -> dict[str, Any]:
-        """What a chat template is told beside the conversation; those that do not know a name pass over it."""
-        told: dict[str, Any] = {}
+        """Returns the arguments for the chat template beside the conversation; a template ignores unknown names."""
+        arguments: dict[str, Any] = {}
         if self.enable_thinking is not None:
-            told["enable_thinking"] = self.enable_thinking
+            arguments["enable_thinking"] = self.enable_thinking
         if self.reasoning_effort is not None:
-            told["reasoning_effort"] = self.reasoning_effort
-        return told | (self.chat_template_kwargs or {})
+            arguments["reasoning_effort"] = self.reasoning_effort
+        return arguments | (self.chat_template_kwargs or {})
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
-    """`POST /v1/completions`."""
+    """Body of `POST /v1/completions`."""
 
     prompt: str | list[str | int | list[int]]
     """One text, several, one list of token ids, or several."""
@@ -267,21 +270,21 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @property
     def token_limit(self) -> int:
-        """Most output tokens."""
+        """Most output tokens of a choice."""
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def token_limit_param(self) -> str:
-        """Which field the limit came from, for messages about it."""
+        """The field that sets the limit, for messages about it."""
         return "max_tokens"
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one by one, however they were written."""
-        return each_of(self.prompt)
+        """Returns the prompts as a list, however they were written."""
+        return split_prompts(self.prompt)
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /v1/embeddings`."""
+    """Body of `POST /v1/embeddings`."""
 
     model: str
     input: str | list[str | int | list[int]]
@@ -292,17 +295,17 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
 
     def inputs(self) -> list[str | list[int]]:
-        """The inputs, one by one, however they were written."""
-        return each_of(self.input)
+        """Returns the inputs as a list, however they were written."""
+        return split_prompts(self.input)
 
     @property
     def as_base64(self) -> bool:
-        """Whether vectors are wanted as base64 of their bytes; else as lists of numbers."""
+        """Whether vectors are sent as base64 of their bytes; else as lists of numbers."""
         return self.encoding_format == "base64"
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /tokenize`: a text, or a conversation, as the model would get it."""
+    """Body of `POST /tokenize`: a text, or a conversation, as the model would get it."""
 
     model: str | None = None
     prompt: str | None = None
@@ -314,16 +317,16 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def adds_special_tokens(self) -> bool:
-        """As asked; by default only for a text, since a chat template writes its own."""
+        """Whether special tokens are added; by default for a text only, since a chat template writes its own."""
         return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
 
     def conversation(self) -> list[dict[str, Any]]:
-        """The messages as chat templates know them."""
+        """Returns the messages as chat templates know them."""
         return [message.for_template() for message in self.messages or ()]
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /detokenize`."""
+    """Body of `POST /detokenize`."""
 
     tokens: list[int]
     model: str | None = None

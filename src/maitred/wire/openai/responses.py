@@ -1,8 +1,8 @@
-"""What an OpenAI client gets, field by field, in OpenAI's order.
+"""Responses to OpenAI clients, field by field, in OpenAI's order.
 
-A field that OpenAI always sends is always sent, as null if there is nothing to say; one that it sends only sometimes
-defaults to `UNSET`, which leaves it out. All structs take keywords only: an `object` stands between `id` and
-`created`, and nobody should have to count. They are trees without cycles, so the garbage collector skips them.
+A field that OpenAI always sends is always sent, as null if it has no value; one that OpenAI sends only sometimes
+defaults to `UNSET`, which leaves it out. All structs take keywords only: an `object` stands between `id` and `created`,
+so positions would be easy to confuse. The structs are trees without cycles, so the garbage collector skips them.
 """
 
 from collections.abc import Mapping
@@ -15,58 +15,60 @@ from maitred.core.request import FinishReason, Usage
 
 Finish = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
 StopReason = Literal["deadline"]
-"""Why a choice ended, where OpenAI's word for it does not tell; the field's name is vLLM's."""
+"""Reason for the end of a choice, where OpenAI's finish reason does not tell it; the field's name is vLLM's."""
 Role = Literal["assistant"]
-THOUGHT_FIELDS = ("reasoning_content", "reasoning")
-"""What a message calls that which the model thought: the first name is DeepSeek's and what most clients read, the other
-is that of newer versions of vLLM."""
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+"""Fields of a message for the model's reasoning.
+
+The first is DeepSeek's, which most clients read; the other is that of newer versions of vLLM.
+"""
 
 
-_FINISHES: Mapping[FinishReason, Finish] = {
+_FINISH_REASONS: Mapping[FinishReason, Finish] = {
     FinishReason.STOP: "stop",
     FinishReason.TOOL_CALLS: "tool_calls",
     FinishReason.CONTENT_FILTER: "content_filter",
 }
 
 
-def finish_of(reason: FinishReason) -> Finish:
-    """The word that clients know."""
-    return _FINISHES.get(reason, "length")
+def to_finish_reason(reason: FinishReason) -> Finish:
+    """Converts a finish reason to OpenAI's word for it."""
+    return _FINISH_REASONS.get(reason, "length")
 
 
-def stop_reason_of(reason: FinishReason) -> StopReason | UnsetType:
-    """What that word leaves out, if anything."""
+def to_stop_reason(reason: FinishReason) -> StopReason | UnsetType:
+    """Returns the reason that OpenAI's finish reason does not tell, if there is one."""
     return "deadline" if reason is FinishReason.DEADLINE else UNSET
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where the prompt's tokens came from."""
+    """Breakdown of the prompt's tokens by source."""
 
     cached_tokens: int
     audio_tokens: int = 0
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the answer's tokens were for."""
+    """Breakdown of the answer's tokens by purpose."""
 
     reasoning_tokens: int
 
 
 class UsageBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Tokens, as billed."""
+    """Token counts of a request, as billed."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-    """Left out where nothing was thought."""
+    """Left out where there are no reasoning tokens."""
     estimated: bool | UnsetType = UNSET
-    """True where whoever served it did not count; not OpenAI's."""
+    """True where the server did not report counts, so they are estimated; not OpenAI's."""
 
     @classmethod
     def of(cls, usage: Usage) -> "UsageBody":
-        """A usage as OpenAI writes it."""
+        """Builds OpenAI's usage body."""
         details = CompletionTokensDetails(reasoning_tokens=usage.reasoning_tokens) if usage.reasoning_tokens else UNSET
         return cls(
             prompt_tokens=usage.prompt_tokens,
@@ -79,7 +81,7 @@ class UsageBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A token that could have been chosen."""
+    """A candidate token and its log-probability."""
 
     token: str
     logprob: float
@@ -113,12 +115,12 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     function_call: dict[str, Any] | UnsetType = UNSET
     """To requests with `functions`, in place of `tool_calls`."""
     reasoning_content: str | UnsetType = UNSET
-    """What a model thought before it answered; two names are in use, neither of them OpenAI's."""
+    """The model's reasoning before its answer; two field names are in use, neither of them OpenAI's."""
     reasoning: str | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One answer."""
+    """One choice of a whole chat answer."""
 
     index: int
     message: ChatMessage
@@ -141,7 +143,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a chunk adds to a message: first the role, then text, at last nothing."""
+    """A chunk's addition to a message: first the role, then text, at last nothing."""
 
     role: Role | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -153,7 +155,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a chunk adds to one choice."""
+    """A chunk's addition to one choice."""
 
     index: int
     delta: ChatDelta
@@ -163,10 +165,10 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What this gateway says of a chunk; not OpenAI's."""
+    """Marks of this gateway on a chunk; not OpenAI's."""
 
     continued: bool
-    """Another server goes on from here, by the text before; that has broken off."""
+    """Another server continues here, from the text so far; the server before has failed."""
 
 
 CONTINUED = Marks(continued=True)
@@ -184,7 +186,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Left out unless the client asked for it; then null in every chunk but the last, which has no choices."""
     system_fingerprint: str | UnsetType = UNSET
     maitred: Marks | UnsetType = UNSET
-    """Only where there is something to say."""
+    """Marks of this gateway; left out if there are none."""
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -198,7 +200,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One answer, or what a chunk adds to it."""
+    """One choice of a text answer, or a chunk's addition to it."""
 
     index: int
     text: str
@@ -216,14 +218,14 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     model: str
     choices: list[CompletionChoice]
     usage: UsageBody | UnsetType | None = UNSET
-    """As in `ChatChunk`; always present in a whole answer."""
+    """Usage as in `ChatChunk`; always present in a whole answer."""
     system_fingerprint: str | UnsetType = UNSET
     maitred: Marks | UnsetType = UNSET
-    """As in `ChatChunk`."""
+    """Marks of this gateway, as in `ChatChunk`."""
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One served model."""
+    """One model that is served."""
 
     id: str
     object: Literal["model"] = "model"
@@ -236,7 +238,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """All served models."""
+    """List of the models that are served."""
 
     object: Literal["list"] = "list"
     data: list[ModelEntry]
@@ -252,7 +254,7 @@ class EmbeddingEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Tokens, as billed. Nothing is generated."""
+    """Token counts of a request for embeddings, as billed. No token is generated."""
 
     prompt_tokens: int
     total_tokens: int
@@ -287,7 +289,7 @@ class LimitDetail(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     scope: str
     """Whose limit it is, such as ``tenant:acme``."""
     limit: str
-    """Its kind, such as ``tokens_per_minute``."""
+    """Kind of the limit, such as ``tokens_per_minute``."""
     value: int
     """Requests, tokens, or nano-dollars."""
     used: int
@@ -297,7 +299,7 @@ class LimitDetail(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What went wrong: `message` for a person, the rest for a program."""
+    """Description of an error: `message` for a person, the rest for a program."""
 
     message: str
     type: str
@@ -328,5 +330,5 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(body: Body) -> bytes:
-    """The body as JSON in UTF-8."""
+    """Encodes a body as JSON in UTF-8."""
     return _encoder.encode(body)

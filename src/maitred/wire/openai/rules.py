@@ -1,6 +1,6 @@
-"""What a well-typed request must further obey, checked field by field; the first fault is raised.
+"""Rules for well-typed requests, checked field by field; the first fault is raised.
 
-A message names the field, the rule and the value, so that a caller can mend the request without a manual. Rules that
+A message names the field, the rule and the value, so that a client can correct the request without a manual. Rules that
 need the model (token ids within the vocabulary, the context window, its largest `n`) are not here.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY
-from maitred.wire.openai.faults import shown
+from maitred.wire.openai.faults import format_value
 from maitred.wire.openai.prompt_rules import MAX_TOKEN_ID, check_messages, check_prompt, check_token_ids
 from maitred.wire.openai.requests import (
     SERVICE_TIERS,
@@ -31,9 +31,9 @@ MAX_STOP_CHARACTERS = 1024
 MAX_BIASED_TOKENS = 1024
 MAX_STOP_TOKENS = 128
 MAX_ANSWERS = 2048
-"""Choices of all prompts of one completion request."""
+"""Most choices of all prompts of one completion request together."""
 MAX_INPUTS = 2048
-"""Of one request for embeddings, as in OpenAI's API."""
+"""Most inputs of one request for embeddings, as in OpenAI's API."""
 ENCODING_FORMATS = ("float", "base64")
 
 
@@ -50,9 +50,13 @@ class NumberRange(msgspec.Struct, frozen=True):
             return
         if value < self.low or (self.excludes_low and value == self.low):
             bound = "greater than" if self.excludes_low else "at least"
-            raise InvalidRequest(f"{field} must be {bound} {shown(self.low)}; got {shown(value)}.", param=field)
+            raise InvalidRequest(
+                f"{field} must be {bound} {format_value(self.low)}; got {format_value(value)}.", param=field
+            )
         if value > self.high:
-            raise InvalidRequest(f"{field} must be at most {shown(self.high)}; got {shown(value)}.", param=field)
+            raise InvalidRequest(
+                f"{field} must be at most {format_value(self.high)}; got {format_value(value)}.", param=field
+            )
 
 
 _RANGES: Mapping[str, NumberRange] = {
@@ -75,7 +79,7 @@ _COMPLETION_LOGPROBS = NumberRange(0, 5)
 _DIMENSIONS = NumberRange(1, MAX_TOKEN_ID)
 _LOGIT_BIAS = NumberRange(-100, 100)
 
-_MORE_THAN_TEXT: Mapping[str, tuple[Any, ...]] = {
+_FEATURE_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -92,8 +96,8 @@ _MORE_THAN_TEXT: Mapping[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "structured_outputs": (),
 }
-"""Field -> the values that ask for nothing (beside null). Whether the rest can be had depends on the model."""
-_MORE_FIELDS = frozenset(_MORE_THAN_TEXT)
+"""Field -> the values that ask for nothing (beside null). Whether other values are supported depends on the model."""
+_FEATURE_FIELD_NAMES = frozenset(_FEATURE_FIELDS)
 
 
 def check_chat(request: ChatRequest) -> None:
@@ -101,8 +105,8 @@ def check_chat(request: ChatRequest) -> None:
     _check_generation(request)
     check_messages(request.messages)
     check_template_arguments(request.chat_template_kwargs, request.enable_thinking)
-    twice = request.max_tokens is not None and request.max_completion_tokens is not None
-    if twice and request.max_tokens != request.max_completion_tokens:
+    both_limits = request.max_tokens is not None and request.max_completion_tokens is not None
+    if both_limits and request.max_tokens != request.max_completion_tokens:
         raise InvalidRequest("max_tokens and max_completion_tokens differ. Send only one.", param="max_tokens")
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest(
@@ -125,7 +129,8 @@ def check_completion(request: CompletionRequest) -> None:
         )
     if request.best_of is not None and request.best_of != request.choices:
         raise InvalidRequest(
-            f"best_of must equal n ({request.choices}); got {shown(request.best_of)}. Remove it.", param="best_of"
+            f"best_of must equal n ({request.choices}); got {format_value(request.best_of)}. Remove it.",
+            param="best_of",
         )
 
 
@@ -145,19 +150,24 @@ def check_embedding(request: EmbeddingRequest) -> None:
         raise InvalidRequest(f"{path} must not be an empty string. Remove it.", param=path)
     if request.encoding_format is not None and request.encoding_format not in ENCODING_FORMATS:
         raise InvalidRequest(
-            f"encoding_format must be one of {', '.join(ENCODING_FORMATS)}; got {shown(request.encoding_format)}.",
+            f"encoding_format must be one of {', '.join(ENCODING_FORMATS)}; got "
+            f"{format_value(request.encoding_format)}.",
             param="encoding_format",
         )
     _DIMENSIONS.check("dimensions", request.dimensions)
     _RANGES["priority"].check("priority", request.priority)
 
 
-def needs_of(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
-    """The fields that ask for more than text."""
+def requested_features(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
+    """Returns the fields that ask for more than text."""
     sent = request.sent
-    if _MORE_FIELDS.isdisjoint(sent):
+    if _FEATURE_FIELD_NAMES.isdisjoint(sent):
         return ()
-    return tuple(field for field, harmless in _MORE_THAN_TEXT.items() if field in sent and sent[field] not in harmless)
+    return tuple(
+        field
+        for field, neutral_values in _FEATURE_FIELDS.items()
+        if field in sent and sent[field] not in neutral_values
+    )
 
 
 def check_tokenize(request: TokenizeRequest) -> None:
@@ -175,7 +185,7 @@ def check_tokenize(request: TokenizeRequest) -> None:
 
 
 def check_detokenize(request: DetokenizeRequest) -> None:
-    """Raises InvalidRequest if something is no token id."""
+    """Raises InvalidRequest if an entry is no token id."""
     check_token_ids("tokens", request.tokens)
 
 
@@ -188,7 +198,8 @@ def check_known(fields: object, kind: type[msgspec.Struct], path: str = "") -> N
             close = get_close_matches(name[:64], kind.__struct_fields__, n=1)
             remedy = f"Did you mean {path}{close[0]}?" if close else "Remove it."
             raise InvalidRequest(
-                f"{path}{shown(name)[1:-1]} is not a field of this request. {remedy}", param=f"{path}{name[:128]}"
+                f"{path}{format_value(name)[1:-1]} is not a field of this request. {remedy}",
+                param=f"{path}{name[:128]}",
             )
 
 
@@ -200,7 +211,7 @@ def _check_generation(request: ChatRequest | CompletionRequest) -> None:
             _RANGES[field].check(field, value)
     if request.service_tier is not None and request.service_tier not in SERVICE_TIERS:
         raise InvalidRequest(
-            f"service_tier must be one of {', '.join(SERVICE_TIERS)}; got {shown(request.service_tier)}.",
+            f"service_tier must be one of {', '.join(SERVICE_TIERS)}; got {format_value(request.service_tier)}.",
             param="service_tier",
         )
     if request.stop is not None:
@@ -244,5 +255,5 @@ def _check_stops(stop: str | Sequence[str]) -> None:
 def _check_bias(key: str, bias: float) -> None:
     # Ten digits hold every token id, and int() of a long text is slow.
     if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
-        raise InvalidRequest(f"The keys of logit_bias must be token ids; got {shown(key)}.", param="logit_bias")
+        raise InvalidRequest(f"The keys of logit_bias must be token ids; got {format_value(key)}.", param="logit_bias")
     _LOGIT_BIAS.check(f"logit_bias.{key}", bias)

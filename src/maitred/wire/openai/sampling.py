@@ -1,34 +1,34 @@
-"""OpenAI's sampling fields as the engine's."""
+"""Converts OpenAI's sampling fields to the engine's parameters."""
 
 from typing import Any
 
 from maitred.core.request import SamplingParams
 from maitred.wire.openai.requests import ChatRequest, CompletionRequest
 
-_ALIKE = frozenset(
+_SAME_FIELDS = frozenset(
     {
         *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
         *("min_tokens", "ignore_eos", "n"),
     }
 )
-"""Fields that mean the same by the same name, and are as they are by default where they are left out."""
-_FIELDS = _ALIKE | {"top_k", "logit_bias", "logprobs", "stop_token_ids"}
-_OPEN = SamplingParams(0, 0)
-"""Of all who leave everything open, with what is settled later."""
+"""Fields with the same name and meaning in both, and the same default."""
+_SAMPLING_FIELDS = _SAME_FIELDS | {"top_k", "logit_bias", "logprobs", "stop_token_ids"}
+_DEFAULT_PARAMS = SamplingParams(0, 0)
+"""Parameters of requests that set no sampling field; token limit and seed are set later."""
 
 
-def sampling_of(request: ChatRequest | CompletionRequest, *, max_tokens: int, seed: int) -> SamplingParams:
-    """How the request wants its tokens chosen.
+def to_sampling_params(request: ChatRequest | CompletionRequest, *, max_tokens: int, seed: int) -> SamplingParams:
+    """Builds the sampling parameters of a request.
 
     Args:
         request: A decoded request.
-        max_tokens: The limit that holds after the context window had its say.
-        seed: The request's own, or one drawn for it.
+        max_tokens: Most output tokens, after the context window was applied.
+        seed: The request's own seed, or one drawn for it.
     """
     sent = request.sent
-    if _FIELDS.isdisjoint(sent):
-        return _OPEN if max_tokens == seed == 0 else SamplingParams(max_tokens, seed)
-    alike: dict[str, Any] = {field: sent[field] for field in _ALIKE.intersection(sent)}
+    if _SAMPLING_FIELDS.isdisjoint(sent):
+        return _DEFAULT_PARAMS if max_tokens == seed == 0 else SamplingParams(max_tokens, seed)
+    same_fields: dict[str, Any] = {field: sent[field] for field in _SAME_FIELDS.intersection(sent)}
     return SamplingParams(
         max_tokens=max_tokens,
         seed=seed,
@@ -37,12 +37,12 @@ def sampling_of(request: ChatRequest | CompletionRequest, *, max_tokens: int, se
         logit_bias={int(token): bias for token, bias in request.logit_bias.items()} if request.logit_bias else {},
         top_logprobs=_top_logprobs(request),
         stop_token_ids=tuple(request.stop_token_ids or ()),
-        **alike,
+        **same_fields,
     )
 
 
-def left_open(request: ChatRequest | CompletionRequest, fields: frozenset[str]) -> frozenset[str]:
-    """Those of some fields that the request does not name."""
+def unset_fields(request: ChatRequest | CompletionRequest, fields: frozenset[str]) -> frozenset[str]:
+    """Returns the fields, out of the given ones, that the request does not set."""
     return fields if fields.isdisjoint(request.sent) else fields.difference(request.sent)
 
 

@@ -1,12 +1,12 @@
-"""What a request says of the form of its answer, in the words of OpenAI's API and of vLLM's.
+"""Parses the constraints on an answer's form, in the fields of OpenAI's API and of vLLM's.
 
 ========================================  ===================================================
 ``response_format``                       ``{"type": "text"}``, ``json_object``, ``json_schema``
 ``structured_outputs``                    ``json``, ``regex``, ``choice``, ``grammar``, ``json_object``
-``guided_json``, ``guided_regex``, ...    the same in the words of vLLM up to 0.11
+``guided_json``, ``guided_regex``, ...    the same in the fields of vLLM up to 0.11
 ========================================  ===================================================
 
-These rules hold for models of our own. What another server makes of these fields is its own affair.
+These rules hold for models of this gateway's engines. Upstream servers interpret these fields themselves.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,51 +16,56 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.grammar import Constraint
-from maitred.wire.openai.faults import shown
+from maitred.wire.openai.faults import format_value
 from maitred.wire.openai.requests import ChatRequest, CompletionRequest
 
 MAX_CHOICES = 4096
-_GUIDED: Mapping[str, str] = {
+_GUIDED_FIELDS: Mapping[str, str] = {
     "guided_json": "json",
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-"""Field -> what it is in `structured_outputs`."""
-FIELDS = frozenset({"response_format", "structured_outputs", *_GUIDED})
-"""All that can say it."""
-_REMARKS = frozenset({"disable_any_whitespace", "whitespace_pattern", "backend", "_backend"})
-"""In `structured_outputs`: how it is to be written. Nothing stands between the tokens of JSON here, unless a pattern
-says what."""
+"""Field -> its name in `structured_outputs`."""
+CONSTRAINT_FIELDS = frozenset({"response_format", "structured_outputs", *_GUIDED_FIELDS})
+"""Fields of a request that can constrain its answer."""
+_FORMAT_OPTIONS = frozenset({"disable_any_whitespace", "whitespace_pattern", "backend", "_backend"})
+"""Options of `structured_outputs` for how the answer is written.
+
+No white space stands between the tokens of JSON here, unless a pattern allows it.
+"""
 
 
-def constraint_of(request: ChatRequest | CompletionRequest) -> Constraint | None:
-    """What the answer has to look like; None: anything.
+def to_constraint(request: ChatRequest | CompletionRequest) -> Constraint | None:
+    """Returns the constraint on the form of the answer; None: there is none.
 
     Raises:
-        InvalidRequest: Something is missing, mistyped or unknown, or two fields say it.
+        InvalidRequest: A field is incomplete, mistyped or unknown, or two fields exclude each other.
     """
-    said = [
+    constraints = [
         constraint
-        for field in ("response_format", "structured_outputs", *_GUIDED)
-        if (value := getattr(request, field)) is not None and (constraint := _said_in(field, value)) is not None
+        for field in ("response_format", "structured_outputs", *_GUIDED_FIELDS)
+        if (value := getattr(request, field)) is not None and (constraint := _parse_field(field, value)) is not None
     ]
-    if len(said) > 1:
-        raise InvalidRequest(f"{said[0].param} and {said[1].param} exclude each other. Send one.", param=said[1].param)
-    return said[0] if said else None
+    if len(constraints) > 1:
+        raise InvalidRequest(
+            f"{constraints[0].param} and {constraints[1].param} exclude each other. Send one.",
+            param=constraints[1].param,
+        )
+    return constraints[0] if constraints else None
 
 
-def _said_in(field: str, value: Any) -> Constraint | None:  # noqa: ANN401 - whatever was sent
+def _parse_field(field: str, value: Any) -> Constraint | None:  # noqa: ANN401 - whatever was sent
     match field:
         case "response_format":
-            return _response_format(value)
+            return _parse_response_format(value)
         case "structured_outputs":
-            return _structured_outputs(value)
+            return _parse_structured_outputs(value)
         case _:
-            return _FORMS[_GUIDED[field]](value, field)
+            return _PARSERS[_GUIDED_FIELDS[field]](value, field)
 
 
-def _response_format(value: Any) -> Constraint | None:  # noqa: ANN401
+def _parse_response_format(value: Any) -> Constraint | None:  # noqa: ANN401
     _check(isinstance(value, dict), "response_format", "an object", value)
     match value.get("type"):
         case "text":
@@ -68,39 +73,42 @@ def _response_format(value: Any) -> Constraint | None:  # noqa: ANN401
         case "json_object":
             return Constraint("json_object", None, "response_format")
         case "json_schema":
-            wanted = value.get("json_schema")
-            _check(isinstance(wanted, dict), "response_format.json_schema", "an object with the schema", wanted)
-            strict = wanted.get("strict")
+            json_schema = value.get("json_schema")
+            _check(
+                isinstance(json_schema, dict), "response_format.json_schema", "an object with the schema", json_schema
+            )
+            strict = json_schema.get("strict")
             _check(
                 strict is None or isinstance(strict, bool), "response_format.json_schema.strict", "a boolean", strict
             )
-            schema = wanted.get("schema")
-            return _json(schema, "response_format.json_schema.schema", strict=strict is True)
+            schema = json_schema.get("schema")
+            return _json_constraint(schema, "response_format.json_schema.schema", strict=strict is True)
         case other:
             raise InvalidRequest(
-                f"response_format.type must be text, json_object or json_schema; got {shown(other)}.",
+                f"response_format.type must be text, json_object or json_schema; got {format_value(other)}.",
                 param="response_format.type",
             )
 
 
-def _structured_outputs(value: Any) -> Constraint | None:  # noqa: ANN401
+def _parse_structured_outputs(value: Any) -> Constraint | None:  # noqa: ANN401
     _check(isinstance(value, dict), "structured_outputs", "an object", value)
-    said = {name: content for name, content in value.items() if content is not None and name not in _REMARKS}
-    if said.get("json_object") is False:
-        del said["json_object"]
-    if unknown := next((name for name in said if name not in _FORMS), None):
+    options = {name: content for name, content in value.items() if content is not None and name not in _FORMAT_OPTIONS}
+    if options.get("json_object") is False:
+        del options["json_object"]
+    if unknown := next((name for name in options if name not in _PARSERS), None):
         raise InvalidRequest(
-            f"structured_outputs.{unknown[:64]} is not supported. Send one of {', '.join(_FORMS)}.",
+            f"structured_outputs.{unknown[:64]} is not supported. Send one of {', '.join(_PARSERS)}.",
             param="structured_outputs",
         )
-    if not said:
+    if not options:
         return None
-    if len(said) > 1:
+    if len(options) > 1:
         raise InvalidRequest(
-            f"structured_outputs must hold one of {', '.join(_FORMS)}; got {len(said)}.", param="structured_outputs"
+            f"structured_outputs must hold one of {', '.join(_PARSERS)}; got {len(options)}.",
+            param="structured_outputs",
         )
-    ((name, content),) = said.items()
-    constraint = _FORMS[name](content, f"structured_outputs.{name}")
+    ((name, content),) = options.items()
+    constraint = _PARSERS[name](content, f"structured_outputs.{name}")
     whitespace = value.get("whitespace_pattern")
     _check(
         whitespace is None or isinstance(whitespace, str),
@@ -109,7 +117,7 @@ def _structured_outputs(value: Any) -> Constraint | None:  # noqa: ANN401
     return msgspec.structs.replace(constraint, whitespace=whitespace)
 
 
-def _json(content: Any, param: str, *, strict: bool = True) -> Constraint:  # noqa: ANN401
+def _json_constraint(content: Any, param: str, *, strict: bool = True) -> Constraint:  # noqa: ANN401
     if isinstance(content, str):
         try:
             content = msgspec.json.decode(content)
@@ -119,36 +127,36 @@ def _json(content: Any, param: str, *, strict: bool = True) -> Constraint:  # no
     return Constraint("json_schema", content, param, strict)
 
 
-def _regex(content: Any, param: str) -> Constraint:  # noqa: ANN401
+def _regex_constraint(content: Any, param: str) -> Constraint:  # noqa: ANN401
     _check(isinstance(content, str), param, "a string", content)
     return Constraint("regex", content, param)
 
 
-def _choice(content: Any, param: str) -> Constraint:  # noqa: ANN401
-    fits = isinstance(content, list) and all(isinstance(each, str) for each in content)
+def _choice_constraint(content: Any, param: str) -> Constraint:  # noqa: ANN401
+    fits = isinstance(content, list) and all(isinstance(choice, str) for choice in content)
     _check(fits and 0 < len(content) <= MAX_CHOICES, param, f"a list of 1 to {MAX_CHOICES} strings", content)
     return Constraint("choice", content, param)
 
 
-def _grammar(content: Any, param: str) -> Constraint:  # noqa: ANN401
+def _grammar_constraint(content: Any, param: str) -> Constraint:  # noqa: ANN401
     _check(isinstance(content, str), param, "a string", content)
     return Constraint("grammar", content, param)
 
 
-def _json_object(content: Any, param: str) -> Constraint:  # noqa: ANN401
+def _json_object_constraint(content: Any, param: str) -> Constraint:  # noqa: ANN401
     _check(content is True, param, "true", content)
     return Constraint("json_object", None, param)
 
 
-_FORMS: Mapping[str, Callable[[Any, str], Constraint]] = {
-    "json": _json,
-    "regex": _regex,
-    "choice": _choice,
-    "grammar": _grammar,
-    "json_object": _json_object,
+_PARSERS: Mapping[str, Callable[[Any, str], Constraint]] = {
+    "json": _json_constraint,
+    "regex": _regex_constraint,
+    "choice": _choice_constraint,
+    "grammar": _grammar_constraint,
+    "json_object": _json_object_constraint,
 }
 
 
-def _check(fits: bool, param: str, what: str, value: object) -> None:
+def _check(fits: bool, param: str, expected: str, value: object) -> None:
     if not fits:
-        raise InvalidRequest(f"{param} must be {what}; got {shown(value)}.", param=param)
+        raise InvalidRequest(f"{param} must be {expected}; got {format_value(value)}.", param=param)

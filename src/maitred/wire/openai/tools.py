@@ -1,6 +1,6 @@
-"""The tools of a chat request, read and checked for a model of our own.
+"""Reads and checks the tools of a chat request, for a model of this gateway's engines.
 
-Not a part of decoding: what is sent on to another server may declare what only that one knows.
+This is no part of decoding: a request that is sent on to another server may declare tools that only that server knows.
 """
 
 import re
@@ -9,25 +9,25 @@ from typing import Any
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.tools import Tool, ToolRules
-from maitred.wire.openai.faults import shown
+from maitred.wire.openai.faults import format_value
 from maitred.wire.openai.requests import ChatRequest, TokenizeRequest
 
 TOOL_FIELDS = frozenset({"tools", "tool_choice", "functions", "function_call"})
 """The fields of a request that this module reads."""
-MOST_TOOLS = 128
-"""As in OpenAI's API."""
+MAX_TOOLS = 128
+"""Most tools of a request, as in OpenAI's API."""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
-def tool_rules_of(request: ChatRequest) -> ToolRules | None:
-    """What the model may call; None: the request brings no tools.
+def to_tool_rules(request: ChatRequest) -> ToolRules | None:
+    """Returns which tools the model may or must call; None: the request brings no tools.
 
     Raises:
         InvalidRequest: A tool or the choice among them is malformed; `param` says where.
     """
     legacy = not request.tools and bool(request.functions)
     field = "functions" if legacy else "tools"
-    tools = tuple(_tools(request.functions if legacy else request.tools, field, wrapped=not legacy))
+    tools = tuple(_parse_tools(request.functions if legacy else request.tools, field, wrapped=not legacy))
     choice_field = "function_call" if legacy else "tool_choice"
     choice = request.function_call if legacy else request.tool_choice
     if not tools:
@@ -35,7 +35,7 @@ def tool_rules_of(request: ChatRequest) -> ToolRules | None:
             raise InvalidRequest(f"{choice_field} needs tools. Send tools, or remove it.", param=choice_field)
         return None
     _check_names(tools, field)
-    # The older fields know one call for each answer.
+    # The older fields allow one call for each answer.
     parallel = request.parallel_tool_calls is not False and not legacy
     match choice:
         case None | "auto":
@@ -49,51 +49,51 @@ def tool_rules_of(request: ChatRequest) -> ToolRules | None:
         ):
             if name not in {tool.name for tool in tools}:
                 raise InvalidRequest(
-                    f"{choice_field} names {shown(name)}, which is none of {field}. Declare it there.",
+                    f"{choice_field} names {format_value(name)}, which is none of {field}. Declare it there.",
                     param=choice_field,
                 )
             return ToolRules(tools, must=True, only=name, parallel=False)
         case _:
             known = "none, auto" if legacy else "none, auto, required"
             raise InvalidRequest(
-                f"{choice_field} must be {known} or name a function; got {shown(choice)}.", param=choice_field
+                f"{choice_field} must be {known} or name a function; got {format_value(choice)}.", param=choice_field
             )
 
 
-def declared_in(request: TokenizeRequest) -> list[dict[str, Any]]:
-    """The tools that a model reads of in a conversation that is to be tokenised.
+def declared_tools(request: TokenizeRequest) -> list[dict[str, Any]]:
+    """Returns the tools that the template writes into a conversation that is to be tokenised.
 
     Raises:
-        InvalidRequest: One is malformed.
+        InvalidRequest: A tool is malformed.
     """
-    return [tool.declared for tool in _tools(request.tools, "tools", wrapped=True)]
+    return [tool.declared for tool in _parse_tools(request.tools, "tools", wrapped=True)]
 
 
-def _tools(declared: Any, field: str, *, wrapped: bool) -> Iterable[Tool]:  # noqa: ANN401 - as it was sent
+def _parse_tools(declared: Any, field: str, *, wrapped: bool) -> Iterable[Tool]:  # noqa: ANN401 - as it was sent
     if declared is None:
         return
     if not isinstance(declared, list):
-        raise InvalidRequest(f"{field} must be a list; got {shown(declared)}.", param=field)
-    if len(declared) > MOST_TOOLS:
-        raise InvalidRequest(f"{field} must hold at most {MOST_TOOLS}; got {len(declared)}.", param=field)
+        raise InvalidRequest(f"{field} must be a list; got {format_value(declared)}.", param=field)
+    if len(declared) > MAX_TOOLS:
+        raise InvalidRequest(f"{field} must hold at most {MAX_TOOLS}; got {len(declared)}.", param=field)
     for position, entry in enumerate(declared):
         path = f"{field}[{position}]"
         if not wrapped:
-            yield _tool(path, entry)
+            yield _parse_tool(path, entry)
             continue
         match entry:
             case {"type": "function", "function": dict() as function}:
-                yield _tool(f"{path}.function", function)
+                yield _parse_tool(f"{path}.function", function)
             case {"type": str() as kind} if kind != "function":
                 raise InvalidRequest(
-                    f"{path} is of the type {shown(kind)}. This model calls tools of the type function only.",
+                    f"{path} is of the type {format_value(kind)}. This model calls tools of the type function only.",
                     param=f"{path}.type",
                 )
             case _:
                 raise InvalidRequest(f"{path} must be an object with type and function.", param=path)
 
 
-def _tool(path: str, function: object) -> Tool:
+def _parse_tool(path: str, function: object) -> Tool:
     match function:
         case {"name": str() as name, **rest}:
             pass
@@ -101,24 +101,25 @@ def _tool(path: str, function: object) -> Tool:
             raise InvalidRequest(f"{path}.name is required.", param=f"{path}.name")
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
-            f"{path}.name must be 1 to 128 letters, digits, _, - or .; got {shown(name)}.", param=f"{path}.name"
+            f"{path}.name must be 1 to 128 letters, digits, _, - or .; got {format_value(name)}.", param=f"{path}.name"
         )
     parameters = rest.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise InvalidRequest(
-            f"{path}.parameters must be a JSON Schema, an object; got {shown(parameters)}.", param=f"{path}.parameters"
+            f"{path}.parameters must be a JSON Schema, an object; got {format_value(parameters)}.",
+            param=f"{path}.parameters",
         )
     if parameters and parameters.get("type", "object") != "object":
         raise InvalidRequest(
             f"{path}.parameters must be the schema of an object: its type must be 'object'.",
             param=f"{path}.parameters",
         )
-    # Templates show a function as it is written here: the name comes first, and what it takes is always said.
-    shown_so = {"name": name, **rest, "parameters": parameters or _NO_PARAMETERS}
+    # Templates write a function in this order: the name comes first, and its parameters are always there.
+    definition = {"name": name, **rest, "parameters": parameters or _NO_PARAMETERS}
     return Tool(
         name,
         f"{path}.parameters",
-        {"type": "function", "function": shown_so},
+        {"type": "function", "function": definition},
         parameters or None,
         strict=rest.get("strict") is True,
     )
@@ -132,6 +133,6 @@ def _check_names(tools: Iterable[Tool], field: str) -> None:
     for tool in tools:
         if tool.name in seen:
             raise InvalidRequest(
-                f"{field} declares {shown(tool.name)} twice. Each needs a name of its own.", param=field
+                f"{field} declares {format_value(tool.name)} twice. Each needs a name of its own.", param=field
             )
         seen.add(tool.name)

@@ -1,7 +1,8 @@
-"""What is passed on between a caller and a server that speak the same API: requests as they were written, and messages.
+"""Passes requests and messages on between a client and a server that speak the same API.
 
-Of a request, nothing is added that the caller left out: a null that was never sent can mean something to the server
-behind, and so can a default spelled out.
+A request gets no field that the client left out: a null that was never sent can mean something to the server behind,
+and
+so can a default spelled out.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,19 +11,19 @@ from typing import Any
 from maitred.wire.openai.requests import ChatRequest, CompletionRequest
 
 
-def written(request: ChatRequest | CompletionRequest) -> Mapping[str, Any]:
-    """The fields of a decoded request, as plain JSON values."""
+def request_fields(request: ChatRequest | CompletionRequest) -> Mapping[str, Any]:
+    """Returns the fields of a decoded request, as plain JSON values."""
     sent = request.sent
     if "enable_thinking" not in sent:
         return sent
     fields = {**sent}
-    thinks = fields.pop("enable_thinking")
-    fields["chat_template_kwargs"] = {"enable_thinking": thinks, **fields.get("chat_template_kwargs", {})}
+    enable_thinking = fields.pop("enable_thinking")
+    fields["chat_template_kwargs"] = {"enable_thinking": enable_thinking, **fields.get("chat_template_kwargs", {})}
     return fields
 
 
-def merged_delta(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The members of a message that these deltas make, in their order: texts are joined, and tool calls put together.
+def merge_deltas(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merges deltas, in their order, into the fields of a message: texts are joined, and tool calls put together.
 
     A tool call comes in pieces with the same `index`: first its id and its name, then its arguments, bit by bit.
     """
@@ -32,7 +33,7 @@ def merged_delta(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for name, value in delta.items():
             if name == "tool_calls":
                 for piece in value:
-                    _add_piece(calls, piece)
+                    _merge_tool_call(calls, piece)
             else:
                 message[name] = message.get(name, "") + value
     if calls:
@@ -40,7 +41,7 @@ def merged_delta(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return message
 
 
-def _add_piece(calls: dict[int, dict[str, Any]], piece: Mapping[str, Any]) -> None:
+def _merge_tool_call(calls: dict[int, dict[str, Any]], piece: Mapping[str, Any]) -> None:
     index = len(calls) if piece.get("index") is None else piece["index"]
     call = calls.setdefault(index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
     call["id"] = piece.get("id") or call["id"]

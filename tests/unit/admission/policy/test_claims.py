@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.admission.policy.claims import demand_of, reserved_of, spent_of, taken_of, watches_of
+from maitred.admission.policy.claims import make_demand, rate_amounts, reserved_amounts, spend_amounts, watched_counters
 from maitred.admission.policy.rules import LimitRule, rules_for
 from maitred.admission.policy.windows import day_at
 from maitred.core.answer import Outcome
@@ -18,7 +18,9 @@ MIDNIGHT_S = SATURDAY_S + 9 * 3600
 
 
 def claims_of(*limits, price=PRICE, size=SIZE, wall_s=SATURDAY_S, model="tiny"):
-    return demand_of(watches_of(rules_for(ALICE.subjects, Limits(*limits), model)), price, day_at(wall_s)).of(size)
+    return make_demand(
+        watched_counters(rules_for(ALICE.subjects, Limits(*limits), model)), price, day_at(wall_s)
+    ).claims_for(size)
 
 
 def bucket(name, capacity, fixed, per_output, per_minute):
@@ -127,7 +129,7 @@ def test_names_cannot_be_mistaken_for_one_another():
     for subject in odd:
         for model in (*odd, None):
             rule = LimitRule(f"key:{subject}", limit(f"key:{subject}", "usd_total", 5, model=model))
-            names.add(demand_of(watches_of([rule]), PRICE, day_at(SATURDAY_S)).claims[0].counter)
+            names.add(make_demand(watched_counters([rule]), PRICE, day_at(SATURDAY_S)).claims[0].counter)
     assert len(names) == len(odd) * (len(odd) + 1)
     assert all(name.count("|") == 3 for name in names)
 
@@ -155,17 +157,17 @@ USED = Usage(10, 25, 4)
     ],
 )
 def test_charges(usage, cost, outcome, expected):
-    demand = demand_of(watches_of(rules_for(ALICE.subjects, Limits(*ALL), "tiny")), PRICE, day_at(SATURDAY_S))
-    taken = {name.split("|")[0]: value for name, value in taken_of(demand, usage, outcome).items()}
+    demand = make_demand(watched_counters(rules_for(ALICE.subjects, Limits(*ALL), "tiny")), PRICE, day_at(SATURDAY_S))
+    taken = {name.split("|")[0]: value for name, value in rate_amounts(demand, usage, outcome).items()}
     rates = ("requests_per_minute", "tokens_per_minute", "input_tokens_per_minute", "output_tokens_per_minute")
     assert tuple(taken.pop(name, 0) for name in rates) == expected[:4]
     assert not taken, "what was held is given back whole"
-    spent = spent_of(demand, cost)
+    spent = spend_amounts(demand, cost)
     assert list(spent.values()) == [expected[4]] * 4
     assert all(name.startswith("usd_") for name in spent)
 
 
 def test_what_is_held_of_rates_is_what_was_reserved():
-    demand = demand_of(watches_of(rules_for(ALICE.subjects, Limits(*ALL), "tiny")), PRICE, day_at(SATURDAY_S))
-    held = {name.split("|")[0]: value for name, value in reserved_of(demand, RequestSize(0, 3), 7).items()}
+    demand = make_demand(watched_counters(rules_for(ALICE.subjects, Limits(*ALL), "tiny")), PRICE, day_at(SATURDAY_S))
+    held = {name.split("|")[0]: value for name, value in reserved_amounts(demand, RequestSize(0, 3), 7).items()}
     assert held == {"requests_per_minute": 1, "tokens_per_minute": 21, "output_tokens_per_minute": 21}

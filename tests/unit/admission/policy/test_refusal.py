@@ -2,8 +2,8 @@
 
 import pytest
 
-from maitred.admission.policy.claims import demand_of, watches_of
-from maitred.admission.policy.refusal import RequestedTokens, refusal_of, span
+from maitred.admission.policy.claims import make_demand, watched_counters
+from maitred.admission.policy.refusal import RequestedTokens, make_refusal, span
 from maitred.admission.policy.rules import LimitRule
 from maitred.admission.policy.windows import day_at
 from maitred.core.counters import CounterState, RequestSize, ReservationDenied
@@ -18,10 +18,12 @@ DOLLAR_PER_THOUSAND = Price.per_million_usd(1000.0, None, 1000.0)
 def refused(kind, value, *, used, reserved=0, reset_s=30.0, retry_s=12.0, asked=None, subject="tenant:acme", **others):
     """The refusal of 10 prompt tokens and two choices with 5 tokens each, content with 2."""
     rule = LimitRule(subject, limit(subject, kind, value, **others))
-    demand = demand_of(watches_of([rule]), DOLLAR_PER_THOUSAND, day_at(SATURDAY_S)).of(RequestSize(10, 2))
+    demand = make_demand(watched_counters([rule]), DOLLAR_PER_THOUSAND, day_at(SATURDAY_S)).claims_for(
+        RequestSize(10, 2)
+    )
     capacity = demand.claims[0].capacity
     reading = CounterState(capacity, capacity - used - reserved, reset_s, used, reserved)
-    return refusal_of(demand, ReservationDenied(0, [reading], retry_s), asked or RequestedTokens(5, 2), 0.5)
+    return make_refusal(demand, ReservationDenied(0, [reading], retry_s), asked or RequestedTokens(5, 2), 0.5)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_rates(kind, value, used, message):
     assert error.message == message
     assert error.retry_after_s == pytest.approx(12.6)
     assert (error.subject, error.limit, error.value) == ("tenant:acme", kind, value)
-    assert error.reading.used == used
+    assert error.counter_state.used == used
 
 
 @pytest.mark.parametrize(

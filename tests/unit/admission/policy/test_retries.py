@@ -21,19 +21,19 @@ def test_who_sends_little_may_come_back_a_few_times():
 def test_first_attempts_earn_a_share_and_retries_earn_nothing():
     budget = RetryBudget(0.2, 10)
     for _ in range(100):
-        assert budget.arrived("a", 0.0) == 0
-        assert budget.arrived("a", 0.0, retries=1) == 1
+        assert budget.on_request("a", 0.0) == 0
+        assert budget.on_request("a", 0.0, retries=1) == 1
     assert grants(budget, "a", 1000) == 10 + 20
 
 
 def test_a_repeated_key_is_a_retry_though_the_client_does_not_say_so():
     budget = RetryBudget(1.0, 0)
-    assert budget.arrived("a", 0.0, key="k") == 0
+    assert budget.on_request("a", 0.0, key="k") == 0
     assert budget.refused("a", 0.0, key="k")
-    assert budget.arrived("a", 0.0, key="k") == 1
+    assert budget.on_request("a", 0.0, key="k") == 1
     assert not budget.refused("a", 0.0, key="k"), "the repeat has earned nothing"
-    assert budget.arrived("a", 0.0, key="k") == 2
-    assert budget.arrived("b", 0.0, key="k") == 0, "another tenant's key is another"
+    assert budget.on_request("a", 0.0, key="k") == 2
+    assert budget.on_request("b", 0.0, key="k") == 0, "another tenant's key is another"
 
 
 def test_what_lies_long_ago_counts_no_more():
@@ -45,14 +45,14 @@ def test_what_lies_long_ago_counts_no_more():
 
 def test_nothing_is_granted_where_nothing_shall_be():
     budget = RetryBudget(0.0, 0)
-    budget.arrived("a", 0.0)
+    budget.on_request("a", 0.0)
     assert not budget.refused("a", 0.0)
 
 
 def test_memory_is_bounded():
     budget = RetryBudget(0.0, 1, most_tenants=100, most_keys=100)
     for i in range(1000):
-        budget.arrived(f"t{i}", 0.0, key="k")
+        budget.on_request(f"t{i}", 0.0, key="k")
         budget.refused(f"t{i}", 0.0, key=f"k{i}")
     assert (len(budget._accounts), len(budget._refused)) == (100, 100)
     # The one that came last is among those that are remembered.
@@ -73,7 +73,7 @@ def test_grants_never_exceed_the_share_and_the_allowance(seed, share, allowance)
     firsts = granted = 0
     for _ in range(300):
         if chance.random() < 0.4:
-            firsts += budget.arrived("a", 5.0, retries=chance.randint(0, 1)) == 0
+            firsts += budget.on_request("a", 5.0, retries=chance.randint(0, 1)) == 0
         else:
             granted += budget.refused("a", 5.0)
         assert granted <= share * firsts + allowance + 0.5

@@ -11,7 +11,7 @@ def after(*times_s, opened_s=0.0):
     departures = SlotReleaseRate()
     departures.opened(opened_s)
     for time_s in times_s:
-        departures.left(time_s)
+        departures.on_release(time_s)
     return departures
 
 
@@ -33,7 +33,7 @@ def test_what_is_long_past_does_not_count():
 def test_who_comes_into_an_empty_house_begins_anew():
     departures = after(1.0, 100.0)
     departures.opened(200.0)
-    departures.left(200.2)
+    departures.on_release(200.2)
     assert departures.gap_s(200.2) == pytest.approx(0.2)
 
 
@@ -42,7 +42,7 @@ def test_it_is_the_time_that_the_last_departures_took(gaps_s, later_s):
     departures, times_s = after(), [0.0]
     for gap_s in gaps_s:
         times_s.append(times_s[-1] + gap_s)
-        departures.left(times_s[-1])
+        departures.on_release(times_s[-1])
     now_s = times_s[-1] + later_s
     counted = [time_s for time_s in times_s[1:][-256:] if time_s >= now_s - 10.0]
     elapsed_s = now_s - times_s[len(times_s) - len(counted) - 1]

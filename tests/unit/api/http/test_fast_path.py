@@ -62,7 +62,7 @@ async def answered(kind, application, *requests):
 
     async def serve(scope, receive, send):
         call = HttpExchange(scope, receive, send, 0.0)
-        call.tally.request_id = "one"
+        call.context.request_id = "one"
         if not call.has_body(1 << 20):
             await call.read_body(1 << 20, 5.0)
         assert call.body == b"{}"

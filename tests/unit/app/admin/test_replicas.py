@@ -18,12 +18,12 @@ async def test_a_drained_replica_gets_nothing_new_and_rests_when_it_is_empty():
     desk = Desk(replicas=2)
     replicas = operated(desk)
     async with desk.seat(1) as seat:
-        busy = (await seat.granted()).name
+        busy = (await seat.wait_dispatched()).name
         told = replicas.drain(busy, None)
         assert (told.state, told.ready, told.requests) == ("draining", False, 1)
         for number in range(2, 5):
             async with desk.seat(number) as another:
-                assert (await another.granted()).name != busy
+                assert (await another.wait_dispatched()).name != busy
     states = {one.replica: (one.state, one.requests) for one in replicas.all()}
     assert states[busy] == ("maintenance", 0)
     assert replicas.resume(busy, None).ready
@@ -38,7 +38,7 @@ async def test_who_waits_for_the_only_replica_is_served_when_it_is_back():
     assert refused.value.retry_after_s == 10.0
     assert not desk.dispatcher.serving
     async with desk.seat() as seat:
-        granted = asyncio.ensure_future(seat.granted())
+        granted = asyncio.ensure_future(seat.wait_dispatched())
         await asyncio.sleep(0)
         assert not granted.done()
         replicas.resume("post-0", "m0")

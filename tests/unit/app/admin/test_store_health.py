@@ -27,7 +27,7 @@ def parts():
             journal=SimpleNamespace(healthy=True, check=lambda: None),
         ),
         access=SimpleNamespace(refresher=SimpleNamespace(away=False, age_s=0.5, check=lambda: None)),
-        admission=SimpleNamespace(leases=SimpleNamespace(held=2, late=1)),
+        admission=SimpleNamespace(leases=SimpleNamespace(active=2, late=1)),
         alarm=SoftBudgetAlarm(),
         engines={},
     )

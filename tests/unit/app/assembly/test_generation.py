@@ -18,7 +18,7 @@ class House:
 
     def __init__(self):
         self.door, self.answered = asyncio.Event(), 0
-        self.edge = GatewayApp(
+        self.app = GatewayApp(
             RouteTable([Route("GET", "/", self.handle, "")]),
             *(None, InFlightLimiter(9), [], None, RetryAdvisor(RetryBudget(0.0, 0), SystemClock())),
             max_body_bytes=1,
@@ -41,8 +41,8 @@ async def test_a_regime_is_over_when_the_last_of_its_requests_has_ended():
 
     early = [ask(), ask()]
     await asyncio.sleep(0)
-    reception.succeed(second)
-    assert (reception.now, reception.living, living) == (second, 2, [])
+    reception.switch_to(second)
+    assert (reception.current, reception.alive, living) == (second, 2, [])
     late = ask()
     await asyncio.sleep(0)
     early[0].cancel()
@@ -54,5 +54,5 @@ async def test_a_regime_is_over_when_the_last_of_its_requests_has_ended():
     second.door.set()
     await late
     assert (first.answered, second.answered) == (1, 1)
-    reception.succeed(third)
+    reception.switch_to(third)
     assert living[1:] == [[third]], "nobody was there any more"

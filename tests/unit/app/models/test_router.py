@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.app.models.router import Router, routes_of
+from maitred.app.models.router import Router, read_routes
 from maitred.config.tree import Config, TextModelConfig
 from maitred.core.answer import InferenceRequest
 from maitred.core.errors import Forbidden, ModelNotFound
@@ -18,7 +18,7 @@ SAMPLING = SamplingParams(max_tokens=1, seed=0)
 
 def router(*names, **settings):
     catalog = Catalog([ServedModel(name, None, None) for name in names])
-    return Router(catalog, routes_of(Config(**settings), catalog))
+    return Router(catalog, read_routes(Config(**settings), catalog))
 
 
 def asked(model, **wants):
@@ -42,7 +42,7 @@ def test_the_exact_name_and_no_other():
 
 def test_a_name_that_is_like_none_gets_no_guess():
     with pytest.raises(ModelNotFound) as error:
-        router("tiny").way(asked("gpt-4o" * 1000), ANONYMOUS)
+        router("tiny").route(asked("gpt-4o" * 1000), ANONYMOUS)
     assert "Did you mean" not in error.value.message
     assert len(error.value.message) < 400
 
@@ -50,12 +50,12 @@ def test_a_name_that_is_like_none_gets_no_guess():
 def test_what_a_caller_may_not_use_is_not_there_for_it():
     models = router("tiny", "big", routing=RoutingConfig(aliases={"default": "big"}))
     acme = caller(models=frozenset({"tiny"}))
-    assert models.open_to(acme) == ["tiny"]
-    assert models.open_to(ANONYMOUS) == ["tiny", "big", "default"]
+    assert models.models_for(acme) == ["tiny"]
+    assert models.models_for(ANONYMOUS) == ["tiny", "big", "default"]
     for name in ("big", "default"):
         with pytest.raises(ModelNotFound):
-            models.way(asked(name), acme)
-    assert models.way(asked("default"), caller(models=frozenset({"default"}))).first().pool == "big"
+            models.route(asked(name), acme)
+    assert models.route(asked("default"), caller(models=frozenset({"default"}))).first().pool == "big"
 
 
 UPSTREAMS = {
@@ -75,7 +75,7 @@ def test_what_may_not_leave_goes_only_to_what_is_surely_here(name, stays):
         (asked(name, local_only=True), ANONYMOUS),
         (asked(name), caller(tags=frozenset({"local-only"}))),
     ):
-        way = models.way(ask, principal)
+        way = models.route(ask, principal)
         if stays:
             assert way.first().pool == name
         else:
@@ -86,16 +86,16 @@ def test_what_may_not_leave_goes_only_to_what_is_surely_here(name, stays):
 def test_a_request_can_narrow_where_its_tenant_may_be_served_and_not_widen_it():
     models = router("near", models={"near": TextModelConfig(**UPSTREAMS["near"])})
     european = caller(regions=frozenset({"eu"}))
-    assert models.way(asked("near"), european).first().pool == "near"
-    assert models.way(asked("near", regions=frozenset({"eu", "us"})), european).first().pool == "near"
+    assert models.route(asked("near"), european).first().pool == "near"
+    assert models.route(asked("near", regions=frozenset({"eu", "us"})), european).first().pool == "near"
     for principal, regions in ((european, {"us"}), (ANONYMOUS, {"us"}), (caller(regions=frozenset({"us"})), {"eu"})):
         with pytest.raises(Forbidden):
-            models.way(asked("near", regions=frozenset(regions)), principal).first()
+            models.route(asked("near", regions=frozenset(regions)), principal).first()
 
 
 def test_tools_go_where_there_are_tools():
     models = router("tiny", "big", routing=RoutingConfig(fallbacks={"tiny": FallbackConfig(general=["big"])}))
-    assert models.way(asked("tiny", needs=("tools",)), ANONYMOUS).first().pool == "tiny", (
+    assert models.route(asked("tiny", needs=("tools",)), ANONYMOUS).first().pool == "tiny", (
         "nobody has said that it has none"
     )
 

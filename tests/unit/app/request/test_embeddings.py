@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.app.request.embeddings import SLICE_TEXTS, shortened, slices_of
+from maitred.app.request.embeddings import SLICE_TEXTS, shortened, split_inputs
 
 NUMBERS = st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=32)
 
@@ -22,7 +22,7 @@ def unpacked(vector):
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=200), st.integers(1, 512))
 def test_slices_are_all_of_it_in_order_and_small(lengths, tokens):
-    slices = list(slices_of(lengths, tokens))
+    slices = list(split_inputs(lengths, tokens))
     assert [index for part in slices for index in part] == list(range(len(lengths)))
     for part in slices:
         assert 1 <= len(part) <= SLICE_TEXTS
@@ -30,8 +30,8 @@ def test_slices_are_all_of_it_in_order_and_small(lengths, tokens):
 
 
 def test_short_texts_go_together():
-    assert list(slices_of([10] * 40, 1000)) == [range(32), range(32, 40)]
-    assert list(slices_of([10, 10, 10], 20)) == [range(2), range(2, 3)]
+    assert list(split_inputs([10] * 40, 1000)) == [range(32), range(32, 40)]
+    assert list(split_inputs([10, 10, 10], 20)) == [range(2), range(2, 3)]
 
 
 @given(NUMBERS, st.data())

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.request.hedging import PeekableStream, opened
+from maitred.app.request.hedging import PeekableStream, open_hedged
 from maitred.app.request.pipeline import Pipeline
-from maitred.app.request.resources import Slot
+from maitred.app.request.resources import ReusableSlot
 from maitred.core.answer import RequestContext
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
@@ -26,10 +26,10 @@ from tests.unit.app.request.test_pipeline import EOS, TOKENIZER, MemoryReplica, 
 
 class Spare:
     def __init__(self):
-        self.post = SimpleNamespace(name="b")
+        self.endpoint = SimpleNamespace(name="b")
         self.settled = []
 
-    def submitted(self):
+    def on_submitted(self):
         pass
 
     def settle(self, *, won):
@@ -46,11 +46,11 @@ class Seat:
     def hedge_after_s(self):
         return self.after_s
 
-    def spare(self):
+    def hedge(self):
         self.asked += 1
         return self.given
 
-    def submitted(self):
+    def on_submitted(self):
         pass
 
 
@@ -81,9 +81,9 @@ class Race:
 
     def __init__(self, seat):
         self.seat, self.replicas, self.tally = seat, Replicas(), RequestContext("req-1", 0.0)
-        self.running = Slot()
+        self.running = ReusableSlot()
         self.task = asyncio.create_task(
-            opened(seat, SimpleNamespace(name="a"), self.replicas.at, self.running, self.tally)
+            open_hedged(seat, SimpleNamespace(name="a"), self.replicas.at, self.running, self.tally)
         )
 
     async def both_open(self):
@@ -202,12 +202,12 @@ async def test_engines_of_our_own_are_hedged_and_the_answer_is_billed_once():
         LocalFlowController({"m": dispatcher}, desk.admission, SystemClock()),
     )
     tally = RequestContext("req-1", 0.0)
-    async with pipeline.answer(replace(ask("Hi", max_tokens=4), priority=10), tally) as parts:
+    async with pipeline.generate(replace(ask("Hi", max_tokens=4), priority=10), tally) as parts:
         text = "".join([part.text async for batch in parts for part in batch])
         assert (silent.open, quick.open) == (0, 1), "the other one is left as soon as this one has begun"
     assert (text, tally.hedged) == (" one two", "second")
     (line,) = desk.ledger.events
     assert (line.output_tokens, line.prompt_tokens, line.replica) == (3, tally.prompt_tokens, "silent,quick")
     assert [len(silent.requests), len(quick.requests), silent.open, quick.open] == [1, 1, 0, 0]
-    assert [station.credits.held for station in dispatcher.floor.stations] == [0, 0]
-    assert dispatcher.floor.running == 0
+    assert [station.credits.held for station in dispatcher.core.endpoint_states] == [0, 0]
+    assert dispatcher.core.running == 0

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from maitred.app.request.hedging import merged
+from maitred.app.request.hedging import merge_streams
 from maitred.core.errors import ReplicaLost
 from maitred.core.request import TokenDelta
 
@@ -32,13 +32,13 @@ def batch(token):
 
 
 async def test_one_stream_is_read_as_it_is():
-    async with merged({7: Stream(batch(1), batch(2), None)}) as batches:
+    async with merge_streams({7: Stream(batch(1), batch(2), None)}) as batches:
         assert [item async for item in batches] == [(7, batch(1)), (7, batch(2))]
 
 
 async def test_a_silent_stream_holds_nobody_up():
     silent, talking = Stream(), Stream(batch(1), batch(2), None)
-    async with merged({0: silent, 1: talking}) as batches:
+    async with merge_streams({0: silent, 1: talking}) as batches:
         assert await anext(batches) == (1, batch(1))
         assert await anext(batches) == (1, batch(2))
         silent.queue.put_nowait(batch(3))
@@ -49,7 +49,7 @@ async def test_a_silent_stream_holds_nobody_up():
 
 
 async def test_a_stream_that_breaks_breaks_the_whole():
-    async with merged({0: Stream(batch(1), ReplicaLost()), 1: Stream()}) as batches:
+    async with merge_streams({0: Stream(batch(1), ReplicaLost()), 1: Stream()}) as batches:
         assert await anext(batches) == (0, batch(1))
         with pytest.raises(ReplicaLost):
             await anext(batches)
@@ -57,7 +57,7 @@ async def test_a_stream_that_breaks_breaks_the_whole():
 
 async def test_leaving_early_leaves_no_task_behind():
     before = asyncio.all_tasks()
-    async with merged({0: Stream(), 1: Stream()}):
+    async with merge_streams({0: Stream(), 1: Stream()}):
         await asyncio.sleep(0)
         assert len(asyncio.all_tasks()) == len(before) + 2
     assert asyncio.all_tasks() == before
@@ -65,7 +65,7 @@ async def test_leaving_early_leaves_no_task_behind():
 
 async def test_what_nobody_reads_stays_in_its_stream():
     hasty = Stream(*(batch(token) for token in range(100)), None)
-    async with merged({0: hasty, 1: Stream()}) as batches:
+    async with merge_streams({0: hasty, 1: Stream()}) as batches:
         for _ in range(20):
             await asyncio.sleep(0)
         assert hasty.queue.qsize() > 90

@@ -74,10 +74,10 @@ class MemoryReplica:
 
     weight = 1.0
 
-    def unheard(self) -> int:
+    def unreported(self) -> int:
         return 0
 
-    def watch(self, listener):
+    def on_change(self, listener):
         pass
 
     @asynccontextmanager
@@ -132,7 +132,7 @@ async def run(replica, asked, tally=None, **options):
     """All parts of an answer, merged per choice."""
     tally = tally or RequestContext("req", 0.0)
     parts: list[TextDelta] = []
-    async with pipeline(replica, **options).answer(asked, tally) as answer:
+    async with pipeline(replica, **options).generate(asked, tally) as answer:
         async for batch in answer:
             parts += batch
     assert replica.open == 0
@@ -163,8 +163,8 @@ async def test_what_a_request_leaves_open_is_as_the_model_has_it():
         LocalFlowController({"m": dispatcher}, Desk().admission, FrozenClock()),
         clock=FrozenClock(),
     )
-    asked = msgspec.structs.replace(ask(top_k=7), left_open=frozenset({"temperature"}))
-    async with spine.answer(asked, RequestContext("req", 0.0)) as answer:
+    asked = msgspec.structs.replace(ask(top_k=7), unset_fields=frozenset({"temperature"}))
+    async with spine.generate(asked, RequestContext("req", 0.0)) as answer:
         assert [part async for batch in answer for part in batch]
     assert (replica.requests[0].sampling.temperature, replica.requests[0].sampling.top_k) == (0.3, 7)
 
@@ -317,7 +317,7 @@ async def test_what_expires_before_anything_of_it_was_computed_costs_nothing(beg
         LocalFlowController({"m": dispatcher}, desk.admission, SystemClock()),
     )
     asked = msgspec.structs.replace(ask(prompt=[[5] * 40], n=2), partial=True)
-    async with spine.answer(asked, tally) as answer:
+    async with spine.generate(asked, tally) as answer:
         parts = [part async for batch in answer for part in batch]
     assert [(part.text, part.finish) for part in parts] == [("", DEADLINE), ("", DEADLINE)]
     assert (tally.usage, tally.first_token_s) == (Usage(billed_tokens, 0), None)
@@ -327,7 +327,7 @@ async def test_what_expires_before_anything_of_it_was_computed_costs_nothing(beg
         billed_tokens,
         billed_tokens * 1000,
     )
-    assert dispatcher.floor.outlook.served == billed_tokens
+    assert dispatcher.core.predictor.served == billed_tokens
 
 
 async def test_a_chat_is_rendered_with_the_models_template():
@@ -371,7 +371,7 @@ async def test_times_are_noted_at_delivery():
     )
     _, tally = await run(replica, ask())
     # One look at the clock lies in between: the attempt has begun.
-    assert tally.first_token_s - tally.released_s == 2.0
+    assert tally.first_token_s - tally.dispatched_s == 2.0
     assert tally.gaps_s == [1.0, 1.0]
 
 
@@ -407,10 +407,10 @@ async def test_a_replica_that_restarts_is_still_known():
     assert not spine.ready()
     assert spine.card(ANONYMOUS, "m") == CARD
     with pytest.raises(ContextLengthExceeded):
-        async with spine.answer(ask(prompt=[[5] * 64]), RequestContext("req", 0.0)):
+        async with spine.generate(ask(prompt=[[5] * 64]), RequestContext("req", 0.0)):
             pass
     with pytest.raises(ReplicaUnavailable):
-        async with spine.answer(ask(), RequestContext("req", 0.0)):
+        async with spine.generate(ask(), RequestContext("req", 0.0)):
             pass
 
 
@@ -422,7 +422,7 @@ async def test_a_model_without_a_template_cannot_chat():
         LocalFlowController({}, Desk().admission, SystemClock()),
     )
     with pytest.raises(InvalidRequest, match="no chat template"):
-        async with spine.answer(
+        async with spine.generate(
             ask(prompt=[Conversation([{"role": "user", "content": "x"}])]), RequestContext("r", 0.0)
         ):
             pass

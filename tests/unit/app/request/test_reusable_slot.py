@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from maitred.app.request.resources import Slot
+from maitred.app.request.resources import ReusableSlot
 
 
 class Rooms:
@@ -29,7 +29,7 @@ class Rooms:
 
 async def test_what_was_entered_last_is_left_with_the_place():
     rooms = Rooms()
-    async with Slot() as slot:
+    async with ReusableSlot() as slot:
         assert await slot.enter(rooms.at("a")) == "a"
         await slot.__aexit__(None, None, None)
         assert await slot.enter(rooms.at("b")) == "b"
@@ -37,7 +37,7 @@ async def test_what_was_entered_last_is_left_with_the_place():
 
 
 async def test_it_hears_what_it_is_left_with():
-    rooms, slot = Rooms(), Slot()
+    rooms, slot = Rooms(), ReusableSlot()
     await slot.enter(rooms.at("a"))
     await slot.__aexit__(KeyError, KeyError(), None)
     assert rooms.seen == ["into a", "KeyError in a", "out of a"]
@@ -45,7 +45,7 @@ async def test_it_hears_what_it_is_left_with():
 
 async def test_what_could_not_be_entered_is_not_left():
     rooms = Rooms()
-    async with Slot() as slot:
+    async with ReusableSlot() as slot:
         with pytest.raises(KeyError):
             await slot.enter(rooms.at("a", KeyError()))
     assert rooms.seen == ["into a"]

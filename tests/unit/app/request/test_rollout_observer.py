@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from maitred.app.request.rollout_observer import seen_of
+from maitred.app.request.rollout_observer import observation_from
 from maitred.core.answer import RequestContext
 from maitred.core.rollout import RolloutArm, RolloutVersion
 
@@ -20,20 +20,20 @@ def tally(**known):
 
 
 def seen(of, now_s=20.0):
-    return seen_of(CANARY, SimpleNamespace(first_failure=None), of, now_s)
+    return observation_from(CANARY, SimpleNamespace(first_failure=None), of, now_s)
 
 
 def test_a_wait_in_our_own_queue_says_nothing_of_the_version():
     assert seen(tally()).ttft_s is None
-    assert seen(tally(released_s=14.0)).ttft_s == 6.0
-    assert seen(tally(released_s=14.0, first_token_s=14.5)).ttft_s == 0.5
+    assert seen(tally(dispatched_s=14.0)).ttft_s == 6.0
+    assert seen(tally(dispatched_s=14.0, first_token_s=14.5)).ttft_s == 0.5
 
 
 def test_what_a_lost_replica_has_cost_is_counted():
-    assert seen(tally(released_s=14.0, first_token_s=14.5, recoveries=1)).ttft_s == 4.5
+    assert seen(tally(dispatched_s=14.0, first_token_s=14.5, recoveries=1)).ttft_s == 4.5
 
 
 def test_the_time_between_tokens_is_a_mean_over_tokens_and_not_over_pieces():
-    one = tally(released_s=10.0, first_token_s=10.1, gaps_s=[0.2, 0.4])
+    one = tally(dispatched_s=10.0, first_token_s=10.1, gaps_s=[0.2, 0.4])
     one.completion_tokens = 7
     assert seen(one).itl_s == pytest.approx(0.1)

@@ -74,14 +74,14 @@ class House:
     async def run(self, asked) -> list[TextDelta]:
         parts: list[TextDelta] = []
         try:
-            async with self.pipeline.answer(asked, self.tally) as answer:
+            async with self.pipeline.generate(asked, self.tally) as answer:
                 async for batch in answer:
                     parts += batch
         finally:
             assert all(replica.open == 0 for replica in self.replicas)
-            floor = self.dispatcher.floor
+            floor = self.dispatcher.core
             assert floor.running == floor.waiting == 0
-            assert all(station.credits.held == 0 for station in floor.stations)
+            assert all(station.credits.held == 0 for station in floor.endpoint_states)
             (self.event,) = self.desk.ledger.events
         return parts
 
@@ -102,8 +102,8 @@ async def test_the_rest_comes_from_the_other_replica_and_is_billed_once():
     assert house.tally.recoveries == 1
     event = house.event
     assert (event.replica, event.outcome, event.output_tokens) == ("a,b", Outcome.FINISHED, tokens)
-    weights = house.dispatcher.floor.weights
-    assert house.dispatcher.floor.outlook.served == pytest.approx(weights.of(len(begun.prompt), 1, tokens))
+    weights = house.dispatcher.core.weights
+    assert house.dispatcher.core.predictor.served == pytest.approx(weights.service(len(begun.prompt), 1, tokens))
 
 
 @pytest.mark.parametrize("failure", [LOST, REFUSED])
@@ -165,10 +165,10 @@ async def test_what_fails_everywhere_fails_in_the_end():
 
 async def passing(house, seconds):
     """Lets time pass once the replica is lost and the request waits again."""
-    while house.replicas[0].up or not house.dispatcher.floor.waiting:  # noqa: ASYNC110 - it has no event
+    while house.replicas[0].up or not house.dispatcher.core.waiting:  # noqa: ASYNC110 - it has no event
         await asyncio.sleep(0)
     house.clock.now_s += seconds
-    house.dispatcher.turn()
+    house.dispatcher.dispatch_ready()
 
 
 @pytest.mark.parametrize("partial", [True, False])

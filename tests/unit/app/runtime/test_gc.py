@@ -6,7 +6,7 @@ import weakref
 from contextlib import contextmanager
 
 from maitred.app.runtime import gc as garbage
-from maitred.app.runtime.gc import GcSweep, collect_seldom
+from maitred.app.runtime.gc import GcSweep, tune_gc
 
 
 class Circle:
@@ -68,7 +68,7 @@ def test_what_stays_is_left_alone_and_the_rest_is_looked_at_seldom():
     before, enabled = gc.get_threshold(), gc.isenabled()
     try:
         gc.set_threshold(700, 10, 10)  # Python's own; a test before may have served here
-        collect_seldom()
+        tune_gc()
         assert gc.get_freeze_count() > 0
         new, young, middle = gc.get_threshold()
         assert new > 700

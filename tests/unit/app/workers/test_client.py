@@ -16,7 +16,7 @@ class Controller:
     def __init__(self):
         self.heard, self.heard_some = [], asyncio.Event()
 
-    def tell(self, message):
+    def send(self, message):
         self.heard.append(message)
         self.heard_some.set()
 
@@ -35,30 +35,30 @@ class Gatherer:
 async def test_what_is_gathered_is_told_together_and_once(monkeypatch):
     monkeypatch.setattr(hotline, "_GATHERED_S", 0.0)
     line, one, two = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Gatherer(), Gatherer()
-    line.gather(one)
-    line.gather(two)
+    line.schedule_flush(one)
+    line.schedule_flush(two)
     assert (one.flushes, two.flushes) == (0, 0), "it can wait"
     await two.flushed.wait()
     assert (one.flushes, two.flushes) == (1, 1)
     two.flushed.clear()
-    line.gather(two)
+    line.schedule_flush(two)
     await two.flushed.wait()
     assert (one.flushes, two.flushes) == (1, 2)
 
 
 async def test_what_can_wait_goes_out_with_what_cannot():
     line, controller = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Controller()
-    line._line = controller
+    line._connection = controller
     line.report(DirectoryAck(1))
     assert controller.heard == []
-    line.tell(DirectoryAck(2))
+    line.send(DirectoryAck(2))
     assert controller.heard == [DirectoryAck(1), DirectoryAck(2)]
 
 
 async def test_what_can_wait_goes_out_by_itself_before_long(monkeypatch):
     monkeypatch.setattr(hotline, "_REPORTED_S", 0.0)
     line, controller = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Controller()
-    line._line = controller
+    line._connection = controller
     line.report(DirectoryAck(1))
     line.report(DirectoryAck(2))
     await controller.heard_some.wait()
@@ -70,13 +70,13 @@ class Asking:
 
     unanswered = "asks"
 
-    def hear(self, message):
+    def on_message(self, message):
         raise AssertionError(message)
 
-    def cut(self):
+    def on_disconnect(self):
         pass
 
-    def resumes(self):
+    def resume_message(self):
         return None
 
 
@@ -98,14 +98,14 @@ async def test_the_next_controller_learns_who_was_never_answered(tmp_path):
     server = await loop.create_unix_server(end, str(path))
     welcomed = asyncio.Event()
     hotline = ControllerClient(1, 2, path, lambda _: welcomed.set())
-    hotline.enter(Asking())
-    hotline.give_up("gave up")
+    hotline.register(Asking())
+    hotline.abandon("gave up")
     async with running(hotline.run(), "hotline"), asyncio.timeout(10):
         for _ in range(2):  # the first dies before it has done anything
             assert (await hellos.get()).unanswered == ["gave up", "asks"]
             ends[-1].close()
         assert (await hellos.get()).unanswered == ["gave up", "asks"]
-        ends[-1].tell(ControllerSnapshot(1, frozenset(), {}, {}))
+        ends[-1].send(ControllerSnapshot(1, frozenset(), {}, {}))
         await welcomed.wait()
         ends[-1].close()
         assert (await hellos.get()).unanswered == ["asks"]

@@ -7,7 +7,7 @@ import pytest
 
 from maitred.api.in_flight import InFlightLimiter
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.workers.context_codec import ended_of
+from maitred.app.workers.context_codec import encode_context
 from maitred.app.workers.controller import ControllerServer, PendingWorkers, WorkerSession
 from maitred.core.answer import Outcome, RequestContext
 from maitred.core.flow import ONE_FLOW
@@ -48,7 +48,7 @@ class Observed:
     def __init__(self):
         self.tallies = []
 
-    def ended(self, *tallies):
+    def on_request_end(self, *tallies):
         self.tallies += tallies
 
 
@@ -73,10 +73,10 @@ async def worker(dispatchers, observed, admitting):
     """What a worker has: a socket to a controller."""
     clock = FakeClock()
     desk = ControllerServer(InFlightLimiter(10), None, None, lambda: ControllerSnapshot(1, frozenset(), {}, {}), clock)
-    desk.adopt(LocalFlowController(dispatchers, admitting.admission, clock), [observed])
+    desk.reconfigure(LocalFlowController(dispatchers, admitting.admission, clock), [observed])
     clerk, socket = WorkerSession(PendingWorkers()), Socket()
-    clerk.line.connection_made(socket)
-    clerk.attend(desk)
+    clerk.connection.connection_made(socket)
+    clerk.start(desk)
     return clerk, socket
 
 
@@ -94,7 +94,7 @@ async def turns():
 
 async def say(clerk, *messages: msgspec.Struct):
     """In one piece, as one system call brings it."""
-    clerk.line.data_received(b"".join(map(encode_frame, messages)))
+    clerk.connection.data_received(b"".join(map(encode_frame, messages)))
     await turns()
 
 
@@ -115,7 +115,7 @@ async def test_who_asks_for_a_model_that_is_gone_is_refused(worker):
 def ended(number, outcome=Outcome.FINISHED):
     tally = RequestContext(f"request-{number}", 0.0)
     tally.close(outcome, 200, 1.0)
-    return ended_of(tally)
+    return encode_context(tally)
 
 
 @pytest.mark.parametrize("dispatchers", [{"m": Dispatching().dispatcher}])
@@ -125,8 +125,8 @@ async def test_the_story_of_an_answer_is_whole_when_its_end_is_told(worker, obse
     # What a request ends with and the news of its end may come in one piece.
     await say(clerk, SettleRequest(1, Usage(3, 2), Outcome.FINISHED, 0.5), ended(1))
     (tally,) = observed.tallies
-    assert {SpanName.ADMISSION, SpanName.SETTLEMENT} <= {chapter.name for chapter in tally.story.chapters}
-    assert not clerk._untold
+    assert {SpanName.ADMISSION, SpanName.SETTLEMENT} <= {chapter.name for chapter in tally.timeline.spans}
+    assert not clerk._pending_reports
 
 
 @pytest.mark.parametrize("dispatchers", [{"m": Dispatching().dispatcher}])
@@ -142,10 +142,10 @@ async def test_who_leaves_is_billed_as_its_worker_has_counted(worker, admitting)
 async def test_who_is_settled_holds_nothing_any_more(worker, dispatchers):
     clerk, socket = worker
     await say(clerk, asks(1))
-    assert (clerk.requests, dispatchers["m"].floor.running) == (1, 1)
+    assert (clerk.requests, dispatchers["m"].core.running) == (1, 1)
     await say(clerk, SettleRequest(1, Usage(3, 2), Outcome.FINISHED, 0.5))
     assert SettleReply(1) in socket.heard
-    assert (clerk.requests, dispatchers["m"].floor.running) == (0, 0)
+    assert (clerk.requests, dispatchers["m"].core.running) == (0, 0)
     await say(clerk, ReleaseRequest(1, Usage(3, 2), 0.5))  # said by a worker that has not heard it yet
     assert socket.heard[-1] == SettleReply(1)
 
@@ -154,11 +154,11 @@ async def test_nothing_is_kept_of_who_leaves_in_the_moment_of_asking(worker, obs
     clerk, _ = worker
     await say(clerk, asks(1), ReleaseRequest(1, Usage(3, 0), None, cancelled=True), ended(1, Outcome.CANCELLED))
     assert [tally.request_id for tally in observed.tallies] == ["request-1"]
-    assert not clerk._untold
+    assert not clerk._pending_reports
 
 
 async def test_who_has_asked_for_nothing_is_told_of_at_once(worker, observed):
     clerk, _ = worker
-    clerk.line.data_received(encode_frame(ended(1)))
+    clerk.connection.data_received(encode_frame(ended(1)))
     assert [tally.request_id for tally in observed.tallies] == ["request-1"]
-    assert not clerk._untold
+    assert not clerk._pending_reports

@@ -58,7 +58,7 @@ def test_a_terminal_gets_a_block_in_place() -> None:
         block = LiveBlock("http://here", live, console)
         block(progress(1.0))
         block(progress(2.0, share=None))
-        block.tell("fault 0: over")
+        block.show("fault 0: over")
     shown = out.getvalue()
     title, bar, *_ = shown.splitlines()
     assert title.rstrip().endswith("http://here  1 s  25%")

@@ -52,13 +52,13 @@ def test_texts_come_back_as_vectors_in_one_delta():
     bench = Bench()
     bench.submit("a", token=7)
     bench.submit("b", token=9)
-    assert bench.engine.patience_s() == 0
+    assert bench.engine.max_idle_s() == 0
     deltas = bench.step()
     assert {name: (delta.embedding, delta.finish, delta.tokens) for name, delta in deltas.items()} == {
         "a": (b"\x07", FinishReason.STOP, []),
         "b": (b"\x09", FinishReason.STOP, []),
     }
-    assert bench.engine.patience_s() is None
+    assert bench.engine.max_idle_s() is None
     assert not bench.engine.occupied
 
 
@@ -93,7 +93,7 @@ def test_an_owner_that_leaves_takes_its_texts_along():
     bench = Bench()
     bench.submit("a", owner="one")
     bench.submit("a", owner="two", token=8)
-    bench.engine.disown("one")
+    bench.engine.cancel_owner("one")
     assert bench.step("two")["a"].embedding == b"\x08"
     assert bench.encoding.batches == [[3]]
 

@@ -63,9 +63,9 @@ class Bench:
 def test_others_run_while_a_grammar_is_compiled():
     bench = Bench()
     bench.submit("constrained", regex="a", n=2)
-    assert 0 < bench.engine.patience_s() < 0.1
+    assert 0 < bench.engine.max_idle_s() < 0.1
     bench.submit("free")
-    assert bench.engine.patience_s() == 0
+    assert bench.engine.max_idle_s() == 0
     assert bench.step() == bench.step() == ["free"]
     load = bench.engine.load()
     assert (load.running, load.waiting, load.paused, load.free_blocks) == (0, 2, 0, load.total_blocks)
@@ -83,7 +83,7 @@ def test_a_grammar_that_fails_is_reported_to_its_owner():
     bench.submit("one", regex="a", n=2)
     bench.failure = GrammarFault("No tokenizer.")
     bench.compiled("a")
-    assert bench.engine.patience_s() == 0
+    assert bench.engine.max_idle_s() == 0
     assert bench.step() == []
     [(owner, rejection)] = bench.engine.rejections()
     assert (owner, rejection.request_id, rejection.message) == ("owner", "one", "No tokenizer.")
@@ -105,7 +105,7 @@ def test_who_leaves_meanwhile_leaves_nothing():
     bench = Bench()
     bench.submit("one", regex="a", n=2)
     bench.engine.cancel("owner", "one", 0)
-    bench.engine.disown("owner")
+    bench.engine.cancel_owner("owner")
     bench.compiled("a") if Grammar("regex", "a") in bench.compiler._compiled else bench.gate.set()
     assert bench.step() == []
     assert not bench.engine.occupied

@@ -156,7 +156,7 @@ def test_an_engine_answers_the_same_on_kernels_of_a_cpu_on_those_of_a_gpu_and_wi
         table_width=-(-plain._decoder.config.context_tokens // cache.block_tokens),
         make_graph=Rerun,
     )
-    runner.adopt(replayed, cache)
+    runner.reload(replayed, cache)
     before = engine.load().steps
     assert answers(engine) == expected
     assert replayed.replayed > 0.7 * (engine.load().steps - before)

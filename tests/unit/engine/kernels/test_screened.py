@@ -32,8 +32,8 @@ def searched(linear, rows):
     out = torch.full((len(rows) + 1, linear(rows).shape[1]), 7.0)
     found = torch.zeros(len(rows), dtype=torch.int64)
     most_rows = 100  # of a step; what a search needs is as much as its own rows need
-    room = torch.zeros(linear.room_bytes(most_rows) + 64, dtype=torch.uint8)
-    assert linear.room_bytes(most_rows) == linear.room_bytes(MOST_ROWS)
+    room = torch.zeros(linear.scratch_bytes(most_rows) + 64, dtype=torch.uint8)
+    assert linear.scratch_bytes(most_rows) == linear.scratch_bytes(MOST_ROWS)
     count, tape = ctypes.c_int64(len(rows)), Tape(torch.get_num_threads())
     places = rows.data_ptr(), out.data_ptr(), ctypes.addressof(count), room.data_ptr()
     linear.record_search(tape, *places, most_rows, found)
@@ -119,7 +119,7 @@ def test_a_search_that_finds_too_much_is_given_up_for_a_while():
     search = HeadSearch(strips=100)
     assert search.begins(1)
     assert not search.begins(MOST_ROWS + 1)
-    search.found(torch.tensor([12, 38]))
+    search.record(torch.tensor([12, 38]))
     assert search.begins(2)
-    search.found(torch.tensor([12, 39]))
+    search.record(torch.tensor([12, 39]))
     assert sum(not search.begins(1) for _ in range(100)) == 64

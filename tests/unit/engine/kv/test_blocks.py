@@ -51,7 +51,7 @@ def test_cached_blocks_are_those_that_are_idle_and_can_be_found():
                 if chance.random() < 0.7:
                     pool.publish(block, b"%d" % chance.randrange(20))
         findable = {pool.find(key) for key in pool.keys()}  # noqa: SIM118 - it is no mapping
-        assert pool.cached == sum(not pool.holders(block) for block in findable), number
+        assert pool.cached == sum(not pool.reference_count(block) for block in findable), number
     for blocks in held:
         pool.free(blocks)
     pool.clear()
@@ -66,7 +66,7 @@ def test_a_revived_block_is_not_handed_out():
     pool.share(blocks)
     assert pool.idle == 1
     assert pool.allocate(2) is None
-    assert pool.holders(blocks[0]) == 1
+    assert pool.reference_count(blocks[0]) == 1
 
 
 def test_the_first_block_with_a_key_keeps_it():
@@ -112,5 +112,5 @@ def test_opening_without_room_changes_nothing():
     assert BlockTable(pool, 1, "").open([1, 2, 3, 4, 5]) is None
     assert BlockTable(pool, 1, "").open([3, 4], spare=1) is None
     assert pool.idle == 2
-    assert [pool.holders(block) for block in writer.blocks] == [1, 1]
+    assert [pool.reference_count(block) for block in writer.blocks] == [1, 1]
     assert pool.evictions == 0

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.request import ModelFingerprint
-from maitred.engine.models.digest import digest_of
+from maitred.engine.models.digest import fingerprint_of
 
 
 @pytest.fixture
@@ -16,46 +16,46 @@ def copy(tmp_path):
 
 
 def test_copies_are_the_same_however_they_are_written(copy):
-    original = digest_of(BUNDLED_MODEL)
+    original = fingerprint_of(BUNDLED_MODEL)
     assert all((original.shape, original.tokenizer, original.weights))
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "transformers_version": "0"}, indent=7))
     (copy / "tokenizer.json").write_text(json.dumps(json.loads((copy / "tokenizer.json").read_text()), indent=3))
-    assert digest_of(copy) == original
+    assert fingerprint_of(copy) == original
 
 
 def test_weights_may_be_spread_over_files(copy):
-    original = digest_of(copy)
+    original = fingerprint_of(copy)
     path = copy / "model.safetensors"
     tensors = load_file(path)
     names = sorted(tensors)
     save_file({name: tensors[name] for name in names[::2]}, copy / "model-1.safetensors")
     save_file({name: tensors[name] for name in names[1::2]}, copy / "model-2.safetensors")
     path.unlink()
-    assert digest_of(copy) == original
+    assert fingerprint_of(copy) == original
 
 
 def test_every_tensor_counts(copy):
-    original = digest_of(copy)
+    original = fingerprint_of(copy)
     path = copy / "model.safetensors"
     tensors = load_file(path)
     for name in list(tensors)[:: max(1, len(tensors) // 5)]:
         save_file({**tensors, name: tensors[name] + 1}, path)
-        changed = digest_of(copy)
+        changed = fingerprint_of(copy)
         assert changed.weights != original.weights
         assert (changed.shape, changed.tokenizer) == (original.shape, original.tokenizer)
     save_file({name: tensor.to(torch.float64) for name, tensor in tensors.items()}, path)
-    assert digest_of(copy).weights != original.weights
+    assert fingerprint_of(copy).weights != original.weights
 
 
 def test_parts_that_are_not_there_are_not_compared_and_broken_ones_are(copy):
-    original = digest_of(copy)
+    original = fingerprint_of(copy)
     (copy / "model.safetensors").write_bytes(b"\xff" * 20)
     (copy / "tokenizer.json").write_text("{")
-    broken = digest_of(copy)
+    broken = fingerprint_of(copy)
     assert original.differs_in(broken) == ["tokenizer.json", "weights"]
     (copy / "model.safetensors").unlink()
     (copy / "tokenizer.json").unlink()
-    assert original.differs_in(digest_of(copy)) == []
-    assert digest_of(copy).completed_by(original) == original
-    assert digest_of(copy / "nowhere") == ModelFingerprint()
+    assert original.differs_in(fingerprint_of(copy)) == []
+    assert fingerprint_of(copy).completed_by(original) == original
+    assert fingerprint_of(copy / "nowhere") == ModelFingerprint()

@@ -265,7 +265,7 @@ def test_a_paused_sequence_leaves_its_place_to_others_and_comes_back(steps):
     scheduler.pause(paused)
     assert scheduler.pool.idle == scheduler.pool.total
     assert (scheduler.paused, scheduler.free_sequences, scheduler.promised_blocks) == (1, 1, 0)
-    assert scheduler.patience_s(0.0) is None
+    assert scheduler.max_idle_s(0.0) is None
     other = add(scheduler, "b", prompt=20, output=5)
     assert run_until_idle(scheduler) == [other]
     scheduler.resume(paused, 1.0)
@@ -349,10 +349,10 @@ def test_a_prompt_that_cannot_be_computed_in_time_is_not_begun():
 def test_patience_lasts_until_a_deadline_when_nothing_else_is_to_do():
     scheduler = make_scheduler()
     sequence = add(scheduler, "a", deadline_in_s=5.0)
-    assert scheduler.patience_s(1.0) == 0
+    assert scheduler.max_idle_s(1.0) == 0
     scheduler.pause(sequence)
-    assert scheduler.patience_s(1.0) == 4.0
-    assert scheduler.patience_s(9.0) == 0
+    assert scheduler.max_idle_s(1.0) == 4.0
+    assert scheduler.max_idle_s(9.0) == 0
 
 
 # --- the account of waiting ---
@@ -435,12 +435,12 @@ def test_a_window_holds_a_first_step_back_until_enough_wait():
     window = BatchingWindow({PriorityClass.BATCH: 2.0}, 3)
     scheduler = make_scheduler(window=window)
     first = add(scheduler, "a", priority=PriorityClass.BATCH)
-    assert scheduler.patience_s(0.5) == 1.5
+    assert scheduler.max_idle_s(0.5) == 1.5
     plan, _ = step(scheduler, 0.5)
     assert not plan
     add(scheduler, "b", priority=PriorityClass.BATCH, now_s=0.6)
     add(scheduler, "c", priority=PriorityClass.BATCH, now_s=0.7)
-    assert scheduler.patience_s(0.7) == 0
+    assert scheduler.max_idle_s(0.7) == 0
     plan, _ = step(scheduler, 0.7)
     assert len(plan.chunks) == 3
     assert first.waited_s["batching_window"] == pytest.approx(0.2)

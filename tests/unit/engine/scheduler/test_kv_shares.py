@@ -13,51 +13,51 @@ def residency(total=100, **shares):
 
 def test_without_shares_everything_idle_is_for_everybody():
     books = residency()
-    assert books.room(flow("acme"), 60) == 60
-    assert books.spare(flow("acme"), 60) == 0
+    assert books.available_blocks(flow("acme"), 60) == 60
+    assert books.unused_blocks(flow("acme"), 60) == 0
     assert books.most(flow("acme")) == 100
 
 
 def test_others_leave_a_floor_to_a_tenant_that_waits():
     books = residency(acme=(0.3, 1.0))
-    assert books.room(flow("beta"), 100) == 100
+    assert books.available_blocks(flow("beta"), 100) == 100
     books.joined(flow("acme"))
-    assert books.room(flow("beta"), 100) == 70
-    assert books.spare(flow("beta"), 100) == 30
-    assert books.room(flow("acme"), 100) == 100
+    assert books.available_blocks(flow("beta"), 100) == 70
+    assert books.unused_blocks(flow("beta"), 100) == 30
+    assert books.available_blocks(flow("acme"), 100) == 100
 
 
 def test_a_floor_that_nobody_waits_for_is_lent():
     books = residency(acme=(0.3, 1.0))
     books.joined(flow("acme"))
-    books.left(flow("acme"))
-    assert books.room(flow("beta"), 100) == 100
+    books.on_release(flow("acme"))
+    assert books.available_blocks(flow("beta"), 100) == 100
 
 
 def test_a_floor_that_is_met_reserves_nothing_more():
     books = residency(acme=(0.3, 1.0))
     books.joined(flow("acme"))
     books.hold(flow("acme"), range(20))
-    assert books.room(flow("beta"), 80) == 70
+    assert books.available_blocks(flow("beta"), 80) == 70
     books.hold(flow("acme"), range(20, 40))
-    assert books.room(flow("beta"), 60) == 60
+    assert books.available_blocks(flow("beta"), 60) == 60
 
 
 def test_its_own_floor_is_a_tenants_even_when_others_are_owed_more_than_is_idle():
     books = residency(acme=(0.3, 1.0), beta=(0.5, 1.0))
     books.joined(flow("acme"))
     books.joined(flow("beta"))
-    assert books.room(flow("acme"), 40) == 30
-    assert books.room(flow("beta"), 40) == 40
-    assert books.room(flow("gamma"), 40) == 0
+    assert books.available_blocks(flow("acme"), 40) == 30
+    assert books.available_blocks(flow("beta"), 40) == 40
+    assert books.available_blocks(flow("gamma"), 40) == 0
 
 
 def test_a_ceiling_holds_on_an_idle_machine():
     books = residency(acme=(0.0, 0.25))
-    assert books.room(flow("acme"), 100) == 25
+    assert books.available_blocks(flow("acme"), 100) == 25
     books.hold(flow("acme"), range(20))
-    assert books.room(flow("acme"), 80) == 5
-    assert books.spare(flow("acme"), 80) == 75
+    assert books.available_blocks(flow("acme"), 80) == 5
+    assert books.unused_blocks(flow("acme"), 80) == 75
     assert books.most(flow("acme")) == 25
 
 
@@ -65,19 +65,19 @@ def test_what_two_sequences_of_a_tenant_share_counts_once():
     books = residency(acme=(0.0, 0.25))
     books.hold(flow("acme"), range(20))
     books.hold(flow("acme"), range(20))
-    assert books.held("acme") == 20
+    assert books.held_blocks("acme") == 20
     books.release(flow("acme"), range(20))
-    assert books.held("acme") == 20
+    assert books.held_blocks("acme") == 20
     books.release(flow("acme"), range(20))
-    assert books.held("acme") == 0
+    assert books.held_blocks("acme") == 0
 
 
 def test_a_team_is_bound_by_its_organisation_as_well():
     books = residency(acme=(0.0, 0.5), red=(0.0, 0.4))
     books.hold(flow("acme", "blue"), range(30))
-    assert books.room(flow("acme", "red"), 70) == 20
-    assert books.room(flow("acme", "blue"), 70) == 20
-    assert books.room(flow("beta"), 70) == 70
+    assert books.available_blocks(flow("acme", "red"), 70) == 20
+    assert books.available_blocks(flow("acme", "blue"), 70) == 20
+    assert books.available_blocks(flow("beta"), 70) == 70
     assert books.most(flow("acme", "red")) == 40
 
 

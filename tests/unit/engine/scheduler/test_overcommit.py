@@ -60,7 +60,7 @@ def test_a_light_tenant_runs_in_the_next_step_and_the_flood_takes_turns(schedule
     flood = flooded(scheduler)
     light = add(scheduler, "light", max_tokens=9)
     assert light.key in step(scheduler)
-    assert (scheduler.running, scheduler.guests, scheduler.guest_places) == (PLACES + 1, 1, 1)
+    assert (scheduler.running, scheduler.overcommitted, scheduler.overcommit_slots) == (PLACES + 1, 1, 1)
     advanced = Counter()
     for _ in range(8):
         keys = step(scheduler)
@@ -69,7 +69,7 @@ def test_a_light_tenant_runs_in_the_next_step_and_the_flood_takes_turns(schedule
         advanced.update(keys)
     assert [advanced[sequence.key] for sequence in flood] == [7] * PLACES
     assert light.output_tokens == 9
-    assert (scheduler.running, scheduler.guests, scheduler.guest_places) == (PLACES, 0, 2)
+    assert (scheduler.running, scheduler.overcommitted, scheduler.overcommit_slots) == (PLACES, 0, 2)
     assert scheduler.counters.preemptions == 0
 
 
@@ -78,7 +78,7 @@ def test_nobody_gives_way_to_its_own_tenant(scheduler):
     more = add(scheduler, "flood")
     step(scheduler)
     assert more.table.blocks == []
-    assert (scheduler.waiting, scheduler.guests) == (1, 0)
+    assert (scheduler.waiting, scheduler.overcommitted) == (1, 0)
 
 
 def test_there_are_so_many_guests_and_no_more(scheduler):
@@ -86,7 +86,7 @@ def test_there_are_so_many_guests_and_no_more(scheduler):
     lights = [add(scheduler, f"light-{number}") for number in range(3)]
     step(scheduler)
     assert [bool(light.table.blocks) for light in lights] == [True, True, False]
-    assert scheduler.guest_places == 0
+    assert scheduler.overcommit_slots == 0
 
 
 def test_a_guest_has_a_place_as_soon_as_one_comes_free(scheduler):
@@ -95,7 +95,7 @@ def test_a_guest_has_a_place_as_soon_as_one_comes_free(scheduler):
     step(scheduler)
     scheduler.cancel(flood[0])
     assert len(step(scheduler)) == PLACES
-    assert (scheduler.running, scheduler.guests, scheduler.free_sequences) == (PLACES, 0, 0)
+    assert (scheduler.running, scheduler.overcommitted, scheduler.free_sequences) == (PLACES, 0, 0)
 
 
 def test_a_tenant_that_holds_as_much_per_weight_is_no_guest(scheduler):
@@ -125,7 +125,7 @@ def test_the_least_urgent_are_left_out_first_and_in_turn(scheduler):
     step(scheduler)
     add(scheduler, "light", priority=PriorityClass.BACKGROUND)
     step(scheduler)
-    assert scheduler.guests == 1
+    assert scheduler.overcommitted == 1
     advanced = Counter(key for _ in range(6) for key in step(scheduler))
     assert [advanced[sequence.key] for sequence in urgent] == [6] * len(urgent)
     assert [advanced[sequence.key] for sequence in patient] == [4] * len(patient)

@@ -80,11 +80,11 @@ def test_pins_end_with_their_time_and_an_idle_engine_wakes_for_that():
     desk = Desk()
     desk.run(list(range(1, 9)), pin=PinRequest("a", 60.0))
     desk.now_s = 20.0
-    assert desk.scheduler.patience_s(desk.now_s) == 40.0
+    assert desk.scheduler.max_idle_s(desk.now_s) == 40.0
     desk.now_s = 60.0
-    assert desk.scheduler.patience_s(desk.now_s) == 0
+    assert desk.scheduler.max_idle_s(desk.now_s) == 0
     desk.scheduler.plan(desk.now_s)
-    assert (desk.scheduler.pins.blocks, desk.scheduler.patience_s(desk.now_s)) == (0, None)
+    assert (desk.scheduler.pins.blocks, desk.scheduler.max_idle_s(desk.now_s)) == (0, None)
     assert desk.pool.idle == desk.pool.total
 
 

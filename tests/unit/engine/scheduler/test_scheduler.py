@@ -65,7 +65,7 @@ def test_choices_share_the_prompt_even_with_the_prefix_cache_off():
     shared = [choice.table.blocks[:2] for choice in choices]
     assert shared[0] == shared[1] == shared[2]
     assert other[0].table.blocks[0] not in shared[0]
-    assert [scheduler.pool.holders(block) for block in shared[0]] == [3, 3]
+    assert [scheduler.pool.reference_count(block) for block in shared[0]] == [3, 3]
     run_until_idle(scheduler)
     assert scheduler.pool.idle == scheduler.pool.total
 

@@ -28,7 +28,7 @@ class Favourite:
     def __init__(self, token):
         self.token = token
 
-    def guess(self, sequence, most):
+    def draft(self, sequence, most):
         return DraftTokens(sequence.key, 1, (self.token,))  # of a kind of its own: nothing is known against it
 
     def forget(self, sequence):

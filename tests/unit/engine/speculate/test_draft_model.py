@@ -42,7 +42,7 @@ def make_engine(folders, draft=None, *, method="draft_model", **fields):
     )
     engine, _ = build(folders["itself"], config)
     if draft:
-        engine._speculator._worth = Always()
+        engine._speculator._benefit = Always()
     return engine
 
 
@@ -160,7 +160,7 @@ def test_one_that_is_cancelled_leaves_nothing(folders):
         engine.submit("owner", request)
     for _ in range(4):
         engine.step()
-    engine.disown("owner")
+    engine.cancel_owner("owner")
     reading = engine._speculator._author._reading
     assert not reading._read
     assert not reading._ahead
@@ -240,29 +240,29 @@ class Tables:
 
 def test_a_reading_follows_right_drafts_and_not_wrong_ones():
     reading, sequence = DraftModelPosition(4), Tables(1, [1, 2, 3, 4, 5], [7, 8])
-    assert reading.place(sequence) == 0
+    assert reading.position(sequence) == 0
     reading.begin(sequence, 0, 8)
     reading.done(sequence, 5, [6, 9, 9])
     sequence.tokens = [1, 2, 3, 4, 5, 6, 7, 8]
-    assert reading.place(sequence) == 6
+    assert reading.position(sequence) == 6
     reading.begin(sequence, 6, 8)
     reading.done(sequence, 8, [])
-    assert reading.place(sequence) == 7, "of the last token it is asked again"
+    assert reading.position(sequence) == 7, "of the last token it is asked again"
 
 
 def test_a_reading_finds_blocks_by_what_is_in_them():
     reading, first = DraftModelPosition(4), Tables(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], [7, 8, 9])
-    reading.place(first)
+    reading.position(first)
     reading.begin(first, 0, 9)
     reading.done(first, 9, [])
     reading.forget(first)
-    assert reading.place(first) == 8
-    assert reading.place(Tables(2, [1, 2, 3, 4, 5, 6, 7, 0, 0], [7, 8, 9])) == 4
-    assert reading.place(Tables(3, [1, 2, 3, 4, 5, 6, 7, 8, 9], [7, 9, 8])) == 4
+    assert reading.position(first) == 8
+    assert reading.position(Tables(2, [1, 2, 3, 4, 5, 6, 7, 0, 0], [7, 8, 9])) == 4
+    assert reading.position(Tables(3, [1, 2, 3, 4, 5, 6, 7, 8, 9], [7, 9, 8])) == 4
     other = Tables(4, [3, 3, 3], [7])
-    reading.place(other)
+    reading.position(other)
     reading.begin(other, 0, 3)
-    assert reading.place(Tables(5, first.tokens, first.blocks)) == 0, "what was in the block is not there any more"
+    assert reading.position(Tables(5, first.tokens, first.blocks)) == 0, "what was in the block is not there any more"
 
 
 def test_it_sleeps_when_its_model_does_and_is_right_again_afterwards(folders, calm):
@@ -271,7 +271,7 @@ def test_it_sleeps_when_its_model_does_and_is_right_again_afterwards(folders, ca
     asked = requests(8, temperature=0.0)
     expected = answers(calm, asked)
     assert answers(engine, asked) == expected
-    engine.rest(asleep=True)
+    engine.set_asleep(asleep=True)
     engine.step()
     assert engine.load().asleep
     assert author._model is None, "its weights and its cache are given back with the model's own"

@@ -13,7 +13,7 @@ from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.grammar.state import SpeculativeGrammarState
 from maitred.engine.speculate.speculator import Speculator
-from maitred.text.grammar.reading import grammar_of
+from maitred.text.grammar.reading import parse_grammar
 from maitred.text.tokenizer import Tokenizer
 from tests.support.clock import FakeClock
 from tests.support.drafters import Always, Rumour
@@ -62,7 +62,7 @@ def guessing(rumour):
 
 
 def requests(schema, fields):
-    grammar = None if schema is None else grammar_of(Constraint("json_schema", schema, "guided_json"))
+    grammar = None if schema is None else parse_grammar(Constraint("json_schema", schema, "guided_json"))
     prompt = TOKENIZER.encode("Once upon a time there was a little rabbit", add_special_tokens=False)
     return [
         EngineRequest(
@@ -119,7 +119,7 @@ def fewer_layers(tmp_path_factory):
 def drafted_by(**speculation):
     """An engine whose drafts always pay."""
     engine = make_engine(block_tokens=32, speculation=SpeculationConfig(**speculation))
-    engine._speculator._worth = Always()
+    engine._speculator._benefit = Always()
     return engine
 
 
@@ -139,7 +139,7 @@ def test_a_draft_model_under_a_grammar_changes_no_token(plain, fewer_layers, fie
 def test_grammars_drafts_shared_prefixes_and_preemption_at_once_change_no_token(plain, fewer_layers, method):
     """The KV cache is too small for all of them, and what was preempted finds its prefix in it again, or not."""
     story = TOKENIZER.encode("There was a rabbit named Ruby, 7 years old, and a raven. " * 4, add_special_tokens=False)
-    grammar = grammar_of(Constraint("json_schema", SCHEMA, "guided_json"))
+    grammar = parse_grammar(Constraint("json_schema", SCHEMA, "guided_json"))
     asked = [
         EngineRequest(
             id=str(number),
@@ -159,7 +159,7 @@ def test_grammars_drafts_shared_prefixes_and_preemption_at_once_change_no_token(
         max_sequences=16,
         speculation=SpeculationConfig(method=method, draft_model=draft_model),
     )
-    engine._speculator._worth = Always()
+    engine._speculator._benefit = Always()
     assert answers(engine, asked) == expected
     load = engine.load()
     assert load.preemptions

@@ -16,7 +16,7 @@ def sequence_of(tokens):
 
 
 def guess(tokens, most=4):
-    return NgramDrafter().guess(sequence_of(tokens), most)
+    return NgramDrafter().draft(sequence_of(tokens), most)
 
 
 def test_it_says_what_followed_the_last_time():
@@ -47,7 +47,7 @@ def test_asked_at_every_token_it_says_the_same_as_asked_once(tokens, most):
     drafter, sequence = NgramDrafter(), sequence_of([])
     for end in range(len(tokens) + 1):
         sequence.tokens = tokens[:end]
-        said = drafter.guess(sequence, most)
+        said = drafter.draft(sequence, most)
         assert said == guess(tokens[:end], most)
         places = [p for p in range(3, end) if tokens[p - 3 : p] == tokens[end - 3 : end]]
         assert (said is not None) == bool(places)
@@ -58,7 +58,7 @@ def test_asked_at_every_token_it_says_the_same_as_asked_once(tokens, most):
 
 def test_a_sequence_that_is_forgotten_leaves_nothing():
     drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3, 1, 2, 3])
-    drafter.guess(sequence, 2)
+    drafter.draft(sequence, 2)
     drafter.forget(sequence)
     assert not drafter._indexes
     drafter.forget(sequence)

@@ -11,7 +11,7 @@ from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.load import load_model
 from maitred.engine.weights_cache.cached import cache_folder
 from maitred.engine.weights_cache.config import WeightsCacheConfig
-from maitred.engine.weights_cache.key import key_of
+from maitred.engine.weights_cache.key import cache_key
 
 
 @pytest.fixture
@@ -107,14 +107,14 @@ def test_the_key_changes_with_the_form_the_threads_and_the_checkpoint(tmp_path):
         if path.is_file():
             (copy / path.name).write_bytes(path.read_bytes())
             os.utime(copy / path.name, ns=(path.stat().st_mtime_ns,) * 2)
-    key = key_of(BUNDLED_MODEL, {"dtype": "float32"})
-    assert key_of(copy, {"dtype": "float32"}) == key, "a copy is the same model"
-    assert key_of(copy, {"dtype": "bfloat16"}) != key
+    key = cache_key(BUNDLED_MODEL, {"dtype": "float32"})
+    assert cache_key(copy, {"dtype": "float32"}) == key, "a copy is the same model"
+    assert cache_key(copy, {"dtype": "bfloat16"}) != key
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        assert key_of(copy, {"dtype": "float32"}) != key
+        assert cache_key(copy, {"dtype": "float32"}) != key
     finally:
         torch.set_num_threads(threads)
     os.utime(copy / "model.safetensors")
-    assert key_of(copy, {"dtype": "float32"}) != key
+    assert cache_key(copy, {"dtype": "float32"}) != key

@@ -33,7 +33,7 @@ def play(search: KneeSearch, server: Callable[[float], SweepTrial]) -> list[floa
     rates = []
     while (rate := search.next_rate()) is not None:
         rates.append(rate)
-        search.note(rate, server(rate))
+        search.record(rate, server(rate))
         assert len(rates) <= MOST_TRIALS
     return rates
 
@@ -79,25 +79,25 @@ def test_chance_is_told_from_certainty() -> None:
 
 def test_a_close_call_at_the_knee_is_repeated() -> None:
     search = KneeSearch(start_rate=1, lowest=0.5, highest=1)
-    search.note(1, trial(1, met=0.955))
+    search.record(1, trial(1, met=0.955))
     assert search.next_rate() == 1
-    search.note(1, trial(1, met=0.90))
+    search.record(1, trial(1, met=0.90))
     assert search.next_rate() == 0.5
     assert search.passes is None
 
 
 def test_a_failure_below_a_pass_is_repeated_before_it_is_believed() -> None:
     search = KneeSearch(start_rate=2, lowest=1, highest=4)
-    search.note(4, trial(4))
-    search.note(2, trial(2, met=0.94))
+    search.record(4, trial(4))
+    search.record(2, trial(2, met=0.94))
     asked = search.next_rate()
     assert asked == 4 or asked == 2
-    search.note(2, trial(2, met=0.99))
+    search.record(2, trial(2, met=0.99))
     assert search.passes == 4
     search = KneeSearch(start_rate=2, lowest=1, highest=4)
-    search.note(4, trial(4))
+    search.record(4, trial(4))
     assert play(search, lambda rate: trial(rate, met=1.0 if rate == 4 else 0.2)) == []
-    search.note(2, trial(2, met=0.2))
+    search.record(2, trial(2, met=0.2))
     play(search, lambda rate: trial(rate, met=1.0 if rate == 4 else 0.2))
     assert search.reason == "below_lowest", "a knee that holds only sometimes is none"
 

@@ -31,7 +31,7 @@ def watched(named):
 
 def asks(metrics, *tenants, model="m"):
     principal = Principal(key="k", tenants=tenants, scopes=frozenset())
-    metrics.ended(RequestContext("req-1", 0.0, model=model, principal=principal))
+    metrics.on_request_end(RequestContext("req-1", 0.0, model=model, principal=principal))
 
 
 async def test_teams_organisations_and_everybody_have_their_own():
@@ -39,7 +39,7 @@ async def test_teams_organisations_and_everybody_have_their_own():
     counters = Counters(team=25, acme=50)
     asks(metrics, "team", "acme")
     asks(metrics, "visitor", model="")
-    await metrics.look(counters.read)
+    await metrics.refresh(counters.read)
     assert (used("team"), used("acme"), used("*"), used("visitor")) == (0.25, 0.5, 0.0, None)
 
 
@@ -48,9 +48,9 @@ async def test_the_fullest_of_those_without_a_name_stands_for_them_while_they_as
     counters = Counters(first=10, second=80, third=60)
     for tenant in ("first", "second", "third"):
         asks(metrics, tenant)
-    await metrics.look(counters.read)
+    await metrics.refresh(counters.read)
     assert (used("first"), used("other"), used("second")) == (0.1, 0.8, None)
-    await metrics.look(counters.read)
+    await metrics.refresh(counters.read)
     assert (used("first"), used("other")) == (0.1, None)
 
 
@@ -58,12 +58,12 @@ async def test_what_nobody_can_know_is_not_told():
     metrics, used = watched(10)
     counters = Counters(acme=50)
     asks(metrics, "acme")
-    await metrics.look(counters.read)
+    await metrics.refresh(counters.read)
     counters.away = True
-    await metrics.look(counters.read)
+    await metrics.refresh(counters.read)
     assert used("acme") is None
     counters.away = False
-    await metrics.look(counters.read)
+    await metrics.refresh(counters.read)
     assert used("acme") == 0.5
 
 
@@ -72,7 +72,7 @@ async def test_thousands_of_tenants_are_a_bounded_number_of_series_and_of_questi
     counters = Counters()
     for number in range(10_000):
         asks(metrics, f"t{number}")
-    await metrics.look(counters.read)
+    await metrics.refresh(counters.read)
     (family,) = metrics.collect()
     assert len(family.samples) == 102
     assert max(map(len, counters.asked)) == 200

@@ -18,7 +18,7 @@ def test_it_shows_what_the_library_would(brought, times):
     ours.register(distributions)
     for model, batches in brought.items():
         for values in (batch * times for batch in batches):
-            distributions.of("seconds", model).add(values)
+            distributions.series("seconds", model).add(values)
             series = histogram.labels(model)
             for value in values:
                 series.observe(value)

@@ -12,7 +12,7 @@ def heard(*reports):
     registry = CollectorRegistry()
     steps = StepMetrics(registry)
     for report in reports:
-        steps.heard(WHERE, report)
+        steps.on_report(WHERE, report)
     labels = {"model": "m", "replica": "local"}
     return lambda name: registry.get_sample_value(f"maitred_step_{name}", labels)
 

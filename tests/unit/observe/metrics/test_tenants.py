@@ -24,7 +24,7 @@ def counted(named, *tallies):
     registry = CollectorRegistry()
     tenants = TenantMetrics(registry, named)
     for tally in tallies:
-        tenants.ended(tally)
+        tenants.on_request_end(tally)
     return registry.get_sample_value
 
 
@@ -55,7 +55,7 @@ def test_ten_thousand_tenants_are_as_many_series_as_a_hundred():
         metrics = Metrics(lambda: 0, dict, config=MetricsConfig(tenants=100))
         for number in range(tenants):
             for observer in metrics.observers:
-                observer.ended(ended(f"tenant-{number}"))
+                observer.on_request_end(ended(f"tenant-{number}"))
         body, _ = metrics.render("application/openmetrics-text")
         return sum(len(family.samples) for family in text_string_to_metric_families(body.decode())), len(body)
 

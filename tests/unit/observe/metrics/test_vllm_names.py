@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 from maitred.core.answer import InferenceRequest, Outcome, RequestContext
 from maitred.core.replica import LoadReport
 from maitred.core.request import FinishReason, SamplingParams
-from maitred.dispatch.metrics import state_of
+from maitred.dispatch.metrics import dispatch_snapshot
 from maitred.observe.config import MetricsConfig
 from maitred.observe.metrics.engines import EngineState
 from maitred.observe.metrics.registry import Metrics
@@ -35,7 +35,7 @@ def metrics(**options):
         ("m", "one"): LoadReport(running=3, waiting=1, free_blocks=25, total_blocks=100, prompt_tokens=70),
         ("m", "two"): LoadReport(running=5, free_blocks=100, total_blocks=100, prompt_tokens=30, cached_tokens=8),
     }
-    queue = replace(state_of(Desk().floor, 0.0), waiting={"standard": 1, "batch": 2})
+    queue = replace(dispatch_snapshot(Desk().floor, 0.0), waiting={"standard": 1, "batch": 2})
     made = Metrics(
         lambda: 0,
         lambda: {where: EngineState(True, 0, load, None) for where, load in loads.items()},
@@ -44,12 +44,14 @@ def metrics(**options):
     )
     tally = RequestContext("req-1", 0.0, route="/v1/completions", model="m", first_token_s=3.0, gaps_s=[0.5])
     tally.prompt_tokens, tally.completion_tokens, tally.waited_ms = 70, 5, {"slots": 1500.0, "tenant_share": 500.0}
-    tally.finishes += [FinishReason.LENGTH]
-    tally.ask = InferenceRequest(model="m", prompts=["x"], sampling=SamplingParams(max_tokens=5, seed=0), max_tokens=5)
+    tally.finish_reasons += [FinishReason.LENGTH]
+    tally.request = InferenceRequest(
+        model="m", prompts=["x"], sampling=SamplingParams(max_tokens=5, seed=0), max_tokens=5
+    )
     tally.close(Outcome.FINISHED, 200, 5.0)
-    made.requests.ended(tally)
+    made.requests.on_request_end(tally)
     for steps in range(2):
-        made.steps.heard(("m", "one"), LoadReport(steps=steps, prefill_tokens=8 * steps))
+        made.steps.on_report(("m", "one"), LoadReport(steps=steps, prefill_tokens=8 * steps))
     return made
 
 

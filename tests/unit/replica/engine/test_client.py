@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from maitred.core.errors import Bug, CallerError, ReplicaLost, ReplicaUnavailable
-from maitred.core.prefix import BlockNews
+from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport
 from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta
 from maitred.replica.engine.client import EngineClient
@@ -339,22 +339,22 @@ async def test_a_reader_that_does_not_read_pauses_its_request_by_itself():
 
 async def test_the_load_says_what_it_cannot_know_of():
     async with linked([ScriptedAnswer(wait_steps=3), ECHO]) as (_, link):
-        assert link.unheard() == 0
+        assert link.unreported() == 0
         async with link.generate(request(name="a")) as first, link.generate(request(name="b")):
-            assert link.unheard() == 2
+            assert link.unreported() == 2
             await anext(first)
-            assert link.unheard() == 0
+            assert link.unreported() == 0
         async with link.generate(request(name="c")):
-            assert link.unheard() == 1
+            assert link.unreported() == 1
             link.close()
-            assert link.unheard() == 0
+            assert link.unreported() == 0
 
 
 async def test_listeners_hear_of_reports_readiness_and_loss():
     async with ScriptedEngine() as engine:
         link = EngineClient(engine.address)
         heard: list[tuple[bool, int]] = []
-        link.watch(lambda: heard.append((link.ready, link.load().output_tokens)))
+        link.on_change(lambda: heard.append((link.ready, link.load().output_tokens)))
         await link.connect(LIMIT_S)
         assert heard == [(True, 0)]
         async with link.generate(request()) as stream:
@@ -373,7 +373,7 @@ async def test_an_engine_that_heard_more_than_was_said_breaks_the_protocol():
 
 
 async def test_missed_news_of_blocks_are_asked_for():
-    heard: list[BlockNews] = []
+    heard: list[BlockUpdate] = []
     connection = EngineConnection(blocks=heard.append)
     transport = Mock(spec=asyncio.Transport)
     connection.connection_made(transport)
@@ -386,10 +386,10 @@ async def test_missed_news_of_blocks_are_asked_for():
         return FrameReader(ToEngine).feed(written)
 
     whole, second, fourth, again = (
-        BlockNews(1, 16, 100, b"a" * 16, whole=True),
-        BlockNews(2, 16, 100, b"b" * 16),
-        BlockNews(4, 16, 100, b"d" * 16),
-        BlockNews(5, 16, 100, b"e" * 16, whole=True),
+        BlockUpdate(1, 16, 100, b"a" * 16, whole=True),
+        BlockUpdate(2, 16, 100, b"b" * 16),
+        BlockUpdate(4, 16, 100, b"d" * 16),
+        BlockUpdate(5, 16, 100, b"e" * 16, whole=True),
     )
     connection.data_received(encode_frame(EngineHello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport(), whole)))
     step(1, second)
@@ -397,10 +397,10 @@ async def test_missed_news_of_blocks_are_asked_for():
     assert heard == [whole, second]
     assert asked() == []
     step(3, fourth)
-    step(4, BlockNews(5, 16, 100))
+    step(4, BlockUpdate(5, 16, 100))
     assert heard == [whole, second], "the third was missed, so nothing more is known until the whole comes"
     assert asked() == [ResendBlocks()]
     step(5, again)
-    step(6, BlockNews(6, 16, 100))
-    assert heard[2:] == [again, BlockNews(6, 16, 100)]
+    step(6, BlockUpdate(6, 16, 100))
+    assert heard[2:] == [again, BlockUpdate(6, 16, 100)]
     assert asked() == [ResendBlocks()]

@@ -20,7 +20,7 @@ def test_who_says_something_in_every_other_interval_is_never_given_up(words):
     for word in words:
         for _ in range(TICKS - 1 if not word else 1):
             assert heart.tick(IDLE) is not HeartbeatAction.GIVE_UP
-        heart.heard()
+        heart.on_frame()
 
 
 def test_long_steps_are_waited_for():

@@ -20,11 +20,11 @@ def fresh(name="a", draw=0.5):
 
 def send(health, outcome, now_s, times=1, took_s=None):
     for _ in range(times):
-        attempt = health.begin(now_s)
+        attempt = health.start_attempt(now_s)
         assert attempt is not None
         if took_s is not None:
             health.answered(attempt, now_s + took_s)
-        health.ended(attempt, outcome, now_s + (took_s or 0.0))
+        health.on_end(attempt, outcome, now_s + (took_s or 0.0))
 
 
 def test_failures_in_a_row_open_it_and_one_probe_closes_it():
@@ -38,13 +38,13 @@ def test_failures_in_a_row_open_it_and_one_probe_closes_it():
     verdict = health.verdict(101.0)
     assert not verdict.may
     assert verdict.why == "is left alone for 3.0 s more, because 3 requests failed in a row."
-    assert health.begin(103.9) is None
+    assert health.start_attempt(103.9) is None
     assert health.verdict(104.0).probe
-    probe = health.begin(104.0)
+    probe = health.start_attempt(104.0)
     assert probe is not None
-    assert health.begin(104.0) is None
+    assert health.start_attempt(104.0) is None
     assert "one request" in health.verdict(104.0).why
-    health.ended(probe, AttemptOutcome.SUCCESS, 105.0)
+    health.on_end(probe, AttemptOutcome.SUCCESS, 105.0)
     assert [round(health.verdict(at_s).weight, 3) for at_s in (105.0, 110.0, 115.0, 200.0)] == [0.2, 0.6, 1.0, 1.0]
 
 
@@ -78,23 +78,23 @@ def test_it_stays_open_for_longer_each_time_until_there_was_peace():
 def test_the_first_token_of_a_probe_is_enough():
     health = fresh(draw=0.0)
     send(health, AttemptOutcome.FAILURE, 100.0, times=3)
-    probe = health.begin(100.0)
+    probe = health.start_attempt(100.0)
     health.answered(probe, 101.0)
     assert health.breaker.state(101.0) is BreakerState.CLOSED
     send(health, AttemptOutcome.FAILURE, 102.0, times=2)
-    health.ended(probe, AttemptOutcome.FAILURE, 102.0)
+    health.on_end(probe, AttemptOutcome.FAILURE, 102.0)
     assert health.breaker.state(100.0) is not BreakerState.CLOSED, "its failure is the third in a row"
 
 
 def test_what_was_sent_before_says_nothing_of_after():
     health = fresh(draw=1.0)
-    early = [health.begin(100.0) for _ in range(5)]
+    early = [health.start_attempt(100.0) for _ in range(5)]
     send(health, AttemptOutcome.FAILURE, 100.0, times=3)
-    health.ended(early.pop(), AttemptOutcome.SUCCESS, 101.0)
+    health.on_end(early.pop(), AttemptOutcome.SUCCESS, 101.0)
     assert not health.verdict(101.0).may
     send(health, AttemptOutcome.SUCCESS, 108.0)
     for attempt in early:
-        health.ended(attempt, AttemptOutcome.FAILURE, 109.0)
+        health.on_end(attempt, AttemptOutcome.FAILURE, 109.0)
     assert health.verdict(109.0).may
 
 
@@ -103,7 +103,7 @@ def test_who_is_absent_gets_nothing_and_comes_back_as_it_was():
     health = ReplicaHealth("r", CONFIG, lambda: 0.0, lambda: bool(away))
     away.append(True)
     assert health.verdict(100.0).why == "is away."
-    assert health.begin(100.0) is not None, "what was released to it before is sent"
+    assert health.start_attempt(100.0) is not None, "what was released to it before is sent"
     away.clear()
     assert health.verdict(100.0).weight == 1.0
 
@@ -146,14 +146,14 @@ def test_no_more_than_the_share_is_left_out_the_worst_first():
     members[0]._absent = lambda: True
     assert peers.panics(111.0)
     assert peers.verdicts(111.0)["b"].may, "the slow one is better than none"
-    assert peers.begin("b", 111.0) is not None
+    assert peers.start_attempt("b", 111.0) is not None
 
 
 def test_a_window_forgets():
     window = OutcomeWindow(10.0)
-    window.ended(100.0, failed=True)
-    window.took(101.0, 4.0)
-    window.took(101.0, 1.0)
+    window.on_end(100.0, failed=True)
+    window.record_latency(101.0, 4.0)
+    window.record_latency(101.0, 1.0)
     assert (window.recent(105.0).failed, window.recent(105.0).typical_s) == (1, pytest.approx(2.0))
     assert (window.recent(110.0).failed, window.recent(110.0).timed) == (0, 2)
     assert window.recent(111.5).typical_s == 0.0

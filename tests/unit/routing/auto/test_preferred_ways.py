@@ -34,7 +34,7 @@ FROM_LARGE = TierPreference(("big",), ("m", "s"), "large", 0.9)
 
 
 def way(preference=FROM_SMALL, model="auto", **needs):
-    return Routes(CONFIG).way_by_preference(RequestRequirements(model, **needs), preference)
+    return Routes(CONFIG).route_by_preference(RequestRequirements(model, **needs), preference)
 
 
 def names(a_way, failure):
@@ -54,7 +54,7 @@ def test_the_chosen_ones_own_chain_comes_before_those_that_are_larger():
     assert names(way(), ContextLengthExceeded("long")) == ["s", "m", "l"]
     assert names(way(), ContentRefused()) == ["s", "m"]
     assert names(way(FROM_LARGE), ReplicaUnavailable()) == ["l"], "nobody is given less than what it is for"
-    chosen = way(model="default").chosen
+    chosen = way(model="default").selection
     assert (chosen.name, chosen.model, chosen.reason, chosen.score) == ("auto", "s", "small", 0.1)
 
 
@@ -153,11 +153,11 @@ CODE = TierPreference(("code/x", "s", "m", "big"), (), "code", 0.1, **SIZES)
 def upward(preference, *failures, **needs):
     """The models after that which answers once these failures have led to it, and what follows when they fail, too."""
     routes, needed = Routes(CONFIG), RequestRequirements("auto", **needs)
-    before = routes.way_by_preference(needed, preference)
+    before = routes.route_by_preference(needed, preference)
     before.first()
     for failure in failures:
         before.after(failure)
-    after = routes.way_upward(needed, preference, before)
+    after = routes.route_to_larger(needed, preference, before)
     return None if after is None else names(after, ReplicaUnavailable())
 
 
@@ -186,7 +186,7 @@ def test_nothing_larger_passes_the_bounds_or_is_closed():
 def test_going_upward_ends_and_visits_no_place_twice(sizes, failures, local_only, regions):
     routes, needs = Routes(CONFIG), RequestRequirements("auto", local_only=local_only, regions=regions)
     preference = TierPreference(tuple(sizes), (), "small", 0.1, tuple(sizes))
-    a_way = routes.way_by_preference(needs, preference)
+    a_way = routes.route_by_preference(needs, preference)
     visited = []
     while a_way is not None:
         try:
@@ -200,5 +200,5 @@ def test_going_upward_ends_and_visits_no_place_twice(sizes, failures, local_only
             assert regions is None or pool.region in regions
             if failure is None or (target := a_way.after(failure)) is None:
                 break
-        a_way = routes.way_upward(needs, preference, a_way)
+        a_way = routes.route_to_larger(needs, preference, a_way)
     assert len(visited) == len({*visited}), "no place twice"

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.answer import Conversation
-from maitred.routing.auto.prompt import HEAD_CHARACTERS, TAIL_CHARACTERS, text_of
+from maitred.routing.auto.prompt import HEAD_CHARACTERS, TAIL_CHARACTERS, prompt_text
 
 
 def said(role, content):
@@ -13,28 +13,28 @@ def said(role, content):
 
 def test_the_last_words_of_the_person_count():
     told = [said("system", "Be brief."), said("user", "Hi"), said("assistant", "Hello"), said("user", "Why?")]
-    assert text_of(Conversation(told)) == "Why?"
-    assert text_of(Conversation([*told, said("assistant", "Because"), said("tool", "42")])) == "Why?"
+    assert prompt_text(Conversation(told)) == "Why?"
+    assert prompt_text(Conversation([*told, said("assistant", "Because"), said("tool", "42")])) == "Why?"
     parts = [
         {"type": "text", "text": "What is"},
         {"type": "image_url", "image_url": {}},
         {"type": "text", "text": "it?"},
     ]
-    assert text_of(Conversation([said("user", parts)])) == "What is\nit?"
+    assert prompt_text(Conversation([said("user", parts)])) == "What is\nit?"
 
 
 def test_what_cannot_be_read_has_no_text():
     image = [{"type": "image_url", "image_url": {"url": "data:"}}]
     for messages in ([], [said("system", "Be brief.")], [said("user", image)], [said("user", None)], [said("user", 3)]):
-        assert text_of(Conversation(messages)) is None
-    assert text_of([1, 2, 3]) is None
-    assert text_of(" \n") is None
+        assert prompt_text(Conversation(messages)) is None
+    assert prompt_text([1, 2, 3]) is None
+    assert prompt_text(" \n") is None
 
 
 @given(st.text(min_size=1).filter(str.strip), st.integers(1, 2000))
 def test_a_long_text_is_known_by_its_ends(text, times):
     whole = text * times
-    shown = text_of(whole)
+    shown = prompt_text(whole)
     if len(whole) <= HEAD_CHARACTERS + TAIL_CHARACTERS:
         assert shown == whole
     elif shown is not None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.routing.auto.tasks import Task, task_of
+from maitred.routing.auto.tasks import Task, detect_task
 
 CODE = [
     "Write a Python function that reverses a list.",
@@ -40,17 +40,17 @@ CASES = [(text, task) for task, texts in zip(Task, (CODE, EXTRACTION, CHAT), str
 
 @pytest.mark.parametrize(("text", "task"), CASES)
 def test_the_wording_tells_the_kind_of_work(text, task):
-    assert task_of(text) is task
+    assert detect_task(text) is task
 
 
 @pytest.mark.parametrize("text", CODE + CHAT)
 def test_a_schema_says_more_than_any_word(text):
-    assert task_of(text, has_schema=True) is Task.EXTRACTION
+    assert detect_task(text, has_schema=True) is Task.EXTRACTION
 
 
 @given(st.text())
 def test_every_text_has_a_kind(text):
-    assert task_of(text) in Task
+    assert detect_task(text) in Task
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_is_written_to_be_slow_is_not(part):
         text = (part * characters)[:characters]
         began_s = time.process_time()
         for _ in range(3):
-            task_of(text)
+            detect_task(text)
         return time.process_time() - began_s
 
     # Sixteen times the text: about as many times the work, where a pattern that goes back and forth would take 256.

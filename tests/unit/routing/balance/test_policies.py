@@ -4,7 +4,7 @@ import pytest
 
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
 from maitred.core.flow import ServiceWeights
-from maitred.routing.balance.affinity import home_of
+from maitred.routing.balance.affinity import session_replica
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.bounded_load import LoadBound
 from maitred.routing.balance.config import BalanceConfig
@@ -41,10 +41,10 @@ def test_memory_of_turns_is_bounded():
     for policy in (RoundRobin(), WeightedRoundRobin()):
         for number in range(1_000):
             policy.choose(ASK, [ReplicaCandidate(f"r{number}"), ReplicaCandidate(f"r{number + 1}")])
-        assert len(getattr(policy, "_credit", None) or policy._turns._last) < 100
+        assert len(getattr(policy, "_credit", None) or policy._order._last) < 100
     rule = bound()
     for number in range(1_000):
-        rule.placed(ASK, ReplicaCandidate(f"r{number}"), [ReplicaCandidate(f"r{number}")])
+        rule.on_dispatch(ASK, ReplicaCandidate(f"r{number}"), [ReplicaCandidate(f"r{number}")])
     assert len(rule._given) < 100
 
 
@@ -84,10 +84,10 @@ def test_a_prefix_counts_until_the_wait_costs_more(price):
 
 def test_where_nobody_knows_seconds_tokens_are_counted():
     policy = balancer("predicted_ttft", recompute_price=4.0)
-    holds = ReplicaCandidate("a", prompt_tokens=250, held_tokens=64)
+    holds = ReplicaCandidate("a", prompt_tokens=250, cached_tokens=64)
     assert names(policy, [holds, ReplicaCandidate("b")], 1) == "a"
     assert names(policy, [holds, ReplicaCandidate("b", wait_s=0.0, prefill_s=9.0)], 1) == "a"
-    assert names(policy, [ReplicaCandidate("a", prompt_tokens=260, held_tokens=64), ReplicaCandidate("b")], 1) == "b"
+    assert names(policy, [ReplicaCandidate("a", prompt_tokens=260, cached_tokens=64), ReplicaCandidate("b")], 1) == "b"
 
 
 def test_predictions_that_are_alike_do_not_send_all_one_way():
@@ -110,9 +110,9 @@ def bound(factor=1.2):
 
 
 def test_who_has_fallen_behind_is_passed_over():
-    full, free = ReplicaCandidate("a", prompt_tokens=1_000, held_tokens=96), ReplicaCandidate("b", prompt_tokens=900)
+    full, free = ReplicaCandidate("a", prompt_tokens=1_000, cached_tokens=96), ReplicaCandidate("b", prompt_tokens=900)
     assert bound().within(ASK, [full, free]) == [full, free]
-    full = ReplicaCandidate("a", prompt_tokens=2_000, held_tokens=96)
+    full = ReplicaCandidate("a", prompt_tokens=2_000, cached_tokens=96)
     assert bound().within(ASK, [full, free]) == [free]
     assert names(balancer("predicted_ttft", bound=1.2), [full, free], 1) == "b"
     assert names(balancer("predicted_ttft", bound=None), [full, ReplicaCandidate("b", prompt_tokens=2_500)], 1) == "a"
@@ -121,55 +121,55 @@ def test_who_has_fallen_behind_is_passed_over():
 def test_who_was_given_much_lately_is_passed_over_while_it_is_busy():
     rule, (a, b) = (
         bound(),
-        (ReplicaCandidate("a", output_tokens=1, held_tokens=90), ReplicaCandidate("b", output_tokens=1)),
+        (ReplicaCandidate("a", output_tokens=1, cached_tokens=90), ReplicaCandidate("b", output_tokens=1)),
     )
     for turn in range(200):
         chosen = rule.within(ASK, [a, b])[0]
-        rule.placed(ASK, chosen, [a, b])
-        assert turn < 9 or rule.load_of(a) / (rule.load_of(a) + rule.load_of(b)) <= 0.61
-    assert rule.load_of(a) > rule.load_of(b), "up to the bound it has its way"
+        rule.on_dispatch(ASK, chosen, [a, b])
+        assert turn < 9 or rule.load(a) / (rule.load(a) + rule.load(b)) <= 0.61
+    assert rule.load(a) > rule.load(b), "up to the bound it has its way"
 
 
 def test_who_is_alone_stays_where_the_cache_is():
-    rule, (a, b) = bound(), (ReplicaCandidate("a", held_tokens=90), ReplicaCandidate("b", output_tokens=1))
+    rule, (a, b) = bound(), (ReplicaCandidate("a", cached_tokens=90), ReplicaCandidate("b", output_tokens=1))
     for _ in range(100):
-        rule.placed(ASK, a, [a, b])
+        rule.on_dispatch(ASK, a, [a, b])
     assert a in rule.within(ASK, [a, b])
 
 
 def test_who_comes_back_or_is_new_is_not_flooded():
     rule, (a, b, c) = bound(), map(ReplicaCandidate, "abc")
     for turn in range(200):
-        rule.placed(ASK, (a, b)[turn % 2], [a, b])
+        rule.on_dispatch(ASK, (a, b)[turn % 2], [a, b])
     a, b, c = (ReplicaCandidate(name, output_tokens=1) for name in "abc")
     assert rule.within(ASK, [a, b, c]) == [a, b, c]
     for _ in range(200):
-        rule.placed(ASK, b, [b])
+        rule.on_dispatch(ASK, b, [b])
     assert a in rule.within(ASK, [a, b, c])
 
 
 def test_where_nobody_is_within_it_goes_where_least_will_be():
     pair = [ReplicaCandidate("a", prompt_tokens=11), ReplicaCandidate("b", prompt_tokens=10)]
     assert bound().within(PlacementRequest(5_000), pair) == [pair[1]]
-    holds = [ReplicaCandidate("a", prompt_tokens=11, held_tokens=4_000), ReplicaCandidate("b", prompt_tokens=10)]
+    holds = [ReplicaCandidate("a", prompt_tokens=11, cached_tokens=4_000), ReplicaCandidate("b", prompt_tokens=10)]
     assert bound().within(PlacementRequest(5_000), holds) == [holds[0]]
 
 
 def test_a_session_stays_and_moves_only_when_it_must():
     replicas = [ReplicaCandidate(name) for name in "abcd"]
-    homes = {f"s{number}": home_of(f"s{number}", replicas).name for number in range(2_000)}
+    homes = {f"s{number}": session_replica(f"s{number}", replicas).name for number in range(2_000)}
     assert all(420 < count < 580 for count in Counter(homes.values()).values())
-    without = {session: home_of(session, replicas[1:]).name for session in homes}
+    without = {session: session_replica(session, replicas[1:]).name for session in homes}
     moved = [session for session in homes if homes[session] != without[session]]
     assert all(homes[session] == "a" for session in moved)
     heavy = [ReplicaCandidate("a", 3.0), ReplicaCandidate("b", 1.0)]
-    assert Counter(home_of(session, heavy).name for session in homes)["a"] == pytest.approx(1_500, abs=80)
+    assert Counter(session_replica(session, heavy).name for session in homes)["a"] == pytest.approx(1_500, abs=80)
 
 
 def test_a_session_goes_before_the_policy_and_after_the_bound():
     idle = [ReplicaCandidate(name) for name in "abcd"]
     asks = PlacementRequest(100, 10, session="acme/7")
-    home = home_of("acme/7", idle).name
+    home = session_replica("acme/7", idle).name
     assert set(names(balancer("round_robin", bound=1.2), idle, 8, asks)) == {home}
     assert set(names(balancer("round_robin", affinity=False), idle, 8, asks)) == set("abcd")
     busy = [ReplicaCandidate(name, prompt_tokens=9_000 if name == home else 10) for name in "abcd"]

@@ -60,7 +60,7 @@ class Replica:
             requests=len(self.runs),
             prompt_tokens=wait_s * PER_S,
             output_tokens=sum((end_s - max(begin_s, now_s)) / STEP_S for begin_s, end_s in self.runs),
-            held_tokens=held_tokens,
+            cached_tokens=held_tokens,
             wait_s=wait_s,
             prefill_s=(prompt_tokens - held_tokens) / PER_S,
         )
@@ -70,7 +70,7 @@ class Replica:
         cached = min(self.cache.use(keys) * BLOCK, len(tokens) - 1)
         first_s = self.free_at_s = max(now_s, self.free_at_s) + (len(tokens) - cached) / PER_S
         self.runs.append((first_s, first_s + output_tokens * STEP_S))
-        self.served += WEIGHTS.of(len(tokens), cached, output_tokens)
+        self.served += WEIGHTS.service(len(tokens), cached, output_tokens)
         return cached, first_s - now_s, self.runs[-1][1]
 
 
@@ -96,13 +96,13 @@ def play(policy, seed, *, sessions=160, turns=6, bound=1.2, price=4.0):
         tokens = before + [words.randrange(50_000) for _ in range(words.randint(50, 800))]
         output = words.randint(20, 200)
         keys = list(chain("acme", tokens, BLOCK))
-        held = index.held(keys)
+        held = index.cached_blocks(keys)
         among = [
             replica.candidate(now_s, len(tokens), min(held[replica.name], len(tokens) - 1))
             for replica in replicas.values()
         ]
         chosen = balance.choose(PlacementRequest(len(tokens), output), among)
-        index.sent(chosen.name, keys)
+        index.on_dispatch(chosen.name, keys)
         cached, ttft_s, end_s = replicas[chosen.name].take(now_s, tokens, keys, output)
         prompts += len(tokens)
         cached_in_all += cached

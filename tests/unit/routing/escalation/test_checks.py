@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from maitred.core.answer import TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason
-from maitred.routing.escalation.checks import ChoiceText, is_refusal, mean_logprob, said_in, schema_in
+from maitred.routing.escalation.checks import ChoiceText, choice_texts, is_refusal, mean_logprob, schema_in
 from maitred.routing.escalation.config import OPENINGS
 
 STOP = FinishReason.STOP
@@ -69,7 +69,7 @@ def test_the_mean_is_that_of_the_chosen_tokens():
 def test_choices_are_put_together_from_their_parts_in_any_order(pieces):
     parts = [TextDelta(index, text, scores=[*map(score, logprobs)] or None) for index, text, logprobs in pieces]
     indexes = sorted({index for index, _, _ in pieces})
-    said = said_in([*parts, *(TextDelta(index, "", STOP) for index in indexes)])
+    said = choice_texts([*parts, *(TextDelta(index, "", STOP) for index in indexes)])
     assert [each.text for each in said] == ["".join(t for i, t, _ in pieces if i == index) for index in indexes]
     assert [each.logprobs for each in said] == [
         [logprob for i, _, logprobs in pieces if i == index for logprob in logprobs] for index in indexes

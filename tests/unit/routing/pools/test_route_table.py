@@ -40,7 +40,7 @@ CONFIG = RoutesConfig(
 
 
 def way(model="tiny", **needs):
-    return Routes(CONFIG).way(RequestRequirements(model, **needs))
+    return Routes(CONFIG).route_plan(RequestRequirements(model, **needs))
 
 
 def places(a_way, failure):
@@ -112,8 +112,8 @@ def test_the_name_as_it_stands_then_the_longest_pattern(name, pool, model, key):
 
 
 def test_a_name_that_leads_nowhere():
-    assert Routes(RoutesConfig()).way(RequestRequirements("tiny")) is None
-    assert Routes(RoutesConfig(aliases={"a": "b", "b": "a"})).way(RequestRequirements("a")) is None
+    assert Routes(RoutesConfig()).route_plan(RequestRequirements("tiny")) is None
+    assert Routes(RoutesConfig(aliases={"a": "b", "b": "a"})).route_plan(RequestRequirements("a")) is None
 
 
 def test_a_fallback_is_no_way_out_of_the_house_or_the_region():
@@ -140,8 +140,10 @@ def test_what_no_own_target_can_do_goes_to_the_chain_at_once():
         names={"a": [TargetConfig(pool="a")], "b": [TargetConfig(pool="b")]},
         fallbacks={"a": FallbackConfig(general=["b"])},
     )
-    assert Routes(config).way(RequestRequirements("a", capabilities={"tools"})).first().rank is TargetReason.GENERAL
-    said = Routes(config).way(RequestRequirements("a"))
+    assert (
+        Routes(config).route_plan(RequestRequirements("a", capabilities={"tools"})).first().rank is TargetReason.GENERAL
+    )
+    said = Routes(config).route_plan(RequestRequirements("a"))
     said.first()
     assert said.after(Unsupported("No tools.")).pool == "b"
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.routing.rollout.agreement import EXACT_WORDS, agree, f1, with_calls, words_of
+from maitred.routing.rollout.agreement import EXACT_WORDS, agree, f1, split_words, with_calls
 
 LONG = " ".join(f"word{number}" for number in range(EXACT_WORDS + 8))
 
@@ -53,4 +53,4 @@ def test_a_call_of_another_tool_is_another_answer():
 def test_it_is_symmetric_and_an_answer_agrees_with_itself(one, other, greedy):
     assert agree([one], [one], 1.0, greedy=greedy)
     assert agree([one], [other], 0.7, greedy=greedy) == agree([other], [one], 0.7, greedy=greedy)
-    assert 0 <= f1(words_of(one), words_of(other)) <= 1
+    assert 0 <= f1(split_words(one), split_words(other)) <= 1

@@ -23,11 +23,11 @@ def test_copies_that_end_after_the_verdict_do_not_change_it():
         pass
     verdict = rollout.verdict()
     assert verdict.faults == (CanaryFault.DISAGREEMENT,)
-    rollout.become(STATE.moved(RolloutPhase.ABORTED, 1.0, "disagreement"))
+    rollout.apply_state(STATE.moved(RolloutPhase.ABORTED, 1.0, "disagreement"))
     for _ in range(1000):
         assert rollout.compared(copied(agreed=True)) is TrialDecision.CONTINUE
     assert rollout.verdict() == verdict
-    rollout.become(rollout.state.started(STATE.settings, 2.0))
+    rollout.apply_state(rollout.state.started(STATE.settings, 2.0))
     assert rollout.verdict().canary_requests == 0
     assert rollout.compared(copied(agreed=True)) is TrialDecision.CONTINUE
     assert rollout.verdict().canary_requests == 1

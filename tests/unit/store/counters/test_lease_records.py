@@ -55,8 +55,8 @@ def test_totals_never_go_backwards():
     holdings = LeaseRecords()
     assert holdings.total("day") == -1
     claims = [POOL, BUDGET]
-    holdings.saw(claims, [CounterState(10, 9, 0.0, used=1), CounterState(1000, 900, 0.0, used=100)], 0.0)
-    holdings.saw(claims, [CounterState(10, 9, 0.0, used=1), CounterState(1000, 910, 0.0, used=90)], 1.0)
+    holdings.observe(claims, [CounterState(10, 9, 0.0, used=1), CounterState(1000, 900, 0.0, used=100)], 0.0)
+    holdings.observe(claims, [CounterState(10, 9, 0.0, used=1), CounterState(1000, 910, 0.0, used=90)], 1.0)
     holdings.charged({"day": 120, "never-seen": 5})
     assert holdings.totals() == [("day", 120, 5000.0)]
     holdings.forget_totals(TOTAL_KEPT_S)

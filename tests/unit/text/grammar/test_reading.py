@@ -6,14 +6,14 @@ from llguidance import LLMatcher, LLTokenizer
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.grammar import Constraint
 from maitred.text.grammar.fault import GrammarFault
-from maitred.text.grammar.language import source_of
-from maitred.text.grammar.reading import grammar_of
+from maitred.text.grammar.language import grammar_source
+from maitred.text.grammar.reading import parse_grammar
 
 VOCABULARY = LLTokenizer((BUNDLED_MODEL / "tokenizer.json").read_text(encoding="utf-8"), eos_token=[4])
 
 
 def takes(constraint, text):
-    matcher = LLMatcher(VOCABULARY, source_of(grammar_of(constraint)))
+    matcher = LLMatcher(VOCABULARY, grammar_source(parse_grammar(constraint)))
     tokens = VOCABULARY.tokenize_str(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
@@ -71,7 +71,7 @@ def test_what_is_taken(constraint, taken, not_taken):
 )
 def test_what_is_refused(constraint, says):
     with pytest.raises(GrammarFault, match=r"\.$") as refusal:
-        grammar_of(constraint)
+        parse_grammar(constraint)
     assert says in str(refusal.value)
 
 
@@ -80,10 +80,10 @@ def test_what_is_nested_too_deeply_is_refused():
     for _ in range(5000):
         nested = {"items": nested}
     with pytest.raises(GrammarFault, match="nested too deeply"):
-        grammar_of(schema(nested))
+        parse_grammar(schema(nested))
 
 
 def test_words_of_our_own_in_a_schema_mean_nothing():
     assert not takes(schema({"type": "integer", "not": {}, "x-guidance": {"lenient": True}}, strict=False), "x")
     with pytest.raises(GrammarFault, match="`not`"):
-        grammar_of(schema({"type": "integer", "not": {}, "x-guidance": {"lenient": True}}))
+        parse_grammar(schema({"type": "integer", "not": {}, "x-guidance": {"lenient": True}}))

@@ -13,12 +13,12 @@ from maitred.wire.admin.requests import CreateKey, CreateLimit, CreateTenant, Ro
 
 
 def tenant(**fields):
-    return rules.tenant_of(decode_body(json.dumps({"id": "acme", **fields}).encode(), CreateTenant))
+    return rules.to_tenant(decode_body(json.dumps({"id": "acme", **fields}).encode(), CreateTenant))
 
 
 def limit(**fields):
     body = {"subject": "tenant:acme", "kind": "tokens_per_minute", "value": 100, **fields}
-    return rules.limit_of(decode_body(json.dumps(body).encode(), CreateLimit), "lim-1")
+    return rules.to_limit(decode_body(json.dumps(body).encode(), CreateLimit), "lim-1")
 
 
 def test_a_tenant_with_everything():
@@ -157,29 +157,29 @@ def test_faults_of_limits(fields, param, message):
 
 def test_scopes_and_expiry_of_keys():
     request = decode_body(b'{"tenant": "acme", "scopes": ["admin", "inference", "admin"]}', CreateKey)
-    assert rules.scopes_of(request.scopes) == (Scope.INFERENCE, Scope.ADMIN)
+    assert rules.parse_scopes(request.scopes) == (Scope.INFERENCE, Scope.ADMIN)
     with pytest.raises(InvalidRequest, match="at least one"):
-        rules.scopes_of([])
+        rules.parse_scopes([])
     with pytest.raises(InvalidRequest) as caught:
         decode_body(b'{"tenant": "acme", "scopes": ["root"]}', CreateKey)
     assert caught.value.param == "scopes[0]"
-    assert rules.expiry_of(None, 10.0) is None
-    assert rules.expiry_of(10.5, 10.0) == 10.5
+    assert rules.parse_expiry(None, 10.0) is None
+    assert rules.parse_expiry(10.5, 10.0) == 10.5
     with pytest.raises(InvalidRequest, match="must lie in the future"):
-        rules.expiry_of(10, 10.0)
+        rules.parse_expiry(10, 10.0)
 
 
 @pytest.mark.parametrize("overlap", [-1, 90 * 86_400 + 1, 1e300])
 def test_overlap_has_bounds(overlap):
     with pytest.raises(InvalidRequest) as caught:
-        rules.overlap_of(RotateKey(overlap_s=overlap))
+        rules.parse_overlap(RotateKey(overlap_s=overlap))
     assert caught.value.param == "overlap_s"
 
 
 def test_nan_is_no_number():
     for value in (float("nan"), float("inf"), -float("inf")):
         with pytest.raises(InvalidRequest, match="overlap_s must"):
-            rules.overlap_of(RotateKey(overlap_s=value))
+            rules.parse_overlap(RotateKey(overlap_s=value))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_nan_is_no_number():
 )
 def test_bytes_that_are_no_body(body, message):
     with pytest.raises(InvalidRequest) as caught:
-        rules.overlap_of(decode_body(body, RotateKey))
+        rules.parse_overlap(decode_body(body, RotateKey))
     assert message in caught.value.message
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.errors import InvalidRequest
-from maitred.wire.admin.times import LATEST_S, iso_of, time_in, time_in_query
+from maitred.wire.admin.times import MAX_TIME_S, parse_query_time, parse_time, to_iso
 
 NOW_S = 1_795_276_800.0  # 2026-11-21T16:00:00Z
 
@@ -19,18 +19,18 @@ NOW_S = 1_795_276_800.0  # 2026-11-21T16:00:00Z
         (NOW_S + 0.25, "2026-11-21T16:00:00.250Z"),
         (0, "1970-01-01T00:00:00Z"),
         (-5, "1970-01-01T00:00:00Z"),
-        (LATEST_S, "9999-12-31T23:59:59Z"),
+        (MAX_TIME_S, "9999-12-31T23:59:59Z"),
         (1e300, "9999-12-31T23:59:59Z"),
     ],
 )
 def test_times_are_written_in_utc(time_s, text):
-    assert iso_of(time_s) == text
+    assert to_iso(time_s) == text
 
 
-@given(st.integers(0, int(LATEST_S)))
+@given(st.integers(0, int(MAX_TIME_S)))
 def test_what_is_written_can_be_read(time_s):
-    assert time_in("start", iso_of(time_s)) == time_s
-    assert time_in_query("start", iso_of(time_s), 0.0) == time_s
+    assert parse_time("start", to_iso(time_s)) == time_s
+    assert parse_query_time("start", to_iso(time_s), 0.0) == time_s
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_is_written_can_be_read(time_s):
     ],
 )
 def test_bodies_give_iso_or_the_epoch(value, time_s):
-    assert time_in("expires_at", value) == time_s
+    assert parse_time("expires_at", value) == time_s
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_bodies_give_iso_or_the_epoch(value, time_s):
     ],
 )
 def test_queries_give_more(text, time_s):
-    assert time_in_query("start", text, NOW_S) == time_s
+    assert parse_query_time("start", text, NOW_S) == time_s
 
 
 @pytest.mark.parametrize(
@@ -74,17 +74,17 @@ def test_queries_give_more(text, time_s):
 )
 def test_other_texts_are_no_times(value):
     with pytest.raises(InvalidRequest, match="expires_at must") as caught:
-        time_in("expires_at", value)
+        parse_time("expires_at", value)
     assert caught.value.param == "expires_at"
 
 
-@pytest.mark.parametrize("value", [-1, LATEST_S + 1, 1e300, 10**400, float("inf"), float("nan")])
+@pytest.mark.parametrize("value", [-1, MAX_TIME_S + 1, 1e300, 10**400, float("inf"), float("nan")])
 def test_numbers_that_are_no_times(value):
     with pytest.raises(InvalidRequest, match="between the years"):
-        time_in("expires_at", value)
+        parse_time("expires_at", value)
 
 
 @given(st.text())
 def test_any_text_is_a_time_or_refused(text):
     with contextlib.suppress(InvalidRequest):
-        assert 0 <= time_in_query("start", text, NOW_S) <= LATEST_S
+        assert 0 <= parse_query_time("start", text, NOW_S) <= MAX_TIME_S

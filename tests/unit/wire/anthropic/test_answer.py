@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.request import Usage
-from maitred.wire.anthropic.answer import AnswerBroken, AnswerFailed, MessagesStreamParser, read_whole
-from maitred.wire.sse import Event, SSEDecoder
+from maitred.wire.anthropic.answer import AnswerBroken, AnswerFailed, MessagesStreamParser, parse_answer
+from maitred.wire.sse import SSEDecoder, SSEEvent
 
 START = {
     "type": "message_start",
@@ -72,7 +72,9 @@ def read(events):
     """The reader, and the deltas that it gave."""
     reader = MessagesStreamParser()
     deltas = [
-        delta for event in events for delta in reader.feed(Event(json.dumps(event), type=event.get("type", "message")))
+        delta
+        for event in events
+        for delta in reader.feed(SSEEvent(json.dumps(event), type=event.get("type", "message")))
     ]
     return reader, deltas
 
@@ -81,8 +83,8 @@ def test_text():
     reader, deltas = read(HELLO)
     assert "".join(delta.text for delta in deltas) == "Hello"
     assert [delta.finish for delta in deltas] == [None, None, "stop"]
-    assert reader.complete
-    reader.ended()
+    assert reader.is_complete
+    reader.on_end()
     assert reader.usage == Usage(prompt_tokens=18, completion_tokens=7, cached_tokens=5)
 
 
@@ -97,7 +99,7 @@ def test_calls_of_tools():
         arguments[piece["index"]] += piece["function"]["arguments"]
     assert arguments == {0: '{"at": "sea"}', 1: "{}"}
     assert deltas[-1].finish == "tool_calls"
-    assert reader.complete
+    assert reader.is_complete
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_what_nobody_knows_and_what_the_model_thinks_is_passed_over():
     cited = [opened(1, type="text", text=""), filled(1, type="citations_delta", citation={}), closed(1)]
     reader, deltas = read([new, START, *thought, new, *cited, *text(2, "Yes."), ending(), STOP, PING, new])
     assert [delta.text for delta in deltas] == ["Yes.", ""]
-    assert reader.complete
+    assert reader.is_complete
 
 
 @pytest.mark.parametrize("events", [HELLO, CALLS], ids=["text", "calls"])
@@ -140,7 +142,7 @@ def test_a_stream_that_is_cut_is_never_complete(events):
         reader, deltas = read(events[:length])
         assert all(delta.finish is None for delta in deltas)
         with pytest.raises(AnswerBroken):
-            reader.ended()
+            reader.on_end()
 
 
 @pytest.mark.parametrize("events", [HELLO, CALLS], ids=["text", "calls"])
@@ -158,7 +160,7 @@ def test_an_event_that_is_lost_doubled_or_swapped_is_found(events):
 
 def broken(events):
     with pytest.raises(AnswerBroken):
-        read(events)[0].ended()
+        read(events)[0].on_end()
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ def test_what_breaks_the_rules_is_broken(events):
 
 def test_html_is_no_answer():
     with pytest.raises(AnswerBroken):
-        MessagesStreamParser().feed(Event("<html>"))
+        MessagesStreamParser().feed(SSEEvent("<html>"))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,7 @@ def test_however_the_bytes_come(cuts, events):
         for event in decoder.feed(stream[at : at + size]):
             deltas += reader.feed(event)
         at += size
-    assert reader.complete
+    assert reader.is_complete
     assert deltas == read(events)[1]
 
 
@@ -227,7 +229,7 @@ def whole(**fields):
 
 
 def test_a_whole_answer():
-    answer = read_whole(whole())
+    answer = parse_answer(whole())
     assert answer.text == "See."
     assert answer.tool_calls == [
         {"id": "t1", "type": "function", "function": {"name": "look", "arguments": '{"at":"sea"}'}}
@@ -239,4 +241,4 @@ def test_a_whole_answer():
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", whole(stop_reason=None), whole(content=None), whole()[:-9]])
 def test_what_is_no_whole_answer(body):
     with pytest.raises(AnswerBroken):
-        read_whole(body)
+        parse_answer(body)

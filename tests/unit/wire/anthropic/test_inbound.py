@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.errors import InvalidRequest
-from maitred.wire.anthropic.decode import decode_count, decode_messages
-from maitred.wire.anthropic.inbound import chat_of
-from maitred.wire.anthropic.outbound import messages_of
+from maitred.wire.anthropic.decode import decode_count_tokens, decode_messages
+from maitred.wire.anthropic.inbound import to_chat
+from maitred.wire.anthropic.outbound import to_messages
 from maitred.wire.anthropic.requests import encode_request
 from maitred.wire.openai.requests import ChatRequest
 
@@ -19,7 +19,7 @@ USER = {"role": "user", "content": "Hi"}
 
 def chat(messages=(USER,), **fields):
     body = {"model": "m", "max_tokens": 9, "messages": messages, **fields}
-    return chat_of(decode_messages(json.dumps(body).encode(), strict=True))
+    return to_chat(decode_messages(json.dumps(body).encode(), strict=True))
 
 
 def messages_in(request):
@@ -97,8 +97,8 @@ def test_what_breaks_a_rule_is_named(fields, param):
 
 
 def test_counting_needs_no_limit():
-    request = decode_count(json.dumps({"model": "m", "messages": [USER]}).encode(), strict=True)
-    assert chat_of(request).max_tokens is None
+    request = decode_count_tokens(json.dumps({"model": "m", "messages": [USER]}).encode(), strict=True)
+    assert to_chat(request).max_tokens is None
 
 
 @given(st.binary(max_size=64))
@@ -153,5 +153,5 @@ def test_there_and_back_again(turns, system, fields):
     ]  # fmt: skip
     body = {"model": "m", "messages": alternating, "max_tokens": 9, "stream": True, **fields}
     there = msgspec.convert(body, ChatRequest)
-    sent = encode_request(messages_of(there, model="m", max_tokens=9))
-    assert chat_of(decode_messages(sent, strict=True)) == there
+    sent = encode_request(to_messages(there, model="m", max_tokens=9))
+    assert to_chat(decode_messages(sent, strict=True)) == there

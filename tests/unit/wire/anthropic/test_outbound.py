@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from maitred.core.errors import InvalidRequest
-from maitred.wire.anthropic.outbound import messages_of
+from maitred.wire.anthropic.outbound import to_messages
 from maitred.wire.anthropic.requests import encode_request
 from maitred.wire.openai.requests import ChatRequest
 
@@ -17,7 +17,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments"
 def written(messages, **fields):
     """The body that is sent, as the server reads it."""
     chat = msgspec.convert({"model": "m", "messages": messages, **fields}, ChatRequest)
-    return json.loads(encode_request(messages_of(chat, model="claude", max_tokens=9)))
+    return json.loads(encode_request(to_messages(chat, model="claude", max_tokens=9)))
 
 
 def test_the_least_request():

@@ -7,8 +7,8 @@ import pytest
 
 from maitred.core.errors import InvalidRequest
 from maitred.wire.openai.decode import decode_chat, decode_completion, decode_detokenize, decode_tokenize
-from maitred.wire.openai.rules import needs_of
-from maitred.wire.openai.written import written
+from maitred.wire.openai.rules import requested_features
+from maitred.wire.openai.written import request_fields
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
@@ -129,13 +129,13 @@ MORE_THAN_TEXT = [
 
 @pytest.mark.parametrize(("fields", "need"), MORE_THAN_TEXT)
 def test_what_asks_for_more_than_text_is_named(fields, need):
-    assert needs_of(chat(**fields)) == (need,)
+    assert requested_features(chat(**fields)) == (need,)
 
 
 def test_what_asks_for_nothing_is_no_need():
-    assert needs_of(chat(tools=[], tool_choice="auto", response_format={"type": "text"}, store=False)) == ()
-    assert needs_of(completion(suffix="")) == ()
-    assert needs_of(completion(suffix="x")) == ("suffix",)
+    assert requested_features(chat(tools=[], tool_choice="auto", response_format={"type": "text"}, store=False)) == ()
+    assert requested_features(completion(suffix="")) == ()
+    assert requested_features(completion(suffix="x")) == ("suffix",)
 
 
 @pytest.mark.parametrize(("fields", "param", "text"), COMPLETION_FAULTS)
@@ -290,7 +290,7 @@ def test_detokenize_takes_token_ids():
     ],
 )
 def test_a_body_names_its_priority_by_number_or_by_service_tier(decoded, fields, priority):
-    assert decoded(strict=True, **fields).asked_priority == priority
+    assert decoded(strict=True, **fields).requested_priority == priority
 
 
 @pytest.mark.parametrize(
@@ -315,5 +315,5 @@ def test_what_a_template_is_told(fields, told):
 
 def test_servers_of_others_are_told_it_in_the_words_that_they_know():
     request = chat(enable_thinking=False, chat_template_kwargs={"style": "short"})
-    assert written(request)["chat_template_kwargs"] == {"enable_thinking": False, "style": "short"}
-    assert "enable_thinking" not in written(request)
+    assert request_fields(request)["chat_template_kwargs"] == {"enable_thinking": False, "style": "short"}
+    assert "enable_thinking" not in request_fields(request)

@@ -6,17 +6,17 @@ import pytest
 
 from maitred.core.request import SamplingParams
 from maitred.wire.openai.decode import decode_chat, decode_completion
-from maitred.wire.openai.sampling import left_open, sampling_of
+from maitred.wire.openai.sampling import to_sampling_params, unset_fields
 
 
 def of_chat(**fields):
     data = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}).encode()
-    return sampling_of(decode_chat(data, strict=True), max_tokens=9, seed=4)
+    return to_sampling_params(decode_chat(data, strict=True), max_tokens=9, seed=4)
 
 
 def of_completion(**fields):
     data = json.dumps({"model": "m", "prompt": "a", **fields}).encode()
-    return sampling_of(decode_completion(data, strict=True), max_tokens=9, seed=4)
+    return to_sampling_params(decode_completion(data, strict=True), max_tokens=9, seed=4)
 
 
 def test_defaults_are_the_engines_own():
@@ -62,4 +62,4 @@ def test_log_probabilities_of_the_chosen_token_alone():
 def test_what_a_request_does_not_name_is_left_open():
     data = {"model": "m", "prompt": "x", "temperature": 0, "top_k": None}
     request = decode_completion(json.dumps(data).encode(), strict=True)
-    assert left_open(request, frozenset({"temperature", "top_k", "top_p"})) == {"top_k", "top_p"}
+    assert unset_fields(request, frozenset({"temperature", "top_k", "top_p"})) == {"top_k", "top_p"}

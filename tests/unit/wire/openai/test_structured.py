@@ -5,13 +5,13 @@ import pytest
 from maitred.core.errors import InvalidRequest
 from maitred.core.grammar import Constraint
 from maitred.wire.openai.requests import ChatRequest, CompletionRequest, Message
-from maitred.wire.openai.structured import constraint_of
+from maitred.wire.openai.structured import to_constraint
 
 SCHEMA = {"type": "integer"}
 
 
 def said(**fields):
-    return constraint_of(ChatRequest(model="m", messages=[Message(role="user", content="Hi")], **fields))
+    return to_constraint(ChatRequest(model="m", messages=[Message(role="user", content="Hi")], **fields))
 
 
 def json_schema(**fields):
@@ -51,7 +51,7 @@ def json_schema(**fields):
 def test_what_is_said(fields, constraint):
     assert said(**fields) == constraint
     if "response_format" not in fields:
-        assert constraint_of(CompletionRequest(model="m", prompt="p", **fields)) == constraint
+        assert to_constraint(CompletionRequest(model="m", prompt="p", **fields)) == constraint
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ class Linear(Protocol):
 class TapedLinear(Linear, Protocol):
     """One that can be written onto a tape, to be computed without the interpreter."""
 
-    def room_bytes(self, rows: int) -> int:
+    def scratch_bytes(self, rows: int) -> int:
         """Memory that so many rows need on the way. Nobody else uses it meanwhile, and nothing has to stay in it."""
         ...
 

@@ -121,7 +121,7 @@ class PackedLinear:
         linear._hold(self._packed, *self._shape, self._bias, None)
         return linear
 
-    def room_bytes(self, rows: int) -> int:
+    def scratch_bytes(self, rows: int) -> int:
         """See `maitred.engine.kernels.linear.form.TapedLinear`."""
         return 0
 

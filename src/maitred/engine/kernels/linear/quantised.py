@@ -85,12 +85,12 @@ class QuantisedLinear:
         """``[T, in]`` -> ``[T, out]``."""
         count, threads = len(rows), torch.get_num_threads()
         rows, out = rows.contiguous(), rows.new_empty(count, self._shape[0])
-        room = torch.empty(self.room_bytes(count), dtype=torch.uint8)
+        room = torch.empty(self.scratch_bytes(count), dtype=torch.uint8)
         for entry, fields, worth in self._calls(rows.data_ptr(), out.data_ptr(), room.data_ptr(), count, threads):
             entry.run(count, fields, min(threads, count // worth) if worth else min(threads, self._panels))
         return out
 
-    def room_bytes(self, rows: int) -> int:
+    def scratch_bytes(self, rows: int) -> int:
         """See `maitred.engine.kernels.linear.form.TapedLinear`."""
         if self._ready is None:
             return 0

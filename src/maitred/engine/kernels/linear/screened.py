@@ -64,7 +64,7 @@ class HeadSearch:
             return False
         return rows <= MOST_ROWS
 
-    def found(self, strips: Tensor) -> None:
+    def record(self, strips: Tensor) -> None:
         """How many strips of each row were computed in the end."""
         if int(strips.sum()) > _WORTH_SHARE * self._strips:
             self._rest = _PATIENCE_STEPS
@@ -101,10 +101,10 @@ class ScreenedLinear:
         """``[T, in]`` -> ``[T, out]``: all of them."""
         return self._exact(rows)
 
-    def room_bytes(self, rows: int) -> int:
+    def scratch_bytes(self, rows: int) -> int:
         """See `maitred.engine.kernels.linear.form.TapedLinear`."""
         searched = min(rows, MOST_ROWS)
-        return self._rough.room_bytes(searched) + searched * self._bounds.shape[1] * (4 + 1)
+        return self._rough.scratch_bytes(searched) + searched * self._bounds.shape[1] * (4 + 1)
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
         """See `maitred.engine.kernels.linear.form.TapedLinear`."""
@@ -126,7 +126,7 @@ class ScreenedLinear:
         """
         searched, strips = min(most_rows, MOST_ROWS), self._bounds.shape[1]
         self._rough.record(tape, rows, out, counter, room, searched)
-        most = room + self._rough.room_bytes(searched)
+        most = room + self._rough.scratch_bytes(searched)
         marks = most + searched * strips * 4
         exact = self._exact
         places = [rows, out, self._bounds.data_ptr(), most, marks, found.data_ptr()]

@@ -79,7 +79,7 @@ class TiledLinear:
         """See `Stripped`."""
         return self._tile.outputs
 
-    def room_bytes(self, rows: int) -> int:
+    def scratch_bytes(self, rows: int) -> int:
         """See `maitred.engine.kernels.linear.form.TapedLinear`."""
         return 0
 

@@ -8,7 +8,7 @@ import msgspec
 
 from maitred.load.measure.record import RequestRecord, UserOutcome
 from maitred.load.play.client.refrain import EventFrame
-from maitred.wire.sse import SseSplitter
+from maitred.wire.sse import SSESplitter
 
 _LONGEST_QUOTE = 300
 
@@ -91,7 +91,7 @@ class StreamRecorder:
         self._record = record
         self._traffic = traffic
         self._keep_text = keep_text
-        self._cutter: SseSplitter | None = None
+        self._cutter: SSESplitter | None = None
         self._refrain = EventFrame()
         self._whole = bytearray()
         self._done = False
@@ -103,7 +103,7 @@ class StreamRecorder:
         self._record.status = status
         self._record.headers_s = now_s
         if status == 200 and headers.get(b"content-type", b"").startswith(b"text/event-stream"):
-            self._cutter = SseSplitter()
+            self._cutter = SSESplitter()
         if self.when_begun is not None:
             self.when_begun()
 

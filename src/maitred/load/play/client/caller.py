@@ -62,14 +62,14 @@ class LoadClient:
         self._traffic = traffic
 
     async def ask(
-        self, record: RequestRecord, request: bytes, manners: UserBehaviour = PATIENT, *, keep_text: bool = False
+        self, record: RequestRecord, request: bytes, behaviour: UserBehaviour = PATIENT, *, keep_text: bool = False
     ) -> list[str]:
         """Asks until there is an outcome, and fills the record; the pieces of the answer if they are kept.
 
         Cancelling the task hangs up and leaves the record `UNFINISHED`.
         """
         while True:
-            reader = await self._attempt(record, request, manners, keep_text)
+            reader = await self._attempt(record, request, behaviour, keep_text)
             if record.status == 0:
                 repeat = record.outcome in (UserOutcome.FAILED, UserOutcome.TIMED_OUT)
             else:
@@ -80,7 +80,7 @@ class LoadClient:
             await asyncio.sleep(delay_s(record.attempts - 1, reader.headers, self._rng, wall_s=time.time()))
 
     async def _attempt(
-        self, record: RequestRecord, request: bytes, manners: UserBehaviour, keep_text: bool, *, new: bool = False
+        self, record: RequestRecord, request: bytes, behaviour: UserBehaviour, keep_text: bool, *, new: bool = False
     ) -> StreamRecorder:
         """Sends the request once; the record holds what became of it.
 
@@ -98,22 +98,22 @@ class LoadClient:
             async with asyncio.timeout(self._timeout_s):
                 record.sent_s = self._now_s()
                 ended = connection.request(request, reader)
-                if manners is PATIENT:
+                if behaviour is PATIENT:
                     await ended
-                elif await _with_manners(ended, connection, reader, manners):
+                elif await _with_manners(ended, connection, reader, behaviour):
                     return self._close(record, reader, UserOutcome.CANCELLED, "")
             return self._close(record, reader, *reader.outcome())
         except ConnectionFailed as failure:
             if connection is not None and connection.used and record.status == 0 and not new:
                 record.attempts -= 1
-                return await self._attempt(record, request, manners, keep_text, new=True)
+                return await self._attempt(record, request, behaviour, keep_text, new=True)
             outcome = UserOutcome.CUT if record.status == 200 else UserOutcome.FAILED
             return self._close(record, reader, outcome, reader.failure or str(failure))
         except TimeoutError:
             return self._close(record, reader, UserOutcome.TIMED_OUT, f"No end within {self._timeout_s:g} s.")
         finally:
             if connection is not None:
-                self._pool.give_back(connection)
+                self._pool.release(connection)
 
     def _close(self, record: RequestRecord, reader: StreamRecorder, outcome: UserOutcome, error: str) -> StreamRecorder:
         record.ended_s = self._now_s()
@@ -123,20 +123,20 @@ class LoadClient:
 
 
 async def _with_manners(
-    ended: "asyncio.Future[None]", connection: LoadConnection, reader: StreamRecorder, manners: UserBehaviour
+    ended: "asyncio.Future[None]", connection: LoadConnection, reader: StreamRecorder, behaviour: UserBehaviour
 ) -> bool:
     """Waits for the response as these manners have it; whether the user has left before its end."""
     loop = asyncio.get_running_loop()
     timers: list[asyncio.TimerHandle] = []
-    if manners.stall_after_s is not None:
+    if behaviour.stall_after_s is not None:
 
         def stall() -> None:
             connection.pause()
-            timers.append(loop.call_later(manners.stall_s, connection.resume))
+            timers.append(loop.call_later(behaviour.stall_s, connection.resume))
 
-        reader.when_begun = lambda: timers.append(loop.call_later(manners.stall_after_s or 0.0, stall))
+        reader.when_begun = lambda: timers.append(loop.call_later(behaviour.stall_after_s or 0.0, stall))
     try:
-        async with asyncio.timeout(manners.leave_after_s) as patience:
+        async with asyncio.timeout(behaviour.leave_after_s) as patience:
             await ended
     except TimeoutError:
         if not patience.expired():

@@ -58,7 +58,7 @@ class ConnectionPool:
             )
         return connection
 
-    def give_back(self, connection: LoadConnection) -> None:
+    def release(self, connection: LoadConnection) -> None:
         """Keeps it for the next request if another may follow, and closes it otherwise."""
         if connection.reusable:
             self._idle.append(connection)
