@@ -59,7 +59,7 @@ ADMIN_ID = "admin00000000000"
 class NoModels:
     """A system that answers no inference; the administration needs none."""
 
-    async def standing(self, tally: object) -> None:
+    async def rate_limit_status(self, tally: object) -> None:
         return None
 
 

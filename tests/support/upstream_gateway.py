@@ -191,7 +191,7 @@ async def upstream_gateway(
             try:
                 if up:
                     servers = [server for each in upstreams.models for server in each.replicas]
-                    await system.wait_until(lambda: all(server.standing.up for server in servers))
+                    await system.wait_until(lambda: all(server.status.up for server in servers))
                 yield system
             finally:
                 gate.cancel_all()

@@ -41,7 +41,7 @@ def chat(
     import asyncio
 
     from maitred.cli.client import ChatOptions, ConversationTurn, GatewayClient
-    from maitred.cli.terminal import given_lines
+    from maitred.cli.output.terminal import given_lines
 
     async def choose() -> str:
         async with GatewayClient(url, key) as client:
@@ -92,7 +92,7 @@ def _turn(
     import asyncio
 
     from maitred.cli.client import ConversationTurn, GatewayClient
-    from maitred.cli.terminal import write_answer
+    from maitred.cli.output.terminal import write_answer
 
     question = ConversationTurn("user", line)
     answer: list[str] = []

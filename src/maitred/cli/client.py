@@ -35,7 +35,7 @@ class ChatOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int | None = None
 
 
-class AnswerDelta(msgspec.Struct, frozen=True):
+class ReplyDelta(msgspec.Struct, frozen=True):
     """Some more of an answer; the last piece says why it ended."""
 
     text: str
@@ -131,19 +131,17 @@ class GatewayClient:
             raise Unavailable(f"{self._url} serves no model yet. Try again shortly.")
         return models[0].id
 
-    def chat(
-        self, model: str, messages: Sequence[ConversationTurn], options: ChatOptions
-    ) -> AsyncIterator[AnswerDelta]:
+    def chat(self, model: str, messages: Sequence[ConversationTurn], options: ChatOptions) -> AsyncIterator[ReplyDelta]:
         """Streams the next turn of a conversation."""
         return self._stream("/v1/chat/completions", {"model": model, "messages": messages}, options)
 
-    def complete(self, model: str, prompt: str, options: ChatOptions) -> AsyncIterator[AnswerDelta]:
+    def complete(self, model: str, prompt: str, options: ChatOptions) -> AsyncIterator[ReplyDelta]:
         """Streams how a text goes on."""
         return self._stream("/v1/completions", {"model": model, "prompt": prompt}, options)
 
     async def _stream(
         self, path: str, request: Mapping[str, object], options: ChatOptions
-    ) -> AsyncIterator[AnswerDelta]:
+    ) -> AsyncIterator[ReplyDelta]:
         try:
             body = msgspec.json.encode({**request, **msgspec.to_builtins(options), "stream": True})
         except UnicodeEncodeError as error:  # what Python makes of arguments, and of some pipes, that are not UTF-8
@@ -241,7 +239,7 @@ def not_text() -> InvalidRequest:
     return InvalidRequest("The input is not UTF-8 text. Convert it first, for example with iconv.")
 
 
-def _pieces(data: str) -> list[AnswerDelta]:
+def _pieces(data: str) -> list[ReplyDelta]:
     """The text in one event.
 
     Raises:
@@ -253,7 +251,7 @@ def _pieces(data: str) -> list[AnswerDelta]:
         raise Unavailable("The answer was cut: the server sent something that is no part of one.") from error
     if chunk.error is not None:
         raise Unavailable(f"The answer was cut: {quoted(chunk.error.message) or 'the server failed.'}")
-    return [AnswerDelta(choice.text or choice.delta.content or "", choice.finish_reason) for choice in chunk.choices]
+    return [ReplyDelta(choice.text or choice.delta.content or "", choice.finish_reason) for choice in chunk.choices]
 
 
 def _cut() -> Unavailable:

@@ -32,7 +32,7 @@ def complete(
     import asyncio
 
     from maitred.cli.client import ChatOptions, GatewayClient
-    from maitred.cli.terminal import given_lines, write_answer
+    from maitred.cli.output.terminal import given_lines, write_answer
 
     text = "".join(given_lines()) if prompt == "-" else prompt
 

@@ -15,7 +15,7 @@ from maitred.cli.options import (
     UrlOption,
     load_settings,
 )
-from maitred.cli.tables import print_json, print_table
+from maitred.cli.output.tables import print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

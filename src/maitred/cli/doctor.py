@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maitred.cli.options import DEFAULT_URL, UrlOption, load_settings
-from maitred.cli.tables import print_json
+from maitred.cli.output.tables import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maitred.cli.options import DEFAULT_URL, AdminKeyOption, JsonOption, UrlOption
-from maitred.cli.tables import amount, print_json, print_table
+from maitred.cli.output.tables import amount, print_json, print_table
 from maitred.core.errors import Conflict, InvalidRequest
 
 if TYPE_CHECKING:

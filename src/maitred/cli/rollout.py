@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maitred.cli.options import DEFAULT_URL, AdminKeyOption, JsonOption, UrlOption
-from maitred.cli.tables import print_json, print_table
+from maitred.cli.output.tables import print_json, print_table
 
 if TYPE_CHECKING:
     from maitred.wire.admin.responses import RolloutBody

@@ -56,7 +56,7 @@ def top(
 async def _print_json(url: str, key: str | None, *, once: bool) -> None:
     import msgspec
 
-    from maitred.cli.tables import print_json
+    from maitred.cli.output.tables import print_json
 
     async for state in _states(url, key):
         if once:
@@ -68,7 +68,7 @@ async def _print_json(url: str, key: str | None, *, once: bool) -> None:
 async def _print_once(url: str, key: str | None) -> None:
     from rich.console import Console
 
-    from maitred.cli.top_screen import screen
+    from maitred.cli.output.top_screen import screen
 
     async for state in _states(url, key):
         Console().print(screen(state))
@@ -83,7 +83,7 @@ async def _watch(url: str, key: str | None) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from maitred.cli.top_screen import screen
+    from maitred.cli.output.top_screen import screen
     from maitred.core.errors import Refused, Unavailable
 
     with Live(Text("Connecting…", style="dim"), screen=True, auto_refresh=False) as shown:

@@ -119,7 +119,7 @@ def tune(
         from rich.console import Console
 
         from maitred.cli.load.output import STYLES
-        from maitred.cli.tune_table import print_table
+        from maitred.cli.output.tune_table import print_table
 
         console = Console(highlight=False)
         print_table(console, tuning)
@@ -183,7 +183,7 @@ def _tell(size: "BatchSizeResult") -> None:
 
 def _write_reports(tuning: "TuningResult", model: str, svg: Path | None, html: Path | None) -> None:
     from maitred.cli.load.output import announce, write_text
-    from maitred.cli.terminal import command_line
+    from maitred.cli.output.terminal import command_line
     from maitred.load.report import html as html_report
     from maitred.tune.report import FIGURE, draw, outline
 

@@ -184,7 +184,7 @@ def make_breaker(driver: Any) -> Callable[[], bool]:  # noqa: ANN401
 
     def interrupt() -> bool:
         try:
-            sqlite.cancel()
+            sqlite.interrupt()
         except (AttributeError, sqlite3.ProgrammingError):
             return False  # It is closed, or was never open.
         return True

@@ -108,7 +108,7 @@ async def complete(client, model, prompt_tokens, max_tokens, **more):
     number = next(NUMBERS)
     prompt = [number % 4000 + 5, number // 4000 + 5, *range(100, 98 + prompt_tokens)]
     body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
-    return await client.endpoint("/v1/completions", json=body, **more)
+    return await client.post("/v1/completions", json=body, **more)
 
 
 async def first_finding(patient, *arguments, visits=1):

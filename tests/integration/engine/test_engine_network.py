@@ -76,7 +76,7 @@ class Counting:
     def load(self):
         return LoadReport(running=len(self.running), prompt_tokens=self.prompt_tokens)
 
-    def block_news(self, *, whole=False):
+    def block_update(self, *, whole=False):
         return None
 
     def max_idle_s(self):

@@ -132,7 +132,7 @@ async def test_an_engine_that_two_gateways_share_sleeps_for_both_and_wakes_for_e
         ]
 
         async def ask(client):
-            return (await client.endpoint("/v1/completions", json={"model": "maitred-tiny", **BODY})).json()["choices"]
+            return (await client.post("/v1/completions", json={"model": "maitred-tiny", **BODY})).json()["choices"]
 
         answers = [await ask(client) for client in clients]
         assert answers[0] == answers[1]

@@ -150,7 +150,7 @@ async def test_many_at_random_moments():
         headers = {"idempotency-key": f"k{chance.randint(0, 30)}"} if chance.random() < 0.2 else {}
         try:
             async with asyncio.timeout(chance.choice([0.1, 0.3, 0.6, 1.0, 20])):
-                await system.client.endpoint(path, json=body, headers=headers)
+                await system.client.post(path, json=body, headers=headers)
         except (TimeoutError, httpx.HTTPError):
             pass
 

@@ -57,7 +57,7 @@ class Caller:
         """A request that nobody shortens."""
         headers = {"x-request-id": name, "x-maitred-no-degradation": "true", **(headers or {})}
         try:
-            return await self.client.endpoint("/v1/completions", json=_body(name, tokens) | fields, headers=headers)
+            return await self.client.post("/v1/completions", json=_body(name, tokens) | fields, headers=headers)
         finally:
             self.ended[name] = time.monotonic()
 

@@ -244,7 +244,7 @@ async def test_every_request_ends_once_and_leaves_nothing_behind():
         body |= {"stop": [" friend"]} if chance.random() < 0.3 else {}
         try:
             async with asyncio.timeout(chance.choice([0.4, 0.8, 20])):
-                await system.client.endpoint("/v1/completions", json=body)
+                await system.client.post("/v1/completions", json=body)
         except (TimeoutError, httpx.RemoteProtocolError):
             pass
 

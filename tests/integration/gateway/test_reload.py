@@ -31,7 +31,7 @@ class Reloaded:
         self.file.write_text(yaml.safe_dump(sections))
 
     async def reload(self, **body):
-        return await self.client.endpoint("/admin/v1/config/reload", json=body)
+        return await self.client.post("/admin/v1/config/reload", json=body)
 
     async def reloaded(self, **sections):
         self.write(**sections)
@@ -45,7 +45,7 @@ class Reloaded:
 
     async def chat(self, model="m", key=ADMIN_KEY, **fields):
         body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], **fields}
-        return await self.client.endpoint("/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
+        return await self.client.post("/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
 
     async def stream(self, model="m", begun=None):
         """Tokens; fails where the stream does not end as a whole one, or leaves one out. Some may come together."""

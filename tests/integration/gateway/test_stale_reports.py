@@ -55,7 +55,7 @@ async def shares(said, peers_say, reports):
                 assert {answer.status_code for answer in answers} == {200}
             await system.wait_until(lambda: system.nothing_left)
             assert silent.process.poll() is None
-            assert system.model.replicas[0].standing.up, "a server whose metrics hang is not down"
+            assert system.model.replicas[0].status.up, "a server whose metrics hang is not down"
             counts = Counter(event.replica for event in system.ledger.events)
             return counts["silent"] / (ROUNDS * AT_ONCE), trust()
 

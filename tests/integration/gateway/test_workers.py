@@ -105,7 +105,7 @@ def nothing_held(server):
 
 
 async def chat(http, model="m", **fields):
-    return await http.endpoint("/v1/chat/completions", json={"model": model, "messages": MESSAGES, **fields})
+    return await http.post("/v1/chat/completions", json={"model": model, "messages": MESSAGES, **fields})
 
 
 class Stream:

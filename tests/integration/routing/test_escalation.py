@@ -90,7 +90,7 @@ async def serving(escalation=ALL, *, schemas=False, pools=None, limited=(), prin
 
 async def ask(system, headers=None, **fields):
     body = {"model": "auto", "messages": [{"role": "user", "content": "How many?"}], "max_tokens": 20, **fields}
-    answer = await system.client.endpoint("/v1/chat/completions", json=body, headers=headers or {})
+    answer = await system.client.post("/v1/chat/completions", json=body, headers=headers or {})
     assert answer.status_code == 200, answer.text
     await system.wait_until(lambda: system.nothing_left)
     return answer
@@ -114,7 +114,7 @@ async def test_an_answer_that_breaks_its_schema_is_asked_of_the_next_larger_mode
         assert lines(system) == [("s", 10, Outcome.FINISHED), ("m", 10, Outcome.FINISHED)], "each is billed"
         assert [event.cost_nusd for event in system.ledger.events] == [10_000, 100_000]
         (tally,) = system.tallies
-        assert [(each.model, each.reason, each.replaced) for each in tally.failed] == [("s", "schema", True)]
+        assert [(each.model, each.reason, each.replaced) for each in tally.rejected_answers] == [("s", "schema", True)]
         assert servers["l"].bodies == []
         assert told(await ask(system)) == (BAD, "s", None), "nobody has asked for JSON"
 
@@ -133,7 +133,7 @@ async def test_the_largest_models_answer_is_given_and_said_to_have_failed():
         assert told(answer) == ("Large.", "l", "s=schema, m=schema, l=schema")
         assert [event.model for event in system.ledger.events] == ["s", "m", "l"]
         (tally,) = system.tallies
-        assert [each.replaced for each in tally.failed] == [True, True, False]
+        assert [each.replaced for each in tally.rejected_answers] == [True, True, False]
     async with serving(EscalationConfig(most=1, **BOTH), schemas=True) as (system, _):
         assert told(await ask(system, response_format=SCHEMA)) == ("Medium.", "m", "s=schema, m=schema")
 
@@ -210,7 +210,7 @@ async def test_a_larger_model_that_cannot_answer_takes_nothing_away():
         finished = [event.model for event in system.ledger.events if event.outcome is Outcome.FINISHED]
         assert finished == ["s"], "what failed costs nothing"
         (tally,) = system.tallies
-        assert (tally.model, tally.completion_tokens, tally.failed[0].replaced) == ("s", 10, False)
+        assert (tally.model, tally.completion_tokens, tally.rejected_answers[0].replaced) == ("s", 10, False)
     async with serving(s=saying(REFUSED), m=BREAKS) as (system, _):
         assert told(await ask(system)) == ("Large.", "l", "s=refusal")
 

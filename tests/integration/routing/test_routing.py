@@ -38,7 +38,7 @@ def text(response):
 
 
 async def ask(system, model, headers=None, **fields):
-    return await system.client.endpoint(
+    return await system.client.post(
         "/v1/chat/completions", json={"model": model, **CHAT, **fields}, headers=headers or {}
     )
 

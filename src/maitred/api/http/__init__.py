@@ -1,1 +1,1 @@
-"""See the modules."""
+"""HTTP/1.1 server: protocol, fast path, cached request heads, accepting connections."""

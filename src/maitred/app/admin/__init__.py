@@ -1,1 +1,1 @@
-"""Implementations of the admin API's services, by subject."""
+"""Services behind the admin API: replicas, models, pins, rollouts, live state, usage."""

@@ -1,1 +1,1 @@
-"""See the modules."""
+"""Assembly of a gateway from its configuration: stores, access, queues, services, generations."""

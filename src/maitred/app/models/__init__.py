@@ -1,1 +1,1 @@
-"""See the modules."""
+"""Models that a gateway serves: own engines, on demand, encoders, upstreams, and the router in front."""

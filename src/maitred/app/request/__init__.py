@@ -1,1 +1,1 @@
-"""See the modules."""
+"""Way of one request through the gateway: plan, admission, dispatch, response."""

@@ -1,1 +1,1 @@
-"""See the modules."""
+"""Runtime of the process: clock, garbage collector, background tasks."""

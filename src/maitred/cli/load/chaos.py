@@ -31,7 +31,7 @@ def chaos(
     with 1 when a promise did not hold.
     """
     from maitred.cli.load.output import announce, beside, out_path, print_document, write_reports
-    from maitred.cli.terminal import command_line
+    from maitred.cli.output.terminal import command_line
     from maitred.config.document import read_document
 
     with needing("load", "The load tester"):

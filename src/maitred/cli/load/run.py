@@ -54,7 +54,7 @@ def run(
     Exits with 1 when no answer was complete, or when objectives were given and missed.
     """
     from maitred.cli.load.output import announce, beside, out_path
-    from maitred.cli.terminal import command_line
+    from maitred.cli.output.terminal import command_line
 
     with needing("load", "The load tester"):
         from maitred.cli.load.session import play

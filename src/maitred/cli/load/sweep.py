@@ -59,7 +59,7 @@ def sweep(
     """
     from maitred.cli.load.compare import parse_share
     from maitred.cli.load.output import announce, beside, out_path, print_document, write_reports
-    from maitred.cli.terminal import command_line
+    from maitred.cli.output.terminal import command_line
     from maitred.config.units import parse_seconds
 
     with needing("load", "The load tester"):

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Prometheus metrics of a gateway, one module for each subject."""

@@ -1,1 +1,1 @@
-"""See the modules."""
+"""Client of one engine process: connection, streams, load reports."""

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from maitred.cli.tables import cell
-from maitred.cli.tune_table import bar
+from maitred.cli.output.tables import cell
+from maitred.cli.output.tune_table import bar
 from maitred.wire.admin.live import EngineBody, FindingBody, LiveBody, QueueBody, UseBody
 
 _BAR = 30

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from maitred.cli.tables import amount, print_json, print_table
+from maitred.cli.output.tables import amount, print_json, print_table
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from maitred.cli.top_screen import screen
+from maitred.cli.output.top_screen import screen
 from maitred.core.limits import LimitKind
 from maitred.wire.admin.live import FindingBody, LiveBody, PathBody, PointBody, TenantUseBody, UseBody
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import typer
 
-from maitred.cli.client import AnswerDelta, not_text
+from maitred.cli.client import ReplyDelta, not_text
 
 _OBEYED = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Control characters: a terminal would obey them, and a model may write anything."""
@@ -24,7 +24,7 @@ def given_lines() -> Iterator[str]:
         raise not_text() from error
 
 
-async def write_answer(pieces: AsyncIterator[AnswerDelta], answer: list[str]) -> None:
+async def write_answer(pieces: AsyncIterator[ReplyDelta], answer: list[str]) -> None:
     """Writes pieces as they come.
 
     Args:

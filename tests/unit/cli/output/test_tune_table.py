@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from maitred.cli.tune_table import WIDTH, bar, print_table
+from maitred.cli.output.tune_table import WIDTH, bar, print_table
 from maitred.tune.growth import BatchSizeResult, DecodeSample
 from maitred.tune.report import FIGURE, draw, outline, verdict
 from maitred.tune.session import TunedLimits, TuningRequest, TuningResult

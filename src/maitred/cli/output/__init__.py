@@ -1,0 +1,1 @@
+"""Output of commands: tables, screens, and what goes through a pipe."""

@@ -1,0 +1,55 @@
+"""Names: terms of the field, each standing for one thing."""
+
+from collections import Counter
+
+from tests.support.source import ROOT, classes, names, words
+
+VOCABULARY = ROOT / "docs" / "vocabulary.txt"
+METAPHORS = {
+    *("floor", "room", "seat", "spare", "station", "post", "errand", "guest", "lodger", "house", "lobby", "desk"),
+    *("clerk", "hotline", "keeper", "staff", "story", "chapter", "hearsay", "slumber", "bed", "way", "road", "ground"),
+    *("regime", "holder"),
+}
+"""Words of an earlier private language. In other senses a few are terms, so that variables may still have them."""
+FUNCTIONS_WITH_METAPHORS = 14
+ATTRIBUTES_WITH_METAPHORS = 10
+VARIABLES_WITH_METAPHORS = 119
+"""Today's counts of places, which only fall."""
+
+
+def metaphors(*kinds: str) -> list[str]:
+    return [
+        f"{path}: {name}"
+        for path, kind, name in names()
+        if kind in kinds and any(word in METAPHORS or word.removesuffix("s") in METAPHORS for word in words(name))
+    ]
+
+
+def test_no_class_and_no_module_is_named_by_a_metaphor():
+    assert metaphors("class", "module") == []
+
+
+def test_functions_attributes_and_variables_named_by_metaphors_only_become_fewer():
+    assert len(metaphors("function")) <= FUNCTIONS_WITH_METAPHORS, metaphors("function")
+    assert len(metaphors("attribute")) <= ATTRIBUTES_WITH_METAPHORS, metaphors("attribute")
+    assert len(metaphors("variable")) <= VARIABLES_WITH_METAPHORS
+
+
+def test_the_check_finds_metaphors_in_compound_names():
+    assert words("DispatchSeat") == ["dispatch", "seat"]
+    assert words("_SPARE_ENDS") == ["spare", "ends"]
+    assert words("HTTPServer") == ["http", "server"]
+
+
+def test_no_two_public_classes_have_one_name():
+    found = Counter(node.name for _, node in classes() if not node.name.startswith("_"))
+    assert [name for name, count in found.items() if count > 1] == []
+
+
+def test_every_word_of_a_class_or_module_is_in_the_vocabulary():
+    """A new word is a new concept for the reader: take one that is there, or add it with a reason in the commit."""
+    known = set(VOCABULARY.read_text(encoding="utf-8").split())
+    used = {word for _, kind, name in names() if kind in ("class", "module") for word in words(name)}
+    assert sorted(used - known) == []
+    assert sorted(known - used) == [], "words that no name has any more"
+    assert sorted(known & METAPHORS) == []

@@ -1,0 +1,59 @@
+"""Prose: the first line of a docstring names its subject, and pages fit on a screen."""
+
+import re
+
+import pytest
+
+from tests.support.source import ROOT, docstrings
+
+WITHOUT_SUBJECT = re.compile(
+    r"(It|They|He|She|Who|Whoever|Those|Of|All of|One of|The same|That|This|These|What|See|As|Their|Its|Them|So|Some"
+    r"|Somebody|Nobody|None|Everybody)\b|\.\.\."
+)
+FEWEST_WORDS = 4
+POOR_DOCSTRINGS = 1608
+LONG_LINES = 1638
+README_LINES = 353
+"""Today's counts, which only fall."""
+
+
+def is_poor(docstring: str) -> bool:
+    """Whether its first line leaves out what it is about, or says next to nothing."""
+    first = docstring.partition("\n")[0]
+    return WITHOUT_SUBJECT.match(first) is not None or len(first.split()) < FEWEST_WORDS
+
+
+@pytest.mark.parametrize(
+    ("docstring", "poor"),
+    [
+        ("Queue of one tenant pool, with its entries.", False),
+        ("Returns the replica that is chosen now.", False),
+        ("It gives them back.", True),
+        ("Of one server.", True),
+        ("See `Seat.granted`.", True),
+        ("What one request holds at its replica.", True),
+        ("...and the headers in it.", True),
+        ("Italics are left as they are.", False),
+    ],
+)
+def test_docstrings_without_a_subject_are_found(docstring, poor):
+    assert is_poor(docstring) == poor
+
+
+def test_docstrings_without_a_subject_only_become_fewer():
+    poor = [f"{path}: {name}: {text.partition(chr(10))[0]}" for path, name, text in docstrings() if is_poor(text)]
+    assert len(poor) <= POOR_DOCSTRINGS, poor[:40]
+
+
+def test_long_lines_in_the_documentation_only_become_fewer():
+    long = [
+        f"{page.name}:{number}"
+        for page in (ROOT / "docs").rglob("*.md")
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 120 and not line.startswith("|")
+    ]
+    assert len(long) <= LONG_LINES, long[:40]
+
+
+def test_the_readme_does_not_grow():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES

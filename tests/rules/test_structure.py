@@ -1,0 +1,87 @@
+"""Structure: no circles, small folders, no tiny files, short lists of arguments, Protocols with a reason."""
+
+import ast
+from collections import Counter
+
+from tests.support.source import ROOT, SOURCE, Function, imports, trees
+
+MOST_FILES_IN_A_FOLDER = 30
+TINY_FILES = 38
+"""Files under `TINY_LINES` lines, less packages and settings. It only falls, as all counts here."""
+TINY_LINES = 40
+PROTOCOLS = 93
+LATE_STARTS = 7
+"""Calls of a class in `app/request` or `dispatch` with a `partial` or a lambda that starts something later."""
+MOST_ARGUMENTS = 12
+MANY_ARGUMENTS = {
+    "api/admin/routes.py": 15,
+    "api/application.py": 16,
+    "app/request/upstream_response.py": 13,
+    "engine/kernels": 21,  # kernels: every argument is a register
+    "engine/scheduler/scheduler.py": 17,
+    "observe/metrics/registry.py": 15,
+    "cli": 17,  # commands: every argument is an option
+}
+
+
+def test_no_imports_go_in_a_circle():
+    """Types count as well: two files that name each other are one."""
+    graph = {module: set(wanted) for module, wanted in imports().items()}
+    while free := [module for module, wanted in graph.items() if not wanted]:
+        for module in free:
+            del graph[module]
+        for wanted in graph.values():
+            wanted.difference_update(free)
+    used = {module for wanted in graph.values() for module in wanted}
+    assert sorted(graph.keys() & used) == []
+
+
+def test_no_folder_has_more_files_than_a_reader_can_look_over():
+    folders = Counter(path.parent for part in ("src", "tests", "benchmarks") for path in (ROOT / part).rglob("*.py"))
+    assert {str(folder): count for folder, count in folders.items() if count > MOST_FILES_IN_A_FOLDER} == {}
+
+
+def test_tiny_files_only_become_fewer():
+    tiny = [
+        str(path)
+        for path in trees()
+        if path.name not in ("__init__.py", "__main__.py", "config.py")
+        and len((SOURCE / path).read_text(encoding="utf-8").splitlines()) < TINY_LINES
+    ]
+    assert len(tiny) <= TINY_FILES, tiny
+
+
+def test_protocols_only_become_fewer():
+    found = [
+        node.name
+        for tree in trees().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases)
+    ]
+    assert len(found) <= PROTOCOLS, found
+
+
+def test_functions_take_no_more_arguments_than_a_reader_can_hold():
+    too_many = []
+    for path, tree in trees().items():
+        most = max([MOST_ARGUMENTS, *(n for folder, n in MANY_ARGUMENTS.items() if str(path).startswith(folder))])
+        for node in ast.walk(tree):
+            if isinstance(node, Function):
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                if len([arg for arg in given if arg.arg not in ("self", "cls")]) > most:
+                    too_many.append(f"{path}: {node.name}")
+    assert too_many == []
+
+
+def test_few_objects_are_handed_what_starts_something_later():
+    late = []
+    for path, tree in trees().items():
+        if not str(path).startswith(("app/request", "dispatch")):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id[:1].isupper():
+                for value in [*node.args, *(keyword.value for keyword in node.keywords)]:
+                    called = value.func if isinstance(value, ast.Call) else None
+                    if isinstance(value, ast.Lambda) or (isinstance(called, ast.Name) and called.id == "partial"):
+                        late.append(f"{path}: {ast.unparse(node.func)}")
+    assert len(late) <= LATE_STARTS, late

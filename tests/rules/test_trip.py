@@ -1,0 +1,61 @@
+"""How far a request travels: files, functions and frames of the gateway that one streamed chat request passes."""
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+from tests.support.gateway import gateway
+from tests.support.source import SOURCE
+
+FILES = 100
+"""Files of the gateway that a streamed request enters. All bounds are today's counts: they only fall."""
+FUNCTIONS = 459
+FILES_BEFORE_SUBMIT = 87
+STACK = 17
+OUTSIDE = ("testing/", "engine/", "cli/")
+"""Not the gateway's: the scripted engine and what starts it."""
+
+
+class Trip:
+    """Calls of maitred's own functions, as `sys.setprofile` reports them."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, int]] = []
+        """File, function, and how many of our own frames are below."""
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or (file := own_file(frame)) is None:
+            return
+        depth, below = 0, frame.f_back
+        while below is not None:
+            depth += own_file(below) is not None
+            below = below.f_back
+        self.calls.append((file, frame.f_code.co_qualname, depth))
+
+
+def own_file(frame: FrameType) -> str | None:
+    """The file of a frame of the gateway, below `src/maitred`."""
+    path = frame.f_code.co_filename
+    if not path.startswith(str(SOURCE)):
+        return None
+    file = str(Path(path).relative_to(SOURCE))
+    return None if file.startswith(OUTSIDE) else file
+
+
+async def test_a_streamed_request_passes_no_more_files_functions_and_frames_than_before():
+    async with gateway() as system:
+        await system.chat(stream=True, max_tokens=24)
+        trip = Trip()
+        sys.setprofile(trip)
+        try:
+            response = await system.chat(stream=True, max_tokens=24)
+        finally:
+            sys.setprofile(None)
+        assert response.text.endswith("data: [DONE]\n\n")
+    files = {file for file, _, _ in trip.calls}
+    functions = {(file, name) for file, name, _ in trip.calls}
+    submitted = next(n for n, (_, name, _) in enumerate(trip.calls) if name == "EngineConnection.submit")
+    before = {file for file, _, _ in trip.calls[:submitted]}
+    counts = (len(files), len(functions), len(before), max(depth for _, _, depth in trip.calls))
+    bounds = (FILES, FUNCTIONS, FILES_BEFORE_SUBMIT, STACK)
+    assert all(count <= bound for count, bound in zip(counts, bounds, strict=True)), counts
