@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.postgres_server import postgres_server, postgres_url
+from tests.support.servers.postgres_server import postgres_server, postgres_url
 from tests.support.stores import store_config
 
 __all__ = ["postgres_server", "postgres_url", "store_config"]

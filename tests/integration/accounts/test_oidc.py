@@ -13,7 +13,7 @@ from maitred.identity.config import OidcConfig
 from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity
 from maitred.identity.providers import token_issuers
-from tests.support.identity_provider import Provider, jwk
+from tests.support.servers.identity_provider import Provider, jwk
 
 
 class Server:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from maitred.testing.server_process import serving
-from tests.support.identity_provider import Provider, jwk
+from tests.support.servers.identity_provider import Provider, jwk
 
 CONFIG = """
 identity:

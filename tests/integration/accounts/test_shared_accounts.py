@@ -19,7 +19,7 @@ from maitred.store.config import StoreConfig
 from maitred.store.counters.config import CountersConfig
 from maitred.store.journal import Journal
 from maitred.testing.server_process import serving
-from tests.support.redis_server import redis_server
+from tests.support.servers.redis_server import redis_server
 from tests.support.usage_events import usage_event
 
 LIMIT_S = 15.0

@@ -78,7 +78,7 @@ class House:
             queue.on_dispatched(partial(self.residence.check, name))
             self.replicas[name], self.queues[name] = lodger, queue
 
-    def errand(self, name="r", **fields):
+    def request(self, name="r", **fields):
         return DispatchRequest(
             **{
                 **{"id": name, "principal_org": "acme", "flow": Flow((FlowLevel("acme"),), PriorityClass.STANDARD)},
@@ -158,7 +158,7 @@ def test_the_process_of_an_unloaded_model_is_gone_and_its_answers_were_complete(
             assert len(tokens) == 4
             assert waited_ms[WaitCause.COLD_START] > 0
             assert house.replicas["a"].unloads == 1
-            assert house.models["a"].phase is ResidencyPhase.OUT
+            assert house.residents["a"].phase is ResidencyPhase.OUT
 
     run(work())
 
@@ -188,7 +188,7 @@ def test_a_model_that_cannot_be_loaded_says_so_and_stops_nobody():
                 await house.ask("bad")
             assert 0 < failure.value.retry_after_s <= 2.0
             with pytest.raises(ModelLoadFailed):
-                house.queues["bad"].check(house.request())
+                house.queues["bad"].predict(house.request())
             _, _, tokens = await house.ask("good")
             assert len(tokens) == 4
             assert house.replicas["bad"].failures == 1
@@ -216,7 +216,7 @@ def test_who_cannot_wait_for_a_load_is_told_when_to_come_and_finds_it_loaded():
         config = DispatchConfig(max_wait_s={PriorityClass.STANDARD: 0.5})
         async with living(House({"a": scripted}, places=1, dispatch=config)) as house:
             with pytest.raises(QueueFull) as refusal:
-                house.queues["a"].check(house.request())
+                house.queues["a"].predict(house.request())
             assert refusal.value.retry_after_s >= 0.9
             await house.until(lambda: house.replicas["a"].loads == 1)
             place, _, tokens = await house.ask("a")
@@ -261,7 +261,7 @@ def test_a_model_can_be_loaded_ahead_and_its_memory_had_back():
             assert WaitCause.COLD_START not in waited_ms
             pid, held = house.replicas["a"].engine.pid, asyncio.Event()
             running = asyncio.create_task(house.ask("a", held))
-            await house.until(lambda: house.queues["a"].floor.running == 1)
+            await house.until(lambda: house.queues["a"].core.running == 1)
             by_hand(house).unload("a", hold=False)
             assert states(house)["a"] == "draining"
             waiting = asyncio.create_task(house.ask("a"))
@@ -285,7 +285,7 @@ def test_a_model_that_is_held_refuses_until_it_is_loaded_by_hand():
             await house.ask("a")
             held = asyncio.Event()
             running = asyncio.create_task(house.ask("a", held))
-            await house.until(lambda: house.queues["a"].floor.running == 1)
+            await house.until(lambda: house.queues["a"].core.running == 1)
             by_hand(house).unload("a", hold=True)
             await house.until(lambda: not house.replicas["a"].open)
             with pytest.raises(ModelHeld, match="operator") as refusal:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from maitred.testing.server_process import serving
-from tests.support.prometheus_server import DEPLOYED, prometheus_server, promtool
+from tests.support.servers.prometheus_server import DEPLOYED, prometheus_server, promtool
 
 MODEL = "maitred-tiny"
 SETTINGS = {

@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Message
 
 from maitred.testing.server_process import serving
-from tests.support.otlp_collector import collecting
+from tests.support.servers.otlp_collector import collecting
 
 SECRET = "the treasure is under the old oak"
 INTERNAL, SERVER, CLIENT = Message.SPAN_KIND_INTERNAL, Message.SPAN_KIND_SERVER, Message.SPAN_KIND_CLIENT

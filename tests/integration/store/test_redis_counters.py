@@ -16,7 +16,7 @@ from maitred.store.counters.memory import MemoryCounters
 from maitred.store.counters.redis import RedisCounters
 from maitred.store.counters.session import CounterMode
 from maitred.testing.counters_conformance import CHECKS, CountersUnderTest, exercise_counters
-from tests.support.redis_server import redis_server
+from tests.support.servers.redis_server import redis_server
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from maitred.store.counters.config import CountersConfig
 from maitred.store.counters.link import LinkLost
 from maitred.store.counters.redis import RedisCounters
 from maitred.store.counters.session import CounterMode
-from tests.support.redis_server import redis_server
+from tests.support.servers.redis_server import redis_server
 
 TIMEOUT_S = 0.25
 LONGEST_CALL_S = 1.5

@@ -19,7 +19,7 @@ from maitred.core.secret import Secret
 from maitred.store.config import StoreConfig
 from maitred.store.database import Database, open_database
 from maitred.store.schema import directory_version, metadata, spend, usage
-from tests.support.postgres_server import PostgresServer
+from tests.support.servers.postgres_server import PostgresServer
 
 SLOW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000000) SELECT count(*) FROM n"
 """A statement that takes half a minute."""

@@ -14,7 +14,7 @@ from maitred.core.tenancy import ApiKey, DirectoryChanges, KeySecret, Scope, Ten
 from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.directory import DirectoryStore
-from tests.support.postgres_server import PostgresServer
+from tests.support.servers.postgres_server import PostgresServer
 
 NASTY = [
     "",

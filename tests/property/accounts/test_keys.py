@@ -16,7 +16,7 @@ from maitred.identity.identity import Identity
 from maitred.identity.keys import make_key, matches, parse
 from maitred.identity.oidc import OidcIssuers
 from tests.support.clock import FakeClock
-from tests.support.identity_provider import Provider
+from tests.support.servers.identity_provider import Provider
 
 MADE = make_key()
 CLOCK = FakeClock()

@@ -14,7 +14,7 @@ from maitred.identity.oidc import OidcIssuers
 from maitred.identity.providers import provider_faults, token_issuers
 from maitred.identity.trust import is_trustworthy
 from tests.support.clock import FakeClock
-from tests.support.identity_provider import KEYS, Provider, jwk
+from tests.support.servers.identity_provider import KEYS, Provider, jwk
 
 
 class Fixture:

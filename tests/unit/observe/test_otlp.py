@@ -6,7 +6,7 @@ from maitred.core.trace_context import TraceContext
 from maitred.observe.config import TracesConfig
 from maitred.observe.otlp import Exporter
 from maitred.observe.spans import Span, SpanEvent
-from tests.support.otlp_collector import collecting
+from tests.support.servers.otlp_collector import collecting
 
 TRACE, ROOT, CHILD, ABOVE = "1" * 32, "2" * 16, "3" * 16, "4" * 16
 SPANS = [

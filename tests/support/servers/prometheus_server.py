@@ -9,7 +9,7 @@ from maitred.testing.programs import ProgramMissing
 from maitred.testing.prometheus_server import PrometheusServer
 from tests.support.programs import do_without, entered
 
-DEPLOYED = Path(__file__).parents[2] / "deploy" / "prometheus"
+DEPLOYED = Path(__file__).parents[3] / "deploy" / "prometheus"
 
 
 @contextmanager
