@@ -85,6 +85,19 @@ _URGENCY: list[dict[str, Any]] = [
     },
 ]
 _REF = "#/components/schemas/{name}"
+_PUBLISHED_NAMES = {
+    "AdminStatus": "DutyState",
+    "FeedbackLabel": "Verdict",
+    "HealthStatus": "Health",
+    "PingEvent": "Ping",
+    "RolloutPhase": "Phase",
+    "VersionInfo": "Version",
+    "TimelineBody": "StoryBody",
+    "TimelineHead": "StoryHead",
+    "TimelineList": "StoryList",
+    "SpanBody": "ChapterBody",
+}
+"""Type -> the name of its schema, where they differ: generated clients have types of these names."""
 
 
 def describe(routes: Iterable[Route]) -> bytes:
@@ -113,7 +126,19 @@ def describe(routes: Iterable[Route]) -> bytes:
         "paths": paths,
         "components": {"schemas": components},
     }
-    return msgspec.json.encode(document)
+    return msgspec.json.encode(_published(document))
+
+
+def _published(schema: Any) -> Any:  # noqa: ANN401 - JSON
+    """Returns a part of the document with the published names of schemas: as keys, as titles and in references."""
+    if isinstance(schema, dict):
+        return {_PUBLISHED_NAMES.get(key, key): _published(value) for key, value in schema.items()}
+    if isinstance(schema, list):
+        return [_published(item) for item in schema]
+    if isinstance(schema, str):
+        head, slash, name = schema.rpartition("/")
+        return f"{head}{slash}{_PUBLISHED_NAMES.get(name, name)}"
+    return schema
 
 
 def _operation(route: Route, schema_of: dict[type | UnionType, Any], components: dict[str, Any]) -> dict[str, Any]:
