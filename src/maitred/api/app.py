@@ -88,7 +88,7 @@ class GatewayApp:
             emptied()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI's entry point."""
+        """Serves one request: the entry point of ASGI."""
         if scope["type"] != "http":
             raise RuntimeError(f"The server offered {scope['type']!r}; maitred speaks HTTP only.")
         exchange = HttpExchange(scope, receive, send, self._clock.monotonic_s())

@@ -1,4 +1,4 @@
-"""All routes of the HTTP API, put together."""
+"""Application of the HTTP API: all routes put together."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 

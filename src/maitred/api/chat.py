@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`."""
+"""Route of chat completions: `POST /v1/chat/completions`."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ from maitred.wire.openai.written import request_fields
 
 
 class ChatRoutes:
-    """Chat completions.
+    """Routes of chat completions in OpenAI's API.
 
     Args:
         answering: The system behind the API.
@@ -35,7 +35,7 @@ class ChatRoutes:
         self._heartbeat_s = heartbeat_s
 
     def routes(self) -> list[Route]:
-        """The one route."""
+        """Returns the one route of chat completions."""
         return [
             Route(
                 "POST",
@@ -51,7 +51,7 @@ class ChatRoutes:
         ]
 
     async def create(self, exchange: HttpExchange) -> None:
-        """Answers a conversation."""
+        """Answers a conversation, whole or as a stream."""
         request = decode_chat(exchange.body, strict=self._strict)
         inference_request = apply_priority_headers(
             to_inference_request(request), exchange.header, retries=exchange.retries
@@ -68,7 +68,7 @@ class ChatRoutes:
 
 
 def to_inference_request(request: ChatRequest) -> InferenceRequest:
-    """What a chat request asks, free of its shape."""
+    """Makes the inference request of a chat request."""
     return InferenceRequest(
         model=request.model,
         prompts=[Conversation(request.conversation(), template_arguments=request.template_arguments())],

@@ -35,7 +35,7 @@ from maitred.wire.sse import encode_event
 
 
 class CompletionRoutes:
-    """Text completions.
+    """Routes of text completions in OpenAI's API.
 
     Args:
         answering: The system behind the API.
@@ -49,7 +49,7 @@ class CompletionRoutes:
         self._heartbeat_s = heartbeat_s
 
     def routes(self) -> list[Route]:
-        """The one route."""
+        """Returns the one route of text completions."""
         return [
             Route(
                 "POST",
@@ -65,7 +65,7 @@ class CompletionRoutes:
         ]
 
     async def create(self, exchange: HttpExchange) -> None:
-        """Continues the prompts."""
+        """Continues the prompts, whole or as a stream."""
         request = decode_completion(exchange.body, strict=self._strict)
         inference_request = apply_priority_headers(
             _to_inference_request(request), exchange.header, retries=exchange.retries

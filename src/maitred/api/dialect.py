@@ -1,4 +1,4 @@
-"""What the routes of one API have in common beside their answers: how errors look, and how a stream ends.
+"""Dialect of an API: how its errors look, and how its streams end.
 
 A route names its dialect; whatever answers a call (the edge, a recording, a handler) writes in that of its route.
 """
@@ -53,27 +53,27 @@ class ApiDialect(Protocol):
         ...
 
     def head(self, context: RequestContext) -> list[Header]:
-        """What every answer's headers say of its caller's limits, and the like."""
+        """Returns headers that every answer of this API has, such as the caller's rate limits."""
         ...
 
 
 class OpenAIDialect:
-    """As OpenAI does it; also for the routes that only we have."""
+    """Dialect of OpenAI's API; also of the routes that only maitred has."""
 
     done = DONE
     error_struct: type[msgspec.Struct] = ErrorBody
     required_headers: Mapping[str, Sequence[str]] = {}
 
     def error(self, error: MaitredError, request_id: str) -> tuple[int, bytes]:
-        """See `ApiDialect.error`. The id is in a header."""
+        """Encodes an error as OpenAI does. The id is in a header."""
         return error.http_status, error_body(error)
 
     def error_event(self, error: MaitredError, request_id: str) -> bytes:
-        """See `ApiDialect.error_event`."""
+        """Encodes an error as an event of a stream."""
         return encode_event(error_body(error))
 
     def head(self, context: RequestContext) -> list[Header]:
-        """See `ApiDialect.head`."""
+        """Returns headers that every answer has, such as the caller's rate limits."""
         return rate_limit_headers(context.rate_limits)
 
 
@@ -86,16 +86,16 @@ class AnthropicDialect:
     required_headers: Mapping[str, Sequence[str]] = {"anthropic-version": API_VERSIONS}
 
     def error(self, error: MaitredError, request_id: str) -> tuple[int, bytes]:
-        """See `ApiDialect.error`."""
+        """Encodes an error as Anthropic does."""
         kind = _type_of(error)
         return _OVERLOADED_STATUS if kind == "overloaded_error" else error.http_status, encode(_body(error, request_id))
 
     def error_event(self, error: MaitredError, request_id: str) -> bytes:
-        """See `ApiDialect.error_event`."""
+        """Encodes an error as an event of a stream."""
         return encode_stream_event(_body(error, request_id))
 
     def head(self, context: RequestContext) -> list[Header]:
-        """See `ApiDialect.head`."""
+        """Returns headers that every answer has, such as the caller's rate limits."""
         headers: list[Header] = [(b"request-id", context.request_id.encode("ascii"))]
         if context.rate_limits is not None:
             now_s = time.time()

@@ -24,7 +24,7 @@ _ENTRIES_AT_ONCE = 32
 
 
 class EmbeddingRoutes:
-    """Embeddings.
+    """Routes of embeddings in OpenAI's API.
 
     Args:
         embedding: The system behind the API.
@@ -36,7 +36,7 @@ class EmbeddingRoutes:
         self._strict = strict
 
     def routes(self) -> list[Route]:
-        """The one route."""
+        """Returns the one route of embeddings."""
         return [
             Route(
                 "POST",
@@ -51,7 +51,7 @@ class EmbeddingRoutes:
         ]
 
     async def create(self, exchange: HttpExchange) -> None:
-        """Computes the vectors."""
+        """Computes the vectors of the inputs."""
         request = decode_embedding(exchange.body, strict=self._strict)
         inference_request = apply_priority_headers(_ask_of(request), exchange.header, retries=exchange.retries)
         vectors = await self._embedding.embed(inference_request, exchange.context, request.dimensions)

@@ -37,7 +37,7 @@ _TOKENS = (b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-rat
 
 
 def to_public_error(error: Exception, request_id: str) -> MaitredError:
-    """What may be told of an error: itself if it is of our tree, else a `Bug` that reveals nothing.
+    """Returns the error that may be shown: itself if it is of our tree, else a `Bug` that reveals nothing.
 
     Faults of ours are logged here, with their cause.
     """

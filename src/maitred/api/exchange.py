@@ -110,7 +110,7 @@ class HttpExchange:
 
     @property
     def principal(self) -> Principal:
-        """Who calls."""
+        """Principal that sent the request."""
         return self.context.principal or ANONYMOUS
 
     @property
@@ -199,7 +199,7 @@ class HttpExchange:
     async def respond(
         self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Sequence[Header] = ()
     ) -> None:
-        """Answers at once."""
+        """Sends a whole response at once."""
         further = [*headers, *self.answer_headers]
         self.state, self.status = ResponseState.SENDING, status
         head = self._head(_WHOLE % (content_type, len(body)), further) if len(body) <= _PIECE_BYTES else None
@@ -255,7 +255,7 @@ class HttpExchange:
         return self.connection.ready
 
     def write(self, events: bytes) -> None:
-        """What `stream` does where it need not wait; only while it is `ready`."""
+        """Writes events without waiting; only while the exchange is `ready`."""
         self.connection.write(events)
         self.sent_s = time.monotonic()
 
@@ -281,7 +281,7 @@ class HttpExchange:
         return None if told is None or lines is None else own + lines + told
 
     def _headers(self, own: Sequence[Header]) -> list[Header]:
-        """The same, one by one."""
+        """Returns the headers of an answer one by one."""
         return [*own, *response_headers(self.context, self.dialect, explain=self.parsed_head.explain)]
 
 

@@ -21,7 +21,7 @@ class FeedbackSink(Protocol):
 
 
 class FeedbackRoutes:
-    """Feedback.
+    """Routes of feedback on answers.
 
     Args:
         keeping: Keeps what is said.

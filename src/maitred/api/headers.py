@@ -32,7 +32,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def wish_in(header: Headers, name: str) -> bool | None:
-    """What the header says; None where it is not there.
+    """Returns what a yes-or-no header says; None where it is missing.
 
     Raises:
         InvalidRequest: It says neither yes nor no.

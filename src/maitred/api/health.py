@@ -29,7 +29,7 @@ class HealthStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VersionInfo(msgspec.Struct, frozen=True):
-    """What runs here."""
+    """Version of maitred that runs here."""
 
     version: str
 

@@ -67,7 +67,7 @@ class StreamHeartbeat:
 
 
 def sign_of_life(context: RequestContext) -> str:
-    """What a comment says: where the request stands, as far as that is known."""
+    """Makes the comment of a heartbeat: where the request stands, as far as that is known."""
     position = None if context.position is None else context.position()
     if position is not None:
         return queue_comment(position)

@@ -160,7 +160,7 @@ async def _send(reader: RecordedResponseReader, exchange: HttpExchange, heartbea
 
 
 class RecordedExchange(HttpExchange):
-    """The same call, tally and all, with its answer going into a recording."""
+    """HTTP exchange whose response goes into a recording."""
 
     def __init__(self, exchange: HttpExchange, recording: RecordedResponse, block: CancelScope) -> None:
         vars(self).update(vars(exchange))

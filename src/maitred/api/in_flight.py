@@ -1,4 +1,4 @@
-"""Who may come in, who is inside, and how the house empties.
+"""Requests in flight: how many may be, which are, and how they drain.
 
 The gate bounds how many requests are inside at once, and it drains: from the first SIGTERM on it takes nobody new,
 those inside get a grace period, and who is still there when it ends is shown out with an honest error. So is, at any
@@ -43,7 +43,7 @@ class InFlightLimiter:
         self._empty.set()
 
     def reconfigure(self, capacity: int) -> None:
-        """So many may be inside from now on; who is inside stays."""
+        """Sets how many may be in flight from now on; those that are stay."""
         self._capacity = capacity
 
     @property

@@ -71,7 +71,7 @@ class MessagesRoutes:
         self._heartbeat_s = heartbeat_s
 
     def routes(self) -> list[Route]:
-        """Both routes."""
+        """Returns the routes of messages and of counting their tokens."""
         return [
             Route(
                 "POST",
@@ -98,7 +98,7 @@ class MessagesRoutes:
         ]
 
     async def create(self, exchange: HttpExchange) -> None:
-        """Answers a conversation."""
+        """Answers a conversation, whole or as a stream."""
         check_version(exchange.header(b"anthropic-version"))
         request = decode_messages(exchange.body, strict=self._strict)
         inference_request = apply_priority_headers(

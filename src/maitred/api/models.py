@@ -57,17 +57,17 @@ class ModelRoutes:
         ]
 
     async def list(self, exchange: HttpExchange) -> None:
-        """All models."""
+        """Lists all models that the caller may use."""
         await exchange.respond(
             encode(ModelList(data=[self._entry(exchange, name) for name in self._answering.models(exchange.principal)]))
         )
 
     async def get(self, exchange: HttpExchange) -> None:
-        """One model."""
+        """Shows one model of the caller's."""
         await exchange.respond(encode(self._entry(exchange, exchange.parameter)))
 
     async def tokenize(self, exchange: HttpExchange) -> None:
-        """What the model would read."""
+        """Tokenises a text as the model would read it."""
         request = decode_tokenize(exchange.body, strict=self._strict)
         model = request.model or self._first(exchange)
         prompt: Prompt = request.prompt or ""
@@ -86,7 +86,7 @@ class ModelRoutes:
         await exchange.respond(encode(Tokenized(count=len(tokens), max_model_len=window, tokens=tokens)))
 
     async def detokenize(self, exchange: HttpExchange) -> None:
-        """What the tokens say."""
+        """Turns tokens into the text that they stand for."""
         request = decode_detokenize(exchange.body, strict=self._strict)
         model = request.model or self._first(exchange)
         await exchange.respond(

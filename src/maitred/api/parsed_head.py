@@ -1,4 +1,4 @@
-"""What the head of a request says by itself, read once for all requests of a connection that have the same.
+"""Parsed request heads, read once for all requests of a connection that have the same.
 
 A client repeats its head with each request (see `maitred.api.http.head_cache`). What follows from it alone, or from it
 and the
@@ -20,7 +20,7 @@ _NONE: Mapping[str, Any] = {}
 
 
 class ParsedHead:
-    """A head, read.
+    """Head of a request with what follows from it alone.
 
     Args:
         header: Its headers. Of a head that is repeated, the length of the body is that of the first request.
@@ -49,7 +49,7 @@ class ParsedHead:
 
 
 def parsed_head(scope: Mapping[str, Any]) -> ParsedHead:
-    """That of a request."""
+    """Returns the parsed head of a request, cached where its head repeats."""
     kept: dict[str, ParsedHead] | None = (scope.get("extensions") or _NONE).get(KEPT)
     if kept is None:
         return ParsedHead(Headers(scope["headers"]))

@@ -34,7 +34,7 @@ _ALL = frozenset({SESSION, *(name.encode() for name in _NAMES)})
 
 
 def apply_priority_headers(request: InferenceRequest, header: Headers, *, retries: int = 0) -> InferenceRequest:
-    """What is asked, with what the headers say of its urgency, its session and its bounds.
+    """Returns the request with what its headers say of urgency, session and bounds.
 
     Args:
         request: With the priority that the body asks for, if it does.

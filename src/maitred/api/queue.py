@@ -34,7 +34,7 @@ class QueueRoutes:
         self._service = answering
 
     def routes(self) -> list[Route]:
-        """The one route."""
+        """Returns the one route of queue positions."""
         return [
             Route(
                 "GET",
@@ -47,7 +47,7 @@ class QueueRoutes:
         ]
 
     async def show(self, exchange: HttpExchange) -> None:
-        """One request's place."""
+        """Shows the queue position of one request."""
         position = self._service.queue_position(exchange.principal, exchange.parameter)
         body = QueuePlace(
             id=exchange.parameter,

@@ -21,7 +21,7 @@ _CLOSE = b"connection", b"close"
 
 
 def response_headers(context: RequestContext, dialect: ApiDialect, *, explain: bool) -> list[Header]:
-    """What every answer tells of its request.
+    """Returns the headers that every response has.
 
     Args:
         context: The request's.
@@ -35,7 +35,7 @@ def response_headers(context: RequestContext, dialect: ApiDialect, *, explain: b
 
 
 def response_head_lines(context: RequestContext, dialect: ApiDialect, *, explain: bool) -> bytes | None:
-    """The same as `encode_lines` makes of them."""
+    """Returns the same headers as encoded lines."""
     if explain or dialect is not OPENAI or (lines := _usual_lines(context)) is None:
         return encode_lines(response_headers(context, dialect, explain=explain))
     return lines

@@ -21,7 +21,7 @@ class RoutingConstraints(TypedDict):
 
 
 def routing_constraints_in(header: Headers) -> RoutingConstraints:
-    """What the headers allow.
+    """Returns the routing constraints that the headers set.
 
     Raises:
         InvalidRequest: A header makes no sense; `param` names it.

@@ -34,7 +34,7 @@ class CollectedChoice:
         return self.scores is None and not self.extras and self.finish is not FinishReason.DEADLINE
 
     def add(self, part: TextDelta) -> None:
-        """Appends a part."""
+        """Appends a delta to the choice."""
         self.text.append(part.text)
         if part.scores is not None:
             if self.scores is None:
@@ -54,7 +54,7 @@ class ResponseFormatter(Protocol):
         ...
 
     def events(self, parts: Sequence[TextDelta]) -> bytes:
-        """These parts as events."""
+        """Encodes these deltas as events."""
         ...
 
     def end(self, usage: Usage) -> bytes:

@@ -1,4 +1,4 @@
-"""What the headers of an answer tell about how its request fared: its place in the queue, its priority, its waits.
+"""Headers that tell how a request fared: queue position, priority, waits.
 
 Good answers and refusals have them alike. Numbers are predictions of the moment at which the request joined the queue,
 or would have joined it.
@@ -44,7 +44,7 @@ def timing_headers(context: RequestContext, *, explain: bool) -> list[Header]:
 
 
 def degraded_headers(steps: Sequence[str]) -> list[Header]:
-    """What was taken from the request because of the load; nothing if nothing was."""
+    """Returns headers that say what was taken from the request because of the load; none if nothing was."""
     if not steps:
         return []
     return [(b"x-maitred-degraded", _UNFIT.sub(b"?", ", ".join(steps).encode("utf-8")))]

@@ -1,4 +1,4 @@
-"""What an operator has said that a replica is to do.
+"""State that an operator has put a replica into: serving, draining, maintenance.
 
 ::
 
@@ -15,7 +15,7 @@ from enum import StrEnum
 
 
 class AdminStatus(StrEnum):
-    """See the module."""
+    """Status that an operator gives a replica."""
 
     SERVING = "serving"
     DRAINING = "draining"
@@ -58,11 +58,11 @@ class AdminState:
             self.serving_since_s = now_s
 
     def on_begin(self) -> None:
-        """An attempt runs."""
+        """Notes that an attempt runs at the replica."""
         self.running += 1
 
     def on_end(self) -> None:
-        """One has ended."""
+        """Notes that an attempt has ended."""
         self.running -= 1
         self._rest()
 

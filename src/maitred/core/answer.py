@@ -1,4 +1,4 @@
-"""What a caller asks and what it gets, free of any API's shape; and the record that every request leaves behind.
+"""Request and response free of any API's shape, and the context that every request leaves behind.
 
 An API turns its own request into an `InferenceRequest` and maps the `TextDelta` objects of an `ResponseStream` back to
 its own chunks. Whatever stands in between never learns which API was called. A `RequestContext` goes along: the stages
@@ -126,7 +126,7 @@ class TokenScore(msgspec.Struct, frozen=True):
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
-    """What was added to one choice since its last part; exactly the last part of a choice has `finish`."""
+    """Text added to one choice since its last delta; exactly the last delta of a choice has `finish`."""
 
     index: int
     text: str
@@ -193,7 +193,7 @@ class Outcome(StrEnum):
 
 
 class RequestContext(msgspec.Struct):
-    """What is known of one request; observers read it once, when the request has ended."""
+    """Record of one request; observers read it once, when the request has ended."""
 
     request_id: str
     started_s: float
@@ -268,7 +268,7 @@ class RequestContext(msgspec.Struct):
 
     @property
     def escalated(self) -> list[str]:
-        """Its answers that failed a check: the model, and the check."""
+        """Answers that failed a check: the model, and the check."""
         return [f"{failed.model}={failed.reason}" for failed in self.rejected_answers]
 
     @property
@@ -279,7 +279,7 @@ class RequestContext(msgspec.Struct):
         )
 
     def reset_for_fallback(self, fallback: str) -> None:
-        """It goes on to another model, where nothing of what is known of it holds any more."""
+        """Clears what is known of the request when it moves to another model."""
         self.fallbacks.append(fallback)
         self._reset()
 
@@ -291,7 +291,7 @@ class RequestContext(msgspec.Struct):
         return known
 
     def restore(self, known: "RequestContext") -> None:
-        """All is as it was known to be: the other model that was asked has given nothing."""
+        """Restores a saved copy: the other model that was asked has given nothing."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(known, name))
 
@@ -349,7 +349,7 @@ class PushStream(ABC):
 
 
 class InferenceService(Protocol):
-    """What an API needs of the system behind it; `maitred.app.request.pipeline` is the one that serves."""
+    """System behind an API, as the API uses it; `maitred.app.request.pipeline` implements it."""
 
     def generate(
         self, request: InferenceRequest, context: RequestContext
@@ -375,7 +375,7 @@ class InferenceService(Protocol):
         ...
 
     def models(self, principal: Principal) -> Sequence[str]:
-        """What is served to this caller, by the names that requests use."""
+        """Returns the models that a caller may use, by the names that requests use."""
         ...
 
     async def rate_limit_status(self, context: RequestContext) -> RateLimitStatus | None:
@@ -383,7 +383,7 @@ class InferenceService(Protocol):
         ...
 
     def card(self, principal: Principal, model: str) -> ModelCard:
-        """What is known of a model.
+        """Returns the card of a model.
 
         Raises:
             ModelNotFound: Nothing of that name is served to this caller.
@@ -408,7 +408,7 @@ class DeltaListener(Protocol):
     """Someone who hears an answer beside its caller. Must not block and must not raise."""
 
     def on_delta(self, parts: Sequence[TextDelta]) -> None:
-        """More of it."""
+        """Takes the next deltas of the answer."""
         ...
 
 

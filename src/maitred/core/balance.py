@@ -1,4 +1,4 @@
-"""What choosing among the replicas of a model goes by: dispatch knows it, and a policy of `routing` decides on it."""
+"""Facts that the choice among a model's replicas goes by; dispatch knows them, and `routing` decides."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,12 +42,12 @@ class LoadBalancer(Protocol):
     """Decides where a request goes."""
 
     def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
-        """One of the candidates, of which there is at least one; from now on it counts as chosen."""
+        """Chooses one of the candidates, of which there is at least one, and counts it as chosen."""
         ...
 
 
 class CacheAwareBalancer(LoadBalancer, Protocol):
-    """The same for replicas whose caches are followed."""
+    """Load balancer that knows the prefix caches of its replicas."""
 
     def cached_tokens(self, scope: str, prompts: Sequence[Sequence[int]]) -> Mapping[str, int]:
         """For each replica that is followed, how many leading tokens of the prompts it holds.

@@ -46,7 +46,7 @@ _ONE_TURN = _YieldOnce()
 
 
 class Cohort:
-    """Those who are under way. Not for several event loops."""
+    """Requests that are under way together in one event loop."""
 
     __slots__ = ("_at",)
 
@@ -54,11 +54,11 @@ class Cohort:
         self._at = [0] * (CohortStage.SENT + 1)
 
     def expect(self, halt: int) -> None:
-        """Somebody will go on from there in this turn of the event loop, or in the next one."""
+        """Announces that a request will arrive at a stage in this turn of the event loop, or the next."""
         self._at[halt] += 1
 
     def arrive(self, halt: int) -> None:
-        """They go on from there."""
+        """Notes that the announced requests have arrived."""
         self._at[halt] -= 1
 
     async def sync(self, halt: int) -> None:

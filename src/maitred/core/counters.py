@@ -43,7 +43,7 @@ _ANY_SIZE = RequestSize()
 
 
 class LimitClaim(msgspec.Struct, frozen=True):
-    """What a request wants of one counter, as a function of its size and of how much it may generate.
+    """Claim of a request on one counter, as a function of its size and of its output.
 
     The amount is ``ceil((fixed + per_prompt * prompt_tokens + per_output * choices * output) / divisor)``. So the same
     claim serves all requests of one sort, and nothing needs to be made for each of them.
@@ -67,12 +67,12 @@ class LimitClaim(msgspec.Struct, frozen=True):
     per_prompt: int = 0
 
     def amount(self, output: int, size: RequestSize = _ANY_SIZE) -> int:
-        """What is taken for that much output of each choice."""
+        """Returns the amount that so much output of each choice takes."""
         exact = self.fixed + self.per_prompt * size.prompt_tokens + self.per_output * size.choices * output
         return -(-exact // self.divisor)
 
     def of(self, size: RequestSize) -> "LimitClaim":
-        """The same for requests of one size, which it then knows itself."""
+        """Returns the claim for requests of one size."""
         return LimitClaim(
             self.counter,
             self.kind,
@@ -111,7 +111,7 @@ class ReservationGranted(msgspec.Struct, frozen=True):
 
 
 class ReservationDenied(msgspec.Struct, frozen=True):
-    """Nothing was taken."""
+    """Denial of a reservation: nothing was taken."""
 
     claim: int
     """Index of the claim that has no room; of several, the one that will have room last."""
@@ -121,7 +121,7 @@ class ReservationDenied(msgspec.Struct, frozen=True):
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """What to reserve, under one lease."""
+    """Reservation of several claims under one lease."""
 
     lease: str
     """Unique. Reserving twice under one id is a fault of ours."""
@@ -135,7 +135,7 @@ class Reservation(msgspec.Struct, frozen=True):
     size: RequestSize = _ANY_SIZE
 
     def spelt_out(self) -> "Reservation":
-        """The same with claims that know the size themselves, for whoever passes them on."""
+        """Returns the reservation with claims that hold the size themselves, to be passed on."""
         claims = [claim.of(self.size) for claim in self.claims]
         return Reservation(self.lease, claims, self.output, self.least_output, self.lease_s)
 

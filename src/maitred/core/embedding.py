@@ -1,4 +1,4 @@
-"""What an API needs to turn texts into vectors."""
+"""Embedding service as an API uses it: texts to vectors."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""What somebody thought of an answer."""
+"""Feedback on an answer: a score, words, tags."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -33,7 +33,7 @@ class Feedback(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FeedbackReceipt(NamedTuple):
-    """What came of an opinion that was given."""
+    """Result of storing feedback."""
 
     feedback: Feedback
     """The one that holds now."""

@@ -1,4 +1,4 @@
-"""Who is owed service: every request belongs to a flow, and flows compete for what the replicas can do.
+"""Flows, which share the service of the replicas: every request belongs to one.
 
 A flow is a path through the tenants, from the organisation down to the key. At each level siblings share what their
 parent got by their weights, so one key that floods takes from its own team first. Across all of it stand four classes
@@ -81,7 +81,7 @@ class QueuePosition(msgspec.Struct, frozen=True):
 
     @property
     def facts(self) -> dict[str, float]:
-        """For stories."""
+        """Facts of the position, for timelines."""
         return {
             "position": self.position,
             "predicted_wait_s": round(self.wait_s, 6),
@@ -90,7 +90,7 @@ class QueuePosition(msgspec.Struct, frozen=True):
 
 
 class ServiceWeights(msgspec.Struct, frozen=True, array_like=True):
-    """Service per token."""
+    """Weights of service per prompt, cached and output token."""
 
     prompt: float = 1.0
     """That had to be computed."""

@@ -1,4 +1,4 @@
-"""What an answer has to look like: as a caller says it, and as the engine is told it."""
+"""Constraints on an answer, as a caller sends them and as the engine takes them."""
 
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
-    """What a caller wants an answer to look like, as it was sent; nobody has looked yet whether that can be had.
+    """Constraint on an answer as it was sent, not yet checked.
 
     Attributes:
         form: What `content` is: nothing (any JSON object will do), a schema, a regular expression, a list of strings of

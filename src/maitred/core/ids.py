@@ -37,12 +37,12 @@ def id_like(prefix: str, other: str) -> str:
 
 
 def new_trace_id() -> str:
-    """Of a trace that begins here, as W3C Trace Context has it: 32 hexadecimal digits, not all zero."""
+    """Makes the id of a trace that begins here (W3C Trace Context): 32 hexadecimal digits, not all zero."""
     return f"{_draw_bits(128) or 1:032x}"
 
 
 def new_span_id() -> str:
-    """Of one span in a trace: 16 hexadecimal digits, not all zero."""
+    """Makes the id of one span in a trace: 16 hexadecimal digits, not all zero."""
     return f"{_draw_bits(64) or 1:016x}"
 
 

@@ -1,4 +1,4 @@
-"""What is limited, and how a limit is written down.
+"""Limits: what is limited, and how a limit is written down.
 
 A limit belongs to one subject (see `maitred.core.tenancy`) and to one model or all of them. Several can hold for one
 request; each must have room, so the tightest rules.
@@ -12,7 +12,7 @@ import msgspec
 
 
 class LimitKind(StrEnum):
-    """What a limit counts."""
+    """Kind of a limit: what it counts."""
 
     REQUESTS_PER_MINUTE = "requests_per_minute"
     TOKENS_PER_MINUTE = "tokens_per_minute"
@@ -44,12 +44,12 @@ class LimitKind(StrEnum):
 
     @property
     def spend(self) -> bool:
-        """Money."""
+        """Whether the limit counts money."""
         return self.value.startswith("usd_")
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """One limit."""
+    """Limit of one kind for one subject."""
 
     id: str
     subject: str
@@ -65,7 +65,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitSource(Protocol):
-    """Who is limited how."""
+    """Source of the limits of each subject."""
 
     @property
     def edition(self) -> int:

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 
 class LogContext:
-    """One request.
+    """Context of one request for log lines.
 
     Attributes:
         request_id: What its client was told.

@@ -23,7 +23,7 @@ def to_usd(nusd: int) -> float:
 
 
 class Price(msgspec.Struct, frozen=True):
-    """What tokens of one model cost, in nano-dollars per thousand tokens."""
+    """Price of a model's tokens, in nano-dollars per thousand tokens."""
 
     prompt: int = 0
     cached: int = 0
@@ -37,7 +37,7 @@ class Price(msgspec.Struct, frozen=True):
         return cls(prompt_nusd, prompt_nusd if cached is None else _per_thousand(cached), output_nusd)
 
     def cost_nusd(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> int:
-        """What a request costs. `cached_tokens` are part of `prompt_tokens`."""
+        """Returns the cost of a request. `cached_tokens` are part of `prompt_tokens`."""
         exact = (prompt_tokens - cached_tokens) * self.prompt + cached_tokens * self.cached
         exact += output_tokens * self.output
         return -(-exact // PRICED_TOKENS)

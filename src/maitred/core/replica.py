@@ -16,7 +16,7 @@ from maitred.core.request import EngineRequest, ModelFingerprint, TokenDelta
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """What a replica says of the model it runs."""
+    """Card of the model that a replica runs, as the replica gives it."""
 
     name: str
     context_tokens: int
@@ -37,7 +37,7 @@ class ModelCard(msgspec.Struct, frozen=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True, array_like=True):
-    """What a step takes, as the engine has measured it: a linear model, good enough to promise by.
+    """Step times that an engine has measured, as a linear model good enough to promise by.
 
     A step of `t` tokens, of which `d` decode sequences that have `c` tokens of context together, and the others are
     those of `n` prefill chunks and attend to `p` pairs (each to itself and to every token before it), takes
@@ -101,7 +101,7 @@ class GpuState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProcessState(msgspec.Struct, frozen=True, array_like=True):
-    """What an engine's process takes of its machine; not older than a second while it reports."""
+    """State of an engine's process on its machine; at most a second old while it reports."""
 
     cpu_s: float = 0.0
     """User and system, since its start. A counter."""
@@ -183,7 +183,7 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ExternalLoad(NamedTuple):
-    """What a server says it has to do for others than this gateway."""
+    """Load that a server reports for callers other than this gateway."""
 
     requests: float
     waiting: float
@@ -221,15 +221,15 @@ class TokenStream(Protocol):
         ...
 
     def resume(self) -> None:
-        """Goes on."""
+        """Resumes a paused stream."""
         ...
 
 
 class HasModelCard(Protocol):
-    """What can say which model it runs: one replica, or all of a model."""
+    """Owner of a model card: one replica, or all of a model."""
 
     def card(self) -> ModelCard:
-        """What runs there.
+        """Returns the card of the model that runs there.
 
         Raises:
             ReplicaUnavailable: Nothing is ready.
@@ -238,7 +238,7 @@ class HasModelCard(Protocol):
 
 
 class ReplicaBase(HasModelCard, Protocol):
-    """What every replica says of itself, whichever kind it is."""
+    """Interface of every replica, of tokens or of text."""
 
     def load(self) -> LoadReport:
         """The last report heard from it."""

@@ -1,4 +1,4 @@
-"""What a request is, once it has been read, checked and tokenised; and what comes back for it.
+"""Requests to an engine, tokenised and checked, and the deltas that come back.
 
 A `EngineRequest` is the same thing to every stage from admission to the engine. It holds tokens, not text: the API
 worker tokenises on the way in and detokenises on the way out, so the engine and the scheduler never see a string.
@@ -90,7 +90,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
 
 
 class PinRequest(msgspec.Struct, frozen=True, array_like=True):
-    """That the KV of a prompt is to stay in the cache after its answer."""
+    """Request to keep the KV blocks of a prompt in the cache after its answer."""
 
     name: str
     """Within its cache scope; one of the same name takes its place."""
@@ -169,7 +169,7 @@ class SequenceStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """What one engine step added to one choice of one request.
+    """Tokens that one engine step added to one choice of one request.
 
     A choice is a series of deltas; exactly the last has `finish`. The deltas of a request are in order of time, those
     of its choices interleaved.
@@ -236,7 +236,7 @@ class ModelFingerprint(msgspec.Struct, frozen=True, array_like=True):
         ]
 
     def completed_by(self, other: "ModelFingerprint") -> "ModelFingerprint":
-        """The same, with what only the other one knows."""
+        """Returns the fingerprint with what only the other one knows."""
         return ModelFingerprint(
             self.shape or other.shape, self.tokenizer or other.tokenizer, self.weights or other.weights
         )

@@ -25,7 +25,7 @@ class RolloutVersion(StrEnum):
 
 
 class RolloutPhase(StrEnum):
-    """What a rollout is doing."""
+    """Phase of a rollout: what it is doing."""
 
     RUNNING = "running"
     """The canary is on trial."""

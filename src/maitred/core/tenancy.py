@@ -1,4 +1,4 @@
-"""Who calls: organisations have teams, teams have keys, and a request carries the whole path.
+"""Tenancy: organisations have teams, teams have keys, and a request carries the whole path.
 
 Organisation and team are both a `Tenant`; an organisation is one without a parent. What is set on a tenant holds for
 everything below it unless something below is stricter. Limits and budgets name a *subject*: ``tenant:acme``,
@@ -25,7 +25,7 @@ def is_id(text: object) -> bool:
 
 
 class Scope(StrEnum):
-    """What a key may be used for."""
+    """Scope of a key: what it may be used for."""
 
     INFERENCE = "inference"
     METRICS = "metrics"
@@ -83,7 +83,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Whoever sent a request, once known: the key with all that its tenants say, already combined."""
+    """Sender of a request, once known: the key with all that its tenants say, already combined."""
 
     key: str
     """Public id of the key; for a token of an identity provider, its subject."""
@@ -136,10 +136,10 @@ def require(principal: Principal, scope: Scope) -> None:
 
 
 class Authenticator(Protocol):
-    """Tells who calls."""
+    """Authenticator of requests by their headers."""
 
     async def identify(self, header: Callable[[bytes], str | None]) -> Principal:
-        """Who sent a request with these headers.
+        """Returns the sender of a request with these headers.
 
         Args:
             header: The first value of a header, by its name in lower case.
@@ -160,7 +160,7 @@ class Authenticator(Protocol):
 
 
 class DirectoryChanges(msgspec.Struct, frozen=True):
-    """What is new since some version. What was deleted is named by its id alone."""
+    """Changes of the directory since some version. What was deleted is named by its id alone."""
 
     version: int
     tenants: Sequence[Tenant] = ()

@@ -1,4 +1,4 @@
-"""What is asked of a replica that speaks text, and what comes back: the other kind, beside `core.ports.Replica`.
+"""Replicas that speak text: their requests and batches, beside those of `core.replica.Replica`.
 
 Such a replica is a server of somebody else's that takes a conversation and gives text. It has the chat template and
 the tokenizer, so it counts the tokens, and what it says that it used is what is billed. Before it has said so, tokens
@@ -40,7 +40,7 @@ class TextRequest(msgspec.Struct, frozen=True):
 
 
 class TextBatch(msgspec.Struct, frozen=True, gc=False):
-    """What has come since the last batch."""
+    """Text that has come from an upstream since the last batch."""
 
     parts: list[TextDelta]
     usage: Usage | None = None
@@ -73,12 +73,12 @@ class TextReplica(ReplicaBase, Protocol):
 
     @property
     def name(self) -> str:
-        """What ledger and log call it."""
+        """Name of the replica in ledger and log."""
         ...
 
     @property
     def location(self) -> Mapping[str, str | int]:
-        """Who it is, for traces: ``provider``, ``host``, ``port`` and what it calls the ``model``."""
+        """Location for traces: ``provider``, ``host``, ``port`` and the server's name of the ``model``."""
         ...
 
     def send(self, request: TextRequest) -> AbstractAsyncContextManager[TextStream]:

@@ -1,4 +1,4 @@
-"""What happened to one request on its way, in order and with times.
+"""Timeline of one request: its spans in order, with times.
 
 Each stage writes a chapter when the request is its own: what was done, from when to when, and the facts that it was
 decided by. Nobody reads the story before the request has ended. Then it is told in two ways, as the spans of a trace
@@ -22,7 +22,7 @@ MOST_CHAPTERS = 512
 
 
 class SpanName(StrEnum):
-    """What a chapter is about."""
+    """Names of the spans of a timeline."""
 
     RESOLVE = "resolve"
     """Which model the name stands for, and why."""
@@ -67,7 +67,7 @@ class TimelineSpan(msgspec.Struct):
     """Under which others were told of it; empty: they were not."""
 
     def end(self, now_s: float, error: str = "", **facts: object) -> None:
-        """It is over. A second time changes nothing."""
+        """Ends the span. A second time changes nothing."""
         if self.ended_s is None:
             self.ended_s, self.error = now_s, error or self.error
             if facts:
@@ -85,7 +85,7 @@ class RequestTimeline(msgspec.Struct):
 
     @property
     def trace_id(self) -> str:
-        """Of its trace; empty: nobody traces."""
+        """Id of the request's trace; empty: it is not traced."""
         return "" if self.trace is None else self.trace.trace_id
 
     def begin(self, name: SpanName, now_s: float, **facts: object) -> TimelineSpan:
@@ -149,7 +149,7 @@ class _SpanScope(msgspec.Struct):
 
 
 def error_code(error: BaseException) -> str:
-    """What a chapter calls an exception."""
+    """Returns the code that a span gives an exception."""
     if isinstance(error, MaitredError):
         return error.code
     # What is no `Exception` ends a task from outside.

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """One function.
+    """Function that a model may call.
 
     Attributes:
         name: As the model writes it.
@@ -25,7 +25,7 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class ToolRules(msgspec.Struct, frozen=True):
-    """What a model may call, and what it must.
+    """Rules for tools: what a model may call, and what it must.
 
     Attributes:
         tools: All that the caller has declared; each name once.
@@ -50,5 +50,5 @@ class ToolRules(msgspec.Struct, frozen=True):
 
     @property
     def declared(self) -> list[dict[str, Any]]:
-        """What the model reads of them. Of what it must not call it reads nothing."""
+        """Tools that the model reads of; those that it must not call are left out."""
         return [tool.declared for tool in self.tools] if self.may else []

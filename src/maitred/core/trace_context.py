@@ -36,7 +36,7 @@ class TraceContext(Struct, frozen=True):
         return _OURS in self._members()
 
     def accounting(self) -> "TraceContext":
-        """The same, for whoever works below: it is we who tell what the request used."""
+        """Returns the context for work below that this gateway accounts for."""
         others = [member for member in self._members() if member.partition("=")[0] != _KEY]
         state = ",".join([_OURS, *others[: _MOST_MEMBERS - 1]])
         return replace(self, state=state if len(state) <= _MOST_STATE_CHARACTERS else _OURS)
@@ -51,12 +51,12 @@ class TraceContext(Struct, frozen=True):
         return {"traceparent": parent, **({"tracestate": self.state} if self.state else {})}
 
     def _members(self) -> list[str]:
-        """Of the state, the latest first."""
+        """Members of the trace state, the latest first."""
         return [member for part in self.state.split(",") if (member := part.strip())]
 
 
 def context_in(traceparent: str | None, tracestate: str | None = None) -> TraceContext | None:
-    """What a request says of the span that sent it; None if nothing, or nothing that can be read.
+    """Returns the trace context in a request's headers; None if there is none that can be read.
 
     Versions after ours may have more behind what we know, and are read as far as we know them.
     """

@@ -1,4 +1,4 @@
-"""What a request used and what it cost: the line that it leaves in the ledger."""
+"""Usage and cost of a request: the line that it leaves in the ledger."""
 
 from collections.abc import Mapping
 from typing import Protocol

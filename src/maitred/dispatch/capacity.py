@@ -1,4 +1,4 @@
-"""Who may have which place: the parts of the replicas, the headroom, and what is free now."""
+"""Capacity of a model's replicas: quotas, headroom, and what is free now."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _ONE = Cost(1, 1)
 
 
 class CapacityAllocator:
-    """What is held, and who may hold more.
+    """Allocator of slots and KV blocks: what is held, and who may hold more.
 
     Args:
         config: The settings.
@@ -43,12 +43,12 @@ class CapacityAllocator:
         self.quotas = Quotas(config.reserved, {name: (pool.tenants, pool.share) for name, pool in config.pools.items()})
 
     def allocate(self, queued: QueuedRequest, quota: Quota) -> None:
-        """It has got its places."""
+        """Charges the cost of a dispatched entry to its quota and its tenant."""
         quota.allocate(queued.cost)
         self.holdings.allocate(queued.tenant, queued.cost.slots, queued.flow.priority)
 
     def release(self, queued: QueuedRequest, quota: Quota) -> None:
-        """It gives them back."""
+        """Releases the cost of an entry from its quota and its tenant."""
         quota.release(queued.cost)
         self.holdings.release(queued.tenant, queued.cost.slots, queued.flow.priority)
 
@@ -133,7 +133,7 @@ class CapacityAllocator:
         return None if isinstance(endpoint_state, WaitCause) else (best, endpoint_state)
 
     def free_capacity(self, queued: QueuedRequest, ready: Sequence[EndpointState], *, above_share: bool) -> Cost:
-        """What of all replicas' credits it may use now."""
+        """Returns the part of all replicas' credits that an entry may use now."""
         quota = queued.queue.quota
         total = total_of(ready)
         free = total_cost([endpoint_state.free for endpoint_state in ready])
@@ -175,17 +175,17 @@ class CapacityAllocator:
 
 
 def untried(queued: QueuedRequest, ready: Sequence[EndpointState]) -> list[EndpointState]:
-    """Of these replicas, those that have not failed the request."""
+    """Returns the replicas that have not failed the request."""
     return [endpoint_state for endpoint_state in ready if endpoint_state.endpoint.name not in queued.failed_at]
 
 
 def total_of(endpoint_states: Sequence[EndpointState]) -> Cost:
-    """What several replicas have together."""
+    """Returns the capacity of several replicas together."""
     return total_cost([endpoint_state.total for endpoint_state in endpoint_states])
 
 
 def _kept(whole: Cost, headroom: float, endpoint_states: Sequence[EndpointState]) -> Cost:
-    """What is kept for those below their share: no places where these can come as guests, only blocks."""
+    """Returns what is kept for tenants below their share: only blocks where they can be overcommitted."""
     kept = whole.part(headroom)
     return (
         Cost(0, kept.blocks) if all(endpoint_state.credits.overcommits for endpoint_state in endpoint_states) else kept

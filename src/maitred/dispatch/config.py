@@ -24,7 +24,7 @@ class TenantPoolConfig(Struct, frozen=True, kw_only=True):
 
 
 class ServiceConfig(Struct, frozen=True, kw_only=True):
-    """What a token counts when service is shared out."""
+    """Weights of tokens when service is shared between flows."""
 
     prompt: Annotated[float, Meta(gt=0, description="A token of a prompt that has to be computed.")] = 1.0
     cached: Annotated[float, Meta(ge=0, description="A token of a prompt that was found in the prefix cache.")] = 0.1
@@ -32,7 +32,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> ServiceWeights:
-        """The same, as the rest of the system speaks of it."""
+        """Weights in the form that the rest of the system uses."""
         return ServiceWeights(self.prompt, self.cached, self.output)
 
 

@@ -118,7 +118,7 @@ class DispatchCore:
         return new
 
     def _move(self, config: DispatchConfig, now_s: float) -> None:
-        """Everybody into new rooms."""
+        """Moves all waiting requests into new pool queues."""
         waiting = sorted((queued for queue in self.queues for queued in queue.all()), key=lambda queued: queued.number)
         self.allocator.part(config)
         self.queues[:] = [PoolQueue(quota, config.line) for quota in self.allocator.quotas.all]
@@ -180,7 +180,7 @@ class DispatchCore:
         )
 
     def _costs(self, dispatch_request: DispatchRequest, expected_tokens: int) -> list[Cost]:
-        """What each of its prompts needs."""
+        """Returns the cost of each prompt of a request."""
         prompts, block_tokens = dispatch_request.prompts, self.endpoint_states[0].block_tokens
         if len(prompts) == 1:
             return [
@@ -198,7 +198,7 @@ class DispatchCore:
         return None if ttft_s is None else dispatch_request.arrived_s + ttft_s
 
     def forecast(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
-        """What would become of a request that joined now; its ticket notes what it was told."""
+        """Forecasts a request that would join now; its entry keeps the forecast."""
         forecast = self.forecast_cache.forecast(queued, ready, now_s)
         queued.raw_wait_s, queued.prefill_s = forecast.wait.seconds, forecast.prefill_s
         queued.predicted_position = self.position(forecast, now_s)
@@ -214,7 +214,7 @@ class DispatchCore:
     # --- what happens ---
 
     def dispatch_now(self, queued: QueuedRequest, now_s: float) -> bool:
-        """It is released in the moment in which it comes: nobody waits, and there is room. As by `join` and `turn`.
+        """Dispatches an entry at once, where the queue is empty and a replica has credits.
 
         Returns:
             Whether it was. If not, nothing has changed, but that its tenant was seen.
@@ -260,7 +260,7 @@ class DispatchCore:
         return None if isinstance(endpoint_state, WaitCause) else endpoint_state
 
     def resume(self, queued: QueuedRequest, replica: str, now_s: float) -> None:
-        """It runs at a replica already, whatever that has left."""
+        """Registers an entry that runs at a replica already, whatever credits that has left."""
         endpoint_state = next(
             endpoint_state for endpoint_state in self.endpoint_states if endpoint_state.endpoint.name == replica
         )
@@ -269,7 +269,7 @@ class DispatchCore:
         self._start(queued, endpoint_state, queued.queue.quota, now_s)
 
     def join(self, queued: QueuedRequest, now_s: float) -> list[EndpointState]:
-        """It begins to wait. Returns the replicas that are ready, for a turn in the same moment."""
+        """Enqueues an entry. Returns the ready replicas, for a dispatch in the same moment."""
         told = self.forecast_cache.remember(queued, now_s)
         ready = self.refresh(now_s)
         self.allocator.holdings.observe(queued.tenant, now_s)
@@ -355,7 +355,7 @@ class DispatchCore:
         return allocation
 
     def settle_hedge(self, queued: QueuedRequest, spare: Allocation, *, won: bool) -> None:
-        """Of two replicas that a request holds, one is given up: if the second has won, the first."""
+        """Gives up one of two replicas that an entry holds: the first if the second has won."""
         assert queued.allocation is not None
         loser = spare
         if won:
@@ -408,7 +408,7 @@ class DispatchCore:
     def leave(
         self, queued: QueuedRequest, now_s: float, *, finished: bool, lost: bool = False, moved: bool = False
     ) -> None:
-        """It leaves, wherever it is, and gives back what it holds. A second time changes nothing.
+        """Removes an entry, wherever it is, and frees what it holds. A second time changes nothing.
 
         Args:
             queued: The request.
@@ -445,7 +445,7 @@ class DispatchCore:
             allocation.endpoint_state.credits.on_submitted(allocation.hold)
 
     def charge_tokens(self, queued: QueuedRequest, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
-        """Real tokens came.
+        """Charges real tokens of an entry to its flow.
 
         Args:
             queued: A released request.
@@ -468,7 +468,7 @@ class DispatchCore:
             self.predictor.on_prompt(prompt_tokens, cached_tokens)
 
     def on_first_token(self, queued: QueuedRequest, now_s: float) -> None:
-        """Its first token came."""
+        """Notes the first token of an entry."""
         if queued.allocation is not None and queued.state is QueueState.RELEASED:
             allocation = queued.allocation
             allocation.endpoint_state.on_first_token(
@@ -514,7 +514,7 @@ class DispatchCore:
         return now_s + self.predictor.corrected_prefill_s(prefill_s, now_s) > queued.first_token_by_s
 
     def _start(self, queued: QueuedRequest, endpoint_state: EndpointState, quota: Quota, now_s: float) -> None:
-        """It runs at a replica from now on."""
+        """Starts an entry at a replica: allocates credits and quota."""
         queued.state = QueueState.RELEASED
         queued.dispatched_s = now_s
         queued.allocation = Allocation(
@@ -547,7 +547,7 @@ class DispatchCore:
         return allocation
 
     def _refund(self, queued: QueuedRequest) -> None:
-        """What of its prompts was charged and never computed is not owed."""
+        """Refunds prompt tokens that were charged and never computed."""
         told = queued.reported_prompt_tokens
         left = queued.request.prompt_tokens - told
         if queued.owes_prompts and left > 0 and (told or not queued.begun):
@@ -606,14 +606,14 @@ class DispatchCore:
 
     @property
     def outage(self) -> ReplicaUnavailable | None:
-        """What one says that is not ready."""
+        """Returns the reason that a replica gives for not being ready."""
         return next(
             (endpoint_state.outage for endpoint_state in self.endpoint_states if endpoint_state.outage is not None),
             None,
         )
 
     def unavailable(self) -> ReplicaUnavailable:
-        """What a request is told while no replica is ready: why, as far as one says more than that it is not."""
+        """Makes the error for a request while no replica is ready, with the most telling reason."""
         outage = self.outage
         if isinstance(outage, ModelLoading | ModelLoadFailed | ModelHeld):
             return type(outage)(outage.message, retry_after_s=self.retry_after_s)

@@ -17,13 +17,13 @@ class WaitHistogram:
         self.sum_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Adds one wait, in seconds."""
         self.counts[bisect_left(QUEUE_BUCKETS_S, seconds)] += 1
         self.sum_s += seconds
 
 
 class DispatchCounters:
-    """Since the start."""
+    """Counters of one queue since the start."""
 
     def __init__(self) -> None:
         self.queue_s: dict[tuple[str, str], WaitHistogram] = {}

@@ -35,7 +35,10 @@ _ANSWER_S = 2.0
 
 
 class HedgeAllocation:
-    """What a request holds there. Made by `Seat.spare`; whoever asked for it calls `settle`, whatever happens."""
+    """Allocation of a request at its second replica.
+
+    Made by `DispatchEntry.hedge`; its owner calls `settle` in any case.
+    """
 
     __slots__ = ("_allocation", "_dispatcher", "_queued")
 
@@ -46,20 +49,22 @@ class HedgeAllocation:
 
     @property
     def endpoint(self) -> AnyEndpoint:
-        """The replica."""
+        """Endpoint of the second replica."""
         return self._allocation.endpoint_state.endpoint
 
     def on_submitted(self) -> None:
-        """See `Seat.submitted`."""
+        """Notes one submission to the second replica."""
         self._allocation.endpoint_state.credits.on_submitted(self._allocation.hold)
 
     def settle(self, *, won: bool) -> None:
-        """One of the two is given up: if it has won, the one that the seat had been granted, which it then has."""
+        """Gives up one of the two replicas: the first if the second has won, otherwise the second."""
         self._dispatcher.settle_hedge(self._queued, self._allocation, won=won)
 
 
 class DispatchEntry:
-    """One request's. Made by `Dispatcher.enqueue`; entering joins the line, leaving gives everything back.
+    """Handle of one request in dispatch.
+
+    Made by `Dispatcher.enqueue`; entering joins the queue, leaving frees everything.
 
     Nothing here awaits but `wait_dispatched`, so leaving is complete when it returns, also when a `CancelledError`
     leaves.
@@ -118,7 +123,7 @@ class DispatchEntry:
         return queued.allocation.endpoint_state.endpoint
 
     def wake(self) -> None:
-        """Its state has changed."""
+        """Wakes the waiting task: the request's state has changed."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -128,17 +133,17 @@ class DispatchEntry:
         self.wake()
 
     def decline_overflow(self) -> None:
-        """It was asked to leave, and does not; also when it does not wait any more."""
+        """Declines to move to another model; also when the request does not wait any more."""
         self._dispatcher.on_overflow_declined(self.queued)
         self.resolve_overflow()
 
     def resolve_overflow(self) -> None:
-        """Whoever has asked need not wait for an answer any more."""
+        """Resolves the question whether the request moves, for whoever waits for it."""
         if self.overflow_answer is not None and not self.overflow_answer.done():
             self.overflow_answer.set_result(None)
 
     def accept_overflow(self) -> bool:
-        """It was asked to leave, and leaves its context next, if it still waits; returns whether it does."""
+        """Accepts to move to another model, if the request still waits; returns whether it does."""
         self.overflowed = self.queued.state is QueueState.WAITING
         if not self.overflowed:
             self.decline_overflow()
@@ -277,7 +282,7 @@ class Dispatcher:
         self.dispatch_ready()
 
     def predict(self, dispatch_request: DispatchRequest) -> QueuePosition:
-        """What is predicted for a request that would join now, counted from its arrival. Changes nothing for anybody.
+        """Predicts position and wait of a request that would join now, from its arrival. Changes nothing.
 
         Raises:
             ReplicaUnavailable: No replica is ready, nor will one be because requests wait for it.
@@ -298,7 +303,7 @@ class Dispatcher:
         return DispatchEntry(self, self.core.new_entry(dispatch_request))
 
     def resume(self, dispatch_request: DispatchRequest, replica: str) -> DispatchEntry | None:
-        """As `seat`, for a request that runs at a replica already: a process that has died since had released it.
+        """Enqueues a request that runs at a replica already, released by a process that has died since.
 
         To be entered before anybody waits. None: that replica is not known any more.
         """
@@ -344,11 +349,11 @@ class Dispatcher:
         return self.core.position(forecast, now_s)
 
     def snapshot(self) -> DispatchSnapshot:
-        """For metrics."""
+        """Returns the state of the queue for metrics."""
         return dispatch_snapshot(self.core, self._clock.monotonic_s())
 
     def tenant_activity(self) -> TenantActivity:
-        """Who is here, for people who watch. Looks at everyone who runs: for once a second, not for each request."""
+        """Returns requests by organisation for the console. It looks at all that run: once a second is enough."""
         return tenant_activity(self.core)
 
     @property
@@ -378,7 +383,7 @@ class Dispatcher:
     # --- what seats tell ---
 
     def join(self, entry: DispatchEntry) -> None:
-        """See `DispatchEntry`."""
+        """Puts an entry into the queue, or dispatches it at once; for `DispatchEntry`."""
         queued = entry.queued
         if queued.state is not QueueState.NEW:
             raise RuntimeError("A seat is entered once.")
@@ -398,7 +403,7 @@ class Dispatcher:
         self._dispatch(now_s, ready)
 
     def has_other_replica(self, entry: DispatchEntry) -> bool:
-        """See `DispatchEntry`."""
+        """Whether another replica is ready for an entry; for `DispatchEntry`."""
         return entry.queued.state is QueueState.RELEASED and self.core.has_other_replica(
             entry.queued, self._clock.monotonic_s()
         )
@@ -406,7 +411,7 @@ class Dispatcher:
     def requeue(
         self, entry: DispatchEntry, *, prompts: Sequence[int], answer_by_s: float | None, rest_s: float | None
     ) -> bool:
-        """See `DispatchEntry`."""
+        """Puts an entry back whose replica has failed it; for `DispatchEntry`."""
         queued = entry.queued
         if queued.state is not QueueState.RELEASED or queued.requeues >= self._recoveries:
             return False
@@ -417,7 +422,7 @@ class Dispatcher:
         return True
 
     def leave(self, entry: DispatchEntry, error: BaseException | None) -> None:
-        """See `DispatchEntry`."""
+        """Frees all that an entry holds; for `DispatchEntry`."""
         queued, now_s = entry.queued, self._clock.monotonic_s()
         if queued in self._entries:
             self._forget(queued)
@@ -432,7 +437,7 @@ class Dispatcher:
             self._dispatch(now_s)
 
     def on_first_token(self, queued: QueuedRequest) -> None:
-        """See `DispatchEntry`."""
+        """Compares a first token with its prediction; for `DispatchEntry`."""
         now_s = self._clock.monotonic_s()
         if self._hedging.on and not queued.requeues and self._hedging.is_for(queued.request):
             self._hedging.on_answered(now_s - queued.dispatched_s)
@@ -440,7 +445,7 @@ class Dispatcher:
         self._notify_first_token(now_s - queued.request.arrived_s)
 
     def hedge_after_s(self, queued: QueuedRequest) -> float | None:
-        """See `DispatchEntry`."""
+        """Returns how late a replica may be before a second one is asked; for `DispatchEntry`."""
         hedging = self._hedging
         if (
             not hedging.on
@@ -453,7 +458,7 @@ class Dispatcher:
         return self._hedging.after_s
 
     def hedge(self, queued: QueuedRequest) -> HedgeAllocation | None:
-        """See `DispatchEntry`."""
+        """Allocates a second replica for an entry; for `DispatchEntry`."""
         allocation = self.core.hedge(queued, self._clock.monotonic_s()) if self._hedging.affordable else None
         if allocation is None:
             return None
@@ -461,7 +466,7 @@ class Dispatcher:
         return HedgeAllocation(self, queued, allocation)
 
     def settle_hedge(self, queued: QueuedRequest, spare: Allocation, *, won: bool) -> None:
-        """See `HedgeAllocation`."""
+        """Gives up one of an entry's two replicas; for `HedgeAllocation`."""
         self.core.settle_hedge(queued, spare, won=won)
         self._schedule_dispatch()
 
@@ -498,7 +503,7 @@ class Dispatcher:
             asyncio.get_running_loop().call_soon(self._run_scheduled)
 
     def on_overflow_declined(self, queued: QueuedRequest) -> None:
-        """See `DispatchEntry`."""
+        """Notes that an entry stays in this queue; for `DispatchEntry`."""
         self._overflow_planner.on_leave(queued)
 
     def _request_overflow(self, entries: Sequence[QueuedRequest]) -> None:
@@ -507,7 +512,7 @@ class Dispatcher:
             self._entries[queued].request_overflow()
 
     def _wait(self, entry: DispatchEntry, now_s: float) -> None:
-        """It waits from now on."""
+        """Registers an entry that waits from now on."""
         queued = entry.queued
         entry.wait_span = WaitSpan(queued, now_s)
         self._entries[queued] = entry
@@ -515,7 +520,7 @@ class Dispatcher:
         self._by_id.setdefault(queued.request.id, []).append(queued)
 
     def _forget(self, queued: QueuedRequest) -> DispatchEntry | None:
-        """It does not wait any more. Returns its seat if it did."""
+        """Removes an entry that waits no more, and returns it if it did wait."""
         entry = self._entries.pop(queued, None)
         if entry is not None:
             self._overflow_planner.on_leave(queued)

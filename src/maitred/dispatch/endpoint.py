@@ -87,7 +87,7 @@ class EndpointState:
 
     @property
     def free(self) -> Cost:
-        """What can be released to it now."""
+        """Credits that can be dispatched to the endpoint now."""
         return self.credits.free if self.ready else NOTHING
 
     @property
@@ -97,7 +97,7 @@ class EndpointState:
 
     @property
     def total(self) -> Cost:
-        """What it has, free or not."""
+        """Capacity of the endpoint, free or not."""
         return self.credits.total if self.ready else NOTHING
 
     def acquire(self, costs: Sequence[Cost], now_s: float) -> CreditHold:
@@ -124,12 +124,12 @@ class EndpointState:
         return None if self._window is None else self._window.widened_in_s(more)
 
     def on_failure(self) -> None:
-        """It refused a request, or lost it."""
+        """Notes that the endpoint refused a request, or lost it."""
         if self._window is not None:
             self._window.on_rejection()
 
     def suspend(self, now_s: float, draw: float, asked_s: float | None = None) -> None:
-        """It failed a request though it seems ready: it gets none for a while, and others serve meanwhile.
+        """Suspends an endpoint that failed a request though it seems ready: others serve meanwhile.
 
         The while grows with every failure after a rest until it serves again: exponential back-off with full jitter.
 

@@ -1,4 +1,4 @@
-"""What would become of a request that waits, or might join."""
+"""Forecasts for requests that wait or might join, shared until something changes."""
 
 from collections.abc import Collection, Sequence
 from itertools import islice
@@ -29,7 +29,7 @@ _SAME_S = 0.005
 
 
 class Forecast(Struct, frozen=True):
-    """Before any correction."""
+    """Forecast of one request, before any correction."""
 
     ahead: WorkAhead
     wait: PredictedWait
@@ -41,7 +41,7 @@ class Forecast(Struct, frozen=True):
 
 
 class _CachedForecast(Struct, frozen=True):
-    """What was forecast last, and of whom."""
+    """Last forecast, with the entry that it was made for."""
 
     queued: QueuedRequest
     ready: Sequence[EndpointState]
@@ -102,12 +102,12 @@ class ForecastCache:
             self._simulations.clear()
 
     def remember(self, queued: QueuedRequest, now_s: float) -> _CachedForecast | None:
-        """What was forecast of this ticket just now. None: nobody has asked, or something has changed since."""
+        """Returns the forecast just made for this entry; None: there was none, or something has changed since."""
         told = self.last
         return told if told is not None and told.queued is queued and now_s - told.now_s <= _SAME_S else None
 
     def forecast(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
-        """What is ahead of it, when it is released, and how long its prefill takes then."""
+        """Forecasts the work ahead of an entry, its dispatch, and its prefill then."""
         if queued.state is not QueueState.NEW:
             return self._compute(queued, ready, now_s)
         told = self.last
@@ -210,7 +210,7 @@ def can_simulate(queue: PoolQueue, queued: QueuedRequest, ahead: WorkAhead) -> b
 
 
 class QueueSimulation:
-    """Who waits in a room and may still come, as of one moment.
+    """Simulation of one pool queue as of one moment: those that wait, and arrivals that may come.
 
     Args:
         queue: The room.
@@ -320,5 +320,5 @@ class QueueSimulation:
 
 
 def due_s(queued: QueuedRequest) -> float:
-    """What orders the requests of one key."""
+    """Returns the time that orders the requests of one key."""
     return queued.arrived_s + PATIENCE_S if queued.first_token_by_s is None else queued.first_token_by_s

@@ -1,4 +1,4 @@
-"""What replicas say of their load, as far as it can be believed.
+"""Load reports of replicas, as far as they can be believed.
 
 Of a replica's load we know what we have sent there and has not come back; the rest is its own word: of our engines the
 prompts that are still to be computed, after every step; of servers of others, where they tell, what others have there,
@@ -17,7 +17,7 @@ from maitred.dispatch.policy.staleness import AgedLoad, believed, trust
 
 @dataclass(frozen=True, slots=True)
 class ReportedLoad:
-    """What a replica has to do, beyond what was sent from here since it said so."""
+    """Load of a replica beyond what was sent from here since its report."""
 
     requests: float
     """Of others."""
@@ -86,6 +86,6 @@ def _reported_load(endpoint_state: EndpointState, prompt_tokens: float, now_s: f
 
 
 def _counted_tokens(endpoint_state: EndpointState) -> int:
-    """Of the prompts that the replica counts, those from here of which nothing has come back."""
+    """Returns tokens of our prompts that the report counts and that are not answered yet."""
     credits_ = endpoint_state.credits
     return max(0, credits_.unanswered_tokens - credits_.uncounted.prompt_tokens)

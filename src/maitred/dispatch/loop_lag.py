@@ -30,7 +30,7 @@ class LoopLagMonitor:
         self._began_s = 0.0
 
     def watch(self, queued: QueuedRequest) -> None:
-        """It has just been released, if it has."""
+        """Watches the event loop for an entry that was dispatched just now."""
         if (
             not self._beating
             and (allocation := queued.allocation) is not None

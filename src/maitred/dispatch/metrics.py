@@ -16,7 +16,7 @@ _QUANTILES = {"0.1": 0.1, "0.5": 0.5, "0.9": 0.9}
 
 @dataclass(frozen=True, slots=True)
 class CreditGauge:
-    """Of one resource of one replica."""
+    """Free and total credits of one resource of one replica."""
 
     free: int
     total: int
@@ -24,7 +24,7 @@ class CreditGauge:
 
 @dataclass(frozen=True, slots=True)
 class DispatchSnapshot:
-    """See `maitred.observe.metrics.dispatch.DispatchState`, which says what each field means."""
+    """State of one queue at a scrape; `maitred.observe.metrics.dispatch.DispatchState` describes the fields."""
 
     waiting: Mapping[str, int]
     predicted_wait_s: Mapping[str, float]

@@ -23,7 +23,7 @@ Group = tuple[str, PriorityClass]
 
 
 class OverflowPlanner:
-    """Of one queue. Changes nothing for anybody: it names those that should be asked to leave.
+    """Planner of overflow for one queue: it names the requests that should move, and changes nothing itself.
 
     Args:
         core: Where they wait.
@@ -61,21 +61,21 @@ class OverflowPlanner:
             self._movable.setdefault(self._group_of(queued), {})[queued] = None
 
     def on_leave(self, queued: QueuedRequest) -> None:
-        """It does not wait any more, or stays."""
+        """Notes that an entry does not wait any more, or stays."""
         _remove(self._movable, self._group_of(queued), queued)
         _remove(self._requested, self._group_of(queued), queued)
 
     def on_requested(self, queued: QueuedRequest) -> None:
-        """It is asked to leave, and not a second time."""
+        """Notes that an entry is asked to move, so that it is asked once only."""
         _remove(self._movable, self._group_of(queued), queued)
         self._requested.setdefault(self._group_of(queued), {})[queued] = None
 
     def pending(self, dispatch_request: DispatchRequest) -> list[QueuedRequest]:
-        """Those of the group of a request that were asked and have not answered yet."""
+        """Returns entries of a request's group that were asked and have not answered yet."""
         return list(self._requested.get(self._group_of(self._core.new_entry(dispatch_request)), ()))
 
     def select_for(self, dispatch_request: DispatchRequest, now_s: float) -> list[QueuedRequest]:
-        """Who should leave so that a new request can wait that would be refused now.
+        """Selects entries that should move so that a new request can wait that would be rejected now.
 
         Nobody, where that would not be enough, or where the request itself is the one that should go.
         """
@@ -127,7 +127,7 @@ class OverflowPlanner:
         return chosen or ([] if self._requested.get(group) else [last])
 
     def _select(self, group: Group, entries: list[QueuedRequest], service: float) -> list[QueuedRequest]:
-        """Who leaves beside those that are about to."""
+        """Selects entries to move, beside those that are about to."""
         about_to = [queued.service for queued in self._requested.get(group, ())]
         if about_to and sum(about_to) >= service:
             return []
@@ -163,7 +163,7 @@ class OverflowPlanner:
         return entries[-_MOST_CANDIDATES:]
 
     def _waiting(self, group: Group) -> list[QueuedRequest]:
-        """All of a group, whether they may leave or not."""
+        """Returns all waiting entries of a group, movable or not."""
         tenant, priority = group
         return [
             queued
@@ -183,7 +183,7 @@ class OverflowPlanner:
 
 
 def _due_s(queued: QueuedRequest) -> float:
-    """What orders the requests of a group: until when they can wait, or since when they do."""
+    """Returns the time that orders the requests of a group: their deadline, or since when they wait."""
     return queued.arrived_s if queued.first_token_by_s is None else queued.first_token_by_s
 
 

@@ -27,7 +27,7 @@ _LOCAL_TOKENS = 128
 
 
 class QueuedRequest(QueueEntry[None]):
-    """See the module. It is itself what waits in the line. Its fields are written by `Floor` and its room alone."""
+    """State of one request in dispatch; the element of the fair queue. Only `DispatchCore` and its queue write it."""
 
     __slots__ = (
         "_costs",
@@ -118,7 +118,7 @@ class QueuedRequest(QueueEntry[None]):
         """The replicas that have failed it though they seemed ready; they are avoided while there are others."""
 
     def keep_prompts(self, prompts: Sequence[int]) -> None:
-        """It needs places for these of its prompts only."""
+        """Keeps only these prompts: the others need no slots any more."""
         self.costs = [self._costs[number] for number in prompts]
         self.cost = total_cost(self.costs)
 
@@ -178,12 +178,12 @@ class PoolQueue:
             self.fair_queue.pass_through(queued, now_s)
 
     def dequeue(self, queued: QueuedRequest, now_s: float) -> None:
-        """It waits no more, and runs."""
+        """Takes an entry out of the queue, to run."""
         self.fair_queue.take(queued, now_s)
         self._on_leave(queued, now_s)
 
     def remove(self, queued: QueuedRequest, now_s: float) -> None:
-        """It waits no more, and has not run."""
+        """Removes an entry that has not run."""
         self.fair_queue.remove(queued)
         self._on_leave(queued, now_s)
 
@@ -208,7 +208,7 @@ class PoolQueue:
             queued.waited_ms[cause] = queued.waited_ms.get(cause, 0.0) + waited_ms
 
     def all(self) -> list[QueuedRequest]:
-        """All that wait here."""
+        """Returns all entries that wait in this queue."""
         return [queued for entries in self.tenants.values() for queued in entries]
 
     def waiting_in(self, priority: PriorityClass) -> int:
@@ -235,7 +235,7 @@ class QueueState(Enum):
 
 
 class Allocation:
-    """What a released request holds."""
+    """Credits and quota that a dispatched request holds at one endpoint."""
 
     __slots__ = ("begun", "endpoint_state", "hold", "quota", "since_s", "stalled_s")
 

@@ -1,4 +1,4 @@
-"""What is predicted for requests: length of the answer, wait, first token. It learns from those that ran."""
+"""Predictions for requests: output length, wait, first token, learnt from those that ran."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -35,7 +35,7 @@ _FOLLOW = 0.05
 
 
 class RunningWork(Struct, frozen=True):
-    """What the running answers still hold, and for how long."""
+    """Slots and blocks that running answers still hold, and for how long."""
 
     ways: tuple[list[tuple[float, str]], list[tuple[float, str]]]
     """Steps that each still takes, the fewest first, and whose it is; as it may turn out, in two opposite ways."""
@@ -140,7 +140,7 @@ class LatencyPredictor:
         return max(0.0, seconds / (whole_s * steps_per_s) - passed_s)
 
     def at_work(self, entries: Collection[QueuedRequest]) -> RunningWork:
-        """What those that were released and have not left still hold."""
+        """Returns what dispatched requests that have not left still hold."""
         ways: tuple[list[tuple[float, str]], list[tuple[float, str]]] = ([], [])
         draw = 0.0
         places, blocks, ends_per_step = 0, 0, 0.0
@@ -207,11 +207,11 @@ class LatencyPredictor:
 
     @property
     def prompt_service(self) -> float:
-        """What a typical prompt counts."""
+        """Service of a typical prompt."""
         return self.weights.prompt * self._prompt_tokens
 
     def prompt_service_of(self, queued: QueuedRequest) -> float:
-        """What the prompt of this one counts, as far as it has to be computed."""
+        """Returns the service of an entry's prompt, as far as it has to be computed."""
         return self.weights.prompt * self.to_compute(queued.request.prompt_tokens)
 
     def full(self, steps: int, now_s: float) -> None:
@@ -220,18 +220,18 @@ class LatencyPredictor:
         self._steps.full(steps, now_s)
 
     def slack(self) -> None:
-        """There is room."""
+        """Notes that replicas have free capacity."""
         self._served.slack()
         self._steps.slack()
 
     @property
     def typical_prompt_tokens(self) -> float:
-        """That had to be computed of a prompt."""
+        """Tokens that had to be computed of a typical prompt."""
         return self._prompt_tokens
 
     @property
     def typical_service(self) -> float:
-        """Of a request."""
+        """Service of a typical request."""
         return self._typical.service(self.weights)
 
     @property
@@ -279,7 +279,7 @@ class LatencyPredictor:
         )
 
     def position(self, position: int, wait_s: float, prefill_s: float, now_s: float) -> QueuePosition:
-        """What is said to the caller."""
+        """Returns the queue position as the caller is told it."""
         if not (wait_s or prefill_s):
             return QueuePosition(position, 0.0, 0.0)
         if wait_s:

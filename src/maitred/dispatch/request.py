@@ -1,4 +1,4 @@
-"""What dispatch is told of a request, and of the places where it can run."""
+"""Requests as dispatch sees them, and endpoints where they can run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -43,7 +43,7 @@ class ReplicaSelector:
         self._reports = reports
 
     def select(self, queued: QueuedRequest, endpoint_states: Sequence[EndpointState], now_s: float) -> EndpointState:
-        """One of these, of which there is at least one."""
+        """Selects one of these endpoints, of which there is at least one."""
         queued.candidates = ()
         if len(endpoint_states) == 1:
             return endpoint_states[0]
@@ -104,7 +104,7 @@ class ReplicaSelector:
         return self._predictor.prefill_s(fresh_tokens, held_tokens, endpoint_state, ahead, from_s)
 
     def usual_prefill_s(self, queued: QueuedRequest, endpoint_state: EndpointState, ahead: int, now_s: float) -> float:
-        """The same where nothing is known of what it holds."""
+        """Returns the prefill time where nothing is known of the endpoint's cache."""
         prompt_tokens = queued.request.prompt_tokens
         fresh_tokens = self._predictor.to_compute(prompt_tokens)
         return self._predictor.prefill_s(fresh_tokens, prompt_tokens - fresh_tokens, endpoint_state, ahead, now_s)

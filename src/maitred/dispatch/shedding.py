@@ -1,4 +1,4 @@
-"""Who may not even begin to wait, and when it should come back.
+"""Load shedding: requests that may not begin to wait, and when they should come back.
 
 Refusing is the cheap path: at ten times the capacity nine of ten requests end here.
 """
@@ -52,7 +52,7 @@ class QueueAdmission:
         self._rejections.forget()
 
     def check(self, dispatch_request: DispatchRequest, now_s: float) -> QueuePosition:
-        """What is predicted for it, if it may wait.
+        """Returns the predicted position of a request that may wait; rejects the others.
 
         Raises:
             ReplicaUnavailable: No replica is ready, nor will one be because requests wait for it.
@@ -83,7 +83,7 @@ class QueueAdmission:
     def _rejection_for(
         self, queued: QueuedRequest, position: QueuePosition, now_s: float, *, at_once: bool
     ) -> _Rejection | None:
-        """What stands against a request for which this is predicted."""
+        """Returns what stands against a request with this prediction."""
         priority = queued.flow.priority
         if not at_once:
             most, longest_s = self._config.max_waiting.get(priority), self._config.max_wait_s.get(priority)
@@ -184,7 +184,7 @@ class RejectionCache:
         self._last[queued.flow] = _CachedRejection(queued, position, now_s, ready, _own_waiting(queued), self._is_gone)
 
     def forget(self) -> None:
-        """Other rules hold from now on."""
+        """Drops all cached rejections: other rules hold from now on."""
         self._last.clear()
 
     @property

@@ -1,4 +1,4 @@
-"""What dispatch tells of a request: how long it waited and why, and which replica it was given."""
+"""Timeline of dispatch: how long a request waited and why, and which replica it was given."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class WaitSpan:
         )
 
     def close(self, now_s: float) -> None:
-        """It was released to a replica, or has failed."""
+        """Closes the span: the request was dispatched, or has failed."""
         queued, before_ms = self._queued, self._before_ms
         waited_ms = {
             str(cause): round(spent_ms - before_ms.get(cause, 0.0), 3) for cause, spent_ms in queued.waited_ms.items()
@@ -34,7 +34,7 @@ class WaitSpan:
         _note_choice(queued, now_s)
 
     def on_leave(self, now_s: float, why: str) -> None:
-        """It does not wait any more, and was not released."""
+        """Closes the span of a request that leaves without having been dispatched."""
         self._span.end(now_s, why)
 
 
@@ -55,7 +55,7 @@ def _note_choice(queued: QueuedRequest, now_s: float) -> None:
 
 
 def _facts_of(candidate: ReplicaCandidate) -> dict[str, Any]:
-    """What spoke for a replica and against it."""
+    """Returns the facts that spoke for a replica and against it."""
     wait_s, prefill_s = candidate.wait_s, candidate.prefill_s
     return {
         "replica": candidate.name,

@@ -1,4 +1,4 @@
-"""What an answer may know of the connection that it goes out on, beyond what ASGI tells.
+"""Connection of a response, as far as the server tells more of it than ASGI does.
 
 The HTTP server's protocol implements it and puts itself into the scope's `extensions`. A server that does not leaves
 an answer with an `PlainAsgiConnection` one, which never stalls and is never lost.
@@ -66,7 +66,7 @@ class ServerConnection(Protocol):
 
 
 class PlainAsgiConnection:
-    """Of a server that tells nothing of it. Implements `ServerConnection`."""
+    """Connection of a server that tells nothing beyond ASGI. Implements `ServerConnection`."""
 
     writable = True
     stalled = False

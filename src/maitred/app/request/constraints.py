@@ -1,4 +1,4 @@
-"""What an answer is held to: the form that its caller wants, and calls of tools as they are declared."""
+"""Constraints on an answer: the form that its caller wants, and calls of tools as they are declared."""
 
 from collections.abc import Sequence
 
@@ -61,7 +61,7 @@ def _callable(answers: AnswerFormat, rules: ToolRules | None) -> Sequence[Tool]:
 
 
 async def _arguments(validator: GrammarValidator, organisation: str, tool: Tool) -> Grammar:
-    """What a tool's arguments have to be."""
+    """Returns the schema of a tool's arguments."""
     schema = tool.parameters or _NO_ARGUMENTS
     # A schema that says nothing of a type would take anything; arguments are an object.
     constraint = Constraint("json_schema", {"type": "object", **schema}, tool.param, tool.strict, _SPACE)
@@ -72,7 +72,7 @@ async def _arguments(validator: GrammarValidator, organisation: str, tool: Tool)
 
 
 def rules_for(model: ServedModel, request: InferenceRequest) -> ToolRules | None:
-    """What a model of our own may call; None: the request brings no tools.
+    """Returns what an own model may call; None: the request brings no tools.
 
     Raises:
         InvalidRequest: A tool is malformed.

@@ -49,7 +49,7 @@ _SAFE: Mapping[str, Callable[[Any], bool]] = {
 
 
 class TextContinuation:
-    """Of one stream.
+    """Text of one upstream stream so far, to continue it at another server.
 
     Args:
         request: As the first server got it.
@@ -69,7 +69,7 @@ class TextContinuation:
             self._plain = self._plain and part.extra is None and part.scores is None
 
     def remaining_request(self, tokens: int) -> TextRequest | None:
-        """What another server is to be asked; None: it could not be told where to go on.
+        """Returns the request for another server; None: it could not be told where to continue.
 
         Args:
             tokens: That the text has.
@@ -134,7 +134,7 @@ class TokenContinuation:
         del self._open[prompt][index]
 
     def left(self, now_s: float) -> dict[int, EngineRequest]:
-        """What is to be submitted now for each prompt that has not been answered in full."""
+        """Returns what is to be submitted now for each prompt without a complete answer."""
         return {prompt: self._rest(prompt, now_s - self._made_s) for prompt in self.prompts}
 
     def cut_off(self) -> tuple[int, list[TokenDelta]]:
@@ -170,7 +170,7 @@ class ReplicaAttempt:
         self._batches = PeekableStream(batches)
 
     def listen(self, hear: Callable[[int, Sequence[TokenDelta]], bool]) -> None:
-        """See `core.ports.TokenStream.listen`; with the number of the prompt. Of several, nothing is heard."""
+        """Sets a listener for tokens, with the number of the prompt; only where there is one stream."""
         if len(self.streams) == 1:
             ((prompt, stream),) = self.streams.items()
             stream.listen(partial(hear, prompt))

@@ -73,7 +73,7 @@ class _Job:
         )
 
     def request(self, index: int, lease: str, now_s: float) -> EngineRequest:
-        """What the replica is asked for one text, under an id that leads to the line in the ledger."""
+        """Makes the engine request for one text, under an id that leads to the line in the ledger."""
         deadline_in_s = self.inference_request.deadline_in_s
         return EngineRequest(
             id=f"{lease}-{index}",
@@ -107,7 +107,7 @@ class Embedder:
     async def embed(
         self, request: InferenceRequest, context: RequestContext, dimensions: int | None
     ) -> Sequence[Vector]:
-        """See `Embedding.embed`."""
+        """Computes the vectors of a request; implements `EmbeddingService.embed`."""
         principal = context.principal or ANONYMOUS
         context.request = request
         model = self._resolved(request, principal, context)
@@ -128,7 +128,7 @@ class Embedder:
         return [shortened(vector, dimensions) for vector in job.vectors]
 
     def _resolved(self, request: InferenceRequest, principal: Principal, context: RequestContext) -> AnyModel:
-        """Who serves it."""
+        """Finds the model that serves the request."""
         with context.timeline.span(SpanName.RESOLVE, self._clock.monotonic_s, asked=request.model):
             model = self._router.named(request.model, principal)
         context.model = model.name
@@ -222,7 +222,7 @@ class Embedder:
             encoding.record(span, self._clock.monotonic_s())
 
     async def _encoded(self, stream: TokenStream, entry: DispatchEntry, context: RequestContext) -> TokenDelta:
-        """What has a text's vector."""
+        """Returns the delta that has a text's vector."""
         async for deltas in stream:
             for delta in deltas:
                 if delta.finish is FinishReason.DEADLINE:

@@ -27,7 +27,7 @@ _GIVEN_UP = "The replica gave up the answer before it was complete. Send the req
 
 
 class EngineResponse(PushStream):
-    """Implements `maitred.core.answer.ResponseStream`.
+    """Response that an own engine produces, as tokens. Implements `maitred.core.answer.ResponseStream`.
 
     It writes what it sees into the tally, tells the seat and so the fair queue of every token, and settles before the
     end is shown.
@@ -84,7 +84,7 @@ class EngineResponse(PushStream):
         return parts
 
     def push_to(self, sink: StreamSink) -> None:
-        """See `core.answer.Pouring`."""
+        """Pushes deltas to a sink as they come; implements `PushStream.push_to`."""
         self._sink = sink
         if self._attempt is not None:
             self._attempt.listen(self._on_tokens)
@@ -103,7 +103,7 @@ class EngineResponse(PushStream):
         return True
 
     def _to_deltas(self, prompt: int, deltas: Sequence[TokenDelta]) -> list[TextDelta]:
-        """What has come, as its reader sees it."""
+        """Turns tokens into the deltas that the reader sees."""
         now_s = self._clock.monotonic_s()
         touched: dict[int, OutputProcessor] = {}
         for delta in deltas:
@@ -115,7 +115,7 @@ class EngineResponse(PushStream):
         return [part for index, choice in touched.items() for part in choice.deltas(index)]
 
     async def _next_tokens(self) -> tuple[int, list[TokenDelta]]:
-        """What comes next, from whichever replica: one that fails is followed by another, as often as that is allowed.
+        """Returns the next tokens; a replica that fails is followed by another, as often as is allowed.
 
         Raises:
             ReplicaLost: Too many replicas failed, or none came back in time.

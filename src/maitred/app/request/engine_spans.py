@@ -1,4 +1,4 @@
-"""What an engine of ours says of a choice, as chapters of the request's story.
+"""Engine timings of a choice, recorded as spans of the request's timeline.
 
 The engine counts seconds on a clock of its own, which may be that of another machine. What it says took place between
 our sending the request and our hearing of it, so it is put into the middle of that time: off by at most half of what

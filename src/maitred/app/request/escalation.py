@@ -32,7 +32,7 @@ Begin = Callable[[InferenceRequest, RoutePlan], AbstractAsyncContextManager[Resp
 
 @asynccontextmanager
 async def open_schemas(autos: AutoModels) -> AsyncIterator[Schemas]:
-    """What puts answers to their schemas. It waits for the first one, where nobody asks for it yet."""
+    """Opens the process that checks answers against schemas, once the first check needs it."""
     async with Schemas(waits=not any(auto.escalation.schema for auto in autos.values())) as schemas:
         yield schemas
 
@@ -46,7 +46,7 @@ def may_escalate(config: EscalationConfig, request: InferenceRequest) -> bool:
 
 
 def with_scores(request: InferenceRequest) -> InferenceRequest:
-    """What a model of our own is asked: with log-probabilities, if they are looked at here."""
+    """Returns the request for an own model: with log-probabilities, if a check reads them."""
     if not request.scored or request.sampling.top_logprobs is not None:
         return request
     return replace(request, sampling=replace(request.sampling, top_logprobs=0))
@@ -162,7 +162,7 @@ class EscalatingStream:
 
 
 def _schema_of(request: InferenceRequest) -> Any:  # noqa: ANN401 - whatever the caller sent
-    """What the answer is to follow; None: nothing was said."""
+    """Returns the schema that the answer is to follow; None: the caller named none."""
     if request.to_openai is None or not {"response_format", "guided_json"}.intersection(request.needs):
         return None
     return schema_in(request.to_openai())

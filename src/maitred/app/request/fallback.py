@@ -64,13 +64,13 @@ class FallbackStream(PushStream):
         return self._first() if self._seen is None else anext(self._seen)
 
     def push_to(self, sink: StreamSink) -> None:
-        """See `core.answer.Pouring`."""
+        """Pushes deltas to a sink as they come; implements `PushStream.push_to`."""
         answer: object = self._seen
         if isinstance(answer, PushStream):
             answer.push_to(sink)
 
     async def _first(self) -> list[TextDelta]:
-        """What comes before anything of it has been seen."""
+        """Returns the first deltas; a model that fails before them is followed by the next."""
         while True:
             assert self._batches is not None
             try:
@@ -98,7 +98,7 @@ class FallbackStream(PushStream):
                 return
 
     def _next(self, failure: MaitredError) -> RouteTarget:
-        """What follows a model that has failed; raises the first failure where nothing does."""
+        """Starts the model that follows a failed one; raises the first failure where none follows."""
         self.first_failure = self.first_failure or failure
         target = self._route_plan.after(failure)
         if target is None:

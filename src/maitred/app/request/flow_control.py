@@ -1,4 +1,4 @@
-"""What decides for requests: when their turn comes, what they may use, which replica they get.
+"""Flow control of requests: admission to limits, the queue, and the choice of a replica behind one Protocol.
 
 The pipeline asks it once for each request, and then only tells it what comes. So those who decide need not be where the
 text is: with one process they are (`LocalFlowController`), and asking them is a call.
@@ -25,28 +25,28 @@ from maitred.dispatch.request import AnyEndpoint, DispatchRequest
 
 
 class GrantHandle(Protocol):
-    """What a request may use; see `maitred.admission.grant.Grant`."""
+    """Grant of one request: what it may use. See `maitred.admission.grant.Grant`."""
 
     @property
     def lease(self) -> str:
-        """Of its line in the ledger."""
+        """Id of the request's line in the ledger."""
         ...
 
     @property
     def max_tokens(self) -> int:
-        """For each choice."""
+        """Output tokens that each choice may have."""
         ...
 
     def set_replica(self, replica: str) -> None:
-        """See `Grant.set_replica`."""
+        """Notes which replica serves the request; as `Grant.set_replica`."""
         ...
 
     def record_usage(self, usage: Usage) -> None:
-        """See `Grant.record_usage`."""
+        """Notes the tokens used so far; as `Grant.record_usage`."""
         ...
 
     async def settle(self, usage: Usage, outcome: Outcome) -> None:
-        """See `Grant.settle`."""
+        """Settles the reservation with the final usage; as `Grant.settle`."""
         ...
 
 
@@ -54,55 +54,55 @@ class DispatchHandle(Protocol):
     """A place in the line, then at a replica; see `maitred.dispatch.dispatcher.DispatchEntry`."""
 
     async def wait_dispatched(self) -> AnyEndpoint:
-        """See `DispatchEntry.wait_dispatched`."""
+        """Waits until a replica is assigned; as `DispatchEntry.wait_dispatched`."""
         ...
 
     def hedge_after_s(self) -> float | None:
-        """See `DispatchEntry.hedge_after_s`."""
+        """Returns how late the replica may be before a second one is asked; as `DispatchEntry.hedge_after_s`."""
         ...
 
     def hedge(self) -> HedgeAllocation | None:
-        """See `DispatchEntry.hedge`."""
+        """Takes a second replica; as `DispatchEntry.hedge`."""
         ...
 
     @property
     def has_other_replica(self) -> bool:
-        """See `DispatchEntry.has_other_replica`."""
+        """Whether another replica is ready that has not failed the request; as `DispatchEntry.has_other_replica`."""
         ...
 
     def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
-        """See `DispatchEntry.requeue`."""
+        """Gives up the failed replica and waits for another; as `DispatchEntry.requeue`."""
         ...
 
     @property
     def expected_tokens(self) -> int:
-        """See `DispatchEntry.expected_tokens`."""
+        """Output tokens that are predicted for each choice."""
         ...
 
     @property
     def waited_ms(self) -> dict[str, float]:
-        """See `DispatchEntry.waited_ms`."""
+        """Milliseconds that the request waited, by cause."""
         ...
 
     def position(self) -> QueuePosition | None:
-        """See `DispatchEntry.position`."""
+        """Returns the position in the queue; None once it is dispatched."""
         ...
 
     def on_submitted(self) -> None:
-        """See `DispatchEntry.on_submitted`."""
+        """Notes one submission to the replica; as `DispatchEntry.on_submitted`."""
         ...
 
     def charge_tokens(self, *, prompt_tokens: int = 0, cached_tokens: int = 0, output_tokens: int = 0) -> None:
-        """See `DispatchEntry.charge_tokens`."""
+        """Charges real tokens as they come; as `DispatchEntry.charge_tokens`."""
         ...
 
     def on_first_token(self) -> None:
-        """See `DispatchEntry.on_first_token`."""
+        """Compares the first token's time with the prediction; as `DispatchEntry.on_first_token`."""
         ...
 
 
 class FlowController(Protocol):
-    """What the pipeline asks of those who decide. A `pool` is a model of the catalog."""
+    """Admission and dispatch as the pipeline uses them. A `pool` is a model of the catalog."""
 
     @property
     def default_output_tokens(self) -> int | None:
@@ -110,15 +110,15 @@ class FlowController(Protocol):
         ...
 
     def price_of(self, model: str) -> Price:
-        """What the tokens of a model cost."""
+        """Returns the price of a model's tokens."""
         ...
 
     def predict(self, pool: str, dispatch_request: DispatchRequest) -> QueuePosition | None:
-        """See `Dispatcher.predict`. None: that is looked at when it is admitted."""
+        """Predicts the position of a request, or rejects it. None: that is done when it is admitted."""
         ...
 
     async def make_room(self, pool: str, dispatch_request: DispatchRequest) -> bool:
-        """See `Dispatcher.make_room`."""
+        """Asks other requests to overflow; as `Dispatcher.make_room`."""
         ...
 
     async def admit(
@@ -144,15 +144,15 @@ class FlowController(Protocol):
         ...
 
     async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
-        """See `Admission.rate_limit_status`."""
+        """Returns what is left of a caller's rate limits."""
         ...
 
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
-        """See `Dispatcher.position_of`, for any model."""
+        """Returns where a waiting request stands, at any model."""
         ...
 
     def serving(self, pool: str) -> bool:
-        """See `Dispatcher.serving`."""
+        """Whether a model has a replica that serves, or will have one."""
         ...
 
 
@@ -177,19 +177,19 @@ class LocalFlowController:
 
     @property
     def default_output_tokens(self) -> int | None:
-        """See `FlowController.default_output_tokens`."""
+        """Output tokens that are assumed where a request names no limit."""
         return self._admission.default_output_tokens
 
     def price_of(self, model: str) -> Price:
-        """See `FlowController.price_of`."""
+        """Returns the price of a model's tokens."""
         return self._admission.price_of(model)
 
     def predict(self, pool: str, dispatch_request: DispatchRequest) -> QueuePosition:
-        """See `FlowController.predict`."""
+        """Predicts the position of a request, or rejects it."""
         return self._dispatchers[pool].predict(dispatch_request)
 
     async def make_room(self, pool: str, dispatch_request: DispatchRequest) -> bool:
-        """See `FlowController.make_room`."""
+        """Asks other requests to overflow."""
         return await self._dispatchers[pool].make_room(dispatch_request)
 
     async def admit(
@@ -200,7 +200,7 @@ class LocalFlowController:
         timeline: RequestTimeline,
         running: ContextStack,
     ) -> tuple[Grant, DispatchEntry]:
-        """See `FlowController.admit`."""
+        """Reserves limits and enqueues the request; implements `FlowController.admit`."""
         now_s = self._clock.monotonic_s
         began_s = now_s()
         # Entered here, and held from then on: who enters on behalf of others is a coroutine more for each.
@@ -229,7 +229,7 @@ class LocalFlowController:
         replica: str,
         running: ContextStack,
     ) -> tuple[Grant, DispatchEntry | None]:
-        """As `admit`, for what a process that has died since had admitted, and which goes on.
+        """Admits a request that a process, dead since, had admitted and that still runs.
 
         Args:
             pool: Where it runs or waits.
@@ -250,16 +250,16 @@ class LocalFlowController:
         return grant, None if entry is None else await running.enter_async_context(entry)
 
     async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
-        """See `FlowController.rate_limit_status`."""
+        """Returns what is left of a caller's rate limits."""
         return await self._admission.rate_limit_status(principal, model)
 
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
-        """See `FlowController.position_of`."""
+        """Returns where a waiting request stands, at any model."""
         for dispatcher in self._dispatchers.values():
             if (position := dispatcher.position_of(request_id, organisation)) is not None:
                 return position
         return None
 
     def serving(self, pool: str) -> bool:
-        """See `FlowController.serving`."""
+        """Whether a model has a replica that serves, or will have one."""
         return self._dispatchers[pool].serving

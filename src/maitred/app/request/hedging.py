@@ -24,7 +24,7 @@ class FirstItemAwaitable(Protocol):
     """An answer whose first part can be waited for without being taken."""
 
     async def wait_first(self) -> None:
-        """Waits for it."""
+        """Waits for the first item."""
         ...
 
 
@@ -42,7 +42,7 @@ class PeekableStream(Generic[T]):
         self._first: list[T] = []
 
     async def wait_first(self) -> None:
-        """See `FirstItemAwaitable`. Also returns where there is nothing at all."""
+        """Waits for the first item; also returns where the stream ends without one."""
         async for item in self._items:
             self._first.append(item)
             return
@@ -133,7 +133,7 @@ Batch = tuple[int, list[TokenDelta]]
 
 @asynccontextmanager
 async def merge_streams(streams: Mapping[int, TokenStream]) -> AsyncIterator[AsyncIterator[Batch]]:
-    """All batches of all streams, by number, as they come; ends when all have ended.
+    """Merges the batches of several streams, each with its stream's number, as they come.
 
     Raises:
         ReplicaLost: From the iterator, when any of the streams broke: the rest would not be the whole answer.
@@ -166,7 +166,7 @@ class _SingleStream:
 
 
 class _MergedStream:
-    """What the pumps bring, in order of arrival."""
+    """Batches of several streams in order of arrival, brought by one pump for each."""
 
     def __init__(self, unfinished: int) -> None:
         self._unfinished = unfinished

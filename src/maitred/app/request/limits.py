@@ -1,4 +1,4 @@
-"""What this model can do with a request: the rules that need more than the request itself."""
+"""Checks of a request against its model: the rules that need more than the request itself."""
 
 from collections.abc import Collection
 

@@ -96,7 +96,7 @@ class OutputProcessor:
             self._end(delta.finish)
 
     def deltas(self, index: int) -> list[TextDelta]:
-        """What there is to show since the last call, in its order; nothing if all of it is held back."""
+        """Returns what there is to show since the last call; empty if all of it is held back."""
         if self._reader is None and self._scores is None and self.finish is None:
             return [TextDelta(index, text)] if (text := self._add_text()) else []
         passages = self._segments()

@@ -102,7 +102,7 @@ class Pipeline:
     def generate(
         self, request: InferenceRequest, context: RequestContext
     ) -> AbstractAsyncContextManager[ResponseStream]:
-        """See `Answering.answer`."""
+        """Generates the answer to a request; implements `InferenceService.generate`."""
         answers = self._start(request, context)
         # Somebody may hear it beside its caller.
         return answers if context.listener is None else _tapped(answers, context.listener)
@@ -187,7 +187,7 @@ class Pipeline:
     def _start_planned(
         self, plan: RequestPlan, principal: Principal, context: RequestContext
     ) -> ResourceStack[ResponseStream]:
-        """What is planned.
+        """Returns the context of a planned request: entering it admits and starts the request.
 
         Leaving it cancels what has not finished and gives up its place; only then is settled what has not been settled.
         """
@@ -196,7 +196,7 @@ class Pipeline:
     async def _admit(
         self, plan: RequestPlan, principal: Principal, context: RequestContext, running: ContextStack
     ) -> ResponseStream:
-        """What is planned: admitted, queued, answered."""
+        """Admits and enqueues a planned request, and returns its response."""
         context.predicted_position = plan.position
         # May the caller have it, and how long may it be?
         admission_request = _admission_request(principal, context, plan.tokenized)
@@ -277,7 +277,7 @@ class Pipeline:
         entry: DispatchHandle,
         now_s: float,
     ) -> list[EngineRequest]:
-        """What the replica is asked to generate, one for each prompt, under ids that lead to the line in the ledger."""
+        """Makes the engine requests, one for each prompt, under ids that lead to the line in the ledger."""
         request = reading.request
         return [
             EngineRequest(
@@ -308,13 +308,13 @@ class Pipeline:
     async def tokenize(
         self, principal: Principal, model: str, prompt: Prompt, *, add_special_tokens: bool | None
     ) -> list[int]:
-        """See `Answering.tokenize`."""
+        """Tokenises a prompt with the model's tokenizer; implements `InferenceService.tokenize`."""
         served = NamedTokenizer(model, self._tokenizer(principal, model))
         (tokens,) = await tokens_of(served, [prompt], add_special_tokens=add_special_tokens)
         return tokens
 
     def detokenize(self, principal: Principal, model: str, tokens: Sequence[int]) -> str:
-        """See `Answering.detokenize`."""
+        """Turns tokens into text; implements `InferenceService.detokenize`."""
         tokenizer = self._tokenizer(principal, model)
         if not all(0 <= token < tokenizer.vocab_size for token in tokens):
             raise InvalidRequest(f"Token ids run from 0 to {tokenizer.vocab_size - 1}.", param="tokens")
@@ -329,28 +329,28 @@ class Pipeline:
         return tokenizer
 
     def models(self, principal: Principal) -> Sequence[str]:
-        """See `Answering.models`."""
+        """Returns the models that a caller may use; implements `InferenceService.models`."""
         return self._router.models_for(principal)
 
     def card(self, principal: Principal, model: str) -> ModelCard:
-        """See `Answering.card`."""
+        """Returns the card of a model; implements `InferenceService.card`."""
         return self._router.named(model, principal).card()
 
     async def rate_limit_status(self, context: RequestContext) -> RateLimitStatus | None:
-        """See `Answering.standing`."""
+        """Returns what is left of the caller's rate limits; implements `InferenceService.rate_limit_status`."""
         if context.principal is None:
             return None
         return await self._flow_controller.rate_limit_status(context.principal, context.model)
 
     def queue_position(self, principal: Principal, request_id: str) -> QueuePosition:
-        """See `Answering.place`."""
+        """Returns where a waiting request stands; implements `InferenceService.queue_position`."""
         position = self._flow_controller.position_of(request_id, principal.tenants[-1])
         if position is None:
             raise ResourceNotFound("No request of that id waits in the queue. It may run already, or have ended.")
         return position
 
     def ready(self, model: str | None = None) -> bool:
-        """See `Answering.ready`."""
+        """Whether a model, or any model, can serve; implements `InferenceService.ready`."""
         served = self._router.models_behind(model)
         return any(each.ready() and self._flow_controller.serving(each.name) for each in served)
 
@@ -359,13 +359,13 @@ class Pipeline:
 async def _tapped(
     answers: AbstractAsyncContextManager[ResponseStream], listener: DeltaListener
 ) -> AsyncIterator[ResponseStream]:
-    """The same answer, which somebody hears beside its caller."""
+    """Response whose deltas a listener sees as well."""
     async with answers as answer:
         yield TappedStream(answer, listener)
 
 
 def _plan_facts(plan: RequestPlan, context: RequestContext) -> dict[str, Any]:
-    """What a plan was decided by."""
+    """Returns the facts that a plan was decided by, for the timeline."""
     facts: dict[str, Any] = {"model": plan.target.name, "prompt_tokens": plan.tokenized.prompt_tokens}
     if plan.position is not None:
         facts |= plan.position.facts
@@ -376,7 +376,7 @@ def _plan_facts(plan: RequestPlan, context: RequestContext) -> dict[str, Any]:
 def _text_request(
     reading: UpstreamRequestPlan, target: RouteTarget, grant: GrantHandle, *, scored: bool
 ) -> TextRequest:
-    """What a replica that takes text is asked."""
+    """Makes the request for a replica that takes text."""
     named = reading.request.max_tokens is not None
     # Where nobody has limited the length, the server knows better than an estimate how much room there is.
     limited = named or grant.max_tokens < max(reading.available_tokens)

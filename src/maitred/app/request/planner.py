@@ -1,4 +1,4 @@
-"""What is to be done for a request, before anything is done: at which model, as what, and when its turn would come.
+"""Planning of a request before anything is done: its model, its tokens, its predicted position.
 
 Who would be served too late may get less than it asked for, where the model's ladder has a step that helps; otherwise
 it is told so now. Nothing is held by a plan, and nothing has to be given back.
@@ -34,7 +34,7 @@ AnyTokenized = TokenizedRequest | UpstreamRequestPlan
 
 
 class RequestPlan(Struct, frozen=True):
-    """What is to be done for a request."""
+    """Plan of one request: target, tokens, queue request, predicted position."""
 
     target: RouteTarget
     tokenized: AnyTokenized
@@ -76,7 +76,7 @@ class RequestPlanner:
     async def plan(
         self, target: RouteTarget, request: InferenceRequest, principal: Principal, context: RequestContext
     ) -> RequestPlan:
-        """What is to be done at a model, or with less, or at another one.
+        """Plans a request at a model, or with less, or at another model.
 
         Raises:
             MaitredError: What stands against it.
@@ -99,14 +99,14 @@ class RequestPlanner:
     async def plan_overflow(
         self, variant: DegradedRequest, principal: Principal, context: RequestContext
     ) -> RequestPlan:
-        """What is to be done for a waiting request at the model that it is sent to; raises what stands against it."""
+        """Plans a waiting request at the model that it moves to; raises what stands against it there."""
         there = self._router.route(variant.ask, principal).first()
         return self._predict(there, await self._tokenize(there, variant.ask, context), principal, context)
 
     def overflow_request(
         self, target: RouteTarget, request: InferenceRequest, principal: Principal
     ) -> DegradedRequest | None:
-        """What becomes of a request if it is sent elsewhere while it waits; None: it may not leave, or cannot."""
+        """Returns the request in the form that may overflow to another model; None: it may not leave, or cannot."""
         to = self._overflows.get(target.pool)
         if to is None or not request.degradable:
             return None
@@ -118,7 +118,7 @@ class RequestPlanner:
         return variant
 
     async def _tokenize(self, target: RouteTarget, request: InferenceRequest, context: RequestContext) -> AnyTokenized:
-        """What the request is to a model, if it can do what is asked, it fits, and may cost as much."""
+        """Tokenises and checks the request for a model: capabilities, size, cost."""
         model = self._router.model(target)
         context.model = target.name
         if isinstance(model, TextModel):
@@ -142,7 +142,7 @@ class RequestPlanner:
         return reading
 
     def _accept(self, text: UpstreamRequestPlan, target: RouteTarget, context: RequestContext) -> UpstreamRequestPlan:
-        """What was read, if it may cost as much."""
+        """Returns the tokenised request if it may cost as much."""
         context.prompt_tokens = text.prompt_tokens
         if text.request.max_usd is not None:
             self._check_cost(text, target, text.request.max_usd)
@@ -185,7 +185,7 @@ class RequestPlanner:
         context: RequestContext,
         refusal: MaitredError,
     ) -> RequestPlan:
-        """The same with less, where the model's ladder has a step that helps; otherwise raises the refusal."""
+        """Plans the request with less, where a step of the model's ladder helps; otherwise raises the refusal."""
 
         async def attempt(variant: DegradedRequest) -> RequestPlan:
             if variant.overflows:
@@ -227,7 +227,7 @@ class RequestPlanner:
 
 
 def _predicted_position(refusal: MaitredError) -> QueuePosition | None:
-    """What was predicted for what is refused."""
+    """Returns the position that a refusal was predicted with."""
     return refusal.position if isinstance(refusal, Overloaded) else None
 
 

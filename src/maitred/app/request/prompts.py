@@ -30,7 +30,7 @@ class HasTokenizer(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its own, with its chat template."""
+        """Tokenizer of the model, with its chat template."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a request holds while it is answered."""
+"""Resources that a request holds while it is answered."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -14,7 +14,7 @@ class ContextStack(Protocol):
     """Takes contexts, and leaves them, the last one first, when it is left itself; as an `AsyncExitStack` does."""
 
     async def enter_async_context(self, cm: AbstractAsyncContextManager[T], /) -> T:
-        """Enters one."""
+        """Enters a context, to be left with the stack."""
         ...
 
     def push_async_exit(self, exit: T_Entered, /) -> T_Entered:  # noqa: A002 - as `AsyncExitStack`'s
@@ -39,13 +39,13 @@ class ResourceStack(Generic[T_Begun]):
         self._held: list[AbstractAsyncContextManager[object]] = []
 
     async def enter_async_context(self, context: AbstractAsyncContextManager[T], /) -> T:
-        """See `ContextStack`."""
+        """Enters a context, to be left with the stack."""
         entered = await context.__aenter__()
         self._held.append(context)
         return entered
 
     def push_async_exit(self, context: T_Entered, /) -> T_Entered:
-        """See `ContextStack`."""
+        """Takes over a context that is entered already."""
         self._held.append(context)
         return context
 

@@ -33,7 +33,7 @@ class RetryPolicy:
         self._draw = draw
 
     def attempts(self, tenant: str, deadline_s: float | None) -> RetryState:
-        """Those of one request.
+        """Returns the retry state of one request.
 
         Args:
             tenant: Whose it is.

@@ -1,4 +1,4 @@
-"""What a trial sees of a request: one observation of the side that it was on, whatever became of it afterwards.
+"""Observations for canary trials: one for each request, of the side of the rollout that it was on.
 
 A request that the canary could not answer and the stable version did is the canary's failure; what the stable version
 made of it says nothing, for it came late through no fault of its own.
@@ -62,7 +62,7 @@ class RolloutObserver:
         context: RequestContext,
         serve: Serve,
     ) -> AbstractAsyncContextManager[ResponseStream]:
-        """The same answer; if a trial is on, it is told how it went.
+        """Wraps a response so that a running trial learns how it went.
 
         Args:
             answers: The answer, not entered.
@@ -125,7 +125,7 @@ class RolloutObserver:
 
 
 async def _tapped(answer: ResponseStream, heard: Callable[[list[TextDelta]], None]) -> AsyncIterator[list[TextDelta]]:
-    """The same answer, of which somebody else hears."""
+    """Response whose deltas a listener sees as well."""
     async for parts in answer:
         heard(parts)
         yield parts
@@ -134,7 +134,7 @@ async def _tapped(answer: ResponseStream, heard: Callable[[list[TextDelta]], Non
 def observation_from(
     arm: RolloutArm, answers: FallbackStream, context: RequestContext, now_s: float
 ) -> TrialObservation:
-    """What is seen of a request at a time: who waits for its first token has waited so long at least.
+    """Makes an observation of a request at a time; one without its first token has waited at least so long.
 
     The wait in the queue here is left out. How much room there is at a version depends on who came to which when, and
     of servers of others it is learnt; a version that is slow is so from the moment that it has the request.
@@ -152,7 +152,7 @@ def observation_from(
 
 
 def _judged(failure: BaseException | None) -> TrialObservation | None:
-    """What a failure says of the version; None: nothing."""
+    """Returns what a failure says of the version; None: nothing."""
     if isinstance(failure, _ABOUT_OTHERS):
         return None
     if isinstance(failure, CallerError | Refused):

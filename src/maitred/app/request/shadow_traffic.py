@@ -61,7 +61,7 @@ SHADOW = _ShadowPrincipal(
 
 
 class ShadowOutcome(StrEnum):
-    """What became of a copy."""
+    """Outcome of a shadow request."""
 
     AGREED = "agreed"
     DISAGREED = "disagreed"
@@ -75,7 +75,7 @@ class ShadowOutcome(StrEnum):
 
 
 class ShadowRequest:
-    """One of them, as the request that it copies sees it."""
+    """Shadow copy of one request, and the answer that its original got."""
 
     def __init__(self) -> None:
         self._parts: list[TextDelta] = []
@@ -83,7 +83,7 @@ class ShadowRequest:
         self.task: asyncio.Task[None] | None = None
 
     def on_delta(self, parts: Sequence[TextDelta]) -> None:
-        """What the caller got."""
+        """Collects what the caller of the original got."""
         self._parts += parts
 
     def whole(self) -> None:
@@ -233,7 +233,7 @@ class ShadowTraffic:
 
 
 def texts_of(parts: Sequence[TextDelta]) -> list[str]:
-    """What each choice of an answer says, and what it calls."""
+    """Returns the text and the tool calls of each choice of an answer."""
     count = 1 + max((part.index for part in parts), default=-1)
     return [
         with_calls(
@@ -245,7 +245,7 @@ def texts_of(parts: Sequence[TextDelta]) -> list[str]:
 
 
 def _quiet(request: InferenceRequest) -> InferenceRequest:
-    """The same in no hurry, and for nobody."""
+    """Returns the request with the lowest priority and without a caller to bill."""
     return replace(
         request,
         priority=LOWEST_PRIORITY,

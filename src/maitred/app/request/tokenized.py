@@ -17,7 +17,7 @@ from maitred.text.tokenizer import NO_MARKS, Tokenizer
 
 
 class TokenizedRequest(Struct, frozen=True):
-    """What is asked, tokenised and checked.
+    """Request for an own model, tokenised and checked.
 
     Attributes:
         model: Who is to serve it.
@@ -37,7 +37,7 @@ class TokenizedRequest(Struct, frozen=True):
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts together."""
+        """Tokens of all prompts together."""
         return sum(map(len, self.prompts))
 
     @property
@@ -64,7 +64,7 @@ class TokenizedRequest(Struct, frozen=True):
 def answer_reader(
     answers: AnswerFormat, tokenizer: Tokenizer, prompt: Sequence[int], rules: ToolRules | None
 ) -> AnswerParser | None:
-    """What parts the answers to a prompt; None: they are nothing but text."""
+    """Makes the parser of answers to a prompt; None: they are nothing but text."""
     calls = None if rules is None else answers.call_parser({tool.name for tool in rules.callable})
     reasoning = answers.reasoning_parser(inside=answers.opens_thought(tokenizer, prompt))
     if calls is None and reasoning is None:

@@ -75,7 +75,7 @@ class PseudoTokens(TruncatedPrompt):
 
 
 class UpstreamRequestPlan(Struct, frozen=True):
-    """What is asked, sized and checked."""
+    """Request for an upstream server, sized and checked."""
 
     model: TextModel
     """Who is to serve it."""
@@ -136,7 +136,7 @@ def estimate_text(model: TextModel, request: InferenceRequest, max_choices: int)
 
 
 def _checked(model: TextModel, request: InferenceRequest, max_choices: int) -> tuple[ModelCard, Mapping[str, Any]]:
-    """What is known of the model, and the request in the words that it is asked in."""
+    """Checks the request against the model's card, and returns it in the words of the API."""
     card = model.card()
     if request.to_openai is None:
         raise InvalidRequest(

@@ -41,7 +41,7 @@ from maitred.dispatch.request import Endpoint
 
 
 class UpstreamResponse(PushStream):
-    """Implements `maitred.core.answer.ResponseStream`.
+    """Response that an upstream server produces, as text. Implements `maitred.core.answer.ResponseStream`.
 
     Args:
         entry: Its place in the queue, and then at a replica.
@@ -124,7 +124,7 @@ class UpstreamResponse(PushStream):
                 return shown
 
     def push_to(self, sink: StreamSink) -> None:
-        """See `core.answer.Pouring`."""
+        """Pushes deltas to a sink as they come; implements `PushStream.push_to`."""
         self._sink = sink
         if self._batches is not None:
             self._batches.listen(self._on_batch)
@@ -143,7 +143,7 @@ class UpstreamResponse(PushStream):
         return True
 
     async def _next_batch(self) -> TextBatch | None:
-        """What comes next; None at the end of the answer."""
+        """Returns the next batch of text; None at the end of the answer."""
         while True:
             if self._batches is None:
                 endpoint = await self._wait_dispatched()
@@ -168,7 +168,7 @@ class UpstreamResponse(PushStream):
             raise ReplicaLost from failure
 
     async def _send(self, endpoint: Endpoint[TextReplica]) -> "_UpstreamBatches":
-        """Sends the request."""
+        """Sends the request to the assigned server."""
         await COHORT.sync(CohortStage.RELEASED)
         context = self._context
         context.position, context.dispatched_s = None, self._clock.monotonic_s()
@@ -227,7 +227,7 @@ class UpstreamResponse(PushStream):
         self._context.continued += bool(self._request.given)
 
     def _restart(self) -> None:
-        """Nobody has seen anything."""
+        """Starts over at another server, where the reader has seen nothing yet."""
         self._usage_counter.restart()
         self._finishes.clear()
         self._last_s.clear()
@@ -342,7 +342,7 @@ class _UpstreamAttempt:
 
 
 class _UpstreamBatches(PeekableStream[TextBatch]):
-    """What comes from a server."""
+    """Batches of text from one upstream server."""
 
     def __init__(self, stream: TextStream) -> None:
         super().__init__(aiter(stream))

@@ -14,7 +14,7 @@ from maitred.text.estimate import estimate
 
 
 class UpstreamUsageCounter:
-    """Of one answer. Writes into its tally.
+    """Usage of one upstream answer, counted or estimated, written into its request context.
 
     Args:
         model: Learns the ratios.
@@ -37,7 +37,7 @@ class UpstreamUsageCounter:
         self._chunks = 0
 
     def count(self, batch: TextBatch) -> None:
-        """Something came."""
+        """Counts one batch of the answer."""
         context = self._context
         self._chunks += batch.chunks
         for part in batch.parts:
@@ -57,13 +57,13 @@ class UpstreamUsageCounter:
             context.completion_tokens = self._before + max(1, round(self._estimated_output * ratio))
 
     def restart(self) -> None:
-        """What came is of no use: another answer begins."""
+        """Drops what was counted: another answer begins."""
         self._estimated_output, self._counted, self._chunks = 0.0, None, 0
         context = self._context
         context.prompt_tokens, context.cached_tokens, context.completion_tokens = self._reserved_prompt, 0, 0
 
     def resume(self) -> None:
-        """What came stays, and another server goes on: nobody pays for what it has to compute again.
+        """Keeps what was counted while another server continues; its repeated prompt is not billed.
 
         Where nobody has counted, there were at least as many tokens as pieces of text.
         """

@@ -35,7 +35,7 @@ class PredictionCorrection:
         return math.exp(self._drifts.at(0.5, 0.0) * min(1.0, self._trusted(now_s) / _ENOUGH))
 
     def compare(self, predicted_s: float, actual_s: float, now_s: float) -> None:
-        """Something came.
+        """Compares a prediction with what came.
 
         Args:
             predicted_s: What had been predicted *without* the factor: it may have changed since, and to correct what
@@ -104,7 +104,7 @@ class SafetyMargin:
 
 
 class RatioQuantiles:
-    """Of the last values.
+    """Quantiles of the last ratios of outcome to prediction.
 
     Args:
         most: So many.

@@ -1,4 +1,4 @@
-"""What a replica has left for further requests: the report of the engine, corrected by what it cannot know yet.
+"""Credits of a replica: its report, corrected by what the report cannot know yet.
 
 An engine says after every step how many sequences and KV blocks it has left. Between two reports the gateway goes on
 releasing requests, so it subtracts what it has released and the report does not contain. A request is in one of three
@@ -39,11 +39,11 @@ class Cost(NamedTuple):
         return Cost(max(self.slots, limit.slots), max(self.blocks, limit.blocks), self.prompt_tokens)
 
     def plus(self, other: "Cost") -> "Cost":
-        """Both together."""
+        """Returns the sum of two costs."""
         return Cost(self.slots + other.slots, self.blocks + other.blocks, self.prompt_tokens + other.prompt_tokens)
 
     def minus(self, other: "Cost") -> "Cost":
-        """What is left of it; can be below zero."""
+        """Returns the difference of two costs; it can be below zero."""
         return Cost(self.slots - other.slots, self.blocks - other.blocks, self.prompt_tokens - other.prompt_tokens)
 
     def part(self, share: float) -> "Cost":
@@ -55,7 +55,7 @@ NOTHING = Cost(0, 0)
 
 
 class CostSum:
-    """Of costs that come and go."""
+    """Running sum of costs that come and go."""
 
     __slots__ = ("blocks", "prompt_tokens", "slots")
 
@@ -65,14 +65,14 @@ class CostSum:
         self.prompt_tokens = 0
 
     def add(self, cost: Cost) -> None:
-        """One more."""
+        """Adds one cost to the sum."""
         slots, blocks, prompt_tokens = cost
         self.slots += slots
         self.blocks += blocks
         self.prompt_tokens += prompt_tokens
 
     def subtract(self, cost: Cost) -> None:
-        """One less."""
+        """Subtracts one cost from the sum."""
         slots, blocks, prompt_tokens = cost
         self.slots -= slots
         self.blocks -= blocks
@@ -80,7 +80,7 @@ class CostSum:
 
     @property
     def cost(self) -> Cost:
-        """As it is now."""
+        """Sum as a cost, as of now."""
         return Cost(self.slots, self.blocks, self.prompt_tokens)
 
 
@@ -89,7 +89,7 @@ PLENTY = 1 << 40
 
 
 def request_cost(prompt_tokens: int, choices: int, output_tokens: int, block_tokens: int) -> Cost:
-    """What one prompt needs whose choices are all as long as `output_tokens`.
+    """Returns the cost of one prompt whose choices are all as long as `output_tokens`.
 
     The choices share the whole blocks of the prompt; each has the rest of it, and its answer, for itself.
     """
@@ -98,7 +98,7 @@ def request_cost(prompt_tokens: int, choices: int, output_tokens: int, block_tok
 
 
 class CreditHold:
-    """What one request (in our sense: all prompts of it) takes of a replica. Made by `Credits.acquire`."""
+    """Credits of one request at a replica, all its prompts together. Made by `Credits.acquire`."""
 
     __slots__ = ("_left", "_unsent", "cost", "unanswered_tokens", "uncounted")
 
@@ -136,7 +136,7 @@ class Credits:
 
     @property
     def free(self) -> Cost:
-        """What can be released now; below zero when the engine needs more than was thought."""
+        """Credits that can be acquired now; below zero when the engine needs more than was thought."""
         return self._report.minus(self._uncounted.cost)
 
     def has(self, cost: Cost, kept: float) -> bool:
@@ -159,22 +159,22 @@ class Credits:
 
     @property
     def total(self) -> Cost:
-        """What the replica has, free or not."""
+        """Capacity of the replica, free or not."""
         return self._total
 
     @property
     def uncounted(self) -> Cost:
-        """What was released and is in no report yet."""
+        """Cost that was dispatched and is in no report yet."""
         return self._uncounted.cost
 
     @property
     def unanswered_tokens(self) -> int:
-        """Of prompts that were released and of which nothing has come back, whoever counts them."""
+        """Prompt tokens that were dispatched and are not answered, in a report or not."""
         return self._unanswered_tokens
 
     @property
     def outstanding(self) -> Cost:
-        """All that was released and has not left, whoever counts it."""
+        """Cost of all that was dispatched and has not left."""
         return self._outstanding.cost
 
     @property
@@ -183,7 +183,7 @@ class Credits:
         return not self._busy and not self.held
 
     def on_report(self, load: LoadReport, unheard: int, max_sequences: int) -> None:
-        """There is a report, or the same one as before.
+        """Takes a load report, new or the same as before.
 
         Args:
             load: The report.
@@ -239,7 +239,7 @@ class Credits:
             self._count(hold, hold._unsent.popleft())
 
     def release(self, hold: CreditHold) -> None:
-        """It has left. A second time changes nothing."""
+        """Releases the credits of a request. A second time changes nothing."""
         if hold._left:
             return
         hold._left = True
@@ -260,7 +260,7 @@ class Credits:
 
 
 def total_cost(costs: Sequence[Cost]) -> Cost:
-    """All together."""
+    """Returns the sum of several costs."""
     if len(costs) == 1:
         return costs[0]
     return Cost(

@@ -26,7 +26,7 @@ _MOST_SAVED = 5.0
 
 
 class HedgePolicy:
-    """Of one model.
+    """Hedging of one model: when a second replica is asked, and how many may be.
 
     Args:
         config: The settings.

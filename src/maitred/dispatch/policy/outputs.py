@@ -63,7 +63,7 @@ class _History:
 
     @property
     def mean_tokens(self) -> float:
-        """Of an answer."""
+        """Returns the mean length of an answer."""
         return sum([tokens for tokens, _ in self._answers]) / self.count
 
 
@@ -117,7 +117,7 @@ class OutputLengths:
 
     @property
     def mean(self) -> float | None:
-        """Of the last answers of all; None before there was one."""
+        """Mean length of the last answers of all tenants; None before there was one."""
         return self._all.mean_tokens if self._all.count else None
 
     def lengths(self, tenant: str, max_tokens: int) -> tuple[int, float]:
@@ -184,6 +184,6 @@ class OutputLengths:
 
 
 def _quantile(lengths: Sequence[float], share: float, first: int = 0) -> float:
-    """Of lengths in order, from one of them on."""
+    """Returns a quantile of ordered lengths, from one of them on."""
     count = len(lengths) - first
     return lengths[first + min(int(share * count), count - 1)]

@@ -1,4 +1,4 @@
-"""Who leaves the queue for another model while there is pressure, and until when there is.
+"""Overflow decisions: which requests leave the queue under pressure, and when the pressure is over.
 
 A request that is sent elsewhere has to be computed there from its first token on. What is lost by it is what the caches
 here hold of its prompt; so those go of whose prompts least is held here, and the conversations stay that are cheap to
@@ -96,7 +96,7 @@ class OverflowState:
         return self._back_below if self.is_on else 1.0
 
     def observe(self, share: float, now_s: float) -> None:
-        """A prediction.
+        """Takes one prediction into account.
 
         Args:
             share: Of the last of the group, over its objective; 0 when nobody waits.

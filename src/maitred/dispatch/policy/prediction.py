@@ -26,7 +26,7 @@ from maitred.dispatch.policy.turnover import steps_until_place
 
 
 class QueueAhead(Struct, frozen=True):
-    """What a request would find before it."""
+    """Queue that a request would find before it."""
 
     entries: int
     service: float
@@ -104,7 +104,7 @@ def _until_served(queue: QueueAhead, lacking: float, own: Cost) -> float:
 
 
 class UnreportedPrompts(Struct, frozen=True):
-    """Some that were released and are in no report yet."""
+    """Prompts that were dispatched and are in no report yet."""
 
     count: int
     tokens: float

@@ -1,4 +1,4 @@
-"""Who may use which part of the replicas: the common part, reserved shares, isolated pools, and the headroom.
+"""Quotas of tenants: the common part, reserved shares, isolated pools, and the headroom.
 
 A *quota* is a part of all slots and KV blocks that some tenants have for themselves. A reserved share may overflow into
 the common part when nobody there wants it; an isolated pool may not. What a quota does not use stays unused: it is what
@@ -20,7 +20,7 @@ _LOOK_S = 0.5
 
 
 class Quota:
-    """One part.
+    """One part of the replicas, with what is used of it.
 
     Args:
         name: For people and metrics.
@@ -38,7 +38,7 @@ class Quota:
 
     @property
     def used(self) -> Cost:
-        """By what runs."""
+        """Cost that running requests use of this part."""
         return self._used.cost
 
     def allocate(self, cost: Cost) -> None:
@@ -49,7 +49,7 @@ class Quota:
         used.prompt_tokens += cost.prompt_tokens
 
     def release(self, cost: Cost) -> None:
-        """It has ended."""
+        """Releases the cost of a request that has ended."""
         used = self._used
         used.slots -= cost.slots
         used.blocks -= cost.blocks
@@ -60,7 +60,7 @@ COMMON = "common"
 
 
 class Quotas:
-    """All parts.
+    """All parts of a model's replicas, by tenant.
 
     Args:
         reserved: Tenant -> share.
@@ -91,7 +91,7 @@ class Quotas:
         return self.common
 
     def remaining(self, quota: Quota, total: Cost) -> Cost:
-        """What is left of a part.
+        """Returns what is left of a part.
 
         Args:
             quota: The part.
@@ -117,7 +117,7 @@ _CLASSES = len(PriorityClass)
 
 
 class _Held:
-    """What one tenant holds."""
+    """Slots that one tenant holds, with its weight."""
 
     __slots__ = ("by_rank", "slots", "weight")
 
@@ -129,7 +129,7 @@ class _Held:
 
 
 class TenantHoldings:
-    """What each tenant holds, to tell who is above its fair share of the places.
+    """Slots that each tenant holds, to tell who is above its fair share.
 
     The fair share of a tenant is its weight among all that were here within the last minute, so that in a flood places
     are kept for those who will come back.
@@ -149,11 +149,11 @@ class TenantHoldings:
 
     @property
     def slots(self) -> int:
-        """What all hold."""
+        """Slots that all tenants hold together."""
         return sum(held.slots for held in self._held.values())
 
     def observe(self, tenant: FlowLevel, now_s: float) -> None:
-        """It has sent a request."""
+        """Notes that a tenant has sent a request."""
         id_, weight = tenant.id, tenant.weight
         if id_ in self._seen:
             seen_s, known = self._seen[id_]
@@ -169,7 +169,7 @@ class TenantHoldings:
             self._forget(now_s)
 
     def allocate(self, tenant: FlowLevel, slots: int, priority: PriorityClass) -> None:
-        """It holds more."""
+        """Adds slots to a tenant's holdings."""
         if tenant.id in self._held:
             held = self._held[tenant.id]
         else:
@@ -178,7 +178,7 @@ class TenantHoldings:
         held.slots += slots
 
     def release(self, tenant: FlowLevel, slots: int, priority: PriorityClass) -> None:
-        """It holds less."""
+        """Takes slots off a tenant's holdings."""
         held = self._held[tenant.id]
         held.by_rank[priority.rank] -= slots
         held.slots -= slots
@@ -209,7 +209,7 @@ class TenantHoldings:
         return held > 0 and held + slots > self.share_of(tenant, total_slots, now_s)
 
     def share_of(self, tenant: FlowLevel, total_slots: int, now_s: float) -> float:
-        """Its fair share of the slots; infinite while it is alone."""
+        """Returns a tenant's fair share of the slots; infinite while it is alone."""
         self._forget(now_s)
         return total_slots * tenant.weight / self._weight if len(self._seen) > 1 else inf
 

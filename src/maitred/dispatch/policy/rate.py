@@ -12,7 +12,7 @@ _SETTLED_S = 2.0
 
 
 class ServiceRate:
-    """What is done in a second while requests wait; a mean that forgets with a time constant.
+    """Service per second while requests wait; a mean that forgets with a time constant.
 
     Only full times count: what is done while nobody waits says what was asked for, not what can be done.
 
@@ -45,11 +45,11 @@ class ServiceRate:
         self._since = (done, now_s)
 
     def slack(self) -> None:
-        """There is room: the time until it is full again is not measured."""
+        """Notes free capacity: the time until the replicas are full again is not measured."""
         self._since = None
 
     def per_s(self, computed: float | None) -> float | None:
-        """What is done per second; None if nobody can tell.
+        """Returns service per second; None if it is not known.
 
         Args:
             computed: From the times of steps; None if these are not known. It counts for as long as little was
@@ -76,7 +76,7 @@ class TypicalRequest(Struct, frozen=True):
     output_tokens: float
 
     def service(self, weights: ServiceWeights) -> float:
-        """What it counts."""
+        """Returns the service of the request."""
         return weights.prompt * self.prompt_tokens + weights.output * self.output_tokens
 
 
@@ -98,7 +98,7 @@ def computed_rate(times: StepTimes, typical: TypicalRequest, slots: int, weights
 
 
 class StepParts(Struct, frozen=True):
-    """Of what a step of a full batch consists, in seconds."""
+    """Parts of a step of a full batch, in seconds."""
 
     decodes_s: float
     """A step without any prompt."""

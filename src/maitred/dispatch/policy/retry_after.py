@@ -25,7 +25,7 @@ class RetryAfterTurns:
         return len(self._last_s)
 
     def take(self, flow: Hashable, alone_s: float, takes_s: float, now_s: float, draw: float) -> float:
-        """Gives a turn.
+        """Takes the next turn to come back, and returns its time.
 
         Args:
             flow: Whose share will serve it.

@@ -44,7 +44,7 @@ class SimulatedTenant:
     """What those that wait are charged, the next one first; further ones, as is typical."""
 
     def prompt(self, number: int) -> float:
-        """What one of its requests is charged when it is released, counted from the next one."""
+        """Returns the service that one of its requests is charged at dispatch, from the next one on."""
         return self.prompts[number] if number < len(self.prompts) else self.prompt_service
 
 
@@ -65,7 +65,7 @@ def simulate_dispatch(
     output: float,
     guests: int = 0,
 ) -> PredictedTurn:
-    """What happens until a request of one tenant is released.
+    """Simulates the queue until a request of one tenant is dispatched.
 
     Args:
         runners: All tenants that wait or may send something.
@@ -122,7 +122,7 @@ class _Simulation:
                 self._rises[whose] += output / runners[whose].weight
 
     def run(self) -> PredictedTurn:
-        """Plays it."""
+        """Runs the simulation to its end."""
         first = self._next()
         if self._free <= 0 and first != self._mine:
             first = None  # whoever waits already has been looked at
@@ -193,14 +193,14 @@ class _Simulation:
         heappush(self._ends, (self._now + runner.steps, whose))
 
     def _hold(self, whose: int, places: int) -> None:
-        """So many more; negative: fewer."""
+        """Adds slots to a tenant's holdings; a negative number takes them off."""
         weight = self._weights[whose]
         held = self._held[whose] = self._held[whose] + places
         self._more[whose], self._fewer[whose] = (held + 1) / weight, (held - 1) / weight
         self._rises[whose] += places * self._output / weight
 
     def _head(self) -> int:
-        """Who was served least, of those that wait."""
+        """Returns the waiting tenant that was served least."""
         counters = self._counters
         first, least = self._mine, counters[self._mine]
         for k, count in enumerate(self._waiting):
@@ -227,7 +227,7 @@ class ArrivalRates:
         return ((tenant, flow) for tenant, (_, _, flow) in self._of.items())
 
     def observe(self, flow: Flow, now_s: float) -> None:
-        """One more."""
+        """Counts one arrival of a tenant."""
         tenant, count = flow.path[0].id, 1.0
         known = self._of.pop(tenant, None)
         if known is not None:
@@ -237,7 +237,7 @@ class ArrivalRates:
         self._of[tenant] = (count, now_s, flow)
 
     def per_s(self, tenant: str, now_s: float) -> float:
-        """The rate now."""
+        """Returns a tenant's arrival rate now."""
         known = self._of.get(tenant)
         if known is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""What to believe of load reports that have grown old.
+"""Trust in load reports that have grown old.
 
 A report that is late says less and less, and says neither that its replica is dead (its requests would tell) nor that
 it is idle. So its weight falls gradually, and what it loses goes to the mean of the reports that are still good: the

@@ -47,7 +47,7 @@ class WaitAccount:
         return WaitMark(tenant, now_s, (*self._tenants[tenant.id], self._cold_s))
 
     def leave(self, waited: "WaitMark", now_s: float) -> dict[str, float]:
-        """It waits no longer: milliseconds by cause, where there are any."""
+        """Ends a wait, and returns its milliseconds by cause."""
         causes = self.so_far(waited, now_s)
         tenant = waited.tenant
         self._members[tenant.id] -= 1
@@ -82,7 +82,7 @@ class WaitAccount:
 
 
 class WaitMark:
-    """What the account said when a request joined."""
+    """State of the account when a request joined."""
 
     __slots__ = ("at", "since_s", "tenant")
 

@@ -96,7 +96,7 @@ class ConcurrencyWindow:
         self._resize(self._size + (max(_START, step) if self._starting else step))
 
     def _late(self, ttft_s: float, outstanding: int) -> None:
-        """It says that there is a queue over there."""
+        """Notes a late answer: requests queue at the replica."""
         self._late_in_a_row += 1
         if self._late_in_a_row == _LATE_IN_A_ROW:
             self._starting = False

@@ -267,8 +267,8 @@ def keeps_rows_apart(packed: PackedLinear, outputs: int, inputs: int) -> bool:
 
     That few rows and many are computed by different code makes no difference, then, or the weight is not used so. MKL
     promises nothing of the kind. With AVX-512 it is so; with AVX2, rows were seen to differ in products with many
-    inputs, and with less in nearly all (``docs/design/0021-step-trials-at-start.md``). It goes by the shape and not by the numbers,
-    so each shape is tried once.
+    inputs, and with less in nearly all (``docs/design/0021-step-trials-at-start.md``). It goes by the shape and not by
+    the numbers, so each shape is tried once.
     """
     shape = outputs, inputs, torch.get_num_threads(), packed.reads_strips
     if shape not in _APART:
