@@ -310,9 +310,9 @@ async def test_a_fault_whose_target_is_gone_is_told():
 RUN = """
 import sys
 import msgspec, uvloop
-from maitred.load.chaos.plan import Plan
+from maitred.load.chaos.plan import ChaosPlan
 from maitred.load.chaos.rehearsal import rehearse
-plan = msgspec.json.decode(sys.argv[1], type=Plan)
+plan = msgspec.json.decode(sys.argv[1], type=ChaosPlan)
 uvloop.run(rehearse(plan, tell=lambda line: print(line, flush=True)))
 """
 

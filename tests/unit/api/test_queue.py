@@ -79,7 +79,7 @@ class House:
             await asyncio.Event().wait()
             raise AssertionError("nobody ever sends more")
 
-        await self.edge({"type": "http", "method": method, "path": path, "headers": given}, receive, send)
+        await self.app({"type": "http", "method": method, "path": path, "headers": given}, receive, send)
         told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
         return SimpleNamespace(status=sent[0]["status"], headers=told, body=json.loads(sent[1]["body"]))
 

@@ -33,7 +33,7 @@ class Gatherer:
 
 
 async def test_what_is_gathered_is_told_together_and_once(monkeypatch):
-    monkeypatch.setattr(hotline, "_GATHERED_S", 0.0)
+    monkeypatch.setattr(hotline, "_FLUSH_INTERVAL_S", 0.0)
     line, one, two = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Gatherer(), Gatherer()
     line.schedule_flush(one)
     line.schedule_flush(two)
@@ -56,7 +56,7 @@ async def test_what_can_wait_goes_out_with_what_cannot():
 
 
 async def test_what_can_wait_goes_out_by_itself_before_long(monkeypatch):
-    monkeypatch.setattr(hotline, "_REPORTED_S", 0.0)
+    monkeypatch.setattr(hotline, "_REPORT_DELAY_S", 0.0)
     line, controller = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Controller()
     line._connection = controller
     line.report(DirectoryAck(1))
@@ -68,7 +68,7 @@ async def test_what_can_wait_goes_out_by_itself_before_long(monkeypatch):
 class Asking:
     """A request of which a controller has been asked."""
 
-    unanswered = "asks"
+    unanswered_id = "asks"
 
     def on_message(self, message):
         raise AssertionError(message)
