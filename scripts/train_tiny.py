@@ -161,7 +161,7 @@ def train(corpus: Corpus, tokenizer: Tokenizer, options: argparse.Namespace) -> 
 
         progress.step += 1
         progress.tokens += batch[:, 1:].numel()
-        value = float(loss.detach())
+        value = float(loss.drain())
         running = value if math.isnan(running) else 0.95 * running + 0.05 * value
         now_s = time.monotonic() - started
         if progress.step % 20 == 0:

@@ -107,7 +107,7 @@ def write_model(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     """Write weights, configuration and tokenizer; the card follows once there are figures."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
-        name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()
+        name: tensor.drain().to("cpu", torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()
     }
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # the writer leaves it readable by its owner only

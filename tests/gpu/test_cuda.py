@@ -110,7 +110,7 @@ def test_a_cache_too_small_is_swapped_to_pinned_memory(tmp_path):
     plenty = engine_of(tmp_path, "cuda", block_tokens=4)
     small = engine_of(tmp_path, "cuda", block_tokens=4, kv_memory_bytes=1 << 20, context_tokens=256, swap_bytes=4 << 20)
     small._scheduler._state._requeue = lambda sequence: sequence.computed >= 4
-    assert all(kept.is_pinned() for kept in small._runner._host_blocks._parts)
+    assert all(kept.is_held() for kept in small._runner._host_blocks._parts)
     assert answers(small, lambda number: 60 + number) == answers(plenty, lambda number: 60 + number)
     assert small.load().restored_blocks > 0
 

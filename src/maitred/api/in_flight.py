@@ -144,6 +144,10 @@ class InFlightLimiter:
 class CancelScope:
     """A block of one task that others can end.
 
+    An answer can take minutes, and two things may end it at any moment: the client leaves, or the server has to stop.
+    Both reach the task as a cancellation, so that every `async with` on its stack releases what it holds; and both
+    leave the block as the exception that says why. `asyncio.timeout` works so, for time alone.
+
     Example::
 
         with Interruptible() as block:

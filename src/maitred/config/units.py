@@ -36,7 +36,11 @@ _SIZE = re.compile(r"([0-9_]{1,30}(?:\.[0-9]{1,30})?)\s*([a-z]{0,3})", re.IGNORE
 
 
 def parse_bytes(text: str) -> int | None:
-    """The size in bytes; None if the text is not one, or not a whole number of bytes."""
+    """The size in bytes; None if the text is not one, or not a whole number of bytes.
+
+    Binary units (KiB, MiB, GiB, TiB) count in 1024s, decimal ones (kB, MB, GB, TB) in 1000s. A bare ``M`` is refused:
+    it means either, depending on the reader.
+    """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         return None

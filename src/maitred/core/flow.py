@@ -90,7 +90,13 @@ class QueuePosition(msgspec.Struct, frozen=True):
 
 
 class ServiceWeights(msgspec.Struct, frozen=True, array_like=True):
-    """Weights of service per prompt, cached and output token."""
+    """Weights of service per prompt, cached and output token.
+
+    *Service* is what a request costs the replicas, in one number. A token of the prompt, one that was found in the
+    cache, and one that was generated cost very different amounts of work. Fair shares, queues and predictions count
+    their weighted sum. The weights are those of Sheng et al., OSDI'24 (VTC): an output token counts twice a prompt
+    token, because it takes a step of its own.
+    """
 
     prompt: float = 1.0
     """That had to be computed."""

@@ -172,7 +172,12 @@ class DirectoryChanges(msgspec.Struct, frozen=True):
 
 
 class DirectorySource(Protocol):
-    """Where the directory is kept."""
+    """Where the directory is kept.
+
+    A gateway holds all tenants, keys and limits in memory, so that no request waits for a store and an unknown key
+    costs nothing; it asks the store for changes a few times a second. Every change gets a number, and numbers become
+    visible in their order, so `since` misses nothing.
+    """
 
     async def changes(self, since: int) -> DirectoryChanges:
         """Everything that changed after version `since`; 0 asks for all.

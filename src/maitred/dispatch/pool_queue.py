@@ -27,7 +27,19 @@ _LOCAL_TOKENS = 128
 
 
 class QueuedRequest(QueueEntry[None]):
-    """State of one request in dispatch; the element of the fair queue. Only `DispatchCore` and its queue write it."""
+    """State of one request in dispatch; the element of the fair queue. Only `DispatchCore` and its queue write it.
+
+    ::
+
+        waiting --dispatched--> dispatched --left--> gone
+           |  ^                     |
+           |  `------ requeued -----'
+           |  `--failed--> failed --left--> gone
+           `--left--> gone
+
+    What it holds, and thus what has to be released, follows from the state alone. It is requeued when its replica has
+    failed it, which is bounded; every other arrow is passed at most once between two of these.
+    """
 
     __slots__ = (
         "_costs",

@@ -148,6 +148,12 @@ class _CachedRejection(Struct, frozen=True):
 class RejectionCache:
     """The last refusal of each flow.
 
+    A forecast is of a moment: when the next turn of a tenant comes. In an overload nine of ten requests are rejected,
+    most of them milliseconds after another one of the same key that asked for as much, and a forecast for each was a
+    quarter of all that the gateway did. So it is kept while nothing has happened that it did not foresee: the moment
+    stays the same, and the next request is told how much closer it has come. Only rejections are kept. A request that
+    might be admitted by it is forecast anew.
+
     Args:
         counts: Of the same floor.
     """

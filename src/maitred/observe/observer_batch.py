@@ -25,7 +25,7 @@ class ObserverBatch:
         self._pending: list[RequestContext] = []
         self._tokens = 0
 
-    def flush(self, *observers: RequestObserver) -> None:
+    def add_observers(self, *observers: RequestObserver) -> None:
         """These count too, from the next request on."""
         self.fold()
         self._observers += observers

@@ -62,7 +62,7 @@ class RecentTraffic:
     def __init__(self, clock: Clock, digest: ObserverBatch | None = None) -> None:
         self._clock = clock
         self._digest = digest or ObserverBatch()
-        self._digest.flush(self)
+        self._digest.add_observers(self)
         self.points: deque[PointBody] = deque(maxlen=POINTS)
         self._refusals: dict[tuple[str, str, str, str], RefusalBody] = {}
         self._tenants: dict[str, TenantTraffic] = {}

@@ -112,7 +112,7 @@ class TimelineBuffer:
         self._most = most
         self._clock = clock
         self._digest = digest or ObserverBatch()
-        self._digest.flush(self)
+        self._digest.add_observers(self)
         self._kept: OrderedDict[str, StoredTimeline] = OrderedDict()
         """By the id, of which clients may choose the same again: the latest counts."""
 

@@ -127,9 +127,9 @@ class ComplexityModel(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: The embedding has another length.
         """
-        return self.score_prompt([*struct.unpack(f"<{self.dimensions}f", embedding), *surface_features(text)])
+        return self.score_features([*struct.unpack(f"<{self.dimensions}f", embedding), *surface_features(text)])
 
-    def score_prompt(self, features: Sequence[float]) -> float:
+    def score_features(self, features: Sequence[float]) -> float:
         """The same for features that are computed already."""
         columns = zip(features, self.means, self.spreads, self.weights, strict=True)
         logit = self.bias + math.fsum((value - mean) / spread * weight for value, mean, spread, weight in columns)

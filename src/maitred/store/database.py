@@ -68,7 +68,7 @@ class Database:
         async with self._transaction(deadline_s or self._deadline_s, {WRITES: True}, self._lock) as connection:
             yield connection
 
-    def changed_since(self, query: str) -> int | None:
+    def probe(self, query: str) -> int | None:
         """The number that a query gives, of what is committed by now; None: only a transaction can tell.
 
         Raises:

@@ -121,15 +121,15 @@ async def _declare_limits(connection: AsyncConnection, version: int, wanted: Seq
 async def _make_room(connection: AsyncConnection, version: int, wanted: Sequence[Limit]) -> None:
     """Deletes what was made through the API and is declared now; there is one limit for each thing."""
     declared = {limit.id for limit in wanted}
-    replaced = {_subject_name(limit) for limit in wanted}
+    replaced = {_limit_identity(limit) for limit in wanted}
     subjects = {limit.subject for limit in wanted}
     for limit in await some_limits(connection, limits.c.subject.in_(subjects), ~limits.c.deleted):
-        if limit.id not in declared and _subject_name(limit) in replaced:
+        if limit.id not in declared and _limit_identity(limit) in replaced:
             log.warning("The limit %s (%s of %s) is now the declared one.", limit.id, limit.kind, limit.subject)
             await delete_limit(connection, version, limit.id)
 
 
-def _subject_name(limit: Limit) -> tuple[str, str, str | None, bool]:
+def _limit_identity(limit: Limit) -> tuple[str, str, str | None, bool]:
     """What a limit is about; there is one for each."""
     return limit.subject, limit.kind, limit.model, limit.hard
 

@@ -60,7 +60,7 @@ class DirectoryStore:
         restored: what is known from it is void, and 0 asks for all.
         """
         # Every gateway asks several times a second, and hardly ever is there anything new.
-        seen = self._database.changed_since(_SEEN)
+        seen = self._database.probe(_SEEN)
         if seen is not None and seen <= since:
             await asyncio.sleep(0)  # who asks in a loop lets others go on
             return DirectoryChanges(seen)

@@ -27,7 +27,7 @@ from maitred.store.backlog import Backlog
 from maitred.store.batch import BatchWriter
 from maitred.store.database import Database
 from maitred.store.journal import Journal
-from maitred.store.orphan_journal import NOTHING, SurvivingWork, orphans, recover_orphans
+from maitred.store.orphan_journal import NOTHING, SurvivingWork, open_orphan, orphans
 from maitred.store.recent_usage import RecentRateUsage, taken_since
 from maitred.store.schema import StoredText, spend
 
@@ -164,7 +164,7 @@ class UsageLedger:
         self._settle = settle or self._settle
         found = 0
         for folder in orphans(self._journal.folder):
-            with recover_orphans(folder, outlived) as orphan:
+            with open_orphan(folder, outlived) as orphan:
                 if orphan is None:
                     continue
                 count = 0

@@ -124,7 +124,7 @@ def orphans(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def recover_orphans(folder: Path, outlived: SurvivingWork = NOTHING) -> Iterator[OrphanJournal | None]:
+def open_orphan(folder: Path, outlived: SurvivingWork = NOTHING) -> Iterator[OrphanJournal | None]:
     """Holds the lock of a dead process's journal; None when its process lives or somebody else adopts it."""
     descriptor = lock(folder)
     if descriptor is None:

@@ -261,7 +261,11 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "�
 
 
 def cell(value: object) -> object:
-    """A value as it may stand in a cell; numbers stay numbers."""
+    """A value as it may stand in a cell; numbers stay numbers.
+
+    Names in the ledger are chosen by tenants. A spreadsheet runs a cell that begins like a formula, so such a cell gets
+    an apostrophe in front, which spreadsheets take as "this is text".
+    """
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
 
 

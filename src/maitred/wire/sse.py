@@ -98,6 +98,10 @@ class SSEDecoder:
 class SSESplitter:
     """Splits one stream into the data of its events, as bytes.
 
+    `SSEDecoder` reads any event stream that the standard allows. Gateway and load tester read events at the rate of all
+    streams together, so the form that servers of OpenAI's API send, one ``data:`` line per event, is cut out with one
+    split; any other form takes the standard parser.
+
     Attributes:
         idle: Whether all bytes so far were whole events of the usual form, so that the next bytes begin a new event.
     """

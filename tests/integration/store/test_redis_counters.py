@@ -72,7 +72,7 @@ class AlwaysSliced(RedisCounters):
     """Takes slices before every call, so that a call meets counters whose room lies in its own slice."""
 
     async def reserve(self, reservation):
-        self._session.record(reservation.claims)
+        self._session.note_use(reservation.claims)
         await self._session.renew_slices()
         return await super().reserve(reservation)
 

@@ -189,7 +189,7 @@ async def test_a_response_that_is_closed_ends_the_work_there_and_one_that_may_en
     ):
         response = await line.ask(REQUEST)
         assert await response.read() == b"a"
-        response.detach(WAIT_S)
+        response.drain(WAIT_S)
         server.may_go_on.set()
         while not response.has_ended:  # noqa: ASYNC110 - it tells nobody any more
             await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from maitred.core.answer import Outcome
 from maitred.core.usage import UsageEvent
 from maitred.store.backlog import Backlog
 from maitred.store.journal import Journal
-from maitred.store.orphan_journal import orphans, recover_orphans
+from maitred.store.orphan_journal import open_orphan, orphans
 from maitred.store.segment import BeginRecord, Segment, UsageRecord, frame
 from tests.support.usage_events import usage_event
 
@@ -143,7 +143,7 @@ class BacklogMachine(RuleBasedStateMachine):
         self.backlog.close()
         found: dict[str, UsageEvent] = {}
         for path in orphans(self.root):
-            with recover_orphans(path) as orphan:
+            with open_orphan(path) as orphan:
                 for batch in orphan.batches(3):
                     for event in batch:
                         assert found.setdefault(event.id, event) == event

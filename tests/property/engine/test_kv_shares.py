@@ -38,13 +38,13 @@ class Batch:
         for flow, need in list(self.waiting):
             if blocked and not self.books.entitled(flow, need):
                 continue
-            if need + self.books.unused_blocks(flow, len(self.idle)) > len(self.idle):
+            if need + self.books.reserved_blocks(flow, len(self.idle)) > len(self.idle):
                 blocked = True
                 continue
             entitled = self.books.entitled(flow, need)
             blocks = [self.idle.pop() for _ in range(need)]
             self.waiting.remove((flow, need))
-            self.books.on_release(flow)
+            self.books.on_dequeue(flow)
             self.books.hold(flow, blocks)
             self.running.append((flow, blocks))
             self.check(flow, entitled)

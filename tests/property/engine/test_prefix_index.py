@@ -63,7 +63,7 @@ class IndexMachine(RuleBasedStateMachine):
             self.index.removed(name, keys)
             gone = prefixes(scope, tokens)
             self.model[name] = [block for block in self.model[name] if block not in gone]
-            assert self.index.cached_blocks(keys)[name] == 0, "after its removal nothing of it is found"
+            assert self.index.cached_tokens(keys)[name] == 0, "after its removal nothing of it is found"
 
     @rule(name=st.sampled_from(NAMES))
     def clear(self, name):
@@ -80,7 +80,7 @@ class IndexMachine(RuleBasedStateMachine):
                 if block not in held:
                     break
                 expected[name] = depth * BLOCK
-        assert self.index.cached_blocks(chain(scope, tokens, BLOCK)) == expected
+        assert self.index.cached_tokens(chain(scope, tokens, BLOCK)) == expected
 
     @invariant()
     def nothing_is_kept_that_nobody_holds(self):
@@ -106,7 +106,7 @@ def test_keys_behind_the_end_are_not_computed():
     index.join("b", 100)
     index.on_dispatch("a", list(chain("", [1, 2, 3, 4], BLOCK)))
     keys = chain("", [1, 2, 3, 4, *range(1_000_000)], BLOCK)
-    assert index.cached_blocks(keys) == {"a": 4, "b": 0}
+    assert index.cached_tokens(keys) == {"a": 4, "b": 0}
     assert len(list(keys)) == 500_000 - 1
 
 
@@ -116,4 +116,4 @@ def test_the_end_of_a_prompt_is_forgotten_before_its_beginning():
     first = list(chain("", [0] * 8, BLOCK))
     index.on_dispatch("a", first)
     index.on_dispatch("a", list(chain("", [1] * 4, BLOCK)))
-    assert index.cached_blocks(first) == {"a": 4}
+    assert index.cached_tokens(first) == {"a": 4}

@@ -8,7 +8,7 @@ import pytest
 from maitred.core.answer import Outcome
 from maitred.core.errors import StoreUnavailable
 from maitred.store.journal import Journal, JournalPosition
-from maitred.store.orphan_journal import orphans, recover_orphans
+from maitred.store.orphan_journal import open_orphan, orphans
 from tests.support.usage_events import usage_event
 
 
@@ -20,7 +20,7 @@ def adopted(folder):
     """What all orphans in a folder hold; they are removed."""
     events = []
     for path in orphans(folder):
-        with recover_orphans(path) as orphan:
+        with open_orphan(path) as orphan:
             if orphan is not None:
                 events += [event for batch in orphan.batches(2) for event in batch]
                 orphan.remove()
@@ -102,13 +102,13 @@ def test_one_orphan_has_one_adopter_at_a_time(tmp_path):
     journal.record(usage_event(1))
     journal.close()
     (path,) = orphans(tmp_path)
-    with recover_orphans(path) as first, recover_orphans(path) as second:
+    with open_orphan(path) as first, open_orphan(path) as second:
         assert first is not None
         assert second is None
-    with recover_orphans(path) as third:
+    with open_orphan(path) as third:
         assert third is not None
         third.remove()
-    with recover_orphans(path) as late:
+    with open_orphan(path) as late:
         assert late is None
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from maitred.core.errors import StoreUnavailable
 from maitred.store.journal import Journal
-from maitred.store.orphan_journal import orphans, recover_orphans
+from maitred.store.orphan_journal import open_orphan, orphans
 from tests.support.usage_events import usage_event
 
 
@@ -64,7 +64,7 @@ def test_a_death_within_the_probe_looks_like_one_within_an_entry(journal, full, 
         journal.check()
     journal.close()
     (folder,) = orphans(tmp_path)
-    with recover_orphans(folder) as orphan:
+    with open_orphan(folder) as orphan:
         assert orphan is not None
         assert [event.id for batch in orphan.batches(9) for event in batch] == ["u-000001"]
         assert orphan.damages == []

@@ -129,7 +129,15 @@ _OF_OUTPUT = frozenset({LimitKind.OUTPUT_TOKENS_PER_MINUTE, LimitKind.TOKENS_PER
 
 
 def watched_counters(rules: Sequence[LimitRule]) -> list[WatchedCounter]:
-    """One watch for every counter that these limits watch."""
+    """One watch for every counter that these limits watch.
+
+    A counter counts one fact: how much of one kind a subject has used, of one model or of all, in one window. However
+    many limits watch that fact, it has one counter and gets one claim, with the capacity of the tightest of them. So a
+    limit that is raised, or deleted and made again, finds what was used before; and a soft budget below a hard one
+    costs nothing.
+
+    Counters are named ``kind|subject|model``, budgets with their window behind: ``usd_per_day|key:5b1f|*|2026-11-21``.
+    """
     groups: dict[tuple[LimitKind, str, str | None], list[LimitRule]] = {}
     for rule in rules:
         if rule.limit.kind not in _BOUNDS:

@@ -56,7 +56,11 @@ _UNKNOWN_S = 1.0
 
 
 class SlotReleaseRate:
-    """The last departures. Pure: times are arguments, monotonic."""
+    """The last departures. Pure: times are arguments, monotonic.
+
+    The mean time between two releases is the time passed over the number of releases in it. It counts from the moment
+    at which a request could leave, and over the last seconds only: a quiet hour says nothing of the rush after it.
+    """
 
     def __init__(self) -> None:
         self._since_s = 0.0

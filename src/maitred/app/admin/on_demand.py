@@ -26,7 +26,7 @@ class OnDemandModelAdmin:
 
     def __init__(self, manager: ModelManager, clock: Clock) -> None:
         self._manager = manager
-        self._models = manager.models
+        self._models = manager.policy
         self._clock = clock
 
     def all(self) -> LoadableList:
@@ -78,7 +78,7 @@ class OnDemandModelAdmin:
 
     def _check_fits(self, residency: ModelResidency) -> None:
         """Raises Conflict if the model could never be loaded beside the pinned models."""
-        available_bytes = self._models.make_room_for(residency.name)
+        available_bytes = self._models.available_bytes_for(residency.name)
         if residency.memory_bytes > available_bytes:
             raise Conflict(
                 f"{residency.name} takes {mebibytes(residency.memory_bytes)}, and of "
@@ -94,7 +94,7 @@ class OnDemandModelAdmin:
         for other in self._models.all.values():
             if other is residency or other.pinned or other.held or residency.pinned:
                 continue
-            left_bytes = self._models.make_room_for(other.name) - residency.memory_bytes
+            left_bytes = self._models.available_bytes_for(other.name) - residency.memory_bytes
             if other.memory_bytes > left_bytes:
                 raise Conflict(
                     f"With {residency.name} pinned, {other.name} could never be loaded: it takes "

@@ -91,7 +91,7 @@ class OnDemandModelSet:
 
     def state(self) -> ResidencyState:
         """For metrics."""
-        residents = self._manager.models
+        residents = self._manager.policy
         return ResidencyState(
             budget_bytes=residents.budget_bytes if self.replicas else None,
             models={
@@ -175,7 +175,7 @@ def _footprint(name: str, folder: Path, model: TextModelConfig, budget_bytes: in
 def _check_fits(residents: ResidencyPolicy, footprints: Mapping[str, Footprint]) -> None:
     """Raises ConfigInvalid where a model could never be loaded: a server that refuses it later would be a trap."""
     for name, resident in residents.all.items():
-        room_bytes = residents.make_room_for(name)
+        room_bytes = residents.available_bytes_for(name)
         if resident.memory_bytes > room_bytes:
             pinned = residents.budget_bytes - room_bytes
             beside = f", of which other models are pinned in {mebibytes(pinned)}" if pinned else ""

@@ -104,6 +104,14 @@ def _may_stop(text: str, stop: str | Sequence[str] | None) -> bool:
 class TokenContinuation:
     """The output of every choice that has not ended.
 
+    Sampling depends on the seed, the choice and the position of a token, never on where it runs. So an answer that is
+    resubmitted with the output that it has, *as output*, comes to the same end as if nothing had happened: penalties,
+    `min_tokens`, `max_tokens` and positions count from its real beginning (see `core.request.EngineRequest.resumes`).
+
+    Tokens that were on their way when a replica was lost are not missed: they were never noted here, so they are
+    generated again. Tokens that were noted have gone to the client, and are not generated again. Where an answer must
+    follow a grammar, the state of the grammar follows from the output too, so nothing more than this needs to be kept.
+
     Args:
         requests: As a replica would get them first, one for each prompt.
         now_s: To when their deadlines count.

@@ -85,7 +85,12 @@ def _lay_out(engine: TimelineSpan, began_s: float, course: SequenceStats) -> flo
 
 
 class EncodingSpans:
-    """The texts of one attempt."""
+    """The texts of one attempt.
+
+    A request may bring thousands of texts, and the engine reports each. They are recorded together: the wait until the
+    first was begun, and the time from then until the last was computed, with other callers' batches in between. As for
+    generated tokens, the engine's times are put into the middle of the time between our sending and our receiving.
+    """
 
     def __init__(self) -> None:
         self._texts = self._tokens = self._batches = 0

@@ -116,6 +116,10 @@ Work = Callable[[], AbstractAsyncContextManager[ResponseStream]]
 class OverflowStream:
     """Implements `maitred.core.answer.ResponseStream`. A context; leaving it ends what is unfinished.
 
+    A waiting request can be asked to move to the model that its own model's ladder names (`overflow`). It gives up
+    nothing before it has everything there: the tokenised prompt, the budget, a place in the queue. A rejection there is
+    as if it had not been asked. Once it has moved it does not come back: what has been sent to a provider costs.
+
     Args:
         here: Where it waits first.
         elsewhere: Where it may be sent.

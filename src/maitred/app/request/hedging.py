@@ -135,6 +135,10 @@ Batch = tuple[int, list[TokenDelta]]
 async def merge_streams(streams: Mapping[int, TokenStream]) -> AsyncIterator[AsyncIterator[Batch]]:
     """Merges the batches of several streams, each with its stream's number, as they come.
 
+    A completions request may bring many prompts; they run side by side, and whichever has tokens is read next. One slow
+    prompt must not hold back the others' tokens. Tokens that are not read stay in their stream, which keeps itself
+    bounded.
+
     Raises:
         ReplicaLost: From the iterator, when any of the streams broke: the rest would not be the whole answer.
     """

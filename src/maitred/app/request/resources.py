@@ -70,7 +70,11 @@ class ResourceStack(Generic[T_Begun]):
 
 
 class ReusableSlot:
-    """A context that leaves what was entered last. It can be left, and filled anew, any number of times."""
+    """A context that leaves what was entered last. It can be left, and filled anew, any number of times.
+
+    An `AsyncExitStack` for one context instead of many, at a few calls: such as the attempt at a replica, which is left
+    when the replica fails.
+    """
 
     __slots__ = ("_held",)
 

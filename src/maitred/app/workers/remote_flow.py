@@ -93,6 +93,9 @@ class SubmissionTracker:
 class RemoteDispatch:
     """A grant and a queue entry that the controller holds for this worker; leaving the context releases both.
 
+    It outlives the controller: the next controller is told what was granted, gives the request the place that it had,
+    and settles it.
+
     Implements `maitred.app.request.flow_control.GrantHandle` and `DispatchHandle`.
 
     Args:
@@ -544,14 +547,14 @@ class RemoteUpstreamStatus(UpstreamStatus):
         """Returns an attempt without a meaning: the controller keeps the circuit breaker."""
         return BreakerAttempt(0, probe=False, begun_s=0.0)
 
-    def on_answered(self, attempt: BreakerAttempt) -> None:
+    def on_first_part(self, attempt: BreakerAttempt) -> None:
         """Does nothing: the controller learns of the first token from the dispatch."""
 
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:
         """Records the outcome of the attempt at the current dispatch."""
         self._record(_ATTEMPT_RESULTS[outcome])
 
-    def on_missed(self, reason: str) -> None:
+    def on_unreachable(self, reason: str) -> None:
         """Records at the current dispatch that the server could not be reached."""
         self.reason = reason
         self._record(AttemptResult.UNREACHABLE)

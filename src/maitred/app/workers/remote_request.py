@@ -127,7 +127,7 @@ class RemoteRequest:
             self._entry.on_first_token()
             if self._attempt is not None:
                 upstream, attempt = self._attempt
-                upstream.status.on_answered(attempt)
+                upstream.status.on_first_part(attempt)
         self._entry.charge_tokens(
             prompt_tokens=tokens_used.prompt_tokens,
             cached_tokens=tokens_used.cached_tokens,
@@ -318,7 +318,7 @@ class RemoteRequest:
         upstream.open_streams -= 1
         upstream.status.on_end(attempt, _OUTCOMES.get(result, AttemptOutcome.NEITHER))
         if result is AttemptResult.UNREACHABLE:
-            upstream.status.on_missed("a worker could not reach it")
+            upstream.status.on_unreachable("a worker could not reach it")
 
     # --- the request as dispatch and admission see it ---
 

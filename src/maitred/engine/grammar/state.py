@@ -102,6 +102,13 @@ def _clear(bits: NDArray[np.int32], token: int) -> None:
 class SpeculativeGrammarState:
     """The next tokens of one sequence, supposed.
 
+    A draft may be impossible under the answer's grammar, and where it is not, the grammar may force tokens behind it.
+    These come without being chosen, so they are computed like drafts but nothing is sampled before them: of the tokens
+    ``g1 f f g2``, of which `f` are forced, the model chooses before ``g1``, before ``g2`` and at the end.
+
+    The sequence's own position in its grammar does not move: every draft is tried on a copy, and each copy is kept, for
+    it says what may come at its position.
+
     Args:
         word: Where the sequence stands in its grammar, if it has one.
 

@@ -47,7 +47,7 @@ class KVShares:
     """Keeps floors and ceilings. All operations are O(1) per block and level of the flow's path.
 
     Tell it of every sequence that joins or leaves the waiting line, and of every block that a sequence gets or gives
-    back; before blocks are taken ask for `unused_blocks` and leave so many idle. Blocks that the tenant's other
+    back; before blocks are taken ask for `reserved_blocks` and leave so many idle. Blocks that the tenant's other
     sequences hold already are not taken; those that are revived from the prefix cache are.
 
     Args:
@@ -69,7 +69,7 @@ class KVShares:
             holding.waiting += 1
             self._reserved += holding.reserved
 
-    def on_release(self, flow: Flow) -> None:
+    def on_dequeue(self, flow: Flow) -> None:
         """One fewer sequence of the flow waits: it was admitted or cancelled."""
         for holding in self._of(flow):
             self._reserved -= holding.reserved
@@ -97,7 +97,7 @@ class KVShares:
         """Blocks that a tenant with a share holds."""
         return len(self._holdings[tenant].blocks)
 
-    def unused_blocks(self, flow: Flow, idle: int) -> int:
+    def reserved_blocks(self, flow: Flow, idle: int) -> int:
         """How many of the idle blocks must stay idle when a sequence of the flow takes some; at most all of them."""
         return idle - self.available_blocks(flow, idle)
 

@@ -94,7 +94,7 @@ class PromptPlanner:
             refused = self._admit(head)
         residency = self._state.residency
         if refused is WaitCause.KV_FULL and residency.active:
-            if residency.capped(head.account.flow, head.table.blocks_for(head.allocated_tokens)):
+            if residency.capped(head.account.flow, head.table.blocks_for(head.admission_tokens)):
                 self._state.available_blocks.set_aside(head)
                 return
             if len(self._passed) < _PASSES:
@@ -106,7 +106,7 @@ class PromptPlanner:
     def _unpin_for(self, head: Sequence) -> bool:
         """Gives up a pin where waiting would not help: see `Pins`."""
         state, flow = self._state, head.account.flow
-        if state.residency.capped(flow, head.table.blocks_for(head.allocated_tokens)) and state.pins.evict(flow):
+        if state.residency.capped(flow, head.table.blocks_for(head.admission_tokens)) and state.pins.evict(flow):
             return True
         return not len(state.batch) and state.pins.evict()
 
@@ -122,10 +122,10 @@ class PromptPlanner:
         if as_guest and not state.overcommit.admits(sequence, state.batch):
             return WaitCause.SLOTS
         flow = sequence.account.flow
-        if self._passed and not state.residency.entitled(flow, table.blocks_for(sequence.allocated_tokens)):
+        if self._passed and not state.residency.entitled(flow, table.blocks_for(sequence.admission_tokens)):
             return WaitCause.KV_FULL
-        spare = max(running, state.residency.unused_blocks(flow, state.pool.idle))
-        cached = table.open(sequence.tokens, room_tokens=sequence.allocated_tokens, spare=spare)
+        spare = max(running, state.residency.reserved_blocks(flow, state.pool.idle))
+        cached = table.open(sequence.tokens, room_tokens=sequence.admission_tokens, spare=spare)
         if cached is None:
             return WaitCause.KV_FULL
         length = self._budget.take(cached, len(sequence.tokens) - cached)

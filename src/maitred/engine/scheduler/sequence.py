@@ -116,7 +116,7 @@ class Sequence:
         return len(self.tokens) - self.prompt_tokens
 
     @property
-    def allocated_tokens(self) -> int:
+    def admission_tokens(self) -> int:
         """Tokens for which it takes blocks when it is admitted."""
         if self.preemptions < MAX_PREEMPTIONS:
             return len(self.tokens)

@@ -46,6 +46,10 @@ def choose_victim(
 class SwapPolicy:
     """The decision.
 
+    Copying takes time in proportion to the blocks, both ways; computing takes time in proportion to the tokens, and
+    more for late ones, which attend to more. Both are measured: copying when the engine starts, computing in its steps.
+    Before any step was measured, nothing is copied.
+
     Args:
         block_copy_s: Seconds to copy a block one way; infinite where there is no room for any.
         times: What steps take, as of now.

@@ -69,7 +69,7 @@ class ResidencyPolicy:
         """What all take that are not out, and those that sleep."""
         return sum(one.counted_bytes for one in self.all.values())
 
-    def make_room_for(self, name: str) -> int:
+    def available_bytes_for(self, name: str) -> int:
         """The most that a model could ever have: all but what others are pinned in."""
         return self.budget_bytes - sum(one.memory_bytes for one in self.all.values() if one.pinned and one.name != name)
 

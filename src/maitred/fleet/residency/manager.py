@@ -44,7 +44,7 @@ class ModelManager:
     """The models of one machine that come and go.
 
     Args:
-        models: Decides.
+        policy: Decides.
         clock: The time.
         learn: Keeps how long the next load of a model should take; called after each.
     """
@@ -52,13 +52,13 @@ class ModelManager:
     def __init__(
         self, residents: ResidencyPolicy, clock: Clock, learn: Callable[[str, float], None] = lambda name, seconds: None
     ) -> None:
-        self.models = residents
+        self.policy = residents
         self.replicas: dict[str, OnDemandReplica] = {}
         self.measured_bytes: dict[str, int] = {}
         self._clock = clock
         self._learn = learn
         self._lines: dict[str, QueueView] = {}
-        self._on_change = asyncio.Event()
+        self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def attend(self, replica: OnDemandReplica, line: QueueView) -> None:
@@ -69,8 +69,8 @@ class ModelManager:
     def check(self, name: str) -> None:
         """Something has changed in the line of a model."""
         if self._lines[name].waiting:
-            self.models.asked(name, self._clock.monotonic_s())
-        self._on_change.set()
+            self.policy.asked(name, self._clock.monotonic_s())
+        self._changed.set()
 
     def line(self, name: str) -> QueueView:
         """The queue of a model."""
@@ -78,43 +78,43 @@ class ModelManager:
 
     def want(self, name: str) -> None:
         """Somebody will come back for this model."""
-        self.models.want(name, self._clock.monotonic_s())
-        self._on_change.set()
+        self.policy.want(name, self._clock.monotonic_s())
+        self._changed.set()
 
     def ready_in_s(self, name: str) -> float:
         """When a model would be there, if requests waited for it from now on."""
-        return ready_in_s(self.models, name, self._clock.monotonic_s(), self._demands())
+        return ready_in_s(self.policy, name, self._clock.monotonic_s(), self._demands())
 
     # --- what the operator says; see `ResidencyPolicy` ---
 
     def order_load(self, name: str) -> None:
         """It is loaded as if somebody waited for it."""
-        self.models.order_load(name, self._clock.monotonic_s())
-        self._notified(name)
+        self.policy.order_load(name, self._clock.monotonic_s())
+        self._on_order(name)
 
     def order_unload(self, name: str, *, hold: bool) -> None:
         """It goes when its answers have ended; held, who waits for it is told so."""
-        self.models.order_unload(name, hold=hold)
-        self._notified(name)
+        self.policy.order_unload(name, hold=hold)
+        self._on_order(name)
 
     def order_sleep(self, name: str) -> None:
         """It gives its memory back when its answers have ended, and keeps its process."""
-        self.models.order_sleep(name)
-        self._notified(name)
+        self.policy.order_sleep(name)
+        self._on_order(name)
 
     def pin(self, name: str) -> None:
         """It is loaded, and stays."""
-        self.models.pin(name, self._clock.monotonic_s())
-        self._notified(name)
+        self.policy.pin(name, self._clock.monotonic_s())
+        self._on_order(name)
 
     def unpin(self, name: str) -> None:
         """It stays until others need its room."""
-        self.models.unpin(name)
-        self._notified(name)
+        self.policy.unpin(name)
+        self._on_order(name)
 
-    def _notified(self, name: str) -> None:
-        self.replicas[name].hold(self.models[name].held)
-        self._on_change.set()
+    def _on_order(self, name: str) -> None:
+        self.replicas[name].hold(self.policy[name].held)
+        self._changed.set()
 
     # --- how ---
 
@@ -124,12 +124,12 @@ class ModelManager:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._measure(), name="memory of models")
                 while True:
-                    self._lock(tasks)
-                    self._on_change.clear()
-                    needed = any(one.asked_s is not None for one in self.models.all.values())
+                    self._reconcile(tasks)
+                    self._changed.clear()
+                    needed = any(one.asked_s is not None for one in self.policy.all.values())
                     try:
                         async with asyncio.timeout(_TICK_S if needed else _IDLE_TICK_S):
-                            await self._on_change.wait()
+                            await self._changed.wait()
                     except TimeoutError:
                         pass
         finally:
@@ -138,10 +138,10 @@ class ModelManager:
     def _demands(self) -> dict[str, ModelDemand]:
         return {name: ModelDemand(line.waiting, line.running) for name, line in self._lines.items()}
 
-    def _lock(self, tasks: asyncio.TaskGroup) -> None:
-        orders = self.models.decide(self._clock.monotonic_s(), self._demands())
+    def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
+        orders = self.policy.decide(self._clock.monotonic_s(), self._demands())
         for name, replica in self.replicas.items():
-            replica.admit(self.models[name].phase is ResidencyPhase.IN and name not in orders.closed)
+            replica.admit(self.policy[name].phase is ResidencyPhase.IN and name not in orders.closed)
         for name in orders.unload:
             tasks.create_task(self._unload(self.replicas[name]), name=f"unload of {name}")
         for name in orders.sleep:
@@ -151,10 +151,10 @@ class ModelManager:
 
     async def _load(self, replica: OnDemandReplica) -> None:
         name, began_s = replica.name, self._clock.monotonic_s()
-        woken = self.models[name].asleep
+        woken = self.policy[name].asleep
         try:
             measured_bytes = await replica.load_in()
-            most_bytes = self.models.make_room_for(name)
+            most_bytes = self.policy.available_bytes_for(name)
             if measured_bytes > most_bytes:
                 await replica.unload()
                 raise ReplicaUnavailable(
@@ -163,25 +163,25 @@ class ModelManager:
                 )
         except ReplicaUnavailable as failure:
             again_in_s = replica.fail()
-            self.models.failed(name, self._clock.monotonic_s(), again_in_s)
+            self.policy.failed(name, self._clock.monotonic_s(), again_in_s)
             _log.error("%s was not loaded: %s\nIt is tried again in %.0f s at the earliest.", name, failure, again_in_s)
         else:
-            self.models.loaded(name, self._clock.monotonic_s(), measured_bytes)
+            self.policy.loaded(name, self._clock.monotonic_s(), measured_bytes)
             if not woken:
-                self._learn(name, self.models[name].load.seconds)
+                self._learn(name, self.policy[name].load.seconds)
             self.measured_bytes[name] = measured_bytes
             replica.loaded(self._clock.monotonic_s() - began_s, woken=woken)
             took_s, what = self._clock.monotonic_s() - began_s, "woke" if woken else "was loaded"
             _log.info("%s %s in %.1f s and takes %s.", name, what, took_s, mebibytes(measured_bytes))
-        self._on_change.set()
+        self._changed.set()
 
     async def _unload(self, replica: OnDemandReplica) -> None:
         await replica.unload()
         self.measured_bytes.pop(replica.name, None)
         replica.unloads += 1
-        self.models.unloaded(replica.name, self._clock.monotonic_s())
+        self.policy.unloaded(replica.name, self._clock.monotonic_s())
         _log.info("%s was unloaded.", replica.name)
-        self._on_change.set()
+        self._changed.set()
 
     async def _sleep(self, replica: OnDemandReplica) -> None:
         name = replica.name
@@ -190,21 +190,21 @@ class ModelManager:
         except ReplicaUnavailable as failure:
             _log.error("%s was to sleep and was unloaded: %s", name, failure)
             self.measured_bytes.pop(name, None)
-            self.models.unloaded(name, self._clock.monotonic_s())
+            self.policy.unloaded(name, self._clock.monotonic_s())
         else:
             self.measured_bytes[name] = measured_bytes
-            self.models.fell_asleep(name, self._clock.monotonic_s(), measured_bytes, replica.wakes_in_s)
+            self.policy.fell_asleep(name, self._clock.monotonic_s(), measured_bytes, replica.wakes_in_s)
             _log.info("%s sleeps and takes %s.", name, mebibytes(measured_bytes))
-        self._on_change.set()
+        self._changed.set()
 
     async def _measure(self) -> None:
         while True:
             await asyncio.sleep(_MEASURE_S)
             for name, replica in self.replicas.items():
                 measured_bytes = await asyncio.to_thread(replica.measured_bytes)
-                one = self.models[name]
+                one = self.policy[name]
                 if one.phase is ResidencyPhase.IN and measured_bytes:
                     self.measured_bytes[name] = measured_bytes
-                    self.models.grew(name, measured_bytes)
+                    self.policy.grew(name, measured_bytes)
                 elif one.phase is ResidencyPhase.OUT and one.asleep and replica.restarted:
-                    self.models.order_unload(name, hold=one.held)
+                    self.policy.order_unload(name, hold=one.held)

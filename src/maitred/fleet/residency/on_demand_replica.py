@@ -41,7 +41,7 @@ class OnDemandReplica:
 
     Attributes:
         open: Whether new requests may go to it.
-        is_pinned: Whether its operator keeps it out of memory.
+        is_held: Whether its operator keeps it out of memory.
         loads: How often it was loaded...
         load_s: ...and how long that took together.
         failures: Loads that failed.
@@ -56,7 +56,7 @@ class OnDemandReplica:
         self.name = name
         self.engine = engine
         self.footprint = footprint
-        self.open = self.is_pinned = False
+        self.open = self.is_held = False
         self.loads = self.failures = self.unloads = self.sleeps = self.wakes = 0
         self.load_s = 0.0
         self._ready_in_s = ready_in_s
@@ -80,7 +80,7 @@ class OnDemandReplica:
         """
         if self.open:
             return self.engine.link.card()
-        if self.is_pinned:
+        if self.is_held:
             raise ModelHeld(retry_after_s=_HELD_RETRY_S)
         failed_for_s = self._failed_until_s - self._clock.monotonic_s()
         if failed_for_s > 0:
@@ -122,7 +122,7 @@ class OnDemandReplica:
 
     def hold(self, is_held: bool) -> None:
         """Whether it is kept out of memory from now on. Whoever is let in may be loaded at once, whatever failed."""
-        self.is_pinned, self._failed_until_s = is_held, float("-inf")
+        self.is_held, self._failed_until_s = is_held, float("-inf")
         self._notify()
 
     async def load_in(self) -> int:
@@ -136,7 +136,7 @@ class OnDemandReplica:
         """
         try:
             if self._entered:
-                await self._pause(asleep=False)
+                await self._set_asleep(asleep=False)
             else:
                 await self.engine.__aenter__()
                 self._entered = True
@@ -157,14 +157,14 @@ class OnDemandReplica:
         """
         self.admit(False)
         try:
-            await self._pause(asleep=True)
+            await self._set_asleep(asleep=True)
         except BaseException:
             await self.unload()
             raise
         self.sleeps += 1
         return self.measured_bytes()
 
-    async def _pause(self, *, asleep: bool) -> None:
+    async def _set_asleep(self, *, asleep: bool) -> None:
         try:
             async with asyncio.timeout(_REST_S):
                 await self.engine.link.sleep(asleep=asleep)

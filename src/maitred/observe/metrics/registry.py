@@ -91,7 +91,7 @@ class Metrics:
         self._tenants = TenantMetrics(self._registry, config.tenants)
         self.observers: list[RequestObserver] = [self.requests, self._tenants, self.budgets, kept]
         self._digest = digest or ObserverBatch()
-        self._digest.flush(*self.observers)
+        self._digest.add_observers(*self.observers)
         self._registry.register(EngineMetrics(in_flight, engines, tasks))
         self._registry.register(DispatchMetrics(queues))
         self._registry.register(UpstreamMetrics(upstreams))

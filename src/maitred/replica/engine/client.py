@@ -75,7 +75,7 @@ class EngineClient:
         self._listeners: list[Callable[[], None]] = []
         self._followers: list[Callable[[BlockUpdate], None]] = []
         self._followed_late = False
-        self._on_change = asyncio.Event()
+        self._changed = asyncio.Event()
 
     # --- the replica ---
 
@@ -130,7 +130,7 @@ class EngineClient:
             follower(news)
 
     def _notify(self) -> None:
-        self._on_change.set()
+        self._changed.set()
         for listener in self._listeners:
             listener()
 
@@ -171,8 +171,8 @@ class EngineClient:
         self.request_sleep(asleep=asleep)
         while self.load().asleep is not asleep:
             self._live()
-            self._on_change.clear()
-            await self._on_change.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
     @asynccontextmanager
     async def generate(self, request: EngineRequest) -> AsyncIterator[TokenStream]:

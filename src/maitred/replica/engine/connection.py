@@ -57,6 +57,14 @@ class HeartbeatAction(Enum):
 class HeartbeatMonitor:
     """Counts silent intervals.
 
+    The system ends a connection whose other end has vanished, but a process that hangs keeps its connections: the
+    kernel answers for it. So time is cut into intervals. After the first silent interval the engine is pinged (any
+    frame is an answer); after `TICKS` of them it is lost. Intervals are counted, not seconds: if it is this process
+    that was stopped for a minute, that is one interval, and the engine's frames are read before the next one ends.
+
+    An engine reads between two steps. Where its measured times foresee a step longer than all that, it is given `STEPS`
+    times as long.
+
     Args:
         timeout_s: The most time without a word. It takes 5/6 of it at least, and an engine that answers within 2/3 is
             never given up.

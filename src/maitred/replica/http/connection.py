@@ -38,7 +38,7 @@ class Response:
         has_ended: Whether the body is there to its end.
         failure: Why there will be no more of it; None: nothing is wrong.
         pieces: What has come of the body and has not been taken.
-        last_received_s: Called when all that came at once has been noted.
+        on_data: Called when all that came at once has been noted.
     """
 
     __slots__ = (
@@ -48,7 +48,7 @@ class Response:
         "failure",
         "has_ended",
         "headers",
-        "last_received_s",
+        "on_data",
         "pieces",
         "status",
     )
@@ -63,11 +63,11 @@ class Response:
         self._waiter: asyncio.Future[None] | None = None
         self._called = False
         """Whether who waits has been woken, and has not come."""
-        self.last_received_s: Callable[[], None] = self._wake
+        self.on_data: Callable[[], None] = self._wake
 
     def listen(self, heard: Callable[[], None]) -> None:
         """Calls `heard` for all that comes from now on, in place of waking who waits here."""
-        self.last_received_s = heard
+        self.on_data = heard
 
     def take(self) -> bytes:
         """What has come of the body and has not been taken."""
@@ -130,17 +130,15 @@ class Response:
 
     def close(self) -> None:
         """Nobody wants the rest of it: the connection is closed, which tells the server to stop."""
-        self.last_received_s = (
-            _nobody  # who has heard it refers to it, and would have to be found by Python's collector
-        )
+        self.on_data = _nobody  # who has heard it refers to it, and would have to be found by Python's collector
         if not self.has_ended:
             self._connection.close()
 
-    def detach(self, within_s: float) -> None:
+    def drain(self, within_s: float) -> None:
         """Nobody wants the rest, but if it comes soon the connection can serve again."""
-        self.last_received_s = _nobody
+        self.on_data = _nobody
         if not self.has_ended:
-            self._connection.detach(within_s)
+            self._connection.drain(within_s)
 
     async def _come(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
@@ -221,8 +219,8 @@ class HttpConnection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
 
-    def detach(self, within_s: float) -> None:
-        """See `Response.detach`."""
+    def drain(self, within_s: float) -> None:
+        """See `Response.drain`."""
         self._deaf = True
         self.resume()
         self._timer = asyncio.get_running_loop().call_later(within_s, self.close)
@@ -258,7 +256,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._waiting_bytes > _MOST_WAITING_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
-        response.last_received_s()
+        response.on_data()
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.Protocol`."""
@@ -269,7 +267,7 @@ class HttpConnection(asyncio.Protocol):
         if response is not None:
             if error is None and response.status and self._ends_with_connection(response):
                 self._response, response.has_ended = None, True
-                response.last_received_s()
+                response.on_data()
             else:
                 reason = "it closed the connection" if error is None else type(error).__name__
                 self._fail(reason)
@@ -324,7 +322,7 @@ class HttpConnection(asyncio.Protocol):
         self._response = None
         if response is not None:
             response.failure = ResponseBroken(reason, untouched=not self._head_bytes)
-            response.last_received_s()
+            response.on_data()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -132,7 +132,7 @@ class HostPool:
             async with asyncio.timeout(self._connect_timeout_s):
                 if self._make_tls is not None and self._tls is None:
                     self._tls = self._make_tls()
-                addresses = await self._acquire_idle(loop)
+                addresses = await self._resolve(loop)
                 to: dict[str, Any] = {"ssl": self._tls, "server_hostname": None if self._tls is None else self._host}
                 if len(addresses) == 1 and addresses[0][0] == socket.AF_INET:
                     # The event loop's own way takes a third of the time.
@@ -159,7 +159,7 @@ class HostPool:
     def _connection(self) -> HttpConnection:
         return HttpConnection(self._release, self._connections.remove)
 
-    async def _acquire_idle(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:
+    async def _resolve(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:
         """Where it is. Of many who ask at once, one looks."""
         async with self._looking_up:
             if not self._addresses or self._known_until_s < loop.time():

@@ -58,32 +58,32 @@ class Probe:
                 if status == 200 and not self._asked_window:
                     await self._ask_window()
         except TimeoutError:
-            standing.on_missed(f"nothing within {upstream.config.probe_timeout_s:g} s")
+            standing.on_unreachable(f"nothing within {upstream.config.probe_timeout_s:g} s")
         except (ReplicaUnavailable, ReplicaLost) as error:
-            standing.on_missed(how_broken(error))
+            standing.on_unreachable(how_broken(error))
         except ResponseBroken as error:
-            standing.on_missed(f"it broke off ({error})")
+            standing.on_unreachable(f"it broke off ({error})")
         else:
             if status == 200:
-                standing.on_probe()
+                standing.on_probe_success()
             elif status in (401, 403):
-                standing.on_missed(f"it does not accept our credential ({status})")
+                standing.on_unreachable(f"it does not accept our credential ({status})")
             else:
-                standing.on_missed(f"it answers {status}")
+                standing.on_unreachable(f"it answers {status}")
         if not standing.up and (was_up or standing.reason != reason):
             log.error("The upstream %s is away: %s.", upstream.name, standing.reason)
         elif standing.up and not was_up:
             log.info("The upstream %s is up.", upstream.name)
         if standing.up and upstream.dialect.gauges is not None:
-            await self._read_metrics(upstream.dialect.gauges)
+            await self._update_load(upstream.dialect.gauges)
 
-    async def _read_metrics(self, gauges: LoadGauges) -> None:
+    async def _update_load(self, gauges: LoadGauges) -> None:
         """Its load. Not to be told is no fault: what was told before grows old, and weighs less and less."""
         config = self._upstream.config
         broken = (TimeoutError, ReplicaUnavailable, ReplicaLost, ResponseBroken)
         with suppress(*broken):
             async with asyncio.timeout(min(config.probe_timeout_s, config.probe_every_s)):
-                self._upstream.reports(await self._ask_load(gauges))
+                self._upstream.on_load_report(await self._ask_load(gauges))
 
     async def _ask_window(self) -> None:
         """The window, if the list of models has it. Not to know it is no fault."""

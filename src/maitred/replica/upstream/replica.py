@@ -44,6 +44,13 @@ _NO_REPORT = LoadReport()
 class UpstreamCall:
     """A context: entering it sends the request and gives the answer; leaving it ends what is unfinished.
 
+    ::
+
+        request -> POST -> head within the time -> parts, each within its time -> [DONE]
+
+    Every wait has an end, and every end that is not the answer's own is a failure. Leaving the context closes the
+    connection unless the answer came whole, and that is how all servers are told to stop computing.
+
     Args:
         upstream: The server.
         request: What is asked.
@@ -77,7 +84,7 @@ class UpstreamCall:
                 begin_s=begin_s,
                 idle_s=config.idle_timeout_s,
                 total_s=total_s,
-                begun=partial(upstream.status.on_answered, attempt),
+                begun=partial(upstream.status.on_first_part, attempt),
             )
         except BaseException as error:
             self._over(error)
@@ -261,7 +268,7 @@ class UpstreamReplica:
         """See `core.ports.Host`; empty, since what such servers say of themselves is too old to release requests by."""
         return _NO_REPORT
 
-    def reports(self, load: ServerLoad) -> None:
+    def on_load_report(self, load: ServerLoad) -> None:
         """It was asked for its load."""
         self.reported = load
         self._grapevine.on_report(load, self.open_streams, time.monotonic())
@@ -316,7 +323,7 @@ class UpstreamReplica:
         """What it means that no response has come; nobody is sent to a server that cannot be reached."""
         if isinstance(error, ResponseBroken):
             return broken(f"it gave no answer ({error})")
-        self.status.on_missed(f"it cannot be reached ({error})")
+        self.status.on_unreachable(f"it cannot be reached ({error})")
         unavailable = ReplicaUnavailable(retry_after_s=self.config.probe_every_s)
         unavailable.add_note(self.status.reason)
         return unavailable

@@ -101,14 +101,14 @@ class UpstreamStatus:
 
     # --- what looks find ---
 
-    def on_probe(self) -> None:
+    def on_probe_success(self) -> None:
         """A look found it ready."""
         if not self.up and self._seen:
             self._back_s = self._clock()
         self._seen = True
         self._set(up=True, reason="")
 
-    def on_missed(self, reason: str) -> None:
+    def on_unreachable(self, reason: str) -> None:
         """A look did not find it ready, or a request could not even connect."""
         self._set(up=False, reason=reason)
 
@@ -127,7 +127,7 @@ class UpstreamStatus:
             self._notify()
         return attempt
 
-    def on_answered(self, attempt: BreakerAttempt) -> None:
+    def on_first_part(self, attempt: BreakerAttempt) -> None:
         """The first part of its answer came."""
         self.health.answered(attempt, self._clock())
         if attempt.probe:

@@ -65,7 +65,7 @@ class UpstreamStream:
         self._stop_timer()
         self._pour = None
         if self._reader.whole:
-            self._response.detach(_REST_S)
+            self._response.drain(_REST_S)
         else:
             self._response.close()
 

@@ -48,7 +48,7 @@ class LoadBound:
 
     def within(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> list[ReplicaCandidate]:
         """Those that may take the request; at least one."""
-        self._admits(candidates)
+        self._add_new(candidates)
         loads = [self.load(candidate) for candidate in candidates]
         added = [self._loads.added(inquiry, candidate) for candidate in candidates]
         total = sum(loads)
@@ -66,13 +66,13 @@ class LoadBound:
         self, inquiry: PlacementRequest, chosen: ReplicaCandidate, candidates: Sequence[ReplicaCandidate]
     ) -> None:
         """The request goes to one of them."""
-        self._admits(candidates)
+        self._add_new(candidates)
         fade = 1.0 - 1.0 / (_MEMORY * len(candidates))
         for candidate in candidates:
             self._given[candidate.name] *= fade
         self._given[chosen.name] += self._loads.added(inquiry, chosen)
 
-    def _admits(self, candidates: Sequence[ReplicaCandidate]) -> None:
+    def _add_new(self, candidates: Sequence[ReplicaCandidate]) -> None:
         """Those who are new get an account."""
         known = [candidate for candidate in candidates if candidate.name in self._given]
         if len(known) == len(candidates):

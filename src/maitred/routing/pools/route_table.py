@@ -312,9 +312,9 @@ class RoutePlan:
         Raises:
             MaitredError: Nowhere; whose turn it is to act, and why no pool would do.
         """
-        if not self._may_fall_back:
+        if not self._has_next:
             self._enter(TargetReason.GENERAL)
-            if not self._may_fall_back:
+            if not self._has_next:
                 raise self._refusal()
         return self._next()
 
@@ -325,12 +325,12 @@ class RoutePlan:
             return None
         if rank is TargetReason.CONTENT_POLICY:
             self._at = len(self._ahead)  # other places of the same model would refuse it, too
-        if not self._may_fall_back and self.behind is not None:
+        if not self._has_next and self.behind is not None:
             behind, self.behind = self.behind, None
             self._add(behind, TargetReason.STABLE)
-        if not self._may_fall_back:
+        if not self._has_next:
             self._enter(rank)
-        return self._next() if self._may_fall_back else None
+        return self._next() if self._has_next else None
 
     def arm_at(self, target: RouteTarget) -> RolloutArm | None:
         """Which side of a rollout serves it there; None: there is none, or neither does."""
@@ -345,10 +345,10 @@ class RoutePlan:
     @property
     def ends(self) -> bool:
         """Whether there is nothing after the target that it was given last, whatever happens there."""
-        return not self._may_fall_back and self.behind is None and self._cached_route.fallback == _NO_FALLBACK
+        return not self._has_next and self.behind is None and self._cached_route.fallback == _NO_FALLBACK
 
     @property
-    def _may_fall_back(self) -> bool:
+    def _has_next(self) -> bool:
         return self._at < len(self._ahead)
 
     def _next(self) -> RouteTarget:

@@ -44,11 +44,11 @@ class PrefixCacheBalancer:
         total = dict.fromkeys((*self._capacities, *self._index_for), 0)
         for prompt in prompts:
             if self._capacities:
-                for name, tokens in self._guessed.cached_blocks(chain(scope, prompt, _GUESSED_BLOCK_TOKENS)).items():
+                for name, tokens in self._guessed.cached_tokens(chain(scope, prompt, _GUESSED_BLOCK_TOKENS)).items():
                     total[name] += min(tokens, len(prompt) - 1)
             for block_tokens, index in self._known.items():
                 most = (len(prompt) - 1) // block_tokens * block_tokens
-                for name, tokens in index.cached_blocks(chain(shared_scope(scope), prompt, block_tokens)).items():
+                for name, tokens in index.cached_tokens(chain(shared_scope(scope), prompt, block_tokens)).items():
                     total[name] += min(tokens, most)
         return total
 

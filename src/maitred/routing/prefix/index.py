@@ -79,7 +79,7 @@ class PrefixIndex:
 
     # --- what is held ---
 
-    def cached_blocks(self, keys: Iterable[bytes]) -> dict[str, int]:
+    def cached_tokens(self, keys: Iterable[bytes]) -> dict[str, int]:
         """For each replica, the leading tokens of a prompt that it holds.
 
         Args:

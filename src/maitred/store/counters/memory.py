@@ -74,7 +74,7 @@ class MemoryCounters:
         """
         clock = self._clock
         while (answer := self._book.reserve(reservation, int(clock.monotonic_s() * 1e6), clock.wall_s())) is None:
-            await self._join(reservation.claims)
+            await self._ensure_open(reservation.claims)
         return answer
 
     async def settle(self, lease: str, amounts: Mapping[str, int]) -> None:
@@ -92,13 +92,13 @@ class MemoryCounters:
         Raises:
             StoreUnavailable: A budget is new here, and nobody can say what was spent of it.
         """
-        await self._join(claims)
+        await self._ensure_open(claims)
         return self._book.read(claims, self._now_us(), self._clock.wall_s())
 
     def _now_us(self) -> int:
         return int(self._clock.monotonic_s() * 1e6)
 
-    async def _join(self, claims: Sequence[LimitClaim]) -> None:
+    async def _ensure_open(self, claims: Sequence[LimitClaim]) -> None:
         """Returns without a pause once all budgets are known: nothing can happen until the caller's next step."""
         while self._spent is not None and (unseen := self._book.unseen(claims)):
             ours = {claim.counter: claim for claim in unseen if claim.counter not in self._opening}

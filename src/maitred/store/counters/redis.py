@@ -109,7 +109,7 @@ class RedisCounters:
         """
         session, doubtful = self._session, False
         reservation = reservation.spelt_out()
-        session.record(reservation.claims)
+        session.note_use(reservation.claims)
         if session.mode is CounterMode.SHARED:
             try:
                 return await self._reserve_shared(reservation)

@@ -84,7 +84,7 @@ class RedisSession:
         self._sliced: set[str] = set()
         self._epoch = ""
         self._since_s = clock.wall_s()
-        self._on_change = asyncio.Event()
+        self._changed = asyncio.Event()
         self._upkeep: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -94,7 +94,7 @@ class RedisSession:
         except LinkLost as error:
             _log.warning("The shared counters do not answer (%s). Until they do, limited requests are refused.", error)
             self.lose(error)
-        self._upkeep = asyncio.create_task(self._reconnect_forever(), name="redis counters")
+        self._upkeep = asyncio.create_task(self._run_upkeep(), name="redis counters")
 
     async def stop(self) -> None:
         """Delivers what is left and gives the slices back, as far as Redis answers."""
@@ -163,7 +163,7 @@ class RedisSession:
 
     # --- without Redis --------------------------------------------------------------------------------------------
 
-    def record(self, claims: Sequence[LimitClaim]) -> None:
+    def note_use(self, claims: Sequence[LimitClaim]) -> None:
         """These counters are in use, so they should have slices."""
         now_s = self._clock.monotonic_s()
         for claim in claims:
@@ -196,7 +196,7 @@ class RedisSession:
             self.losses += 1
             self.holdings.distrust()
             self._link.fail(error)
-            self._on_change.set()
+            self._changed.set()
 
     def settle_later(self, lease: str, amounts: Mapping[str, int]) -> None:
         """Redis is told of this settlement when it is there; what a slice lent returns at once."""
@@ -211,11 +211,11 @@ class RedisSession:
         self.holdings.unsettled.append((lease, dict(amounts)))
         if self.mode is CounterMode.RECOVERING:
             # Once it opens, budgets are set to what the database says, which knows of this soon.
-            self._on_change.set()
+            self._changed.set()
 
     # --- upkeep ---------------------------------------------------------------------------------------------------
 
-    async def _reconnect_forever(self) -> None:
+    async def _run_upkeep(self) -> None:
         while True:
             wait_s = _TICK_S
             try:
@@ -236,10 +236,10 @@ class RedisSession:
         """Waits, though no longer than until there is news."""
         try:
             async with asyncio.timeout(wait_s):
-                await self._on_change.wait()
+                await self._changed.wait()
         except TimeoutError:
             pass
-        self._on_change.clear()
+        self._changed.clear()
 
     def _tidy(self) -> None:
         now_s = self._clock.monotonic_s()

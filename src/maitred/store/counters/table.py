@@ -172,7 +172,7 @@ class CounterTable:
         """See `core.counters.Counters.read`."""
         self._pass_time(now_us, wall_s)
         tab = TallyGroup(
-            claims, [self._tallies.get(claim.counter) or self._window_start(claim, now_us) for claim in claims]
+            claims, [self._tallies.get(claim.counter) or self._make_tally(claim, now_us) for claim in claims]
         )
         tab.refresh(now_us)
         return tab.readings(wall_s)
@@ -183,19 +183,19 @@ class CounterTable:
         Raises:
             ValueError: Two claims are on one counter.
         """
-        contexts: list[Tally] = []
+        tallies: list[Tally] = []
         for claim in claims:
-            context = self._tallies.get(claim.counter)
-            if context is None:
+            tally = self._tallies.get(claim.counter)
+            if tally is None:
                 if claim.kind is _BUDGET and not self._opens:
                     return None
-                context = self._window_start(claim, now_us)
-            contexts.append(context)
+                tally = self._make_tally(claim, now_us)
+            tallies.append(tally)
         if len({claim.counter for claim in claims}) < len(claims):
             raise ValueError("Two claims of one reservation are on the same counter. Make them one.")
-        return TallyGroup(claims, contexts)
+        return TallyGroup(claims, tallies)
 
-    def _window_start(self, claim: LimitClaim, now_us: int) -> Tally:
+    def _make_tally(self, claim: LimitClaim, now_us: int) -> Tally:
         """The tally of a counter that has none. A bucket that is not full is kept at once."""
         if claim.kind is not _BUCKET or self._recalled_until_us <= now_us:
             return new_tally(claim, now_us)
@@ -204,16 +204,16 @@ class CounterTable:
             self._keep(claim.counter, bucket, now_us)
         return bucket
 
-    def _keep(self, counter: str, context: Tally, now_us: int) -> None:
-        self._tallies[counter] = context
+    def _keep(self, counter: str, tally: Tally, now_us: int) -> None:
+        self._tallies[counter] = tally
         heappush(self._due, (now_us + _LOOK_AFTER_US, counter))
         self._quiet_until_us = min(self._quiet_until_us, now_us + _LOOK_AFTER_US)
 
     def _keep_all(self, tab: TallyGroup, now_us: int) -> None:
         """Of a tab that something was taken from; it serves all who claim the same."""
-        for claim, context in zip(tab.claims, tab.tallies, strict=True):
+        for claim, tally in zip(tab.claims, tab.tallies, strict=True):
             if claim.counter not in self._tallies:
-                self._keep(claim.counter, context, now_us)
+                self._keep(claim.counter, tally, now_us)
         if isinstance(tab.claims, tuple):
             if len(self._tabs) >= _MOST_TABS:
                 self._tabs.clear()
@@ -228,14 +228,14 @@ class CounterTable:
     def _charge_late(self, claims: Sequence[LimitClaim], amounts: Mapping[str, int], now_us: int) -> None:
         for claim in claims:
             used = amounts.get(claim.counter, 0)
-            context = self._tallies.get(claim.counter)
-            if context is None and used and claim.kind is _BUCKET:
-                context = self._window_start(claim, now_us)
+            tally = self._tallies.get(claim.counter)
+            if tally is None and used and claim.kind is _BUCKET:
+                tally = self._make_tally(claim, now_us)
                 if claim.counter not in self._tallies:
-                    self._keep(claim.counter, context, now_us)
+                    self._keep(claim.counter, tally, now_us)
             # A budget that is not here ended with its window; a pool had only to be freed.
-            if context is not None:
-                context.charge(used, now_us)
+            if tally is not None:
+                tally.charge(used, now_us)
 
     def _pass_time(self, now_us: int, wall_s: float) -> None:
         ends = self._ends
@@ -287,12 +287,12 @@ def _clamped(reservation: Reservation, rooms: Sequence[int]) -> int:
 def _denied(reservation: Reservation, tab: TallyGroup, rooms: list[int], wall_s: float) -> ReservationDenied:
     last = 0
     longest_s = -math.inf
-    for index, (claim, context, room) in enumerate(zip(tab.claims, tab.tallies, rooms, strict=True)):
+    for index, (claim, tally, room) in enumerate(zip(tab.claims, tab.tallies, rooms, strict=True)):
         output = reservation.least_output if claim.clamps else reservation.output
         amount = claim.amount(output, reservation.size)
         if not claim.hard or amount <= max(room, 0):
             continue
-        wait_s = context.wait_s(claim, amount, wall_s)
+        wait_s = tally.wait_s(claim, amount, wall_s)
         # What nobody knows is named only when nothing else denies.
         rank_s = -1.0 if wait_s is None else wait_s
         if rank_s > longest_s:

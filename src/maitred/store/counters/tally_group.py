@@ -18,33 +18,33 @@ class TallyGroup:
 
     Args:
         claims: No two on one counter.
-        contexts: Of each claim, the one that it is on.
+        tallies: Of each claim, the one that it is on.
     """
 
     __slots__ = ("_buckets", "_budgets", "_pools", "_remaining", "_terms", "claims", "tallies")
 
-    def __init__(self, claims: Sequence[LimitClaim], contexts: Sequence[Tally]) -> None:
+    def __init__(self, claims: Sequence[LimitClaim], tallies: Sequence[Tally]) -> None:
         self.claims = claims
-        self.tallies = contexts
+        self.tallies = tallies
         # What each step needs of every claim, without going to it.
-        self._remaining = [(claim.capacity, context) for claim, context in zip(claims, contexts, strict=True)]
+        self._remaining = [(claim.capacity, tally) for claim, tally in zip(claims, tallies, strict=True)]
         self._terms = [(claim.fixed, claim.per_prompt, claim.per_output, claim.divisor) for claim in claims]
         self._buckets: list[tuple[int, LimitClaim, TokenBucket]] = []
         self._pools: list[tuple[int, LimitClaim, ConcurrencyTally]] = []
         self._budgets: list[tuple[int, LimitClaim, BudgetTally]] = []
-        for number, (claim, context) in enumerate(zip(claims, contexts, strict=True)):
-            if isinstance(context, TokenBucket):
-                self._buckets.append((number, claim, context))
-            elif isinstance(context, BudgetTally):
-                self._budgets.append((number, claim, context))
+        for number, (claim, tally) in enumerate(zip(claims, tallies, strict=True)):
+            if isinstance(tally, TokenBucket):
+                self._buckets.append((number, claim, tally))
+            elif isinstance(tally, BudgetTally):
+                self._budgets.append((number, claim, tally))
             else:
-                self._pools.append((number, claim, context))
+                self._pools.append((number, claim, tally))
 
     def refresh(self, now_us: int) -> list[int]:
         """What there is room for now; negative when settling took more than there was."""
         for _, claim, bucket in self._buckets:
             bucket.refresh(claim, now_us)
-        return [capacity - context.taken for capacity, context in self._remaining]
+        return [capacity - tally.taken for capacity, tally in self._remaining]
 
     def amounts(self, output: int, size: RequestSize) -> list[int]:
         """What a request of this size claims for so much output of each choice: `LimitClaim.amount`, spelled out."""

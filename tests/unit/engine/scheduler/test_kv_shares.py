@@ -14,7 +14,7 @@ def residency(total=100, **shares):
 def test_without_shares_everything_idle_is_for_everybody():
     books = residency()
     assert books.available_blocks(flow("acme"), 60) == 60
-    assert books.unused_blocks(flow("acme"), 60) == 0
+    assert books.reserved_blocks(flow("acme"), 60) == 0
     assert books.most(flow("acme")) == 100
 
 
@@ -23,14 +23,14 @@ def test_others_leave_a_floor_to_a_tenant_that_waits():
     assert books.available_blocks(flow("beta"), 100) == 100
     books.joined(flow("acme"))
     assert books.available_blocks(flow("beta"), 100) == 70
-    assert books.unused_blocks(flow("beta"), 100) == 30
+    assert books.reserved_blocks(flow("beta"), 100) == 30
     assert books.available_blocks(flow("acme"), 100) == 100
 
 
 def test_a_floor_that_nobody_waits_for_is_lent():
     books = residency(acme=(0.3, 1.0))
     books.joined(flow("acme"))
-    books.on_release(flow("acme"))
+    books.on_dequeue(flow("acme"))
     assert books.available_blocks(flow("beta"), 100) == 100
 
 
@@ -57,7 +57,7 @@ def test_a_ceiling_holds_on_an_idle_machine():
     assert books.available_blocks(flow("acme"), 100) == 25
     books.hold(flow("acme"), range(20))
     assert books.available_blocks(flow("acme"), 80) == 5
-    assert books.unused_blocks(flow("acme"), 80) == 75
+    assert books.reserved_blocks(flow("acme"), 80) == 75
     assert books.most(flow("acme")) == 25
 
 

@@ -96,7 +96,7 @@ def play(policy, seed, *, sessions=160, turns=6, bound=1.2, price=4.0):
         tokens = before + [words.randrange(50_000) for _ in range(words.randint(50, 800))]
         output = words.randint(20, 200)
         keys = list(chain("acme", tokens, BLOCK))
-        held = index.cached_blocks(keys)
+        held = index.cached_tokens(keys)
         among = [
             replica.candidate(now_s, len(tokens), min(held[replica.name], len(tokens) - 1))
             for replica in replicas.values()
