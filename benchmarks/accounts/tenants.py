@@ -78,7 +78,7 @@ async def _run(folder: Path, count: int, report: Report, *, quick: bool) -> None
     full, empty = StoreConfig(folder=str(folder / "full")), StoreConfig(folder=str(folder / "empty"))
     started_s = time.perf_counter()
     async with open_database(full) as database:
-        await DirectoryStore(database, SystemClock()).load_many(crowd.tenants, crowd.keys, crowd.limits)
+        await DirectoryStore(database, SystemClock()).add_many(crowd.tenants, crowd.keys, crowd.limits)
     report.figures["loaded"] = {
         "tenants": len(crowd.tenants),
         "keys": len(crowd.keys),

@@ -83,7 +83,7 @@ async def run(report: Report, requests: int) -> None:
     config = EngineConfig(device="cpu", max_sequences=64, kv_memory_bytes=24 << 20, context_tokens=256)
     endings: Counter[str] = Counter()
     async with LocalEngine(engine_command(BUNDLED, config)) as engine:
-        await engine.started()
+        await engine.wait_started()
         assert engine.pid is not None
         process = psutil.Process(engine.pid)
         source = sorts(requests)
@@ -157,7 +157,7 @@ async def beside_fresh(old: LocalEngine, config: EngineConfig, requests: int) ->
     scale = min(1.0, requests / REQUESTS)
     turn, endings = max(50, int(TURN * scale)), Counter[str]()
     async with LocalEngine(engine_command(BUNDLED, config)) as fresh:
-        await fresh.started()
+        await fresh.wait_started()
         engines = {engine: psutil.Process(engine.pid) for engine in (old, fresh)}
         await tenth(fresh, engines[fresh], sorts(requests), max(200, int(FRESH * scale)), endings)
         ratios = []
@@ -177,7 +177,7 @@ async def ask(engine: LocalEngine, request: EngineRequest) -> str:
     pauses = rng.random() < PAUSE
     heard = 0
     last = "nothing"
-    async with engine.link.generate(request) as stream:
+    async with engine.client.generate(request) as stream:
         async for deltas in stream:
             heard += sum(len(delta.tokens) for delta in deltas)
             last = next((delta.finish.value for delta in deltas if delta.finish is not None), last)
@@ -194,11 +194,11 @@ async def ask(engine: LocalEngine, request: EngineRequest) -> str:
 async def rested(engine: LocalEngine) -> LoadReport:
     """The engine's report once it says that nothing is left; what it says after a while, if it never does."""
     for _ in range(int(SETTLED_S / 0.1)):
-        load = engine.link.load()
+        load = engine.client.load()
         if not (load.running or load.waiting or load.paused or load.promised_blocks):
             break
         await asyncio.sleep(0.1)
-    return engine.link.load()
+    return engine.client.load()
 
 
 def sorts(count: int, seed: int = SEED) -> Iterator[EngineRequest]:

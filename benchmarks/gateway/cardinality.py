@@ -190,7 +190,7 @@ async def _tenants(store: Path, count: int) -> tuple[list[str], str]:
     ]
     scraper = ApiKey(id=made[-1].public_id, tenant=tenants[0].id, secrets=(made[-1].secret,), scopes=(Scope.METRICS,))
     async with open_database(StoreConfig(folder=str(store))) as database:
-        await DirectoryStore(database, SystemClock()).load_many(tenants, [*keys, scraper])
+        await DirectoryStore(database, SystemClock()).add_many(tenants, [*keys, scraper])
     return [key.plaintext for key in made[:-1]], made[-1].plaintext
 
 

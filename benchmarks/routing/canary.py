@@ -15,8 +15,8 @@ from itertools import accumulate
 
 from benchmarks.support.report import Report
 from maitred.core.rollout import RolloutVersion
-from maitred.routing.rollout.split import Split
-from maitred.routing.rollout.trial import CanaryTrial, TrialDecision, TrialObservation, TrialRules, TrialVerdict
+from maitred.routing.rollout.split import TrafficSplit
+from maitred.routing.rollout.trial import CanaryTrial, TrialDecision, TrialObservation, TrialResult, TrialRules
 
 SEED = 20_261
 WEIGHT = 0.1
@@ -56,10 +56,10 @@ PLANTED = {
 }
 
 
-def trial_of(canary: Ways, number: int) -> TrialVerdict:
+def trial_of(canary: Ways, number: int) -> TrialResult:
     """Runs one trial to its end."""
     chance = random.Random(SEED * 1_000_003 + number)
-    split, trial = Split(rollout=f"canary-{number}", weight=WEIGHT), CanaryTrial(TrialRules())
+    split, trial = TrafficSplit(rollout=f"canary-{number}", weight=WEIGHT), CanaryTrial(TrialRules())
     versions = [split.version_for(f"session-{session}") for session in range(SESSIONS)]
     popularity = list(accumulate(1 / (10 + session) for session in range(SESSIONS)))
     for _ in range(MOST_REQUESTS):
@@ -68,13 +68,13 @@ def trial_of(canary: Ways, number: int) -> TrialVerdict:
             trial.observe(version, STABLE.answer(chance))
             continue
         trial.observe(version, canary.answer(chance))
-        verdict = trial.verdict()
+        verdict = trial.result()
         if verdict.decision is not TrialDecision.CONTINUE:
             return verdict
-    return trial.verdict()
+    return trial.result()
 
 
-def summary(verdicts: list[TrialVerdict]) -> dict[str, object]:
+def summary(verdicts: list[TrialResult]) -> dict[str, object]:
     """Decisions, their reasons, and what they took."""
     canary, in_all = (
         sorted(counts)

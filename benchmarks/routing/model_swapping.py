@@ -35,7 +35,7 @@ import uvloop
 from benchmarks.support.report import Report
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.fleet.residency.config import ResidencyConfig
-from maitred.fleet.residency.on_demand_replica import model_memory
+from maitred.fleet.residency.on_demand_replica import process_memory_bytes
 from maitred.testing.server_process import ServerProcess, serving
 from maitred.testing.variants import make_variant
 
@@ -217,7 +217,7 @@ async def _played(server: ServerProcess, caller: Caller, traffic: Coroutine[Any,
 def _taken(server: ServerProcess) -> int:
     """What the engines take, their parts of shared memory included."""
     try:
-        return sum(model_memory(engine.pid) for engine in psutil.Process(server.process.pid).children())
+        return sum(process_memory_bytes(engine.pid) for engine in psutil.Process(server.process.pid).children())
     except psutil.NoSuchProcess:
         return 0
 

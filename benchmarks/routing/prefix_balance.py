@@ -92,9 +92,9 @@ class WatchedPlacement(PrefixCacheBalancer):
 
     left_tokens = 0
 
-    def choose(self, inquiry: PlacementRequest, candidates: Items[ReplicaCandidate]) -> ReplicaCandidate:
+    def choose(self, request: PlacementRequest, candidates: Items[ReplicaCandidate]) -> ReplicaCandidate:
         """See `core.balance.Balance`."""
-        chosen = super().choose(inquiry, candidates)
+        chosen = super().choose(request, candidates)
         self.left_tokens += max(candidate.cached_tokens for candidate in candidates) - chosen.cached_tokens
         return chosen
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from benchmarks.support.report import Report
 from maitred.engine.encoder.model import Encoder
-from maitred.routing.complexity import SURFACE, ComplexityModel, surface_features
+from maitred.routing.complexity import SURFACE_FEATURES, ComplexityModel, surface_features
 from maitred.text.tokenizer import Tokenizer
 
 SEED = 20261121
@@ -188,7 +188,7 @@ def bundled(fit: Fit, encoder: str) -> ComplexityModel:
     """The same as the gateway reads it; the encoder is empty where no embedding is looked at."""
     return ComplexityModel(
         encoder=encoder,
-        surface=SURFACE,
+        surface=SURFACE_FEATURES,
         means=fit.means.tolist(),
         spreads=fit.spreads.tolist(),
         weights=fit.weights.tolist(),

@@ -14,7 +14,7 @@ from maitred.core.answer import Outcome
 from maitred.core.money import Price, to_nano_usd
 from maitred.core.usage import UsageEvent
 from maitred.store.database import open_database
-from maitred.store.usage import MOST_ROWS, UsageQueries
+from maitred.store.usage import MAX_ROWS, UsageQueries
 
 BILLED = (Outcome.FINISHED, Outcome.CANCELLED)
 _EVER_S = 1e11
@@ -40,7 +40,7 @@ async def ledger_of(installation: Installation) -> list[UsageEvent]:
     async with open_database(installation.store) as database:
         queries, after = UsageQueries(database), ""
         while True:
-            page = await queries.events(0, _EVER_S, after=after, limit=MOST_ROWS)
+            page = await queries.events(0, _EVER_S, after=after, limit=MAX_ROWS)
             lines += page.events
             after = page.next
             if not after:

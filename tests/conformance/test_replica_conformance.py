@@ -14,7 +14,7 @@ from maitred.core.request import ModelFingerprint
 from maitred.core.secret import Secret
 from maitred.engine.config import EngineConfig
 from maitred.fleet.local import LocalEngine, engine_command
-from maitred.fleet.remote import FingerprintCheck, attached
+from maitred.fleet.remote import FingerprintCheck, make_remote_engine
 from maitred.replica.engine.client import EngineClient
 from maitred.testing.replica_conformance import ReplicaUnderTest, exercise_replica
 from maitred.testing.script import AnswerFault, ScriptedAnswer
@@ -49,14 +49,14 @@ def local(command):
     @asynccontextmanager
     async def make():
         async with LocalEngine(command, environment={"OMP_NUM_THREADS": "1"}) as engine:
-            await engine.started()
+            await engine.wait_started()
 
             async def kill():
                 os.kill(engine.pid, signal.SIGKILL)
-                await engine.link.lost()
+                await engine.client.wait_lost()
 
-            yield ReplicaUnderTest(engine.link, kill)
-            assert engine.link.open_streams == 0
+            yield ReplicaUnderTest(engine.client, kill)
+            assert engine.client.open_streams == 0
 
     return make
 
@@ -77,16 +77,16 @@ def remote(folder):
         tls = ("--cert-file", own.certificate, "--key-file", own.key, "--ca-file", authority.file)
         async with (
             engine(*tls) as (port, process),
-            attached(f"tcp://127.0.0.1:{port}", link_config, FingerprintCheck(ModelFingerprint())) as there,
+            make_remote_engine(f"tcp://127.0.0.1:{port}", link_config, FingerprintCheck(ModelFingerprint())) as there,
         ):
-            await there.started()
+            await there.wait_started()
 
             async def kill():
                 process.kill()
-                await there.link.lost()
+                await there.client.wait_lost()
 
-            yield ReplicaUnderTest(there.link, kill)
-            assert there.link.open_streams == 0
+            yield ReplicaUnderTest(there.client, kill)
+            assert there.client.open_streams == 0
 
     return make
 

@@ -15,7 +15,7 @@ from benchmarks.support.report import RESULTS
 from benchmarks.support.rivals.external_servers import EXTERNALS
 from maitred.replica.http.pool import OpenConnections
 from maitred.replica.upstream.config import UpstreamConfig
-from maitred.replica.upstream.probe import Probe
+from maitred.replica.upstream.probe import HealthProbe
 from maitred.replica.upstream.replica import UpstreamReplica
 from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
 from maitred.testing.server_process import serving
@@ -29,7 +29,7 @@ async def adapted(url, model, *, abilities=(), running=None, kill=None, **settin
     """A server that is there, through our adapter."""
     async with OpenConnections() as connections:
         upstream = UpstreamReplica(UpstreamConfig(url=f"{url}/v1", model=model, **settings), "far", connections)
-        await Probe(upstream).check()
+        await HealthProbe(upstream).check()
         yield TextReplicaUnderTest(upstream, abilities, running, kill)
         assert upstream.open_streams == 0
 

@@ -312,7 +312,7 @@ async def test_a_call_goes_on_at_another_replica(tokenizers):
         openai_client(running) as client,
     ):
         asking = asyncio.create_task(client.chat.completions.create(model=MODEL, messages=USER, tools=TOOLS))
-        await running.wait_until(lambda: running.engine.submitted and not running.link.ready)
+        await running.wait_until(lambda: running.engine.submitted and not running.link.is_ready)
         await running.link.connect(timeout_s=5)
         (choice,) = (await asking).choices
         await running.wait_until(lambda: running.tallies)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec import inspect
 
-from maitred.config.render import reference
+from maitred.config.render import configuration_reference
 from maitred.config.tree import Config
 from maitred.config.walker import leaf_keys
 
@@ -12,13 +12,15 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 
 
 def test_the_committed_page_is_what_the_structs_render() -> None:
-    assert PAGE.read_text(encoding="utf-8") == reference(), "docs/configuration.md is out of date: run `make docs`."
+    assert PAGE.read_text(encoding="utf-8") == configuration_reference(), (
+        "docs/configuration.md is out of date: run `make docs`."
+    )
 
 
 def test_every_setting_has_a_description_and_a_variable() -> None:
     info = inspect.type_info(Config)
     assert isinstance(info, inspect.StructType)
-    page = reference()
+    page = configuration_reference()
     for key in leaf_keys(info):
         heading = f"\n{'###' if '.' in key else '##'} `{key}`\n\n"
         assert heading in page

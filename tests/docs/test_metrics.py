@@ -24,7 +24,7 @@ from maitred.observe.metrics.engines import EngineState
 from maitred.observe.metrics.registry import Metrics
 from maitred.observe.metrics.reloads import ReloadState
 from maitred.observe.metrics.residency import ResidencyState, ResidentState
-from maitred.observe.metrics.rollouts import RolloutsState
+from maitred.observe.metrics.rollouts import RolloutMetricsState
 from maitred.observe.metrics.stores import AccountsState
 from maitred.observe.metrics.upstreams import UpstreamState
 from maitred.testing.script import SCRIPTED_CARD
@@ -65,7 +65,7 @@ def rendered():
         lambda: {("m", "there"): UpstreamState(True, 1, 2, 3, 0.5)},
         lambda: ResidencyState(1 << 30, {"m": ResidentState(True, False, False, 9, 8, 1, 2.0, 0, 0, 0, 0, 2.0)}),
         ReplicaAdmin({"m": Desk().dispatcher}, SystemClock()).all,
-        lambda: RolloutsState(
+        lambda: RolloutMetricsState(
             {"m": 0.1}, {("m", "stable"): 1}, {("m", "ttft"): 0.0}, {("m", "agreed"): 1}, {("m", "aborted"): 1}
         ),
         lambda: ReloadState({"applied": 1}),
@@ -91,10 +91,10 @@ def rendered():
     tally.fallbacks.append("general=big")
     tally.rejected_answers.append(RejectedAnswer("m", "schema", Usage(1, 1), replaced=True))
     tally.selection = ModelSelection("auto", "big", "large", 0.9)
-    metrics.requests.degradation_skipped("overflow", "queue_full")
+    metrics.requests.on_degradation_skipped("overflow", "queue_full")
     tally.close(Outcome.FINISHED, 200, 2.0)
     asyncio.run(metrics.budgets.refresh(budgets))
-    metrics.feedback.given(FeedbackReceipt(Feedback(score=1.0), "m", "chat=canary", None))
+    metrics.feedback.on_feedback(FeedbackReceipt(Feedback(score=1.0), "m", "chat=canary", None))
     for observer in metrics.observers:
         observer.on_request_end(tally)
     for steps in range(2):

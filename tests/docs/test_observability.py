@@ -30,7 +30,7 @@ def test_the_alert_and_the_doctor_mean_the_same_by_a_leak():
 
     def leaks(resource, per_hour, trend, level):
         growth = GrowthVitals(process="gateway", resource=resource, per_hour=per_hour, trend=trend, level=level)
-        return bool(diagnose(HealthSnapshot(seconds=5.0, growths=[growth])))
+        return bool(diagnose(HealthSnapshot(seconds=5.0, growth=[growth])))
 
     assert least.keys() == {"memory_bytes", "open_fds", "tasks", "threads"}
     assert "trend >= 0.6" in rule["expr"]

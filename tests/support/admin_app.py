@@ -40,7 +40,7 @@ from maitred.identity.refresh import DirectoryRefresher
 from maitred.observe.timelines import TimelineBuffer
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import PoolConfig
-from maitred.routing.pools.names import ModelNames
+from maitred.routing.pools.names import NameResolver
 from maitred.routing.rollout.live import LiveRollouts
 from maitred.store.config import StoreConfig
 from maitred.store.counters.memory import MemoryCounters
@@ -129,7 +129,7 @@ class Administered:
     async def contents(self) -> dict[str, list[tuple[object, ...]]]:
         """Every row of the directory and of the ledger."""
         tables = ("directory_version", "tenants", "keys", "key_secrets", "limits", "usage", "admin_replies")
-        async with self.database.reading() as connection:
+        async with self.database.begin_read() as connection:
             return {
                 table: sorted(map(tuple, (await connection.execute(text(f"SELECT * FROM {table}"))).all()), key=repr)
                 for table in tables
@@ -169,7 +169,9 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             await refresher.load()
 
         desk = Desk(replicas=2)
-        names = ModelNames(RoutingConfig(aliases={"other": "m"}).table({"m": PoolConfig(), "m2": PoolConfig()}))
+        names = NameResolver(
+            RoutingConfig(aliases={"other": "m"}).make_routes_config({"m": PoolConfig(), "m2": PoolConfig()})
+        )
         rollouts = RolloutAdmin(RolloutStore(database, clock), LiveRollouts(), names, clock)
         await rollouts.open({})
         loadables = OnDemandModelAdmin(ModelManager(ResidencyPolicy([], 0, 1.0), clock), clock)

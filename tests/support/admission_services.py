@@ -58,7 +58,7 @@ class PaperLedger:
 class FlakyCounters(MemoryCounters):
     """Counters whose settlements and renewals can fail, or hang, for a while."""
 
-    at_once = False
+    settles_immediately = False
 
     def __init__(self, clock, spent=None):
         super().__init__(clock, spent)

@@ -121,10 +121,12 @@ async def gateway(
     clock = SystemClock()
     async with ScriptedEngine(answers, card=card, step_s=step_s) as engine:
         link = EngineClient(engine.address)
-        link.unread_tokens = config.unread_tokens
+        link.pause_at_tokens = config.unread_tokens
         await link.connect(timeout_s=5)
         model = ServedModel(MODEL, link, tokenizer)
-        metrics = Metrics(lambda: gate.count, lambda: {(MODEL, "local"): EngineState(link.ready, 0, link.load(), CARD)})
+        metrics = Metrics(
+            lambda: gate.count, lambda: {(MODEL, "local"): EngineState(link.is_ready, 0, link.load(), CARD)}
+        )
         kept = MemoryIdempotencyStore(idempotency or IdempotencyConfig(), clock)
         async with httpx.AsyncClient(base_url=format_url(listener), timeout=10) as client:
             ledger = PaperLedger()

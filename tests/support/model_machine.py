@@ -47,7 +47,7 @@ class Machine:
     asleep_bytes: int = 0
 
     def demands(self):
-        return {name: ModelDemand(len(self.waiting[name]), len(self.running[name])) for name in self.residents.all}
+        return {name: ModelDemand(len(self.waiting[name]), len(self.running[name])) for name in self.residents.models}
 
     def call(self, model, runs_s=0.1):
         call = Call(model, self.now_s, runs_s)
@@ -62,17 +62,17 @@ class Machine:
             if at_s <= self.now_s:
                 del self.ends_s[name]
                 if self.residents[name].phase is ResidencyPhase.LOADING:
-                    self.residents.loaded(name, self.now_s, 0)
+                    self.residents.on_loaded(name, self.now_s, 0)
                 elif name in self.dozing:
                     self.dozing.remove(name)
-                    self.residents.fell_asleep(name, self.now_s, self.asleep_bytes, WAKE_S)
+                    self.residents.on_asleep(name, self.now_s, self.asleep_bytes, WAKE_S)
                 else:
-                    self.residents.unloaded(name, self.now_s)
+                    self.residents.on_unloaded(name, self.now_s)
         for name, calls in self.running.items():
             self.running[name] = [call for call in calls if call.began_s + call.runs_s > self.now_s]
         self.decide()
-        for name, one in self.residents.all.items():
-            if one.phase is ResidencyPhase.IN and name not in self.closed:
+        for name, one in self.residents.models.items():
+            if one.phase is ResidencyPhase.LOADED and name not in self.closed:
                 for call in self.waiting[name]:
                     call.began_s = self.now_s
                 self.running[name] += self.waiting[name]
@@ -80,15 +80,15 @@ class Machine:
 
     def decide(self):
         before = {
-            name: (one.since_s + self.residents.turn_s(one) <= self.now_s, one.next_use_s(self.now_s))
-            for name, one in self.residents.all.items()
+            name: (one.phase_since_s + self.residents.turn_s(one) <= self.now_s, one.next_use_s(self.now_s))
+            for name, one in self.residents.models.items()
         }
         demands = self.demands()
         orders = self.residents.decide(self.now_s, demands)
-        self.closed = orders.closed
-        for name in orders.closed:
-            assert self.residents[name].phase is ResidencyPhase.IN
-            assert not self.residents[name].pinned
+        self.closed = orders.draining
+        for name in orders.draining:
+            assert self.residents[name].phase is ResidencyPhase.LOADED
+            assert not self.residents[name].is_pinned
         for name in orders.unload:
             self.left.append((name, self.now_s, before[name][0], before[name][1], demands[name]))
             self.ends_s[name] = self.now_s + UNLOAD_S
@@ -99,8 +99,8 @@ class Machine:
         if orders.load is not None:
             self.loads.append(orders.load)
             one = self.residents[orders.load]
-            self.ends_s[orders.load] = self.now_s + (WAKE_S if one.asleep else self.loads_s[orders.load])
-        assert self.residents.taken_bytes <= self.residents.budget_bytes
+            self.ends_s[orders.load] = self.now_s + (WAKE_S if one.is_asleep else self.loads_s[orders.load])
+        assert self.residents.used_bytes <= self.residents.budget_bytes
 
     def until(self, now_s):
         while self.now_s < now_s:
@@ -114,7 +114,7 @@ def machine(memories, budget, *, loads_s=2.0, turn_loads=3.0, pinned=(), keep_al
     residents = [
         ModelResidency(
             *(name, memory),
-            pinned=name in pinned,
+            is_pinned=name in pinned,
             keep_alive_s=keep_alive_s,
             load_s=times[name] if guess_s is None else guess_s,
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 from maitred.core.errors import StoreUnavailable
 from maitred.core.rollout import RolloutState
-from maitred.store.rollouts import Change
+from maitred.store.rollouts import RolloutChange
 
 
 class PaperRollouts:
@@ -19,7 +19,7 @@ class PaperRollouts:
         self._check()
         return list(self.states.values())
 
-    async def change(self, name: str, change: Change) -> RolloutState:
+    async def change(self, name: str, change: RolloutChange) -> RolloutState:
         self._check()
         self.states[name] = change(self.states.get(name))
         return self.states[name]

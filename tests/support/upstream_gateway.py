@@ -40,7 +40,7 @@ from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig
 from maitred.routing.catalog import Catalog, TextModel
 from maitred.routing.config import RoutingConfig
-from maitred.routing.escalation.schemas import Schemas
+from maitred.routing.escalation.schemas import SchemaChecker
 from maitred.routing.prefix.balancer import PrefixCacheBalancer
 from maitred.routing.rollout.live import LiveRollouts
 from maitred.store.counters.memory import MemoryCounters
@@ -101,7 +101,7 @@ async def upstream_gateway(
     models: Mapping[str, TextModelConfig] | None = None,
     routing: RoutingConfig = RoutingConfig(),  # noqa: B008 - frozen
     principal: Principal = ANONYMOUS,
-    schemas: Schemas | None = None,
+    schemas: SchemaChecker | None = None,
     reports: ReportsConfig = ReportsConfig(),  # noqa: B008 - frozen
     balance: BalanceConfig | None = None,
     dispatching: DispatchConfig = DispatchConfig(),  # noqa: B008 - frozen
@@ -191,7 +191,7 @@ async def upstream_gateway(
             try:
                 if up:
                     servers = [server for each in upstreams.models for server in each.replicas]
-                    await system.wait_until(lambda: all(server.status.up for server in servers))
+                    await system.wait_until(lambda: all(server.status.is_up for server in servers))
                 yield system
             finally:
                 gate.cancel_all()

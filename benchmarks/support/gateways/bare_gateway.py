@@ -51,7 +51,7 @@ from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.request import Endpoint
 from maitred.engine.models.source import find_model
 from maitred.fleet.remote import RemoteEngine
-from maitred.observe.logs import RequestLog, set_up
+from maitred.observe.logs import RequestLog, configure_logging
 from maitred.observe.metrics.registry import Metrics
 from maitred.routing.catalog import Catalog, ServedModel
 from maitred.store.counters.memory import MemoryCounters
@@ -177,8 +177,8 @@ async def _serve(config: Config, step: Step, folder: Path) -> None:
         _parts_of(config, step, clock, folder) as parts,
     ):
         name = config.model.served_name or model_folder.name
-        served = ServedModel(name, engine.link, Tokenizer.load(model_folder))
-        dispatcher = Dispatcher(served.name, [Endpoint("local", engine.link)], config.dispatch, clock)
+        served = ServedModel(name, engine.client, Tokenizer.load(model_folder))
+        dispatcher = Dispatcher(served.name, [Endpoint("local", engine.client)], config.dispatch, clock)
         pipeline = Pipeline(
             Router(Catalog([served])),
             LocalFlowController({served.name: dispatcher}, parts.admission, clock),
@@ -201,7 +201,7 @@ async def _serve(config: Config, step: Step, folder: Path) -> None:
         async with running(parts.admission.leases.run(), "leases"):
             with shutdown.on_signals():
                 serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
-                await engine.started()
+                await engine.wait_started()
                 tune_gc()
                 await shutdown.requested()
                 await shutdown.drain()
@@ -217,7 +217,7 @@ def main() -> int:
     parser.add_argument("--port", default="0")
     arguments = parser.parse_args()
     config = load(arguments.config, os.environ, {"server.port": arguments.port}).config
-    set_up(config.log)
+    configure_logging(config.log)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, Step[arguments.step.upper()], Path(config.store.folder)))
     return 0

@@ -19,7 +19,7 @@ from maitred.config.tree import BUNDLED_MODEL
 from maitred.replica.http.pool import OpenConnections
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import DialectName
-from maitred.replica.upstream.probe import Probe
+from maitred.replica.upstream.probe import HealthProbe
 from maitred.replica.upstream.replica import UpstreamReplica
 from maitred.testing.server_process import free_port
 from maitred.testing.text_replica_conformance import ServerCapability, TextReplicaUnderTest
@@ -156,11 +156,11 @@ async def under_test(running: Running, abilities: Sequence[ServerCapability]) ->
     """
     async with OpenConnections() as connections:
         upstream = UpstreamReplica(running.config, "external", connections)
-        probe = Probe(upstream)
+        probe = HealthProbe(upstream)
 
         async def load() -> float | None:
             await probe.check()
-            return upstream.reported.running
+            return upstream.reported_load.running
 
         async def kill() -> None:
             await asyncio.to_thread(running.kill)
@@ -168,7 +168,7 @@ async def under_test(running: Running, abilities: Sequence[ServerCapability]) ->
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + START_S
         await probe.check()
-        while not upstream.status.up:
+        while not upstream.status.is_up:
             if running.process.poll() is not None or loop.time() > deadline_s:
                 end = running.log.read_text(errors="replace")[-4000:]
                 raise RuntimeError(f"The server did not become ready ({upstream.status.reason}):\n{end}")

@@ -165,7 +165,7 @@ class Admission:
         size = RequestSize(admission_request.prompt_tokens, admission_request.choices)
         readings: Sequence[CounterState] = ()
         if claims := plan.demand.claims:
-            if self._counters.at_once:
+            if self._counters.settles_immediately:
                 # They died with that process. What was granted is not asked for again, but has to be counted.
                 counted = [msgspec.structs.replace(claim, hard=False) for claim in claims]
                 lease_s = self.leases.lease_s

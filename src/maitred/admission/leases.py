@@ -63,7 +63,7 @@ class Leases:
         Fails only by being cancelled. Like every other trouble, that leaves the rest to the background.
         """
         try:
-            if self._counters.at_once:
+            if self._counters.settles_immediately:
                 await self._counters.settle(lease, amounts)
             else:
                 async with asyncio.timeout(self._patience_s):

@@ -1,21 +1,21 @@
-"""A gateway, put together: the way of a request through its parts, and who watches it.
+"""Assembly of a gateway process: the parts that a request passes, and the parts that observe it.
 
-clients -> Reception -> Edge -> Gate
-            |
-  Identity  |       who calls: keys and tokens, from the directory in memory
-     ^      v
-Directory  Pipeline -> Admission -> Counters, Ledger -> database
-     ^      +-----> Catalog
- database   +-----> Dispatcher -> EngineLinks <- LocalEngines (each its own process)
-                               -> Upstream <- Probe -> servers of others
-                               -> Lodger <- Residence: models that come and go
-          Embedder -> the same, before an encoder
+clients -> HttpServer -> GatewayApp -> InFlightLimiter
+                               |
+  Authenticator  <-------------+   who calls: keys and tokens, from the directory in memory
+     ^                         v
+Directory                   Pipeline -> Admission -> Counters, UsageLedger -> database
+     ^                         +------> EngineRegistry, Router
+ database                      +------> Dispatcher -> EngineClient     <- EngineGroup (each engine its own process)
+                                                   -> UpstreamReplica  <- HealthProbe -> servers of others
+                                                   -> OnDemandReplica  <- ModelManager: models that come and go
+                            Embedder -> the same, before an encoder
 
-RequestLog, Traces, Digest <- one Tally per request
-Metrics, Stories, Recent <- Digest, some at a time, and before anybody reads them
+RequestLog, TraceObserver, ObserverBatch <- one RequestContext per request
+Metrics, TimelineBuffer, RecentTraffic <- ObserverBatch: several requests at a time, and before anybody reads them
                               LiveState <- consoles and `maitred top`, every second
 
-What is drawn between clients and queues is made anew with every configuration (`ConfigGeneration`); all else stays
+The parts between clients and queues are made anew with every configuration (`ConfigGeneration`); all others stay
 (`GatewayServices`).
 """
 
@@ -50,7 +50,7 @@ from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions
 from maitred.core.clock import Clock
 from maitred.core.rollout import RolloutState
-from maitred.fleet.engines import Engine
+from maitred.fleet.engines import ManagedEngine
 from maitred.observe.live_diagnosis import LiveDiagnosis
 from maitred.observe.metrics.registry import Metrics
 from maitred.observe.observer_batch import ObserverBatch
@@ -165,7 +165,7 @@ async def open_gateway(
 
     async with AsyncExitStack() as background:
         queues = await background.enter_async_context(
-            open_queues(resources.encoders.dispatchers, clock, recent.first_token, wanted)
+            open_queues(resources.encoders.dispatchers, clock, recent.on_first_token, wanted)
         )
         replicas = ReplicaAdmin(queues.all, clock)
         live = LiveRollouts()
@@ -193,7 +193,7 @@ async def open_gateway(
             config=config.metrics,
             slos=config.slos,
             clock=clock,
-            digest=digest,
+            batch=digest,
         )
         draft = draft_generation(config, resources.upstreams.current, registry, local, live, metrics.requests)
         queues.reconfigure(config, draft.endpoints, draft.ladders)
@@ -203,7 +203,7 @@ async def open_gateway(
         always = {} if local is None else {local.name: (queues.all[local.name], local.engines.values())}
         sleepables = SleepableModelAdmin(on_demand.loadables(clock), always)
         for where, engine in registry.engines.items():
-            engine.link.on_change(partial(_report_steps, metrics, where, engine))
+            engine.client.on_change(partial(_report_steps, metrics, where, engine))
         live_state = LiveState(
             *(in_flight, queues.all, registry.states, replicas, recent, admission, accounts.stores_up),
             *(LiveDiagnosis(metrics.samples, clock), clock),
@@ -252,5 +252,5 @@ async def open_gateway(
         yield gateway
 
 
-def _report_steps(metrics: Metrics, where: tuple[str, str], engine: Engine) -> None:
-    metrics.steps.on_report(where, engine.link.load())
+def _report_steps(metrics: Metrics, where: tuple[str, str], engine: ManagedEngine) -> None:
+    metrics.steps.on_report(where, engine.client.load())

@@ -10,8 +10,8 @@ import signal
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from maitred.config.checks import conflicts
-from maitred.config.comparison import ConfigComparison, SettingChange, compare
+from maitred.config.checks import find_conflicts
+from maitred.config.comparison import ConfigComparison, SettingChange, compare_configs
 from maitred.config.loader import LoadedConfig
 from maitred.config.render import to_yaml
 from maitred.config.tree import Config
@@ -131,9 +131,9 @@ class Reloader:
     def _compare(self) -> tuple[LoadedConfig, ConfigComparison]:
         """What was read, and what it comes to. Raises ConfigInvalid."""
         read = self._read()
-        comparison = compare(self._loaded.config, read.config)
+        comparison = compare_configs(self._loaded.config, read.config)
         if comparison.pending:
-            faults = [f"  {conflict.keys[0]}: {conflict.message}" for conflict in conflicts(comparison.config)]
+            faults = [f"  {conflict.keys[0]}: {conflict.message}" for conflict in find_conflicts(comparison.config)]
             if faults:
                 pending = ", ".join(change.setting for change in comparison.pending)
                 raise ConfigInvalid(

@@ -29,14 +29,14 @@ from maitred.app.workers.controller import PendingWorkers, accept_workers
 from maitred.app.workers.ipc import IpcDirectory
 from maitred.config.loader import LoadedConfig
 from maitred.core.clock import Clock
-from maitred.fleet.engines import LocalEngines
+from maitred.fleet.engines import EngineGroup
 
 
 async def serve(
     loaded: LoadedConfig,
     read: Read,
     listener: socket.socket,
-    engines: LocalEngines | None,
+    engines: EngineGroup | None,
     clock: Clock,
     ipc: IpcDirectory | None = None,
 ) -> int:
@@ -72,7 +72,7 @@ async def serve(
         shutdown = Shutdown(gateway.in_flight, config.server.drain_grace_s)
         gateway.watch(lambda config: server.reconfigure(config.server.stall_grace_s))
         gateway.watch(lambda config: shutdown.reconfigure(config.server.drain_grace_s))
-        await gateway.controller.open(lobby, resources.stores.ledger.carried)
+        await gateway.controller.open(lobby, resources.stores.ledger.surviving_ids)
         with shutdown.on_signals(), reloader.on_signals():
             sockets = [listener] if ipc is None else None
             serving = asyncio.create_task(server.serve(sockets=sockets), name="http server")
@@ -124,7 +124,7 @@ async def _announce_when_ready(console: Console, url: str, resources: GatewayRes
             announce(console, url, local.name, local.model.card())
 
 
-async def _is_up(engines: LocalEngines | None, encoders: EncoderModels, shutdown: Shutdown) -> bool:
+async def _is_up(engines: EngineGroup | None, encoders: EncoderModels, shutdown: Shutdown) -> bool:
     """Waits until an engine is ready, and the encoder; False if we are told to stop before that.
 
     Raises:
@@ -133,7 +133,7 @@ async def _is_up(engines: LocalEngines | None, encoders: EncoderModels, shutdown
 
     async def started() -> None:
         if engines is not None:
-            await engines.started()
+            await engines.wait_started()
         await encoders.started()
 
     starting = asyncio.create_task(started(), name="engine start")

@@ -27,8 +27,8 @@ from maitred.app.workers.supervisor import CONTROLLER, ENGINE_HOST, ProcessMain,
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import Config
 from maitred.core.clock import SystemClock
-from maitred.fleet.local import Command
-from maitred.observe.logs import set_up
+from maitred.fleet.local import CommandFactory
+from maitred.observe.logs import configure_logging
 from maitred.store.data_lock import lock_data
 
 Read = Callable[[], LoadedConfig]
@@ -37,7 +37,7 @@ _BACKLOG = 4096
 """Connections that the kernel takes while every worker is busy."""
 
 
-def run(loaded: LoadedConfig, command: Command | None = None, *, read: Read | None = None) -> int:
+def run(loaded: LoadedConfig, command: CommandFactory | None = None, *, read: Read | None = None) -> int:
     """Serves until a signal comes.
 
     Args:
@@ -52,7 +52,7 @@ def run(loaded: LoadedConfig, command: Command | None = None, *, read: Read | No
         ConfigInvalid: No model is where the configuration says, or the address is taken.
         ReplicaUnavailable: The engine did not start; the message has its last words.
     """
-    set_up(loaded.config.log)
+    configure_logging(loaded.config.log)
     read = read or (lambda: loaded)
     with bind(loaded.config.server) as listener:
         if loaded.config.server.workers > 1:
@@ -60,7 +60,7 @@ def run(loaded: LoadedConfig, command: Command | None = None, *, read: Read | No
         return _looped(_start(loaded, command, read, listener))
 
 
-def _several(loaded: LoadedConfig, command: Command | None, read: Read, listener: socket.socket) -> int:
+def _several(loaded: LoadedConfig, command: CommandFactory | None, read: Read, listener: socket.socket) -> int:
     """A controller, its workers and a keeper of engines, each in a process of its own."""
     in_force = loaded
 
@@ -103,7 +103,7 @@ def _let(config: Config) -> Iterator[None]:
 
 
 def _lock_data(config: Config) -> AbstractAsyncContextManager[None]:
-    return lock_data(config.store, alone=config.counters.url is None)
+    return lock_data(config.store, exclusive=config.counters.url is None)
 
 
 def _looped(work: Coroutine[Any, Any, T]) -> T:
@@ -113,7 +113,7 @@ def _looped(work: Coroutine[Any, Any, T]) -> T:
 
 async def _start(
     loaded: LoadedConfig,
-    command: Command | None,
+    command: CommandFactory | None,
     read: Read,
     listener: socket.socket,
     ipc: IpcDirectory | None = None,

@@ -145,6 +145,6 @@ def _print_changes(changes: "Sequence[ChangeBody]") -> None:
 
 def docs() -> None:
     """Print the reference of all settings as Markdown (docs/configuration.md)."""
-    from maitred.config.render import reference
+    from maitred.config.render import configuration_reference
 
-    typer.echo(reference(), nl=False)
+    typer.echo(configuration_reference(), nl=False)

@@ -59,9 +59,9 @@ def doctor(
     if config is not None:
         import os
 
-        from maitred.config.suspicious import traps
+        from maitred.config.suspicious import suspicious_settings
 
-        findings = traps(load_settings(config, None, {}).config, cores=os.cpu_count() or 1)
+        findings = suspicious_settings(load_settings(config, None, {}).config, cores=os.cpu_count() or 1)
         healthy = f"No trap in {config}."
     else:
         from maitred.observe.diagnosis.diagnosis import diagnose
@@ -109,7 +109,7 @@ async def _watch(url: str, key: str | None, seconds: float) -> "HealthSnapshot":
                     raise unknown_server(url, fault) from error
     if "maitred_in_flight" not in looks[0]:
         raise unknown_server(url, fault)
-    return ScrapeWatcher(looks, times_s[-1] - times_s[0]).vitals()
+    return ScrapeWatcher(looks, times_s[-1] - times_s[0]).snapshot()
 
 
 def _print(findings: "Sequence[DiagnosisFinding]", healthy: str) -> None:

@@ -20,7 +20,7 @@ from maitred.engine.lean_torch import import_lean_torch
 from maitred.engine.threads import wait_briefly_at_barriers
 from maitred.fleet.process import EngineArgs
 from maitred.observe.config import LogConfig
-from maitred.observe.logs import set_up
+from maitred.observe.logs import configure_logging
 from maitred.wire.link.config import LinkConfig
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(
         Unavailable: What the engine needs is not installed.
         ConfigInvalid: The model, the device or the address cannot be had.
     """
-    set_up(log)
+    configure_logging(log)
     wait_briefly_at_barriers()
     # Hundreds of thousands of objects come to stay now. To look through them for garbage, again and again while they
     # come, takes a quarter of the start; `serve` goes back to it when it is ready.

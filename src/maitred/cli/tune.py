@@ -163,8 +163,8 @@ def _measure(folder: Path, config: "EngineConfig", wishes: "TuningRequest") -> "
 
     async def main() -> "TuningResult":
         async with LocalEngine(engine_command(folder, config)) as engine:
-            await engine.started()
-            return await run(engine.link, wishes, SystemClock(), step_tokens_limit=largest, watch=_tell)
+            await engine.wait_started()
+            return await run(engine.client, wishes, SystemClock(), step_tokens_limit=largest, watch=_tell)
 
     typer.echo(f"Measuring {folder.name} for up to {wishes.budget_s:g} s, once its engine has started.", err=True)
     return uvloop.run(main())

@@ -1,1 +1,1 @@
-"""One typed tree of settings: layers, checks, and the sentence for every fault."""
+"""Configuration: layers of settings, their checks, and one typed tree of structs."""

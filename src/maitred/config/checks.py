@@ -1,4 +1,4 @@
-"""What must hold between settings. Each rule says which settings it reads, what is wrong, and why that matters."""
+"""Rules between settings. Each rule names the settings it reads, what is wrong, and why that matters."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +19,14 @@ from maitred.wire.link.credentials import link_faults
 
 
 class ConfigConflict(Struct, frozen=True):
-    """Settings that are sound one by one but not together; the first key is the one to point at."""
+    """Conflict of settings that are valid one by one but not together; a report points at the first key."""
 
     keys: tuple[str, ...]
     message: str
 
 
-def conflicts(config: Config) -> Iterator[ConfigConflict]:
-    """Everything that does not fit together."""
+def find_conflicts(config: Config) -> Iterator[ConfigConflict]:
+    """Yields all conflicts between the settings of a configuration."""
     engine = config.engine
     if engine.step_tokens < engine.max_sequences:
         yield ConfigConflict(
@@ -59,43 +59,46 @@ def conflicts(config: Config) -> Iterator[ConfigConflict]:
         yield ConfigConflict((key,), message)
 
 
-def _local_faults(model: TextModelConfig, place: str) -> Iterator[tuple[str, str]]:
-    """What a model that is loaded here may say, and one that servers of others run may not."""
+def _local_faults(model: TextModelConfig, key_prefix: str) -> Iterator[tuple[str, str]]:
+    """Yields settings that do not fit a local model, or a model that upstream servers run."""
     if model.path is not None:
         if model.upstreams:
-            yield f"{place}.upstreams", "The model has a path, so it is loaded here. Leave out one of the two."
+            yield f"{key_prefix}.upstreams", "The model has a path, so it is loaded here. Leave out one of the two."
         if model.reprompts:
             yield (
-                f"{place}.continuation",
+                f"{key_prefix}.continuation",
                 "Only answers of servers of others are continued by their text. Leave it out.",
             )
         if model.engine.step_tokens < model.engine.max_sequences:
             yield (
-                f"{place}.engine.step_tokens",
+                f"{key_prefix}.engine.step_tokens",
                 f"{model.engine.step_tokens} is less than its max_sequences, {model.engine.max_sequences}. Each "
                 "running sequence takes one token of a step. Raise step_tokens or lower max_sequences.",
             )
-        yield from ((f"{place}.{key}", message) for key, message in engine_faults(model.engine))
+        yield from ((f"{key_prefix}.{key}", message) for key, message in engine_faults(model.engine))
     elif model.pinned:
-        yield f"{place}.pinned", "Only a model with a path can be pinned: others run this one."
+        yield f"{key_prefix}.pinned", "Only a model with a path can be pinned: others run this one."
     elif model.memory_bytes is not None:
-        yield f"{place}.memory_bytes", "Only a model with a path takes memory here: others run this one."
+        yield f"{key_prefix}.memory_bytes", "Only a model with a path takes memory here: others run this one."
     elif model.engine != EngineConfig():
-        yield f"{place}.path", "Only a model with a path has an engine here: others run this one. Leave out `engine`."
+        yield (
+            f"{key_prefix}.path",
+            "Only a model with a path has an engine here: others run this one. Leave out `engine`.",
+        )
 
 
 def _route_table(config: Config) -> RoutesConfig:
-    """The names as far as they are known before a model is looked at."""
+    """Makes the route table of the model names, as far as they are known before a model is loaded."""
     known = [*config.models]
     if config.has_engine:
         known.append(config.model.served_name or config.model.folder.resolve().name)
     if config.encoder.path:
         known.append(config.encoder.served_name or Path(config.encoder.path).resolve().name)
-    return config.routing.table(dict.fromkeys(known, PoolConfig()))
+    return config.routing.make_routes_config(dict.fromkeys(known, PoolConfig()))
 
 
 def _engine_conflicts(model: ServedModelConfig) -> Iterator[ConfigConflict]:
-    """Where the engines are."""
+    """Yields conflicts between the addresses of the engines."""
     if model.engines and model.engine_address is not None:
         yield ConfigConflict(
             ("model.engine_address", "model.engines"),

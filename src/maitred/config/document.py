@@ -1,4 +1,4 @@
-"""A YAML file with a subject of its own, such as a load run: the same layers, faults and secrets as the configuration.
+"""Reader of YAML documents such as a load run: the same layers, faults and secrets as the configuration.
 
 There is no default file and no environment layer, since a document describes one task and not how this machine is set
 up; ``{env: NAME}`` references are looked up in the environment nevertheless.
@@ -11,7 +11,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from maitred.config.checks import ConfigConflict
-from maitred.config.loader import build
+from maitred.config.loader import build_struct
 from maitred.config.nodes import ConfigFault, ConfigNode, merge
 from maitred.config.sources import read_yaml
 
@@ -19,7 +19,7 @@ S = TypeVar("S", bound=Struct)
 
 
 def no_rules(document: Struct) -> Iterable[ConfigConflict]:
-    """For documents whose settings are free of each other."""
+    """Returns no conflicts, for documents whose settings are independent of each other."""
     return ()
 
 
@@ -33,24 +33,24 @@ def read_document(
     rules: Callable[[S], Iterable[ConfigConflict]] = no_rules,
     faults: Sequence[ConfigFault] = (),
 ) -> S:
-    """The document from its file and the flags above it.
+    """Reads a document from its file and the flags above it.
 
     Args:
-        kind: The struct that it is.
-        path: The file, which must exist; None: there are only flags.
-        env: Where ``{env: NAME}`` references are looked up.
-        subject: What has the faults, as the listing calls it, such as "The load run".
-        flags: The layer above the file.
-        rules: What must hold between settings; see `checks.Conflict`.
-        faults: Found while the flags were read.
+        kind: Struct of the document.
+        path: File of the document, which must exist; None: there are only flags.
+        env: Environment in which ``{env: NAME}`` references are looked up.
+        subject: Name of the document in the list of faults, such as "The load run".
+        flags: Layer above the file.
+        rules: Yields the conflicts between settings; see `checks.ConfigConflict`.
+        faults: Faults that were found while the flags were read.
 
     Raises:
         ConfigInvalid: The message lists every fault with its origin.
     """
     root, found = read_yaml(path) if path is not None else (ConfigNode({}, subject), [])
     if found and not root.value:
-        rules = no_rules  # what a file that cannot be read might have said is no fault of the flags'
+        rules = no_rules  # the flags may only conflict because the settings of an unreadable file are missing
     if flags is not None:
         root = merge(root, flags)
-    document, _ = build(kind, root, env, rules, [*found, *faults], subject)
+    document, _ = build_struct(kind, root, env, rules, [*found, *faults], subject)
     return document

@@ -1,4 +1,4 @@
-"""Reads the configuration: profile, file, environment, flags; the later layer wins, setting by setting."""
+"""Loader of the configuration from profile, file, environment and flags; the later layer wins, setting by setting."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -6,27 +6,27 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from maitred.config.checks import ConfigConflict, conflicts
+from maitred.config.checks import ConfigConflict, find_conflicts
 from maitred.config.nodes import DEFAULT_ORIGIN, ConfigFault, ConfigNode, merge
 from maitred.config.profiles import profile_layer
 from maitred.config.sources import read_environment, read_overrides, read_yaml
 from maitred.config.tree import Config
-from maitred.config.walker import Walker
+from maitred.config.walker import StructBuilder
 from maitred.core.errors import ConfigInvalid
 
 S = TypeVar("S", bound=Struct)
 
 DEFAULT_FILE = Path("maitred.yaml")
-"""Read if it exists in the working directory and no other file is named."""
+"""File that is read if it exists in the working directory and no other file is named."""
 
 
 class LoadedConfig(Struct, frozen=True):
-    """A sound configuration.
+    """Valid configuration, with the origin of each setting.
 
     Attributes:
         config: Its settings.
-        origins: Dotted key of every setting -> ``maitred.yaml:3``, ``MAITRED__SERVER__PORT``, ``--port``,
-            ``profile team`` or ``default``.
+        origins: Dotted key of every setting -> ``maitred.yaml:3``, ``MAITRED__SERVER__PORT``, ``--port``, ``profile
+            team`` or ``default``.
     """
 
     config: Config
@@ -40,7 +40,7 @@ def load(
     *,
     sections: Collection[str] | None = None,
 ) -> LoadedConfig:
-    """The configuration from all layers.
+    """Loads the configuration from all layers.
 
     Args:
         path: A YAML file, which must exist; None reads ``./maitred.yaml`` if there is one.
@@ -70,11 +70,11 @@ def load(
         root = ConfigNode(
             {name: node for name, node in root.value.items() if name in {"profile", *sections}}, root.origin
         )
-    config, origins = build(Config, with_inherited(root), env, conflicts, faults)
+    config, origins = build_struct(Config, inherit_engine_settings(root), env, find_conflicts, faults)
     return LoadedConfig(config, origins)
 
 
-def build(
+def build_struct(
     kind: type[S],
     root: ConfigNode,
     env: Mapping[str, str],
@@ -82,51 +82,51 @@ def build(
     faults: Sequence[ConfigFault] = (),
     subject: str = "The configuration",
 ) -> tuple[S, Mapping[str, str]]:
-    """The struct that the merged layers describe, and where each of its settings came from.
+    """Builds the struct that the merged layers describe, and returns it with the origin of each setting.
 
     Args:
-        kind: What to build.
-        root: All layers, merged.
-        env: Where ``{env: NAME}`` references are looked up.
-        rules: What must hold between settings.
-        faults: Already found while the layers were read.
-        subject: What has the faults, as the listing calls it.
+        kind: Struct to build.
+        root: Root node of all layers, merged.
+        env: Environment in which ``{env: NAME}`` references are looked up.
+        rules: Yields the conflicts between settings.
+        faults: Faults that were found while the layers were read.
+        subject: Name of the document in the list of faults.
 
     Raises:
         ConfigInvalid: The message lists every fault with its origin.
     """
-    walker = Walker(env)
+    walker = StructBuilder(env)
     built = walker.build(kind, root)
     faults = [*faults, *walker.faults]
     if built is not None:
         # A setting that is wrong by itself holds its default now; what this default conflicts with is no fault.
-        wrong = {fault.key for fault in faults}
+        faulty_keys = {fault.key for fault in faults}
         faults += [
-            ConfigFault(_origin(conflict.keys, walker.origins), conflict.keys[0], conflict.message)
+            ConfigFault(_conflict_origin(conflict.keys, walker.origins), conflict.keys[0], conflict.message)
             for conflict in rules(built)
-            if wrong.isdisjoint(conflict.keys)
+            if faulty_keys.isdisjoint(conflict.keys)
         ]
     if faults or built is None:
-        raise ConfigInvalid(listing(faults, subject))
+        raise ConfigInvalid(format_faults(faults, subject))
     return built, walker.origins
 
 
-def listing(faults: Sequence[ConfigFault], subject: str) -> str:
-    """All faults, one a line, below a line that counts them."""
+def format_faults(faults: Sequence[ConfigFault], subject: str) -> str:
+    """Formats all faults, one a line, below a line that counts them."""
     count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
     return "\n".join([f"{subject} has {count}:", *(f"  {fault}" for fault in faults)])
 
 
-def _origin(keys: tuple[str, ...], origins: Mapping[str, str]) -> str:
-    """Where the conflict was written: the first of its settings that was set at all."""
+def _conflict_origin(keys: tuple[str, ...], origins: Mapping[str, str]) -> str:
+    """Returns where a conflict was written: the origin of the first of its settings that was set at all."""
     return next((origins[key] for key in keys if origins[key] != DEFAULT_ORIGIN), "")
 
 
-def with_inherited(root: ConfigNode) -> ConfigNode:
-    """The merged layers, with the settings of `engine` in every `models.NAME.engine` that does not say otherwise.
+def inherit_engine_settings(root: ConfigNode) -> ConfigNode:
+    """Adds the settings of `engine` to every `models.NAME.engine` that does not set them itself.
 
-    Each keeps the origin that it was written at. Only models with a `path` have an engine; what is not well-formed is
-    left for the walker to report.
+    Each setting keeps the origin that it was written at. Only models with a `path` have an engine; malformed sections
+    are left for the struct builder to report.
     """
     sections = root.value
     if not isinstance(sections, dict):
@@ -134,11 +134,11 @@ def with_inherited(root: ConfigNode) -> ConfigNode:
     engine, models = sections.get("engine"), sections.get("models")
     if engine is None or models is None or not isinstance(models.value, dict):
         return root
-    named = {name: _inheriting(model, engine) for name, model in models.value.items()}
-    return ConfigNode({**sections, "models": ConfigNode(named, models.origin)}, root.origin)
+    inheriting = {name: _inherit_engine(model, engine) for name, model in models.value.items()}
+    return ConfigNode({**sections, "models": ConfigNode(inheriting, models.origin)}, root.origin)
 
 
-def _inheriting(model: ConfigNode, engine: ConfigNode) -> ConfigNode:
+def _inherit_engine(model: ConfigNode, engine: ConfigNode) -> ConfigNode:
     if not isinstance(model.value, dict) or "path" not in model.value:
         return model
     own = model.value.get("engine")

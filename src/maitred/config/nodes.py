@@ -1,4 +1,4 @@
-"""A setting as it was written: a value, where it was written, and what is wrong with it.
+"""Nodes of a layer of settings: each has a value and its origin; faults name both.
 
 Every layer (file, environment, flags) becomes the same tree of nodes, and merging keeps each leaf's origin. That is how
 a fault, or `maitred config show --origin`, can name the line, the variable or the flag.
@@ -8,17 +8,17 @@ from msgspec import Struct
 
 DEFAULT_ORIGIN = "default"
 SECRET_SOURCES = frozenset({"env", "file"})
-"""The keys of a reference to a secret."""
+"""Keys of a reference to a secret."""
 
 
 class ConfigNode(Struct, frozen=True):
-    """One value in a layer.
+    """Node of a layer: one value with its origin.
 
     Attributes:
         value: A mapping or list of nodes, or a scalar.
         origin: ``maitred.yaml:3``, ``MAITRED__SERVER__PORT`` or ``--port``.
-        is_text: The value is a string whose type is still open, so the setting decides: an environment variable, or an
-            unquoted scalar in YAML. `8000` is then a number for a port and a name for a model.
+        is_text: Whether the value is a string whose type is still open, so that the setting decides: an environment
+            variable, or an unquoted scalar in YAML. `8000` is then a number for a port and a name for a model.
     """
 
     value: dict[str, "ConfigNode"] | list["ConfigNode"] | str | int | float | bool | None
@@ -27,11 +27,11 @@ class ConfigNode(Struct, frozen=True):
 
 
 class ConfigFault(Struct, frozen=True, order=True):
-    """One thing that is wrong, in words for whoever wrote it.
+    """Fault of a configuration, in words for the operator.
 
     Attributes:
-        origin: Where it was written.
-        key: The dotted name of the setting; empty if the fault is not one setting's.
+        origin: Place where it was written.
+        key: Dotted name of the setting; empty if the fault does not belong to one setting.
         message: What is wrong and what would be right.
     """
 
@@ -44,7 +44,7 @@ class ConfigFault(Struct, frozen=True, order=True):
 
 
 def merge(below: ConfigNode, above: ConfigNode) -> ConfigNode:
-    """Both layers as one: mappings are joined key by key, anything else in `above` replaces what is `below`.
+    """Merges two layers: mappings are joined key by key; any other value in `above` replaces the one in `below`.
 
     The reference to a secret is one value although it is written as a mapping: ``{env: NAME}`` above replaces
     ``{file: path}`` below.

@@ -1,4 +1,4 @@
-"""Profiles: what an installation is for, in one word.
+"""Profiles: sets of defaults for one kind of installation, chosen by one name.
 
 A profile is a layer of settings between the built-in defaults and the file, so the file, the environment and flags
 change any of it, setting by setting. It holds only what the number of users decides; how large batches can be on a
@@ -15,14 +15,14 @@ from maitred.config.nodes import ConfigNode
 ProfileName = Literal["single-user", "team", "product"]
 
 Settings = Mapping[str, "Settings | str | int | float | bool | None"]
-"""Names to values, and names of sections to what is below them."""
+"""Names -> values, and names of sections -> the settings below them."""
 
 
 class ConfigProfile(Struct, frozen=True):
-    """One of them.
+    """Profile: defaults for one kind of installation.
 
     Attributes:
-        summary: Who it is for, and what it does for them; in a sentence.
+        summary: Whom it is for, and what it does for them; in a sentence.
         settings: Section -> setting -> value. Everything else keeps its default.
     """
 
@@ -81,19 +81,19 @@ PROFILES: Mapping[ProfileName, ConfigProfile] = {
 
 
 def profile_layer(root: ConfigNode) -> ConfigNode:
-    """The settings of the profile that the layers above name, each with ``profile team`` as its origin.
+    """Returns the settings of the profile that the layers name, each with ``profile team`` as its origin.
 
     Args:
-        root: All other layers, merged. A `profile` that does not exist is left for the walker to report.
+        root: All other layers, merged. A `profile` that does not exist is left for the struct builder to report.
     """
     named = root.value.get("profile") if isinstance(root.value, dict) else None
     for name, profile in PROFILES.items():
         if named is not None and named.value == name:
-            return _node(profile.settings, f"profile {name}")
+            return _make_node(profile.settings, f"profile {name}")
     return ConfigNode({}, root.origin)
 
 
-def _node(value: "Settings | str | int | float | bool | None", origin: str) -> ConfigNode:
+def _make_node(value: "Settings | str | int | float | bool | None", origin: str) -> ConfigNode:
     if isinstance(value, Mapping):
-        return ConfigNode({name: _node(below, origin) for name, below in value.items()}, origin)
+        return ConfigNode({name: _make_node(below, origin) for name, below in value.items()}, origin)
     return ConfigNode(value, origin)

@@ -1,4 +1,4 @@
-"""Writes settings for people: those in force as YAML, and the reference in docs/."""
+"""Rendering of settings: those in force as YAML, and the reference in docs/."""
 
 from collections.abc import Collection, Iterator, Mapping
 
@@ -12,7 +12,7 @@ from maitred.config.scalars import bounds
 from maitred.config.sources import ENVIRONMENT_PREFIX
 from maitred.config.tree import Config
 from maitred.config.units import format_bytes
-from maitred.config.walker import below, unwrap
+from maitred.config.walker import nested_struct, unwrap
 from maitred.core.secret import Secret
 
 _PREAMBLE = """\
@@ -49,22 +49,22 @@ from an environment variable, `{file: path}` from a file, and neither is ever pr
 
 
 def to_yaml(loaded: LoadedConfig, *, with_origins: bool = False) -> str:
-    """The settings in force as YAML that `load` reads back; secrets as the references that they were given by."""
+    """Renders the settings in force as YAML that `load` reads back; secrets as the references they were given by."""
     return settings_yaml(loaded.config, loaded.origins, with_origins=with_origins)
 
 
 def settings_yaml(settings: msgspec.Struct, origins: Mapping[str, str], *, with_origins: bool = False) -> str:
-    """A struct of sections as YAML. Deeper than that, only what was set is shown."""
+    """Renders a struct of sections as YAML. At deeper levels, only settings that were set are shown."""
     lines: list[tuple[str, str]] = []
-    for name, value, unit in _settings(settings) or ():
-        lines += _lines(name, value, unit, name, origins)
+    for name, value, unit in _child_settings(settings) or ():
+        lines += _setting_lines(name, value, unit, name, origins)
     if with_origins:
         return "".join(f"{text:<40}  # {origin}\n" if origin else f"{text}\n" for text, origin in lines)
     return "".join(f"{text}\n" for text, _ in lines)
 
 
-def _settings(value: object) -> list[tuple[str, object, str]] | None:
-    """Name, value and unit of everything that has a line of its own below `value`; None for a plain value."""
+def _child_settings(value: object) -> list[tuple[str, object, str]] | None:
+    """Returns name, value and unit of the settings below `value`; None for a plain value."""
     if isinstance(value, msgspec.Struct):
         info = inspect.type_info(type(value))
         assert isinstance(info, inspect.StructType)
@@ -74,130 +74,136 @@ def _settings(value: object) -> list[tuple[str, object, str]] | None:
     return None
 
 
-def _lines(
+def _setting_lines(
     name: str, value: object, unit: str, key: str, origins: Mapping[str, str], depth: int = 0
 ) -> list[tuple[str, str]]:
-    """The lines of a setting, each with the origin of what stands in it; a heading has none."""
-    start = f"{'  ' * depth}{written(name)}:"
-    inside = _settings(value)
-    if inside is None and isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
-        return _listed(start, value, key, origins, depth)
-    if inside is None:
-        hidden = depth > 1 and origins[key] == DEFAULT_ORIGIN
-        return [] if hidden else [(f"{start} {written(value, unit)}", origins[key])]
+    """Returns the lines of a setting, each with the origin of its value; a heading has none."""
+    start = f"{'  ' * depth}{format_value(name)}:"
+    children = _child_settings(value)
+    if children is None and isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
+        return _list_lines(start, value, key, origins, depth)
+    if children is None:
+        is_hidden = depth > 1 and origins[key] == DEFAULT_ORIGIN
+        return [] if is_hidden else [(f"{start} {format_value(value, unit)}", origins[key])]
     lines: list[tuple[str, str]] = []
-    for child, entry, child_unit in inside:
-        lines += _lines(child, entry, child_unit, f"{key}.{child}", origins, depth + 1)
+    for child, entry, child_unit in children:
+        lines += _setting_lines(child, entry, child_unit, f"{key}.{child}", origins, depth + 1)
     if lines:
         return [(start, ""), *lines]
-    # Nothing was set in a section: that is no news, but an entry that somebody named is.
+    # A section without settings is not shown at depth, but an entry that the operator named is.
     return [(f"{start} {{}}", "")] if depth < 2 or key in origins else []
 
 
-def _listed(
+def _list_lines(
     start: str, entries: list[msgspec.Struct], key: str, origins: Mapping[str, str], depth: int
 ) -> list[tuple[str, str]]:
-    """A list of structs, each begun by a dash; of each only what was set is shown."""
+    """Returns the lines of a list of structs, each begun by a dash; of each, only settings that were set."""
     lines = [(start, "")]
     for index, entry in enumerate(entries):
         inside: list[tuple[str, str]] = []
-        for child, value, unit in _settings(entry) or ():
-            inside += _lines(child, value, unit, f"{key}[{index}].{child}", origins, max(depth + 2, 2))
+        for child, value, unit in _child_settings(entry) or ():
+            inside += _setting_lines(child, value, unit, f"{key}[{index}].{child}", origins, max(depth + 2, 2))
         margin = "  " * (depth + 1)
         text, origin = inside[0] if inside else (f"{margin}  {{}}", "")
         lines += [(f"{margin}- {text[len(margin) + 2 :]}", origin), *inside[1:]]
     return lines
 
 
-def reference() -> str:
-    """`docs/configuration.md`: every setting with its type, range, default and meaning."""
+def configuration_reference() -> str:
+    """Renders `docs/configuration.md`: every setting with its type, range, default and meaning."""
     return _PREAMBLE + settings_reference(Config)
 
 
 def settings_reference(kind: type[msgspec.Struct]) -> str:
-    """Every setting of a struct of sections with the variable that sets it.
+    """Renders every setting of a struct of sections with the variable that sets it.
 
-    A struct that occurs in several places is described in the first one.
+    A struct that occurs several times is described at the first one.
     """
     root = inspect.type_info(kind)
     assert isinstance(root, inspect.StructType)
-    places: dict[type, str] = {}
+    first_names: dict[type, str] = {}
     parts: list[str] = []
     for field in root.fields:
-        info, suffix = below(field.type)
+        info, suffix = nested_struct(field.type)
         if info is None:
-            parts += _alone(field)
+            parts += _top_level_setting(field)
         else:
-            parts += _section(field.name + suffix, info, _description(field.type), places)
+            parts += _section_reference(field.name + suffix, info, _description(field.type), first_names)
     return "".join(parts)
 
 
-def _alone(field: inspect.Field) -> Iterator[str]:
-    """A setting that is in no section."""
-    yield _setting("", field).replace("\n### ", "\n## ", 1)
+def _top_level_setting(field: inspect.Field) -> Iterator[str]:
+    """Yields the reference of a setting that is in no section."""
+    yield _setting_reference("", field).replace("\n### ", "\n## ", 1)
     yield f"- Environment: `{ENVIRONMENT_PREFIX}{field.name.upper()}`\n"
 
 
 def document_reference(kind: type[msgspec.Struct], *, without: Collection[str] = ()) -> str:
-    """Every setting of a document (see `document.read_document`), section by section, in the words of its structs.
+    """Renders every setting of a document (see `document.read_document`), section by section.
 
     Args:
-        kind: The struct that the document is.
+        kind: Struct of the document.
         without: Top-level sections to leave out.
     """
     root = inspect.type_info(kind)
     assert isinstance(root, inspect.StructType)
     parts: list[str] = []
-    alone: list[str] = []
+    top_level: list[str] = []
     for field in root.fields:
-        info, suffix = below(field.type)
+        info, suffix = nested_struct(field.type)
         if field.name in without:
             continue
         if info is None:
-            alone.append(_setting("", field))
+            top_level.append(_setting_reference("", field))
         else:
-            parts += _section(field.name + suffix, info, _description(field.type))
-    return "".join([*parts, *(["\n## Outside of sections\n"] if alone else []), *alone])
+            parts += _section_reference(field.name + suffix, info, _description(field.type))
+    return "".join([*parts, *(["\n## Outside of sections\n"] if top_level else []), *top_level])
 
 
-def _section(name: str, info: inspect.StructType, text: str, places: dict[type, str] | None = None) -> Iterator[str]:
-    """A heading with the settings below it; then the sections inside, under headings of their own.
+def _section_reference(
+    name: str, info: inspect.StructType, text: str, first_names: dict[type, str] | None = None
+) -> Iterator[str]:
+    """Yields a heading with the settings below it; then the sections inside, under headings of their own.
 
     Args:
-        name: What leads to the section.
+        name: Dotted name of the section.
         info: Its struct.
-        text: What more there is to say of it.
-        places: Where each struct is described; None describes each one wherever it occurs, without variables.
+        text: More description of it.
+        first_names: Name under which each struct was described first; None describes each one wherever it occurs,
+            without variables.
     """
     doc = " ".join([(info.cls.__doc__ or "").strip(), text]).strip()
-    if places is not None and places.setdefault(info.cls, name) != name:
-        yield f"\n## `{name}`\n\n{doc} Takes what `{places[info.cls]}` takes.\n"
+    if first_names is not None and first_names.setdefault(info.cls, name) != name:
+        yield f"\n## `{name}`\n\n{doc} Takes what `{first_names[info.cls]}` takes.\n"
         return
     yield f"\n## `{name}`\n\n{doc}\n"
-    inside: list[str] = []
+    subsections: list[str] = []
     for field in info.fields:
-        struct, suffix = below(field.type)
+        struct, suffix = nested_struct(field.type)
         if struct is None:
-            yield _setting(name, field)
-            if places is not None and "[]" not in name:  # the entries of a list have no names to build one from
+            yield _setting_reference(name, field)
+            if first_names is not None and "[]" not in name:  # the entries of a list have no names to build one from
                 variable = f"{ENVIRONMENT_PREFIX}{name}.{field.name}".upper().replace(".", "__")
                 yield f"- Environment: `{variable}`\n"
         else:
-            inside += _section(f"{name}.{field.name}{suffix}", struct, _description(field.type), places)
-    yield from inside
+            subsections += _section_reference(
+                f"{name}.{field.name}{suffix}", struct, _description(field.type), first_names
+            )
+    yield from subsections
 
 
-def _setting(section: str, field: inspect.Field) -> str:
-    """Name, meaning, type and default of one setting."""
+def _setting_reference(section: str, field: inspect.Field) -> str:
+    """Renders name, meaning, type and default of one setting."""
     _, unit = unwrap(field.type)
     key = f"{section}.{field.name}" if section else field.name
     value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-    default = "none, must be set" if field.required else f"`{written(value, unit)}`"
-    return f"\n### `{key}`\n\n{_description(field.type)}\n\n- Takes: {_takes(field.type, unit)}\n- Default: {default}\n"
+    default = "none, must be set" if field.required else f"`{format_value(value, unit)}`"
+    takes = _value_description(field.type, unit)
+    return f"\n### `{key}`\n\n{_description(field.type)}\n\n- Takes: {takes}\n- Default: {default}\n"
 
 
-def written(value: object, unit: str = "") -> str:
-    """A value as it would stand in the YAML file."""
+def format_value(value: object, unit: str = "") -> str:
+    """Formats a value as it would stand in the YAML file."""
     if isinstance(value, Secret):
         return value.reference
     if unit == "bytes" and isinstance(value, int):
@@ -213,11 +219,13 @@ def _description(kind: inspect.Type) -> str:
     return str((kind.extra_json_schema or {}).get("description", "")) if isinstance(kind, inspect.Metadata) else ""
 
 
-def _takes(kind: inspect.Type, unit: str) -> str:
+def _value_description(kind: inspect.Type, unit: str) -> str:
     kind, inner_unit = unwrap(kind)
     unit = unit or inner_unit
     if isinstance(kind, inspect.UnionType):
-        members = [_takes(member, unit) for member in kind.types if not isinstance(member, inspect.NoneType)]
+        members = [
+            _value_description(member, unit) for member in kind.types if not isinstance(member, inspect.NoneType)
+        ]
         return " or ".join([*members, "null"])
     if isinstance(kind, inspect.BoolType):
         return "`true` or `false`"
@@ -227,9 +235,9 @@ def _takes(kind: inspect.Type, unit: str) -> str:
         name = unit or ("whole number" if isinstance(kind, inspect.IntType) else "number")
         return f"{name}, {bounds(kind, unit)}".rstrip(", ")
     if isinstance(kind, inspect.ListType | inspect.VarTupleType):
-        return f"a list, `[…, …]`, of {_takes(kind.item_type, unit)}"
+        return f"a list, `[…, …]`, of {_value_description(kind.item_type, unit)}"
     if isinstance(kind, inspect.DictType):
-        return f"names, each with {_takes(kind.value_type, unit)}"
+        return f"names, each with {_value_description(kind.value_type, unit)}"
     if isinstance(kind, inspect.StrType):
         return "text" if kind.max_length is None else f"text of {kind.min_length or 0} to {kind.max_length} characters"
     if isinstance(kind, inspect.AnyType):

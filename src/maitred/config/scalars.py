@@ -1,4 +1,4 @@
-"""Reads one value as the type of its setting, and says in words what the setting takes."""
+"""Readers of single values by the type of their setting, with the expected form in words."""
 
 import difflib
 import math
@@ -13,12 +13,12 @@ NULL_WORDS = frozenset({"", "~", "null"})
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
 
-Reading = tuple[object, str]
-"""The value, or `UNSET` and what was expected."""
+ReadResult = tuple[object, str]
+"""Value that was read, or `UNSET` and the expected form."""
 
 
 def bounds(kind: inspect.IntType | inspect.FloatType, unit: str = "") -> str:
-    """The range in words; empty if there is none."""
+    """Returns the range of a number in words; empty if there is none."""
 
     def written(bound: float) -> str:
         return format_bytes(int(bound)) if unit == "bytes" else str(bound)
@@ -42,7 +42,7 @@ def _within(kind: inspect.IntType | inspect.FloatType, value: float) -> bool:
     )
 
 
-def _read_bool(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
+def _read_bool(kind: inspect.Type, node: ConfigNode, unit: str) -> ReadResult:
     if isinstance(node.value, bool):
         return node.value, ""
     if node.is_text and isinstance(node.value, str):
@@ -52,7 +52,7 @@ def _read_bool(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
     return UNSET, "true or false"
 
 
-def _read_int(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
+def _read_int(kind: inspect.Type, node: ConfigNode, unit: str) -> ReadResult:
     assert isinstance(kind, inspect.IntType)
     value: object = node.value
     if unit == "bytes" and isinstance(value, str):
@@ -68,7 +68,7 @@ def _read_int(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
     return UNSET, f"{form} {bounds(kind, unit)}".rstrip(" ,")
 
 
-def _read_float(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
+def _read_float(kind: inspect.Type, node: ConfigNode, unit: str) -> ReadResult:
     assert isinstance(kind, inspect.FloatType)
     value: object = node.value
     if unit == "seconds" and isinstance(value, str):
@@ -84,7 +84,7 @@ def _read_float(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
     return UNSET, f"{form} {bounds(kind)}".rstrip(" ,")
 
 
-def _read_str(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
+def _read_str(kind: inspect.Type, node: ConfigNode, unit: str) -> ReadResult:
     assert isinstance(kind, inspect.StrType)
     if isinstance(node.value, str):
         longest = math.inf if kind.max_length is None else kind.max_length
@@ -95,7 +95,7 @@ def _read_str(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
     return UNSET, "text that is not empty" if kind.min_length else "text ('' for none)"
 
 
-def _read_literal(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
+def _read_literal(kind: inspect.Type, node: ConfigNode, unit: str) -> ReadResult:
     assert isinstance(kind, inspect.LiteralType)
     for choice in kind.values:
         if node.value == choice:
@@ -106,8 +106,8 @@ def _read_literal(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
     return UNSET, expected + (f" (did you mean {close[0]}?)" if close else "")
 
 
-def shown(node: ConfigNode) -> str:
-    """The wrong value, short and printable; text that was quoted is called so, for that may be the fault."""
+def describe_value(node: ConfigNode) -> str:
+    """Describes a wrong value, short and printable; quoted text is called so, for that may be the fault."""
     value = node.value
     if value is None:
         return "empty"
@@ -129,11 +129,11 @@ def _looks_typed(text: str) -> bool:
     return text.lower() in _TRUE | _FALSE | NULL_WORDS or text[:1].isdigit()
 
 
-READERS: dict[type[inspect.Type], Callable[[inspect.Type, ConfigNode, str], Reading]] = {
+READERS: dict[type[inspect.Type], Callable[[inspect.Type, ConfigNode, str], ReadResult]] = {
     inspect.BoolType: _read_bool,
     inspect.IntType: _read_int,
     inspect.FloatType: _read_float,
     inspect.StrType: _read_str,
     inspect.LiteralType: _read_literal,
 }
-"""How each type of setting is read: (type, node, unit) -> reading."""
+"""Reader for each type of setting: (type, node, unit) -> result."""

@@ -1,6 +1,6 @@
-"""The layers that settings come from: a YAML file, environment variables, and flags.
+"""Sources of settings: a YAML file, environment variables, and flags.
 
-Each reader returns a tree of nodes and the faults of form that it found; what a key means is the walker's business.
+Each reader returns a tree of nodes and the faults of syntax that it found; the struct builder decides what a key means.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ _YAML_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 
 
 class Flag(Struct, frozen=True):
-    """An override that came from the command line; `name` (``--port``) is what a fault points at."""
+    """Override from the command line; `name` (``--port``) is what a fault points at."""
 
     name: str
     value: object
 
 
 def read_yaml(path: Path) -> tuple[ConfigNode, list[ConfigFault]]:
-    """The file as nodes. A file that cannot be read or parsed is one fault and an empty tree."""
+    """Reads a file as nodes. A file that cannot be read or parsed is one fault and an empty tree."""
     empty = ConfigNode({}, str(path))
     try:
         text = path.read_text(encoding="utf-8")
@@ -37,12 +37,12 @@ def read_yaml(path: Path) -> tuple[ConfigNode, list[ConfigFault]]:
 
 
 def parse_yaml(text: str, name: str) -> tuple[ConfigNode, list[ConfigFault]]:
-    """YAML text as nodes; `name` is what origins and faults call it."""
+    """Parses YAML text to nodes; `name` is the file name in origins and faults."""
     try:
         # BaseLoader leaves unquoted scalars as text: `no`, `1:30` and `0777` mean what the setting takes them for.
         document = yaml.compose(text, Loader=yaml.BaseLoader)
-        conversion = _YamlConversion(name)
-        root = conversion.node(document, "") if document is not None else ConfigNode({}, name)
+        converter = _YamlConverter(name)
+        root = converter.convert(document, "") if document is not None else ConfigNode({}, name)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}" if mark is not None else name
@@ -56,36 +56,38 @@ def parse_yaml(text: str, name: str) -> tuple[ConfigNode, list[ConfigFault]]:
         fault = ConfigFault(
             root.origin, "", "Must hold sections such as `server:`, each with its settings indented below."
         )
-        return ConfigNode({}, name), [*conversion.faults, fault]
-    return root, conversion.faults
+        return ConfigNode({}, name), [*converter.faults, fault]
+    return root, converter.faults
 
 
-class _YamlConversion:
-    """Turns PyYAML's nodes into ours, keeping line numbers and collecting faults."""
+class _YamlConverter:
+    """Converter of PyYAML's nodes to `ConfigNode`, with line numbers and faults."""
 
     def __init__(self, name: str) -> None:
         self.faults: list[ConfigFault] = []
         self._name = name
         # A YAML alias shares its anchor's node. Converting each once keeps a file of aliases of aliases small.
-        self._done: dict[int, ConfigNode] = {}
-        self._open: set[int] = set()
+        self._converted: dict[int, ConfigNode] = {}
+        self._in_progress: set[int] = set()
 
-    def node(self, source: yaml.Node, key: str) -> ConfigNode:
+    def convert(self, source: yaml.Node, key: str) -> ConfigNode:
         origin = f"{self._name}:{source.start_mark.line + 1}"
-        if id(source) in self._open:
+        if id(source) in self._in_progress:
             self.faults.append(ConfigFault(origin, key, "An alias must not lie inside the value that it repeats."))
             return ConfigNode(None, origin)
-        if id(source) not in self._done:
-            self._open.add(id(source))
-            self._done[id(source)] = self._convert(source, origin, key)
-            self._open.remove(id(source))
-        return self._done[id(source)]
+        if id(source) not in self._converted:
+            self._in_progress.add(id(source))
+            self._converted[id(source)] = self._convert(source, origin, key)
+            self._in_progress.remove(id(source))
+        return self._converted[id(source)]
 
     def _convert(self, source: yaml.Node, origin: str, key: str) -> ConfigNode:
         if isinstance(source, yaml.MappingNode):
             return ConfigNode(self._mapping(source, key), origin)
         if isinstance(source, yaml.SequenceNode):
-            return ConfigNode([self.node(item, f"{key}[{index}]") for index, item in enumerate(source.value)], origin)
+            return ConfigNode(
+                [self.convert(item, f"{key}[{index}]") for index, item in enumerate(source.value)], origin
+            )
         assert isinstance(source, yaml.ScalarNode)
         if source.tag != _YAML_TEXT:
             self.faults.append(
@@ -107,14 +109,14 @@ class _YamlConversion:
             path = f"{key}.{name}" if key else name
             if name in entries:
                 self.faults.append(ConfigFault(origin, path, f"Set twice; first at {entries[name].origin}. Keep one."))
-            child = self.node(value_node, path)
+            child = self.convert(value_node, path)
             # A scalar is reported where its key stands, also when its text starts further down.
             entries[name] = child if isinstance(child.value, dict) else ConfigNode(child.value, origin, child.is_text)
         return entries
 
 
 def read_environment(env: Mapping[str, str]) -> tuple[ConfigNode, list[ConfigFault]]:
-    """The variables named ``MAITRED__SECTION__SETTING`` as nodes.
+    """Reads the variables named ``MAITRED__SECTION__SETTING`` as nodes.
 
     Two underscores are required on purpose: ``MAITRED_…`` with one is what Kubernetes sets for a Service of that name.
     """
@@ -131,7 +133,7 @@ def read_environment(env: Mapping[str, str]) -> tuple[ConfigNode, list[ConfigFau
 
 
 def read_overrides(overrides: Mapping[str, object]) -> tuple[ConfigNode, list[ConfigFault]]:
-    """Dotted keys and their values, which may be wrapped in `Flag`, as nodes."""
+    """Reads dotted keys and their values, which may be wrapped in `Flag`, as nodes."""
     faults: list[ConfigFault] = []
     root: dict[str, ConfigNode] = {}
     for key, given in overrides.items():
@@ -147,7 +149,7 @@ def read_overrides(overrides: Mapping[str, object]) -> tuple[ConfigNode, list[Co
 
 
 def _insert(root: dict[str, ConfigNode], parts: list[str], leaf: ConfigNode, faults: list[ConfigFault]) -> None:
-    """Puts a leaf below the mappings that its path names."""
+    """Inserts a leaf below the mappings that its path names."""
     mapping = root
     for part in parts[:-1]:
         child = mapping.setdefault(part, ConfigNode({}, leaf.origin))

@@ -1,4 +1,4 @@
-"""The whole tree of settings: one frozen struct per section, each beside the package that it configures."""
+"""Tree of all settings: one frozen struct per section, each beside the package that it configures."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,7 +27,7 @@ from maitred.store.counters.config import CountersConfig
 from maitred.wire.link.config import LinkConfig
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "bundled" / "maitred-tiny"
-"""The small model that comes with maitred, so that it runs without a download."""
+"""Small model that comes with maitred, so that it runs without a download."""
 
 _MaxChoices = Annotated[
     int, Meta(ge=1, le=128, description="Largest `n`, the answers to one prompt, that a request may ask for.")
@@ -113,12 +113,12 @@ class ServedModelConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def attached(self) -> list[str]:
-        """The addresses of the engines that run already; none: they are started."""
+        """Addresses of the engines that run already; empty: engines are started."""
         return self.engines or ([] if self.engine_address is None else [self.engine_address])
 
     @property
     def folder(self) -> Path:
-        """Where the model lies."""
+        """Folder of the model."""
         return Path(self.path) if self.path else BUNDLED_MODEL
 
 
@@ -191,7 +191,7 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def reprompts(self) -> bool:
-        """Whether a stream that breaks off goes on elsewhere, by its text."""
+        """Whether a stream that breaks off continues at another server, by its text."""
         return self.continuation == "reprompt"
 
 

@@ -1,4 +1,7 @@
-"""Durations as people write them: ``500ms``, ``30s``, ``2m``, ``1.5 h``; a bare number counts seconds."""
+"""Units of durations and sizes as people write them, such as ``500ms``, ``1.5 h`` and ``64MiB``.
+
+A bare number is a duration in seconds, or a size in bytes.
+"""
 
 import math
 import re
@@ -9,7 +12,7 @@ _DURATION = re.compile(r"(.+?)\s*([a-zµ]*)", re.DOTALL)
 
 
 def parse_seconds(text: str) -> float | None:
-    """The duration in seconds; None if the text is not one, or not finite."""
+    """Parses a duration to seconds; None if the text is not one, or not finite."""
     match = _DURATION.fullmatch(text.strip())
     if match is None or match[2] not in _SECONDS:
         return None
@@ -36,7 +39,7 @@ _SIZE = re.compile(r"([0-9_]{1,30}(?:\.[0-9]{1,30})?)\s*([a-z]{0,3})", re.IGNORE
 
 
 def parse_bytes(text: str) -> int | None:
-    """The size in bytes; None if the text is not one, or not a whole number of bytes.
+    """Parses a size to bytes; None if the text is not one, or not a whole number of bytes.
 
     Binary units (KiB, MiB, GiB, TiB) count in 1024s, decimal ones (kB, MB, GB, TB) in 1000s. A bare ``M`` is refused:
     it means either, depending on the reader.
@@ -52,7 +55,7 @@ def parse_bytes(text: str) -> int | None:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """The shortest exact way to write a size that `parse_bytes` reads back."""
+    """Formats a size in the shortest exact form that `parse_bytes` reads back."""
     for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes and size_bytes % factor == 0:
             return f"{size_bytes // factor}{unit}"

@@ -149,7 +149,7 @@ class Counters(Protocol):
         ...
 
     @property
-    def at_once(self) -> bool:
+    def settles_immediately(self) -> bool:
         """Whether settling never waits for anybody, because everything is counted in this process."""
         ...
 

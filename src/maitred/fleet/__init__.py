@@ -1,1 +1,1 @@
-"""Replicas as processes: starting, supervising and stopping them."""
+"""Engine processes of this machine and remote engines: starting, supervising, connecting and stopping them."""

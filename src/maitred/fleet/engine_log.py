@@ -1,7 +1,7 @@
-"""What an engine that we have started prints, as records of our own log.
+"""Log output of an engine process, forwarded as records of the gateway's own log.
 
-It logs in JSON, so a line keeps its level, its logger, and the ids of the request that it is about. What is not logged
-but printed, such as the traceback that it dies with or a library's warning, is a line at the level *info*.
+The engine logs in JSON, so a line keeps its level, its logger, and the ids of its request. Output that is printed and
+not logged, such as a final traceback or a library's warning, becomes a record at the level *info*.
 """
 
 import logging
@@ -12,8 +12,8 @@ import msgspec
 _log = logging.getLogger("maitred.engine")
 
 
-class _Line(msgspec.Struct):
-    """One line of its log (see `maitred.observe.logs.JsonFormatter`)."""
+class _LogEntry(msgspec.Struct):
+    """One line of the engine's log (see `maitred.observe.logs.JsonFormatter`)."""
 
     level: Literal["debug", "info", "warning", "error", "critical"]
     logger: str
@@ -23,33 +23,33 @@ class _Line(msgspec.Struct):
     exception: str = ""
 
 
-_decoder = msgspec.json.Decoder(_Line)
+_decoder = msgspec.json.Decoder(_LogEntry)
 
 
 def log_line(pid: int, line: bytes) -> str:
-    """Writes one to our log.
+    """Writes one line of an engine's output to the gateway's log.
 
     Args:
-        pid: Of the engine.
-        line: Without its end; not empty.
+        pid: Process id of the engine.
+        line: The line without its end; not empty.
 
     Returns:
-        Its text, as it is told when the engine has died.
+        Its text, for the report when the engine has died.
     """
     try:
-        said = _decoder.decode(line)
+        entry = _decoder.decode(line)
     except msgspec.MsgspecError:
         text = line.decode(errors="replace").rstrip()
         _log.info("engine %d: %s", pid, text)
         return text
-    text = f"{said.message}\n{said.exception}" if said.exception else said.message
-    logger, level = logging.getLogger(said.logger), logging.getLevelNamesMapping()[said.level.upper()]
+    text = f"{entry.message}\n{entry.exception}" if entry.exception else entry.message
+    logger, level = logging.getLogger(entry.logger), logging.getLevelNamesMapping()[entry.level.upper()]
     if logger.isEnabledFor(level):
-        # As a text without values: of what is alike the engine has let some through already.
-        record = logger.makeRecord(said.logger, level, "", 0, f"engine {pid}: {text}", (), None)
-        if said.request_id:
-            record.request_id = said.request_id
-        if said.trace_id:
-            record.trace_id = said.trace_id
+        # The text is complete and has no arguments: the engine has limited similar records already.
+        record = logger.makeRecord(entry.logger, level, "", 0, f"engine {pid}: {text}", (), None)
+        if entry.request_id:
+            record.request_id = entry.request_id
+        if entry.trace_id:
+            record.trace_id = entry.trace_id
         logger.handle(record)
     return text

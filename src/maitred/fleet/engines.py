@@ -1,6 +1,7 @@
-"""All engines of one model: each starts, dies and comes back by itself; the model is served while one of them is up.
+"""Group of all engines of one model; the model is served while one of them is up.
 
-Which of them gets a request is the business of `maitred.dispatch`; here they are only kept alive, and asked together.
+Each engine starts, dies and comes back by itself. Which of them gets a request is decided by `maitred.dispatch`; this
+module only keeps them alive and combines their cards.
 """
 
 import asyncio
@@ -15,22 +16,22 @@ from maitred.core.replica import ModelCard
 from maitred.fleet.local import LocalEngine
 from maitred.fleet.remote import RemoteEngine
 
-Engine = LocalEngine | RemoteEngine
+ManagedEngine = LocalEngine | RemoteEngine
 
 
-class LocalEngines(Mapping[str, Engine]):
-    """Enter them to start all; leave them to stop all.
+class EngineGroup(Mapping[str, ManagedEngine]):
+    """Engines of one model. Entering starts all of them; leaving stops all.
 
     Args:
-        engines: By the names that the ledger has for them; at least one. All run the same model.
+        engines: The engines by their names in the ledger; at least one. All run the same model.
     """
 
-    def __init__(self, engines: Mapping[str, Engine]) -> None:
+    def __init__(self, engines: Mapping[str, ManagedEngine]) -> None:
         self._engines = dict(engines)
         self._cards: dict[str, ModelCard] = {}
-        self._running = AsyncExitStack()
+        self._exit_stack = AsyncExitStack()
 
-    def __getitem__(self, name: str) -> Engine:
+    def __getitem__(self, name: str) -> ManagedEngine:
         return self._engines[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -40,12 +41,12 @@ class LocalEngines(Mapping[str, Engine]):
         return len(self._engines)
 
     @property
-    def ready(self) -> bool:
-        """Whether any of them would take a request now."""
-        return any(engine.link.ready for engine in self._engines.values())
+    def is_ready(self) -> bool:
+        """Whether any of the engines would take a request now."""
+        return any(engine.client.is_ready for engine in self._engines.values())
 
     def card(self) -> ModelCard:
-        """What they can do together: a request must fit each of them, and their room adds up.
+        """Returns the card of all engines together: a request must fit each of them, and their capacities add up.
 
         Raises:
             ReplicaUnavailable: None of them is ready.
@@ -53,11 +54,11 @@ class LocalEngines(Mapping[str, Engine]):
         failure: ReplicaUnavailable | None = None
         for name, engine in self._engines.items():
             try:
-                self._cards[name] = engine.link.card()
+                self._cards[name] = engine.client.card()
             except ReplicaUnavailable as unavailable:
                 if failure is None or (unavailable.retry_after_s or 0.0) < (failure.retry_after_s or 0.0):
                     failure = unavailable
-        if failure is not None and not self.ready:
+        if failure is not None and not self.is_ready:
             raise failure
         cards = list(self._cards.values())
         if len(cards) == 1:
@@ -70,13 +71,13 @@ class LocalEngines(Mapping[str, Engine]):
             kv_capacity_tokens=sum(card.kv_capacity_tokens for card in cards),
         )
 
-    async def started(self) -> None:
-        """Waits until the first of them has been ready.
+    async def wait_started(self) -> None:
+        """Waits until the first of the engines has been ready.
 
         Raises:
             ReplicaUnavailable: One cannot start, and none had.
         """
-        starts = [asyncio.create_task(engine.started(), name=f"start of {name}") for name, engine in self.items()]
+        starts = [asyncio.create_task(engine.wait_started(), name=f"start of {name}") for name, engine in self.items()]
         try:
             done, _ = await asyncio.wait(starts, return_when=asyncio.FIRST_COMPLETED)
             for start in done:
@@ -86,14 +87,14 @@ class LocalEngines(Mapping[str, Engine]):
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
 
-    async def __aenter__(self) -> "LocalEngines":
-        async with AsyncExitStack() as starting:
+    async def __aenter__(self) -> "EngineGroup":
+        async with AsyncExitStack() as exit_stack:
             for engine in self._engines.values():
-                await starting.enter_async_context(engine)
-            self._running = starting.pop_all()
+                await exit_stack.enter_async_context(engine)
+            self._exit_stack = exit_stack.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._running.__aexit__(kind, error, trace)
+        await self._exit_stack.__aexit__(kind, error, trace)

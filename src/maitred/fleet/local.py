@@ -1,10 +1,10 @@
-"""An engine on this machine: a process of its own, kept alive, behind one link.
+"""Engine on this machine: a process of its own, kept alive, behind one client.
 
     starting --hello--> ready --end of stream | silence--> dead --back-off--> starting
 
-The first start is different from all later ones. If it fails, the command or the model is wrong, and `started` says so
-with the engine's own last words. Once the engine has been ready, or while others serve its model, every death is met
-with a new start.
+The first start is different from all later ones. If it fails, the command or the model is wrong, and `wait_started`
+raises an error with the engine's last output. Once the engine has been ready, or while others serve its model, every
+death is followed by a new start.
 """
 
 import asyncio
@@ -31,26 +31,29 @@ from maitred.replica.engine.client import EngineClient
 from maitred.wire.address import Address, parse_address
 
 ENGINE_MODULE = "maitred.cli.local_engine"
-"""What the processes of this installation's engines run."""
+"""Module that the processes of this installation's engines run."""
 
-SOONEST_S = 1.0
-"""Least that `predicted_ready_s` promises: a start that takes longer than the last one is still a start."""
+MIN_READY_S = 1.0
+"""Least result of `predicted_ready_s` while the engine is down.
 
-ALONE_S = 5.0
+A start that takes longer than the last one still goes on.
+"""
+
+MAX_PAUSE_ALONE_S = 5.0
 """Longest pause before a new start while no other engine serves the model: then callers wait for this one."""
-_LOOK_S = 1.0
-"""How soon it is noticed that none does any more."""
+_OTHERS_POLL_S = 1.0
+"""Interval at which a long pause checks whether another engine still serves the model."""
 
-EXIT_REPORT_S = 1.0
-"""Between the end of the connection and the exit of a process that died."""
+EXIT_WAIT_S = 1.0
+"""Longest time between the end of the connection and the exit of a process that died."""
 
 SOCKET_NAME = "engine.sock"
 _FOLDER_NAME = re.compile(r"maitred-(\d+)-[0-9a-f]{16}")
 
 _log = logging.getLogger(__name__)
 
-Command = Callable[[str], Sequence[str]]
-"""From the address to listen at to the program and its arguments."""
+CommandFactory = Callable[[str], Sequence[str]]
+"""Returns, for the address to listen at, the program and its arguments."""
 
 
 def engine_command(
@@ -58,59 +61,59 @@ def engine_command(
     config: EngineConfig,
     weights: ServiceWeights = ServiceWeights(),  # noqa: B008 - frozen
     log: LogConfig = LogConfig(),  # noqa: B008 - frozen
-) -> Command:
-    """The engine of this installation.
+) -> CommandFactory:
+    """Makes the command of this installation's engine.
 
-    Every setting is passed, so that the engine runs with what the gateway has settled on, whatever a file or the
+    Every setting is passed, so that the engine runs with the settings of the gateway, whatever a file or the
     environment says to a program that reads them again.
     """
     log = msgspec.structs.replace(log, format="json")
-    passed = EngineArgs(engine=config, service=weights, log=log)
-    settings = msgspec.json.encode(passed).decode()
+    engine_args = EngineArgs(engine=config, service=weights, log=log)
+    settings = msgspec.json.encode(engine_args).decode()
     return lambda address: [sys.executable, "-m", ENGINE_MODULE, str(model), address, settings]
 
 
-def _sweep_folders() -> None:
+def _remove_stale_folders() -> None:
     """Removes the folders of gateways that were killed and could not do so themselves."""
     for folder in Path(tempfile.gettempdir()).glob("maitred-*"):
-        named = _FOLDER_NAME.fullmatch(folder.name)
-        if named and not Path(f"/proc/{named[1]}").exists():
+        match = _FOLDER_NAME.fullmatch(folder.name)
+        if match and not Path(f"/proc/{match[1]}").exists():
             shutil.rmtree(folder, ignore_errors=True)  # those of other users stay
 
 
-def listens_at(folder: Path) -> Address:
-    """Where an engine listens whose socket is in a folder."""
+def socket_address(folder: Path) -> Address:
+    """Returns the address of the engine whose socket is in a folder."""
     return parse_address(f"unix:{folder / SOCKET_NAME}")
 
 
 class LocalEngine:
-    """Starts, supervises and stops one engine process. Enter it to start; leave it to stop.
+    """Supervisor of one engine process. Entering starts the engine; leaving stops it.
 
-    Entering does not wait: the engine loads its model while the gateway already listens and refuses with an honest
-    `Retry-After`. Whoever wants to wait, or to know why it cannot start, awaits `started`.
+    Entering does not wait: the engine loads its model while the gateway already listens and rejects requests with a
+    realistic `Retry-After`. To wait for the engine, or to learn why it cannot start, await `wait_started`.
 
     Args:
-        command: What to run, such as `engine_command(model, config)`.
-        environment: Variables for the engine in addition to ours.
-        start_timeout_s: From the start of the process to its hello.
-        stop_grace_s: From SIGTERM to SIGKILL. By then the gateway has drained; there is nothing to wait for.
-        expected_start_s: What a start is expected to take before one has been measured.
-        backoff: When to start again after a death.
-        silence_timeout_s: When an engine that says nothing is ended and started again; None: never.
-        others_serve: Whether other engines serve the model now, so that a first start that fails is tried again too,
-            and a pause before a new start may be long.
+        command: Returns the command to run, such as `engine_command(model, config)`.
+        environment: Variables for the engine in addition to the gateway's own.
+        start_timeout_s: Time limit from the start of the process to its hello.
+        stop_grace_s: Time from SIGTERM to SIGKILL. By then the gateway has drained; there is no work to wait for.
+        expected_start_s: Expected time of a start before one has been measured.
+        backoff: Decides when to start again after a death.
+        silence_timeout_s: Time after which an engine that sends nothing is ended and started again; None: it never is.
+        others_serve: Returns whether other engines serve the model now, so that a first start that fails is tried again
+            too, and a pause before a new start may be long.
         clock: Measures starts and lives.
         sleep: Waits for the back-off to pass.
-        folder: Where its socket is to be, which nobody else may enter; made and removed by this. None: one of its own.
+        folder: Folder of its socket, which no other user may enter; made and removed by this class. None: a new one.
 
     Attributes:
-        link: The replica. It stays the same over restarts.
+        client: The replica. It stays the same over restarts.
         restarts: Starts after the first one.
     """
 
     def __init__(
         self,
-        command: Command,
+        command: CommandFactory,
         *,
         environment: Mapping[str, str] | None = None,
         start_timeout_s: float = 600.0,
@@ -127,7 +130,7 @@ class LocalEngine:
         self._environment = environment or {}
         self._start_timeout_s = start_timeout_s
         self._stop_grace_s = stop_grace_s
-        self._start_s = expected_start_s
+        self._expected_start_s = expected_start_s
         self._backoff = backoff or Backoff()
         self._others_serve = others_serve
         self._clock = clock or SystemClock()
@@ -136,27 +139,30 @@ class LocalEngine:
         self._process: EngineProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._first_start: asyncio.Future[None] | None = None
-        # Nobody else can enter a folder with mode 0700, and mkdir fails if somebody made it before us.
-        self._reused = folder is not None
+        # No other user can enter a folder with mode 0700, and mkdir fails if another process made it before us.
+        self._folder_may_exist = folder is not None
         self._folder = folder or Path(tempfile.gettempdir()) / f"maitred-{os.getpid()}-{secrets.token_hex(8)}"
-        self._address = listens_at(self._folder)
-        self.link = EngineClient(
+        self._address = socket_address(self._folder)
+        self.client = EngineClient(
             self._address, retry_after_s=self.predicted_ready_s, silence_timeout_s=silence_timeout_s
         )
         self.restarts = 0
 
     @property
     def pid(self) -> int | None:
-        """The engine's process id; None between two lives."""
+        """Process id of the engine; None between two lives."""
         return None if self._process is None else self._process.pid
 
     def predicted_ready_s(self) -> float:
-        """Seconds until the engine should be ready, from the remaining back-off and the last measured start."""
-        if self.link.ready:
-            return 0.0
-        return max(SOONEST_S, self._ready_at_s - self._clock.monotonic_s())
+        """Returns the seconds until the engine should be ready.
 
-    async def started(self) -> None:
+        The prediction adds the remaining back-off and the last measured start.
+        """
+        if self.client.is_ready:
+            return 0.0
+        return max(MIN_READY_S, self._ready_at_s - self._clock.monotonic_s())
+
+    async def wait_started(self) -> None:
         """Waits until the engine has been ready once.
 
         Raises:
@@ -166,8 +172,8 @@ class LocalEngine:
         await asyncio.shield(self._first_start)
 
     async def __aenter__(self) -> "LocalEngine":
-        _sweep_folders()
-        self._folder.mkdir(mode=0o700, exist_ok=self._reused)
+        _remove_stale_folders()
+        self._folder.mkdir(mode=0o700, exist_ok=self._folder_may_exist)
         self._first_start = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise(self._first_start), name="engine supervisor")
         return self
@@ -182,80 +188,80 @@ class LocalEngine:
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
         if error is None and not self._supervisor.cancelled():
-            self._supervisor.result()  # a fault of the supervisor itself must not pass unseen
+            self._supervisor.result()  # an error of the supervisor itself must be raised
 
     # --- the supervisor ---
 
     async def _supervise(self, first_start: asyncio.Future[None]) -> None:
         try:
             while True:
-                ready_s, reason = await self._live(first_start)
+                ready_s, reason = await self._run_once(first_start)
                 if not first_start.done() and not self._others_serve():
                     raise ReplicaUnavailable(f"The engine did not start: {reason}")
                 wait_s = self._backoff.wait_s(ready_s)
                 _log.error("%s\nIt was ready for %.1f s and is started again in %.1f s.", reason, ready_s, wait_s)
-                self._ready_at_s = self._clock.monotonic_s() + wait_s + self._start_s
-                await self._pause(wait_s)
+                self._ready_at_s = self._clock.monotonic_s() + wait_s + self._expected_start_s
+                await self._wait_backoff(wait_s)
                 self.restarts += 1
         except Exception as error:
             if first_start.done():
                 raise
             first_start.set_exception(error)
-            first_start.exception()  # marked as seen: `started` need not be awaited
+            first_start.exception()  # marked as retrieved: `wait_started` need not be awaited
         finally:
             first_start.cancel()
 
-    async def _pause(self, wait_s: float) -> None:
-        """Lets the back-off pass; not all of it while nobody else serves."""
-        pause_s = min(wait_s, ALONE_S)
+    async def _wait_backoff(self, wait_s: float) -> None:
+        """Waits for the back-off to pass, but no longer than `MAX_PAUSE_ALONE_S` while no other engine serves."""
+        pause_s = min(wait_s, MAX_PAUSE_ALONE_S)
         while pause_s > 0:
             await self._sleep(pause_s)
             wait_s -= pause_s
-            pause_s = min(wait_s, _LOOK_S) if self._others_serve() else 0.0
+            pause_s = min(wait_s, _OTHERS_POLL_S) if self._others_serve() else 0.0
 
-    async def _live(self, first_start: asyncio.Future[None]) -> tuple[float, str]:
-        """One life of the engine, from start to death.
+    async def _run_once(self, first_start: asyncio.Future[None]) -> tuple[float, str]:
+        """Runs one life of the engine, from start to death.
 
         Returns:
             For how many seconds it was ready, and why it ended.
         """
         self._remove_socket()
-        began_s = self._clock.monotonic_s()
+        started_s = self._clock.monotonic_s()
         try:
             process = await EngineProcess.start(self._command(str(self._address)), self._environment)
         except OSError as error:
             return 0.0, f"The system cannot run its command: {error}"
         self._process = process
         try:
-            await self._await_hello(process)
+            await self._connect(process)
             ready_since_s = self._clock.monotonic_s()
-            self._start_s = ready_since_s - began_s
-            _log.info("The engine (pid %d) was ready after %.1f s.", process.pid, self._start_s)
+            self._expected_start_s = ready_since_s - started_s
+            _log.info("The engine (pid %d) was ready after %.1f s.", process.pid, self._expected_start_s)
             if not first_start.done():
                 first_start.set_result(None)
-            reason = await self.link.lost()
+            reason = await self.client.wait_lost()
             ready_s = self._clock.monotonic_s() - ready_since_s
-            self._ready_at_s = ready_since_s + ready_s + self._start_s
-            await asyncio.wait({process.exited}, timeout=EXIT_REPORT_S)
+            self._ready_at_s = ready_since_s + ready_s + self._expected_start_s
+            await asyncio.wait({process.exited}, timeout=EXIT_WAIT_S)
         except ReplicaUnavailable as failure:
             ready_s, reason = 0.0, failure.message
         finally:
-            self.link.close()
+            self.client.close()
             await process.stop(self._stop_grace_s)
             self._process = None
         return ready_s, f"{reason}\n{process.exit_reason()}"
 
     def _remove_socket(self) -> None:
-        """A killed engine leaves it behind, and the next one could not bind."""
+        """Removes the socket that a killed engine has left behind, so that the next one can bind."""
         (self._folder / SOCKET_NAME).unlink(missing_ok=True)
 
-    async def _await_hello(self, process: EngineProcess) -> None:
-        """Connects the link, unless the process exits before.
+    async def _connect(self, process: EngineProcess) -> None:
+        """Connects the client, unless the process exits before.
 
         Raises:
-            ReplicaUnavailable: It exited, it said no hello in time, or it is not an engine of this version.
+            ReplicaUnavailable: The process exited, it sent no hello in time, or it is not an engine of this version.
         """
-        connecting = asyncio.create_task(self.link.connect(self._start_timeout_s), name="engine hello")
+        connecting = asyncio.create_task(self.client.connect(self._start_timeout_s), name="engine hello")
         try:
             await asyncio.wait({connecting, process.exited}, return_when=asyncio.FIRST_COMPLETED)
             if not connecting.done():

@@ -1,12 +1,13 @@
-"""One life of an engine process: started, listened to, ended.
+"""Engine process: one life of an engine, from start to exit.
 
-Three things a bare subprocess lacks:
+It adds three things to a bare subprocess:
 
-- It cannot outlive us. Its standard input is a pipe that we never write to; the engine ends at the end of that file
-  (see `core.lifeline`), which comes however we die.
+- It cannot outlive the gateway. Its standard input is a pipe that is never written to; the engine ends at the end of
+  that file (see `core.parent_watch`), which comes however the gateway dies.
 - It has a session of its own, so that Ctrl-C in a terminal reaches the gateway alone, which lets running answers
   finish before it stops the engine.
-- What it prints goes line by line to our log (see `printed`), and the last lines are kept to explain its death.
+- Its output goes line by line to the gateway's log (see `engine_log`), and the last lines are kept to explain its
+  death.
 """
 
 import asyncio
@@ -27,18 +28,18 @@ from maitred.engine.config import EngineConfig
 from maitred.fleet.engine_log import log_line
 from maitred.observe.config import LogConfig
 
-LAST_LINES = 20
+KEPT_LINES = 20
 MAX_LINE_BYTES = 16 * 1024
-"""A longer line is cut into several."""
+"""Longest line of output; a longer one is cut into several."""
 
 _OUTPUT_GRACE_S = 1.0
-"""For the last output of a dead process; only a grandchild that holds the pipe open makes it last."""
+"""How long the last output of a dead process is awaited; only a grandchild that holds the pipe open makes it last."""
 
 _log = logging.getLogger(__name__)
 
 
 class EngineProcess:
-    """A running child. Made by `start`, and over after `stop`, which must be awaited.
+    """Running engine process. Made by `start`, and over after `stop`, which must be awaited.
 
     Attributes:
         exited: Done with the exit status (negative: the signal that killed it).
@@ -47,16 +48,16 @@ class EngineProcess:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._stopped = False
-        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.exited = asyncio.create_task(process.wait(), name=f"engine {process.pid}: exit")
-        self._output = asyncio.create_task(self._forward_output(), name=f"engine {process.pid}: output")
+        self._output_task = asyncio.create_task(self._forward_output(), name=f"engine {process.pid}: output")
 
     @classmethod
     async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> "EngineProcess":
-        """Starts the command with these variables in addition to our own.
+        """Starts the command with these variables in addition to the gateway's own.
 
         Raises:
-            OSError: The system cannot run it.
+            OSError: The system cannot run the command.
         """
         spawning = asyncio.create_task(
             asyncio.create_subprocess_exec(
@@ -72,35 +73,35 @@ class EngineProcess:
         try:
             return cls(await asyncio.shield(spawning))
         except asyncio.CancelledError:
-            # A spawn that is cut off half-way would leave a process that nobody owns; it takes milliseconds to let
-            # it finish.
+            # A spawn that is cut off half-way would leave a process without an owner; it takes milliseconds to let it
+            # finish.
             with suppress(OSError):
                 await cls(await spawning).stop(grace_s=0)
             raise
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the engine."""
         return self._process.pid
 
     async def stop(self, grace_s: float) -> None:
-        """Ends it: SIGTERM, and SIGKILL for one that has not exited after `grace_s`. Returns when it is gone."""
+        """Ends the process by SIGTERM, and by SIGKILL if it has not exited after `grace_s`. Returns when it is gone."""
         self._stopped = not self.exited.done()
         try:
             self._signal(signal.SIGTERM)
             await asyncio.wait({self.exited}, timeout=grace_s)
-        finally:  # also when we are cancelled while we wait
+        finally:  # also if this task is cancelled while it waits
             if not self.exited.done():
                 _log.warning("The engine (pid %d) does not stop; it is killed.", self.pid)
             self._signal(signal.SIGKILL)
             if self._process.stdin is not None:
                 self._process.stdin.close()
         await self.exited
-        await asyncio.wait({self._output}, timeout=_OUTPUT_GRACE_S)
-        self._output.cancel()
+        await asyncio.wait({self._output_task}, timeout=_OUTPUT_GRACE_S)
+        self._output_task.cancel()
 
     def exit_reason(self) -> str:
-        """How it ended and what it said last, for an error message."""
+        """Returns how the process ended and its last lines, for an error message."""
         if not self.exited.done():
             ending = "is still running"
         elif self._stopped:
@@ -127,35 +128,38 @@ class EngineProcess:
                 lines.append(rest)
                 rest = b""
             for line in lines:
-                self._note(line)
+                self._log_output(line)
         if rest:
-            self._note(rest)
+            self._log_output(rest)
 
-    def _note(self, line: bytes) -> None:
+    def _log_output(self, line: bytes) -> None:
         if line := line.rstrip():
             self._last_lines.append(log_line(self.pid, line))
 
 
 class EngineArgs(Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """Arguments of an engine process, as JSON on its command line."""
 
     engine: EngineConfig
     service: ServiceWeights
-    """What the gateway's own queue counts a token as: two fair orders that count differently undo each other."""
+    """Weights by which the gateway's own queue counts a token.
+
+    Two fair queues that count differently undo each other.
+    """
     log: LogConfig
-    """The gateway's own, but in JSON, which it reads (see `printed`)."""
+    """The gateway's log settings, but in JSON, which the gateway reads (see `engine_log`)."""
 
 
 class Backoff:
-    """Doubles the wait with every early death, and forgives after a life that was long enough.
+    """Back-off of restarts: the wait doubles with every early death, and is reset after a life that was long enough.
 
     An engine that dies once an hour is back at once; one that dies on every start does not keep the machine busy. There
-    is no jitter: one supervisor starts one engine, so there is nobody to keep apart.
+    is no jitter: one supervisor starts one engine, so there is no herd to spread.
 
     Args:
         first_s: Wait after the first early death.
-        most_s: The wait stops growing here.
-        healthy_s: A life of at least this long starts the count anew.
+        most_s: Longest wait.
+        healthy_s: Length of a life that starts the count anew.
     """
 
     def __init__(self, *, first_s: float = 0.2, most_s: float = 30.0, healthy_s: float = 60.0) -> None:
@@ -164,6 +168,6 @@ class Backoff:
         self._deaths = 0
 
     def wait_s(self, lived_s: float) -> float:
-        """The wait after a life of `lived_s` seconds."""
+        """Returns the wait after a life of `lived_s` seconds."""
         self._deaths = 1 if lived_s >= self._healthy_s else self._deaths + 1
         return self._ceiling.after(self._deaths)

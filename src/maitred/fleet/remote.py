@@ -1,9 +1,9 @@
-"""An engine that somebody else runs: on another machine, or shared by several gateways, or kept while they restart.
+"""Remote engine: one that is run elsewhere, on another machine, shared by gateways, or kept while they restart.
 
     connecting --hello--> ready --end of stream | silence--> connecting
 
-Nothing is started and nothing is stopped here. A connection that ends is made again, for as long as it takes; also one
-that was refused, since whoever puts it right does so at the other end.
+No process is started or stopped here. A connection that ends is made again, for as long as it takes; also one that was
+rejected, since the fault is then repaired at the other end.
 """
 
 import asyncio
@@ -21,27 +21,27 @@ from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import Credentials, gateway_credentials
 
 HELLO_TIMEOUT_S = 30.0
-"""Long enough for an engine whose steps take seconds: a handshake is some turns of its loop."""
-_RECONNECT = BackoffCeiling(first_s=0.2, most_s=2.0)
-"""Between attempts that follow one another."""
+"""Time limit of a hello, long enough for an engine whose steps take seconds: a handshake is some turns of its loop."""
+_RECONNECT_BACKOFF = BackoffCeiling(first_s=0.2, most_s=2.0)
+"""Back-off between attempts that follow one another."""
 
 _log = logging.getLogger(__name__)
 
 
 class RemoteEngine:
-    """Keeps one link connected. Enter it to begin; leave it to let go of the engine.
+    """Remote engine that is kept connected. Entering starts the connection; leaving closes it.
 
     Args:
-        address: Where the engine listens.
-        credentials: What the engine has to know and show.
-        silence_timeout_s: When an engine that says nothing is lost; None: never.
-        accept: Raises ReplicaUnavailable where what the engine says of its model will not do.
-        hello_timeout_s: For one attempt; an address where nobody listens yet is tried again within it.
+        address: Address at which the engine listens.
+        credentials: Secret and certificates by which the engine and the gateway know each other.
+        silence_timeout_s: Time after which an engine that sends nothing counts as lost; None: it never does.
+        check_card: Raises ReplicaUnavailable if the engine runs a model that may not be used.
+        hello_timeout_s: Time limit of one attempt; an address where nothing listens yet is tried again within it.
 
     Attributes:
-        link: The replica. It stays the same over connections.
+        client: The replica. It stays the same over connections.
         restarts: Connections after the first one.
-        trouble: Why there is no connection; empty while there is one.
+        failure_reason: Reason why there is no connection; empty while there is one.
     """
 
     def __init__(
@@ -50,76 +50,78 @@ class RemoteEngine:
         *,
         credentials: Credentials = Credentials(),  # noqa: B008 - frozen
         silence_timeout_s: float | None = None,
-        accept: Callable[[ModelCard], None] = lambda card: None,
+        check_card: Callable[[ModelCard], None] = lambda card: None,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
     ) -> None:
-        self.link = EngineClient(address, credentials=credentials, silence_timeout_s=silence_timeout_s, accept=accept)
+        self.client = EngineClient(
+            address, credentials=credentials, silence_timeout_s=silence_timeout_s, check_card=check_card
+        )
         self.restarts = 0
-        self.trouble = "nobody has connected yet"
+        self.failure_reason = "nobody has connected yet"
         self._hello_timeout_s = hello_timeout_s
-        self._first: asyncio.Event = asyncio.Event()
-        self._maintenance: asyncio.Task[None] | None = None
+        self._connected_once: asyncio.Event = asyncio.Event()
+        self._connect_task: asyncio.Task[None] | None = None
 
-    async def started(self) -> None:
-        """Waits until the engine has been connected once."""
-        await self._first.wait()
+    async def wait_started(self) -> None:
+        """Waits until the engine has been connected for the first time."""
+        await self._connected_once.wait()
 
     async def __aenter__(self) -> "RemoteEngine":
-        self._maintenance = asyncio.create_task(self._maintain(), name="engine connection")
+        self._connect_task = asyncio.create_task(self._keep_connected(), name="engine connection")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._maintenance is not None
-        self._maintenance.cancel()
-        await asyncio.wait({self._maintenance})
-        self.link.close()
-        if error is None and not self._maintenance.cancelled():
-            self._maintenance.result()  # a fault of the keeper itself must not pass unseen
+        assert self._connect_task is not None
+        self._connect_task.cancel()
+        await asyncio.wait({self._connect_task})
+        self.client.close()
+        if error is None and not self._connect_task.cancelled():
+            self._connect_task.result()  # an error of the task itself must be raised
 
-    async def _maintain(self) -> None:
+    async def _keep_connected(self) -> None:
         failures = 0
         while True:
             try:
-                await self.link.connect(self._hello_timeout_s)
+                await self.client.connect(self._hello_timeout_s)
             except (ReplicaUnavailable, OSError) as failure:
-                if str(failure) != self.trouble:
-                    _log.error("The engine at %s cannot be used: %s", self.link.address, failure)
-                self.trouble = str(failure)
+                if str(failure) != self.failure_reason:
+                    _log.error("The engine at %s cannot be used: %s", self.client.address, failure)
+                self.failure_reason = str(failure)
                 failures += 1
-                await asyncio.sleep(_RECONNECT.after(failures))
+                await asyncio.sleep(_RECONNECT_BACKOFF.after(failures))
                 continue
-            failures, self.trouble = 0, ""
-            if self._first.is_set():
+            failures, self.failure_reason = 0, ""
+            if self._connected_once.is_set():
                 self.restarts += 1
-            self._first.set()
-            _log.info("Connected to the engine at %s.", self.link.address)
-            self.trouble = await self.link.lost()
-            _log.error("The engine at %s is gone: %s. Connecting again.", self.link.address, self.trouble)
+            self._connected_once.set()
+            _log.info("Connected to the engine at %s.", self.client.address)
+            self.failure_reason = await self.client.wait_lost()
+            _log.error("The engine at %s is gone: %s. Connecting again.", self.client.address, self.failure_reason)
 
 
 class FingerprintCheck:
-    """What all engines of one model have in common: answers begin at one and go on at another.
+    """Check that all engines of one model run the same files: an answer may begin at one and continue at another.
 
-    What the gateway's own files do not say (it needs no weights, and not the type to compute in), the first engine says
-    for those that come after it.
+    Facts that the gateway's own files do not have (it needs no weights, and no type to compute in) are taken from the
+    first engine and hold for those after it.
 
     Args:
-        fingerprint: Of the gateway's own files.
+        fingerprint: Fingerprint of the gateway's own files.
     """
 
     def __init__(self, fingerprint: ModelFingerprint) -> None:
-        self._digest = fingerprint
+        self._fingerprint = fingerprint
         self._dtype = ""
 
     def check(self, card: ModelCard) -> None:
-        """Remembers what it adds.
+        """Checks a card against the engines before it, and remembers the facts that it adds.
 
         Raises:
             ReplicaUnavailable: An engine with this card may not answer in the place of the others; the reason why.
         """
-        if differing := self._digest.differs_in(card.digest):
+        if differing := self._fingerprint.differs_in(card.digest):
             raise ReplicaUnavailable(
                 f"It runs another model, {card.name}: its {' and '.join(differing)} differ. Start it with the files "
                 "that this gateway and its other engines have; or start the gateway again, if all of them have changed."
@@ -129,25 +131,25 @@ class FingerprintCheck:
                 f"It computes in {card.dtype} and the other engines in {self._dtype}, so its answers are not theirs. "
                 "Start all of them with the same --dtype."
             )
-        self._digest = self._digest.completed_by(card.digest)
+        self._fingerprint = self._fingerprint.completed_by(card.digest)
         self._dtype = card.dtype
 
 
-def attached(address: str, config: LinkConfig, model: FingerprintCheck) -> RemoteEngine:
-    """The engine at an address of the configuration.
+def make_remote_engine(address: str, config: LinkConfig, fingerprint_check: FingerprintCheck) -> RemoteEngine:
+    """Makes the remote engine at an address of the configuration.
 
     Args:
-        address: As it is written there.
-        config: How the two ends trust each other.
-        model: What the engine has to run.
+        address: The address as it is configured.
+        config: Settings by which the two ends trust each other.
+        fingerprint_check: Check of the model that the engine runs.
 
     Raises:
-        ConfigInvalid: That is no address, or not one that may be connected to in this way.
+        ConfigInvalid: The text is no address, or one that may not be connected to in this way.
     """
     parsed = parse_address(address)
     return RemoteEngine(
         parsed,
         credentials=gateway_credentials(parsed, config),
         silence_timeout_s=config.silence_timeout_s,
-        accept=model.check,
+        check_card=fingerprint_check.check,
     )

@@ -1,10 +1,10 @@
-"""An engine that can sleep, as its queue sees it: while it sleeps it says when it would be there, so requests wait.
+"""Replica whose engine can sleep: while it sleeps, its card raises an error with the time of waking, so requests wait.
 
 ::
 
     awake --order--> draining --nothing runs--> asleep --a request waits--> waking --> awake
 
-Whether it sleeps the engine says: it may have been another gateway that sent it to sleep, or that woke it.
+The engine itself reports whether it sleeps, since another gateway may have sent it to sleep or woken it.
 """
 
 from collections.abc import Callable
@@ -19,100 +19,100 @@ _ASLEEP = "The model sleeps, and wakes for requests that can wait for it. Try ag
 
 
 class SleepableReplica:
-    """Implements `maitred.core.replica.Replica`.
+    """Replica whose engine can sleep. Implements `maitred.core.replica.Replica`.
 
     Args:
-        link: The engine.
+        client: Client of the engine.
 
     Attributes:
-        draining: Whether it gets nothing new because it is to sleep.
+        is_draining: Whether it gets no new requests because it is to sleep.
     """
 
-    def __init__(self, link: EngineClient) -> None:
-        self.link = link
-        self.draining = False
-        self._notified: bool | None = None
-        """What the engine was told last and has not done yet: to sleep, or not to."""
+    def __init__(self, client: EngineClient) -> None:
+        self.client = client
+        self.is_draining = False
+        self._ordered_asleep: bool | None = None
+        """Order that the engine has got and not carried out yet: to sleep (True), or to wake; None: there is none."""
 
-    # --- the replica ---
+    # --- replica interface ---
 
     def card(self) -> ModelCard:
-        """See `core.ports.Replica`.
+        """Returns the card of the model while its engine is awake. Implements `maitred.core.replica.Replica`.
 
         Raises:
-            ModelLoading: It sleeps.
-            ReplicaUnavailable: Its engine is down.
+            ModelLoading: The engine sleeps.
+            ReplicaUnavailable: The engine is down.
         """
-        card = self.link.card()
-        if self.draining or self.link.load().asleep:
-            raise ModelLoading(_ASLEEP, retry_after_s=self.link.wakes_in_s)
+        card = self.client.card()
+        if self.is_draining or self.client.load().asleep:
+            raise ModelLoading(_ASLEEP, retry_after_s=self.client.wakes_in_s)
         return card
 
     @property
     def weight(self) -> float:
-        """See `core.ports.Host`."""
-        return self.link.weight
+        """Weight of its engine. Implements `maitred.core.replica.Replica`."""
+        return self.client.weight
 
     def load(self) -> LoadReport:
-        """See `core.ports.Host`."""
-        return self.link.load()
+        """Returns the last load report of its engine. Implements `maitred.core.replica.Replica`."""
+        return self.client.load()
 
     def unreported(self) -> int:
-        """See `core.ports.Host`."""
-        return self.link.unreported()
+        """Returns the number of submitted requests that the last report cannot know of."""
+        return self.client.unreported()
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """See `core.ports.Host`."""
-        self.link.on_change(listener)
+        """Calls `listener` after every report and change of the engine. Implements `maitred.core.replica.Replica`."""
+        self.client.on_change(listener)
 
     def generate(self, request: EngineRequest) -> AbstractAsyncContextManager[TokenStream]:
-        """See `core.ports.Replica`."""
-        return self.link.generate(request)
+        """Submits the request to its engine. Implements `maitred.core.replica.Replica`."""
+        return self.client.generate(request)
 
-    # --- its sleep ---
-
-    @property
-    def waking(self) -> bool:
-        """Whether it was told to wake, and sleeps still."""
-        return self.link.asleep and self._notified is False
+    # --- sleep ---
 
     @property
-    def settled(self) -> bool:
-        """Whether it is what it was told to be."""
-        return not self.draining and self._notified is None
+    def is_waking(self) -> bool:
+        """Whether the engine was told to wake, and still sleeps."""
+        return self.client.is_asleep and self._ordered_asleep is False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the engine has carried out its last order."""
+        return not self.is_draining and self._ordered_asleep is None
 
     def sleep(self) -> None:
-        """It is to sleep once nothing runs and nobody waits.
+        """Orders the engine to sleep once no request runs and none waits.
 
         Raises:
-            ReplicaUnavailable: Its engine is down.
+            ReplicaUnavailable: The engine is down.
         """
-        self.link.card()
-        if not self.link.asleep or self._notified is False:
-            self.draining = True
+        self.client.card()
+        if not self.client.is_asleep or self._ordered_asleep is False:
+            self.is_draining = True
 
     def wake(self) -> None:
-        """It is to serve. One whose engine is down does so when that is back."""
-        was_told, self.draining = self._notified is True, False
-        if self.link.ready and (was_told or (self.link.asleep and self._notified is None)):
-            self._notified = False
-            self.link.request_sleep(asleep=False)
+        """Orders the engine to serve. An engine that is down serves when it is back."""
+        was_ordered, self.is_draining = self._ordered_asleep is True, False
+        if self.client.is_ready and (was_ordered or (self.client.is_asleep and self._ordered_asleep is None)):
+            self._ordered_asleep = False
+            self.client.request_sleep(asleep=False)
 
     def check(self, *, running: int, waiting: int) -> None:
-        """Something has changed: in its queue, or with the engine. It must be told of both.
+        """Carries on after a change in the replica's queue or of its engine. To be called after every such change.
 
         Args:
-            running: Requests of this gateway's at the engine.
+            running: Requests of this gateway that run at the engine.
             waiting: Requests in the queue.
         """
-        if not self.link.ready:
-            self.draining, self._notified = False, None  # an engine that comes back is awake
+        if not self.client.is_ready:
+            self.is_draining, self._ordered_asleep = False, None  # an engine that comes back is awake
             return
-        if self._notified is self.link.asleep:
-            self._notified = None
-            self.draining = self.draining and not self.link.asleep
+        if self._ordered_asleep is self.client.is_asleep:
+            self._ordered_asleep = None
+            self.is_draining = self.is_draining and not self.client.is_asleep
         if waiting:
             self.wake()
-        elif self.draining and not running and self._notified is None:
-            self._notified = True
-            self.link.request_sleep(asleep=True)
+        elif self.is_draining and not running and self._ordered_asleep is None:
+            self._ordered_asleep = True
+            self.client.request_sleep(asleep=True)

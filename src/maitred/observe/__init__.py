@@ -1,1 +1,1 @@
-"""Metrics and logs; fed by events, never asked for a decision."""
+"""Metrics, logs and traces: fed by events, without any influence on decisions."""

@@ -1,4 +1,4 @@
-"""The `log`, `metrics`, `slos`, `explain` and `traces` sections: what is logged, shown, promised and remembered."""
+"""Settings of the sections `log`, `metrics`, `slos`, `explain` and `traces`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ from maitred.core.secret import Secret
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
-    """What is logged, and in which shape."""
+    """Logging: which messages are written, and in which format."""
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
@@ -34,7 +34,7 @@ class LogConfig(Struct, frozen=True, kw_only=True):
 
 
 class MetricsConfig(Struct, frozen=True, kw_only=True):
-    """What `GET /metrics` shows."""
+    """Contents of `GET /metrics`."""
 
     vllm_names: Annotated[
         bool,
@@ -56,13 +56,13 @@ class MetricsConfig(Struct, frozen=True, kw_only=True):
 
 
 class SloConfig(Struct, frozen=True, kw_only=True):
-    """What is promised to the requests of a model and a class: which share of them goes well."""
+    """Service level objective of a model and a class: the share of its requests that must go well."""
 
     indicator: Annotated[
         Literal["availability", "ttft", "itl"],
         Meta(
-            description="What goes well. `availability`: a request is answered, not refused for want of room and not "
-            "failed. `ttft`: its first token comes within `within_s`. `itl`: so does each next delivery of tokens."
+            description="What goes well. `availability`: a request is answered, not refused for lack of capacity and "
+            "not failed. `ttft`: its first token comes within `within_s`. `itl`: so does each next delivery of tokens."
         ),
     ]
     objective: Annotated[
@@ -90,7 +90,7 @@ class SloConfig(Struct, frozen=True, kw_only=True):
 
 
 def slo_faults(slos: Mapping[str, SloConfig]) -> Iterator[tuple[str, str]]:
-    """What does not fit together in objectives: the setting, and why."""
+    """Yields settings of objectives that contradict each other, each with the reason."""
     for name, slo in slos.items():
         if slo.indicator == "availability" and slo.within_s is not None:
             yield (
@@ -137,7 +137,7 @@ class TracesConfig(Struct, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Go on with the traces that clients send in `traceparent`, and trace what they decided to "
-            "trace. Where strangers may call, false spares you what they ask for: every trace begins here."
+            "trace. For an open service, false ignores what clients ask for: every trace begins here."
         ),
     ] = True
     content: Annotated[
@@ -153,20 +153,20 @@ class TracesConfig(Struct, frozen=True, kw_only=True):
 
 
 def trace_faults(traces: TracesConfig) -> Iterator[tuple[str, str]]:
-    """The key to point at, and what is wrong."""
+    """Yields settings of traces that would leak secrets, each with the reason."""
     if traces.endpoint is None:
         return
     host = urlsplit(traces.endpoint).hostname or ""
     if (traces.headers or traces.content) and traces.endpoint.startswith("http:") and not is_loopback(host):
-        what = "Prompts and answers" if traces.content else "A credential"
+        exposed = "Prompts and answers" if traces.content else "A credential"
         yield (
             "traces.endpoint",
-            f"{what} would go over the network in the open. Use https, or an address of this machine.",
+            f"{exposed} would go over the network in the open. Use https, or an address of this machine.",
         )
 
 
 class ExplainConfig(Struct, frozen=True, kw_only=True):
-    """What `maitred explain` can tell of."""
+    """Memory of ended requests for `maitred explain`."""
 
     requests: Annotated[
         int,

@@ -1,6 +1,6 @@
-"""The doctor's rounds in a gateway itself, for whoever watches it live: the same rules, on the last ten seconds.
+"""Live diagnosis inside a gateway: the rules of `maitred doctor` on the metrics of the last ten seconds.
 
-Nobody pays for it while nobody watches: a look is taken when somebody asks, and looks that are too old are forgotten.
+It costs nothing while it is not used: metrics are sampled when findings are asked for, and old samples are dropped.
 """
 
 from collections import deque
@@ -12,35 +12,35 @@ from maitred.observe.diagnosis.finding import DiagnosisFinding
 from maitred.observe.diagnosis.watch import ScrapeWatcher
 from maitred.observe.samples import MetricSamples
 
-_EVERY_S = 2.0
-_LEAST_S = 4.0
-"""A gauge at one moment says little."""
-_LAST_S = 10.0
+_INTERVAL_S = 2.0
+_MIN_WINDOW_S = 4.0
+"""Shortest window with findings: a gauge at one moment says little."""
+_MAX_WINDOW_S = 10.0
 
 
 class LiveDiagnosis:
-    """Looks at the gateway that it is in.
+    """Diagnosis of the gateway that it runs in.
 
     Args:
-        look: All of its metrics, now.
-        clock: The time.
+        scrape: Returns all metrics of the gateway now.
+        clock: Clock for the times of samples.
     """
 
-    def __init__(self, look: Callable[[], MetricSamples], clock: Clock) -> None:
-        self._scrape = look
+    def __init__(self, scrape: Callable[[], MetricSamples], clock: Clock) -> None:
+        self._scrape = scrape
         self._clock = clock
         self._scrapes: deque[tuple[float, MetricSamples]] = deque()
-        self._found: Sequence[DiagnosisFinding] | None = None
+        self._findings: Sequence[DiagnosisFinding] | None = None
 
     def findings(self) -> Sequence[DiagnosisFinding] | None:
-        """What holds requests up, most important first; None: it was not watched for long enough to say."""
+        """Returns the causes of delays, most important first; None: the window is still too short."""
         now_s = self._clock.monotonic_s()
-        if self._scrapes and now_s - self._scrapes[-1][0] < _EVERY_S:
-            return self._found
-        while self._scrapes and now_s - self._scrapes[0][0] > _LAST_S:
+        if self._scrapes and now_s - self._scrapes[-1][0] < _INTERVAL_S:
+            return self._findings
+        while self._scrapes and now_s - self._scrapes[0][0] > _MAX_WINDOW_S:
             self._scrapes.popleft()
         self._scrapes.append((now_s, self._scrape()))
         seconds = now_s - self._scrapes[0][0]
-        watch = ScrapeWatcher([samples for _, samples in self._scrapes], seconds)
-        self._found = diagnose(watch.vitals()) if seconds >= _LEAST_S else None
-        return self._found
+        watcher = ScrapeWatcher([samples for _, samples in self._scrapes], seconds)
+        self._findings = diagnose(watcher.snapshot()) if seconds >= _MIN_WINDOW_S else None
+        return self._findings

@@ -1,22 +1,22 @@
-"""What is said over and over is said a few times a second, and counted.
+"""Rate limit of log messages: repeated messages are written a few times a second, and counted.
 
-A server in trouble says the same thing for every request. That hides the one line that says why, fills disks, and
-costs most when there is least to spare. Messages are alike that have the same text before values are put into it, from
-the same place at the same level; so a new kind of message is never held back by others.
+A server in trouble logs the same message for every request. That hides the one line with the cause, fills disks, and
+costs most when the server is busiest. Messages are of one kind if they have the same text before values are put into
+it, the same logger and the same level; so a new kind of message is never suppressed because of others.
 """
 
 from collections.abc import Iterator, Sequence
 
 _WINDOW_S = 1.0
-_MOST_KINDS = 1024
-"""Kinds of messages that are counted at a time; of more, those that were counted first are told and forgotten."""
+_MAX_KINDS = 1024
+"""Most kinds of messages that are counted at a time; beyond that, the oldest kinds are reported and forgotten."""
 
-Kind = tuple[str, int, str]
-"""Logger, level and text of a message, without its values."""
+MessageKind = tuple[str, int, str]
+"""Kind of a message: its logger, level and text, without the values."""
 
 
 class _Window:
-    """What came of one kind since somebody last looked."""
+    """Count of messages of one kind since its window began."""
 
     __slots__ = ("admitted", "since_s", "suppressed")
 
@@ -27,18 +27,18 @@ class _Window:
 
 
 class LogRateLimiter:
-    """Counts messages. Pure: the time of each is an argument.
+    """Rate limiter of log messages. Pure: the time of each message is an argument.
 
     Args:
-        per_s: Of one kind that pass in a second; 0: all.
+        per_s: Messages of one kind that pass in a second; 0: all.
     """
 
     def __init__(self, per_s: int) -> None:
         self._per_s = per_s
-        self._windows: dict[Kind, _Window] = {}
+        self._windows: dict[MessageKind, _Window] = {}
 
-    def passes(self, kind: Kind, now_s: float) -> bool:
-        """Whether a message is to be written."""
+    def allow(self, kind: MessageKind, now_s: float) -> bool:
+        """Counts a message and returns whether it is to be written."""
         if not self._per_s:
             return True
         window = self._windows.get(kind)
@@ -50,19 +50,19 @@ class LogRateLimiter:
         window.suppressed += 1
         return False
 
-    def over(self, now_s: float) -> Sequence[tuple[Kind, int]]:
-        """The kinds whose second is over, with how many of each were not written; to be asked before `passes`."""
-        return list(self._take(now_s - _WINDOW_S))
+    def take_expired(self, now_s: float) -> Sequence[tuple[MessageKind, int]]:
+        """Removes the windows that are over and returns how many messages each suppressed; must precede `allow`."""
+        return list(self._take_until(now_s - _WINDOW_S))
 
-    def rest(self) -> Sequence[tuple[Kind, int]]:
-        """The same for all kinds, because nothing more comes."""
-        return list(self._take(float("inf")))
+    def take_all(self) -> Sequence[tuple[MessageKind, int]]:
+        """Removes all windows and returns how many messages each suppressed, when logging ends."""
+        return list(self._take_until(float("inf")))
 
-    def _take(self, until_s: float) -> Iterator[tuple[Kind, int]]:
-        """Windows are in the order in which they began."""
+    def _take_until(self, until_s: float) -> Iterator[tuple[MessageKind, int]]:
+        """Removes windows up to a time; they are in the order in which they began."""
         while self._windows:
             kind, window = next(iter(self._windows.items()))
-            if window.since_s > until_s and len(self._windows) <= _MOST_KINDS:
+            if window.since_s > until_s and len(self._windows) <= _MAX_KINDS:
                 return
             del self._windows[kind]
             if window.suppressed:

@@ -1,8 +1,8 @@
-"""Logging for a server: one line per event, for people or for a collector; never a prompt, never an answer.
+"""Logging for a server: one line per event, for people or for a collector, without prompts or responses.
 
-What is logged of a request are ids, counts and times. Its text is the user's and stays out of the log at every level.
-What is logged in the middle of one says for which (`core.in_hand`), and of a flood of messages that are alike a few are
-written and the others counted (`flood`).
+Logged of a request are ids, counts and times. Its text belongs to the user and stays out of the log at every level.
+Messages that are logged while a request is handled carry its ids (`core.log_context`). Of a flood of equal messages a
+few are written and the others are counted (`log_limit`).
 """
 
 import logging
@@ -17,28 +17,28 @@ import msgspec
 from maitred.core.answer import Outcome, RequestContext
 from maitred.core.log_context import LOG_CONTEXT
 from maitred.observe.config import LogConfig
-from maitred.observe.log_limit import Kind, LogRateLimiter
+from maitred.observe.log_limit import LogRateLimiter, MessageKind
 
-_TEXT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s  %(message)s"
+_TEXT_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s  %(message)s"
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 log = logging.getLogger(__name__)
 
 
-def set_up(config: LogConfig) -> None:
-    """Sends all log records of this process to standard error, in the configured shape."""
+def configure_logging(config: LogConfig) -> None:
+    """Sends all log records of this process to standard error, in the configured format."""
     handler = LogHandler(config.burst)
     handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.level.upper())
     for library in ("asyncio", "uvicorn", "uvicorn.error", "alembic", "sqlalchemy", "aiosqlite"):
-        # They log each connection and each step; what we need to know of one we log ourselves.
+        # These libraries log each connection and each step; what matters of them is logged here.
         logging.getLogger(library).setLevel(max(logging.WARNING, root.level))
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Writes to standard error what the flood lets pass, and how much it does not.
+    """Handler that writes to standard error what the rate limiter lets pass, and counts of what it does not.
 
     Args:
         burst: Messages of one kind in a second; 0: all.
@@ -46,60 +46,60 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
     def __init__(self, burst: int) -> None:
         super().__init__(sys.stderr)
-        self._flood = LogRateLimiter(burst)
+        self._limiter = LogRateLimiter(burst)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`. Called under the handler's lock."""
-        self._tell(self._flood.over(record.created))
-        if self._flood.passes((record.name, record.levelno, str(record.msg)), record.created):
-            _add_request(record)
+        """Writes a record unless it is suppressed. Called under the handler's lock."""
+        self._write_suppressed(self._limiter.take_expired(record.created))
+        if self._limiter.allow((record.name, record.levelno, str(record.msg)), record.created):
+            _add_request_ids(record)
             super().emit(record)
 
     def close(self) -> None:
-        """The process ends, or logs otherwise from now on."""
+        """Writes the remaining counts and closes the handler."""
         with self.lock or nullcontext():
-            self._tell(self._flood.rest())
+            self._write_suppressed(self._limiter.take_all())
         super().close()
 
-    def _tell(self, suppressed: Sequence[tuple[Kind, int]]) -> None:
+    def _write_suppressed(self, suppressed: Sequence[tuple[MessageKind, int]]) -> None:
         for (name, level, text), count in suppressed:
             # The values are gone, and of the text only the first line says which kind it is.
-            told = f"suppressed {count:,} like this: {text.partition(chr(10))[0]}"
-            record = logging.LogRecord(name, level, "", 0, told, None, None)
+            message = f"suppressed {count:,} like this: {text.partition(chr(10))[0]}"
+            record = logging.LogRecord(name, level, "", 0, message, None, None)
             record.suppressed = count
             super().emit(record)
 
 
-def _add_request(record: logging.LogRecord) -> None:
-    """Adds the ids of the request that is worked for, if one is."""
-    in_hand = LOG_CONTEXT.get()
-    if in_hand is None or in_hand.over:
+def _add_request_ids(record: logging.LogRecord) -> None:
+    """Adds the ids of the current request to a record, if there is one."""
+    log_context = LOG_CONTEXT.get()
+    if log_context is None or log_context.over:
         return
     if not hasattr(record, "request_id"):
-        record.request_id = in_hand.request_id
-    if in_hand.trace_id:
-        record.trace_id = in_hand.trace_id
+        record.request_id = log_context.request_id
+    if log_context.trace_id:
+        record.trace_id = log_context.trace_id
 
 
 class TextFormatter(logging.Formatter):
-    """One line for people, with the ids of its request at the end unless it names them itself."""
+    """Formatter for people: one line, with the ids of its request at the end unless the message names them."""
 
     def __init__(self) -> None:
-        super().__init__(_TEXT, datefmt="%Y-%m-%d %H:%M:%S")
+        super().__init__(_TEXT_FORMAT, datefmt="%Y-%m-%d %H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is the library's
-        """See `logging.Formatter`."""
+        """Formats a record, as `logging.Formatter` requires."""
         line = super().formatMessage(record)
         ids = [getattr(record, name, "") for name in ("request_id", "trace_id")]
-        told = " ".join(one for one in ids if one and one not in record.message)
-        return f"{line} [{told}]" if told else line
+        suffix = " ".join(identifier for identifier in ids if identifier and identifier not in record.message)
+        return f"{line} [{suffix}]" if suffix else line
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line; what a caller passes as ``extra`` becomes fields."""
+    """Formatter for collectors: one JSON object per line; values passed as ``extra`` become fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
+        """Formats a record, as `logging.Formatter` requires."""
         line: dict[str, object] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
@@ -113,13 +113,13 @@ class JsonFormatter(logging.Formatter):
 
 
 class RequestLog:
-    """One line per ended request. Implements `maitred.core.answer.RequestObserver`.
+    """Log with one line per ended request. Implements `maitred.core.answer.RequestObserver`.
 
-    What went well is said at debug level: at thousands of requests a second it is the metrics that tell the story.
+    Successful requests are logged at debug level: at thousands of requests a second the metrics serve better.
     """
 
     def on_request_end(self, *contexts: RequestContext) -> None:
-        """Logs each."""
+        """Logs each of the ended requests."""
         for context in contexts:
             self._write(context)
 

@@ -1,47 +1,47 @@
-"""Ended requests, told to whoever counts them some at a time.
+"""Batches of ended requests for observers that count them.
 
-To count one request takes some twenty sums, each in another place of the program, and the next request has driven them
-all from the processor's caches before they are used again. Some at a time, each place is gone to once. Nobody can tell
-the difference: whoever shows what was counted asks for what has come since (`fold`) before it looks.
+Counting one request takes some twenty additions, each in another place of the program, and the next request has driven
+them all from the processor's caches before they are used again. In a batch, each place is visited once. Readers see no
+difference: whoever shows counts first delivers the pending requests (`flush_pending`).
 """
 
 from maitred.core.answer import RequestContext, RequestObserver
 
-_MOST = 32
-"""Requests that are put aside."""
-_MOST_TOKENS = 50_000
-"""Of their prompts together: as long as a request is not counted, all that it asked is kept."""
+_MAX_REQUESTS = 32
+"""Most requests that are pending."""
+_MAX_PROMPT_TOKENS = 50_000
+"""Most prompt tokens of the pending requests: a request is kept with its prompt until it is counted."""
 
 
 class ObserverBatch:
-    """Implements `maitred.core.answer.RequestObserver`.
+    """Batch of ended requests. Implements `maitred.core.answer.RequestObserver`.
 
     Args:
-        observers: Who counts. Whoever shows what it has counted asks to `fold` first.
+        observers: Observers that count. Before it shows counts, an observer calls `flush_pending`.
     """
 
     def __init__(self, *observers: RequestObserver) -> None:
         self._observers = [*observers]
         self._pending: list[RequestContext] = []
-        self._tokens = 0
+        self._prompt_tokens = 0
 
     def add_observers(self, *observers: RequestObserver) -> None:
-        """These count too, from the next request on."""
-        self.fold()
+        """Adds observers, which receive requests from the next one on."""
+        self.flush_pending()
         self._observers += observers
 
     def on_request_end(self, *contexts: RequestContext) -> None:
-        """See `RequestObserver`."""
-        ended = self._pending
-        ended += contexts
+        """Adds ended requests to the batch, and delivers it when it is full."""
+        pending = self._pending
+        pending += contexts
         for context in contexts:
-            self._tokens += context.prompt_tokens
-        if len(ended) >= _MOST or self._tokens > _MOST_TOKENS:
-            self.fold()
+            self._prompt_tokens += context.prompt_tokens
+        if len(pending) >= _MAX_REQUESTS or self._prompt_tokens > _MAX_PROMPT_TOKENS:
+            self.flush_pending()
 
-    def fold(self) -> None:
-        """Has all counted that have ended."""
-        if ended := self._pending:
-            self._pending, self._tokens = [], 0
+    def flush_pending(self) -> None:
+        """Delivers all pending requests to the observers."""
+        if pending := self._pending:
+            self._pending, self._prompt_tokens = [], 0
             for observer in self._observers:
-                observer.on_request_end(*ended)
+                observer.on_request_end(*pending)

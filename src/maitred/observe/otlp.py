@@ -1,7 +1,7 @@
-"""Spans on their way to a collector, by OpenTelemetry's SDK. Imported only where traces are switched on.
+"""Export of spans to a collector by OpenTelemetry's SDK. Imported only when traces are switched on.
 
-The SDK's tracers make spans while something happens. Ours have happened, so each is handed over as a span that has
-ended, as processors get it from tracers. Batches, retries and the protocol are the SDK's.
+The SDK's tracers make spans while something happens. Spans of maitred are made afterwards, so each is handed over as a
+span that has ended, as processors get it from tracers. Batches, retries and the protocol are the SDK's.
 """
 
 import logging
@@ -24,12 +24,12 @@ from maitred.observe.config import TracesConfig
 from maitred.observe.spans import Span
 
 _QUEUE_SPANS = 16_384
-"""A dozen to a request; more than that many are dropped, the oldest first, and it is logged."""
+"""Most spans in the queue, about a dozen for each request; beyond that the oldest are dropped, and it is logged."""
 _BATCH_SPANS = 512
-_EVERY_MS = 1000.0
+_SCHEDULE_DELAY_MS = 1000.0
 _TIMEOUT_S = 10.0
-CLOSE_S = 3.0
-"""For what is left when the gateway stops."""
+CLOSE_TIMEOUT_S = 3.0
+"""Longest wait for the remaining spans when the gateway stops."""
 _SCOPE = InstrumentationScope("maitred", __version__)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _NO_STATUS = Status(StatusCode.UNSET)
@@ -39,10 +39,10 @@ log = logging.getLogger(__name__)
 
 
 class Exporter:
-    """Implements `maitred.observe.traces.SpanSink`. One thread calls it.
+    """Exporter of spans. Implements `maitred.observe.traces.SpanSink`. Called from one thread.
 
     Args:
-        config: With an endpoint.
+        config: Settings, with an endpoint.
     """
 
     def __init__(self, config: TracesConfig) -> None:
@@ -56,14 +56,14 @@ class Exporter:
         self._processor = BatchSpanProcessor(
             self._exporter,
             max_queue_size=_QUEUE_SPANS,
-            schedule_delay_millis=_EVERY_MS,
+            schedule_delay_millis=_SCHEDULE_DELAY_MS,
             max_export_batch_size=_BATCH_SPANS,
         )
         self._resources: dict[str, Resource] = {}
-        """By engine; the gateway itself has no name."""
+        """Resource by engine; the key of the gateway itself is empty."""
 
-    def take(self, context: TraceContext, spans: Iterable[Span]) -> None:
-        """See `SpanSink`."""
+    def export(self, context: TraceContext, spans: Iterable[Span]) -> None:
+        """Queues the spans of one request for export. Implements `SpanSink.export`."""
         trace_id, state = int(context.trace_id, 16), TraceState.from_header([context.state] if context.state else [])
 
         def named(span_id: str) -> SpanContext:
@@ -87,16 +87,16 @@ class Exporter:
             )
 
     def close(self) -> None:
-        """Sends what is left, for a short while: a collector that is away must not hold up who stops."""
+        """Sends the remaining spans within a short time: a collector that is away must not delay the exit."""
         closing = threading.Thread(target=self._processor.shutdown, name="last spans", daemon=True)
         closing.start()
-        closing.join(CLOSE_S)
+        closing.join(CLOSE_TIMEOUT_S)
         if closing.is_alive():
             log.warning("The collector of traces does not answer; the last spans are lost.")
             self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _resource(self, engine: str) -> Resource:
-        """This gateway, or an engine behind it, each of which is a service of its own."""
+        """Returns the resource of this gateway or of an engine, each of which is a service of its own."""
         resource = self._resources.get(engine)
         if resource is None:
             instance = f"{socket.gethostname()}:{os.getpid()}"

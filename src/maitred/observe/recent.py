@@ -1,9 +1,9 @@
-"""What happened in the last minutes, second by second: for people who watch, where a metrics store may be missing.
+"""Traffic of the last minutes, second by second, for live views without a metrics store.
 
-Everything here is bounded: ten minutes of points, the last sorts of refusals, and the tenants that were here last.
+Everything here is bounded: ten minutes of points, the last kinds of rejections, and the tenants that were active last.
 Times are kept as counts in buckets 15 % wide, which is as exact as a chart shows. A point's percentiles are those of
-the last ten seconds, so that a quiet server draws a line and not a cloud. Refusals for the same reason are one entry
-with a count: in a flood of one tenant, nobody else's would be seen.
+the last ten seconds, so that a quiet server draws a line and not a cloud. Rejections for the same reason are one entry
+with a count: otherwise a flood of one tenant would hide those of all others.
 """
 
 from bisect import bisect_right
@@ -17,26 +17,26 @@ from maitred.core.clock import Clock
 from maitred.observe.observer_batch import ObserverBatch
 from maitred.wire.admin.live import PointBody, RefusalBody
 
-POINTS = 600
+MAX_POINTS = 600
 """Seconds that are kept."""
-_REFUSALS = 50
-_TENANTS = 500
-"""Of which it is known what they did; the one that was here longest ago is forgotten first."""
-_SPREAD_S = 10
-"""What the percentiles of a point are of."""
-_GAPS = 64
-"""Of one request's times between tokens, so many are looked at, spread over its answer."""
+_MAX_REJECTIONS = 50
+_MAX_TENANTS = 500
+"""Most tenants whose traffic is known; the one that was active longest ago is forgotten first."""
+_PERCENTILE_WINDOW_S = 10
+"""Seconds that the percentiles of a point cover."""
+_MAX_GAPS = 64
+"""Most times between tokens that are sampled of one request, spread over its response."""
 _BOUNDS_S = tuple(0.001 * 1.15**step for step in range(86))
-"""Up to 2.4 minutes."""
+"""Upper bounds of the buckets, up to 2.4 minutes."""
 _MEDIAN, _TAIL = 0.5, 0.95
 
 
 @dataclass(slots=True)
 class TenantTraffic:
-    """What one tenant did since the gateway started, or since it was forgotten."""
+    """Traffic of one tenant since the gateway started, or since the tenant was forgotten."""
 
     requests: int = 0
-    refused: int = 0
+    rejected: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
 
@@ -49,44 +49,44 @@ class _Second:
 
 
 class RecentTraffic:
-    """Implements `maitred.core.answer.RequestObserver`.
+    """Recent traffic by second and by tenant. Implements `maitred.core.answer.RequestObserver`.
 
     Args:
-        clock: For the time on points and refusals.
-        digest: Tells it of requests; None: somebody does at once.
+        clock: Clock for the times of points and rejections.
+        batch: Batch that delivers ended requests; None: they are delivered directly.
 
     Attributes:
         points: The seconds, oldest first.
     """
 
-    def __init__(self, clock: Clock, digest: ObserverBatch | None = None) -> None:
+    def __init__(self, clock: Clock, batch: ObserverBatch | None = None) -> None:
         self._clock = clock
-        self._digest = digest or ObserverBatch()
-        self._digest.add_observers(self)
-        self.points: deque[PointBody] = deque(maxlen=POINTS)
-        self._refusals: dict[tuple[str, str, str, str], RefusalBody] = {}
+        self._batch = batch or ObserverBatch()
+        self._batch.add_observers(self)
+        self.points: deque[PointBody] = deque(maxlen=MAX_POINTS)
+        self._rejections: dict[tuple[str, str, str, str], RefusalBody] = {}
         self._tenants: dict[str, TenantTraffic] = {}
-        self._now = _Second()
-        self._ttft, self._itl = _Spread(), _Spread()
+        self._current = _Second()
+        self._ttft, self._itl = _PercentileWindow(), _PercentileWindow()
 
     @property
-    def refusals(self) -> dict[tuple[str, str, str, str], RefusalBody]:
-        """The last ones by tenant, model, code and limit; the newest last."""
-        self._digest.fold()
-        return self._refusals
+    def rejections(self) -> dict[tuple[str, str, str, str], RefusalBody]:
+        """Last rejections by tenant, model, code and limit; the newest last."""
+        self._batch.flush_pending()
+        return self._rejections
 
     @property
     def tenants(self) -> dict[str, TenantTraffic]:
-        """Every tenant that was here lately, with its teams' requests among its own; the last one last."""
-        self._digest.fold()
+        """Traffic of every recently active tenant, teams included in their organisation; the most recent last."""
+        self._batch.flush_pending()
         return self._tenants
 
-    def first_token(self, after_s: float) -> None:
-        """One came, so long after its request."""
+    def on_first_token(self, after_s: float) -> None:
+        """Records the time to first token of a request."""
         self._ttft.add((after_s,))
 
     def on_request_end(self, *contexts: RequestContext) -> None:
-        """Requests ended. Those that ask for no model are not counted."""
+        """Counts ended requests. Requests that ask for no model are not counted."""
         for context in contexts:
             self._count(context)
 
@@ -94,26 +94,26 @@ class RecentTraffic:
         outcome = context.outcome
         if outcome is None or not (context.model or (outcome is Outcome.REFUSED and context.route.startswith("/v1/"))):
             return
-        second = self._now
+        second = self._current
         second.ended[outcome] = second.ended.get(outcome, 0) + 1
         second.prompt_tokens += context.prompt_tokens
         second.output_tokens += context.completion_tokens
         gaps_s = context.gaps_s
         if gaps_s:
-            self._itl.add(gaps_s[:: -(-len(gaps_s) // _GAPS)])
-        self._record(context)
+            self._itl.add(gaps_s[:: -(-len(gaps_s) // _MAX_GAPS)])
+        self._record_tenants(context)
         if outcome in (Outcome.REFUSED, Outcome.FAILED):
-            self._record_refusal(context)
+            self._record_rejection(context)
 
     def tick(self, waiting: int, running: int) -> PointBody:
-        """A second is over.
+        """Closes the current second and returns its point.
 
         Args:
             waiting: Requests that wait now, in all queues.
             running: Requests that run now.
         """
-        self._digest.fold()
-        second, self._now = self._now, _Second()
+        self._batch.flush_pending()
+        second, self._current = self._current, _Second()
         point = PointBody(
             at=self._clock.wall_s(),
             waiting=waiting,
@@ -127,26 +127,26 @@ class RecentTraffic:
         self.points.append(point)
         return point
 
-    def _record(self, context: RequestContext) -> None:
+    def _record_tenants(self, context: RequestContext) -> None:
         for tenant in () if context.principal is None else context.principal.tenants:
             traffic = self._tenants.pop(tenant, None) or TenantTraffic()
             self._tenants[tenant] = traffic
             traffic.requests += 1
-            traffic.refused += context.outcome is Outcome.REFUSED
+            traffic.rejected += context.outcome is Outcome.REFUSED
             traffic.prompt_tokens += context.prompt_tokens
             traffic.output_tokens += context.completion_tokens
-        while len(self._tenants) > _TENANTS:
+        while len(self._tenants) > _MAX_TENANTS:
             del self._tenants[next(iter(self._tenants))]
 
-    def _record_refusal(self, context: RequestContext) -> None:
+    def _record_rejection(self, context: RequestContext) -> None:
         failure = context.failure
         tenant = "" if context.principal is None else context.principal.tenants[-1]
         code = "" if failure is None else failure.code
-        sort = (tenant, context.model, code, context.refused_by)
-        before = self._refusals.pop(sort, None)
-        self._refusals[sort] = RefusalBody(
+        key = (tenant, context.model, code, context.refused_by)
+        previous = self._rejections.pop(key, None)
+        self._rejections[key] = RefusalBody(
             at=self._clock.wall_s() - self._clock.monotonic_s() + context.ended_s,
-            count=1 if before is None else before.count + 1,
+            count=1 if previous is None else previous.count + 1,
             request_id=context.request_id,
             tenant=tenant,
             model=context.model,
@@ -157,42 +157,50 @@ class RecentTraffic:
             limit=context.refused_by,
             retry_after_s=None if failure is None else failure.retry_after_s,
         )
-        if len(self._refusals) > _REFUSALS:
-            del self._refusals[next(iter(self._refusals))]
+        if len(self._rejections) > _MAX_REJECTIONS:
+            del self._rejections[next(iter(self._rejections))]
 
 
-class _Spread:
-    """Times of the last `_SPREAD_S` seconds, as counts in buckets; those of this second as they came."""
+class _PercentileWindow:
+    """Percentiles over the last `_PERCENTILE_WINDOW_S` seconds; values are kept as counts in buckets."""
 
     def __init__(self) -> None:
-        self._now: list[float] = []
-        self._seconds: deque[list[int] | None] = deque([None] * _SPREAD_S)
+        self._new_times_s: list[float] = []
+        self._seconds: deque[list[int] | None] = deque([None] * _PERCENTILE_WINDOW_S)
         self._sum = [0] * (len(_BOUNDS_S) + 1)
 
     def add(self, times_s: Iterable[float]) -> None:
-        """Came in this second."""
-        self._now += times_s
+        """Adds times of the current second."""
+        self._new_times_s += times_s
 
     def tick(self) -> tuple[float, float] | None:
-        """A second is over. Returns median and 95th percentile; None where nothing was added."""
-        come: list[int] | None = None
-        if self._now:
-            # One search for each bound is enough for any number of times, if these are in order.
-            times_s = sorted(self._now)
+        """Closes the current second.
+
+        Returns:
+            Median and 95th percentile; None: there are no values.
+        """
+        new_counts: list[int] | None = None
+        if self._new_times_s:
+            # With sorted times, one search for each bound is enough for any number of times.
+            times_s = sorted(self._new_times_s)
             within = [0, *(bisect_right(times_s, bound_s) for bound_s in _BOUNDS_S), len(times_s)]
-            come = [more - fewer for fewer, more in pairwise(within)]
-            self._now = []
-        self._seconds.append(come)
-        gone = self._seconds.popleft()
-        for counts, sign in ((come, 1), (gone, -1)):
+            new_counts = [more - fewer for fewer, more in pairwise(within)]
+            self._new_times_s = []
+        self._seconds.append(new_counts)
+        old_counts = self._seconds.popleft()
+        for counts, sign in ((new_counts, 1), (old_counts, -1)):
             if counts is not None:
                 self._sum = [total + sign * count for total, count in zip(self._sum, counts, strict=True)]
-        number = sum(self._sum)
-        return (_quantile(self._sum, number * _MEDIAN), _quantile(self._sum, number * _TAIL)) if number else None
+        value_count = sum(self._sum)
+        return (
+            (_quantile(self._sum, value_count * _MEDIAN), _quantile(self._sum, value_count * _TAIL))
+            if value_count
+            else None
+        )
 
 
 def _quantile(counts: Sequence[int], rank: float) -> float:
-    """The time below which so many are: within its bucket, as if they lay evenly in it."""
+    """Returns the value at a rank, as if values lay evenly in their bucket."""
     for bucket, count in enumerate(counts):
         if count and rank <= count:
             low_s = _BOUNDS_S[bucket - 1] if bucket else 0.0

@@ -1,6 +1,6 @@
-"""A scrape of `/metrics`, read back: for whoever follows a server from outside, with nothing but its address.
+"""Parsed scrape of `/metrics`, for tools that watch a server from outside.
 
-A gateway reads its own registry as others read the scrape.
+A gateway reads its own registry in the same form.
 """
 
 from collections import defaultdict
@@ -12,23 +12,23 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 class MetricSeries(NamedTuple):
-    """One line of metrics over time: a name with one set of labels."""
+    """Series of a metric: its name with one set of labels."""
 
     name: str
     labels: frozenset[tuple[str, str]] = frozenset()
 
 
 def parse_metrics(text: str) -> dict[MetricSeries, float]:
-    """Prometheus' text format, each label set by itself.
+    """Parses Prometheus' text format into one value for each series.
 
     Raises:
-        ValueError: It is not of that format.
+        ValueError: The text is not of that format.
     """
     return parse_series(text_string_to_metric_families(text))
 
 
 def parse_series(families: Iterable[Metric]) -> dict[MetricSeries, float]:
-    """Each label set of each metric by itself."""
+    """Returns the value of each series of some metric families."""
     return {
         MetricSeries(sample.name, frozenset(sample.labels.items())): sample.value
         for family in families
@@ -37,7 +37,7 @@ def parse_series(families: Iterable[Metric]) -> dict[MetricSeries, float]:
 
 
 class MetricSamples:
-    """One scrape, asked by names and labels."""
+    """Samples of one scrape, queried by names and labels."""
 
     def __init__(self, series: Mapping[MetricSeries, float]) -> None:
         self._by_name: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
@@ -47,9 +47,9 @@ class MetricSamples:
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
 
-    def by(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
-        """The values of these labels -> the sum over all others. Without labels, the one key is empty."""
+    def sum_by(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+        """Sums a metric by some labels over all others. Without labels, the one key is empty."""
         sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        for has, value in self._by_name.get(name, ()):
-            sums[tuple(has.get(label, "") for label in labels)] += value
+        for sample_labels, value in self._by_name.get(name, ()):
+            sums[tuple(sample_labels.get(label, "") for label in labels)] += value
         return dict(sums)

@@ -1,16 +1,16 @@
 """Service level objectives: how many requests went well, of how many, and what is left of the error budget.
 
 Each objective is a pair of counters, as the Site Reliability Workbook has it (Google, 2018, chapter 5): the ratio of
-their rates over any span is what was kept there, and `deploy/prometheus` has the alerts. The budget that is left is
-reckoned here as well, for whoever has no Prometheus: over the window, or since the start if that is shorter.
+their rates over any span is the share that went well, and `deploy/prometheus` has the alerts. The remaining budget is
+computed here as well, for installations without Prometheus: over the window, or since the start if that is shorter.
 
 What counts for an objective:
 
-- ``availability``: requests that were answered to their end (good); those that failed, or were refused for want of
-  room, a replica or a store (bad). Requests at fault themselves, beyond their callers' own limits, or given up by their
-  callers say nothing of the service.
+- ``availability``: requests that were answered to their end (good); those that failed, or were rejected for lack of
+  capacity, of a replica or of a store (bad). Requests that are invalid, exceed their callers' own limits, or were
+  cancelled by their callers do not count.
 - ``ttft``: requests by the time to their first token. One that ended without any is bad once that time was over, so
-  that callers who lose patience do not make the service look quick.
+  that callers who cancel early do not make the service look fast.
 - ``itl``: deliveries of tokens by the time since the one before.
 """
 
@@ -26,65 +26,67 @@ from maitred.core.clock import Clock
 from maitred.observe.config import SloConfig
 
 _ANY = "*"
-_SLICES = 240
-"""Parts of a window that leave it one by one; of 30 days, three hours each."""
+_WINDOW_SLICES = 240
+"""Number of slices of a window, which leave it one by one; in a window of 30 days, three hours each."""
 _LABELS = ("slo", "model", "class", "indicator")
 
 
 class Objective:
-    """One objective, and what has come of it.
+    """Counts of one objective.
 
     Args:
-        config: What is promised.
+        config: The objective.
 
     Attributes:
-        good, total: Since the start.
+        good, total: Counts since the start.
     """
 
     def __init__(self, config: SloConfig) -> None:
         self.config = config
         self.good = self.total = 0
-        self._slice_s = config.window_days * 86_400 / _SLICES
+        self._slice_s = config.window_days * 86_400 / _WINDOW_SLICES
         self._slices: deque[tuple[int, int, int]] = deque([(0, 0, 0)])
-        """Number of the slice, and `good` and `total` when it began; the oldest first. Those without events are left
-        out: at their beginnings the counts were those of the next one."""
+        """Number of the slice, with `good` and `total` at its beginning; the oldest first.
+
+        Slices without events are left out: their counts were those of the next one.
+        """
 
     def count(self, context: RequestContext, now_s: float) -> None:
-        """Takes an ended request into account, if the objective is about it."""
+        """Counts an ended request, if the objective applies to it."""
         slo = self.config
         if not context.model or slo.model not in (None, context.model) or slo.priority not in (None, context.priority):
             return
-        good, total = _judged(context, slo)
+        good, total = _count_good(context, slo)
         if total:
-            self._turn(now_s)
+            self._advance(now_s)
             self.good += good
             self.total += total
 
     def budget_left(self, now_s: float) -> float:
-        """The part of the error budget that is left: 1 is all of it, below 0 the objective is missed."""
-        self._turn(now_s)
+        """Returns the part of the error budget that is left: 1 is all of it; below 0 the objective is missed."""
+        self._advance(now_s)
         _, good, total = self._slices[0]
-        asked = self.total - total
-        if asked == 0:
+        counted = self.total - total
+        if counted == 0:
             return 1.0
-        bad = asked - (self.good - good)
-        return 1.0 - bad / (asked * (1.0 - self.config.objective))
+        bad = counted - (self.good - good)
+        return 1.0 - bad / (counted * (1.0 - self.config.objective))
 
-    def _turn(self, now_s: float) -> None:
-        """Begins a slice where the time for one has come, and lets go of those that have left the window."""
+    def _advance(self, now_s: float) -> None:
+        """Begins a slice when its time has come, and drops those that have left the window."""
         current = int(now_s / self._slice_s)
         if current > self._slices[-1][0]:
             self._slices.append((current, self.good, self.total))
-        while self._slices[0][0] < current - _SLICES:
+        while self._slices[0][0] < current - _WINDOW_SLICES:
             self._slices.popleft()
 
 
 class SloMetrics(Collector):
-    """Counts for all objectives. Implements `maitred.core.answer.RequestObserver`.
+    """Metrics of all objectives. Implements `maitred.core.answer.RequestObserver`.
 
     Args:
-        slos: The objectives by their names.
-        clock: Says when a part of a window is over.
+        slos: Objectives by name.
+        clock: Clock for the windows.
     """
 
     def __init__(self, slos: Mapping[str, SloConfig], clock: Clock) -> None:
@@ -93,22 +95,22 @@ class SloMetrics(Collector):
         self._objectives = {name: Objective(slo) for name, slo in slos.items()}
 
     def reconfigure(self, slos: Mapping[str, SloConfig]) -> None:
-        """Counts for these from now on; what has changed begins anew."""
-        before = self._objectives
+        """Replaces the objectives; one that has changed starts with new counts."""
+        previous = self._objectives
         self._objectives = {
-            name: before[name] if name in before and before[name].config == slo else Objective(slo)
+            name: previous[name] if name in previous and previous[name].config == slo else Objective(slo)
             for name, slo in slos.items()
         }
 
     def on_request_end(self, *contexts: RequestContext) -> None:
-        """Counts some."""
+        """Counts ended requests for all objectives."""
         now_s = self._clock.monotonic_s() - self._start_s
         for objective in self._objectives.values():
             for context in contexts:
                 objective.count(context, now_s)
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus asks."""
+        """Collects the objectives for Prometheus."""
         now_s = self._clock.monotonic_s() - self._start_s
         good = CounterMetricFamily("maitred_slo_good", "What went well.", labels=_LABELS)
         total = CounterMetricFamily("maitred_slo_events", "What went well or not.", labels=_LABELS)
@@ -118,25 +120,25 @@ class SloMetrics(Collector):
         left = GaugeMetricFamily(
             "maitred_slo_error_budget_left", "Part of the error budget that is left, by this gateway.", labels=_LABELS
         )
-        for name, one in self._objectives.items():
-            slo = one.config
+        for name, slo_objective in self._objectives.items():
+            slo = slo_objective.config
             labels = (name, slo.model or _ANY, slo.priority or _ANY, slo.indicator)
-            good.add_metric(labels, one.good)
-            total.add_metric(labels, one.total)
+            good.add_metric(labels, slo_objective.good)
+            total.add_metric(labels, slo_objective.total)
             objective.add_metric(labels, slo.objective)
             window.add_metric(labels, slo.window_days * 86_400)
-            left.add_metric(labels, one.budget_left(now_s))
+            left.add_metric(labels, slo_objective.budget_left(now_s))
             if slo.within_s is not None:
                 within.add_metric(labels, slo.within_s)
         return good, total, objective, within, window, left
 
 
-def _judged(context: RequestContext, slo: SloConfig) -> tuple[int, int]:
-    """How much of a request went well, and how much of it counts."""
+def _count_good(context: RequestContext, slo: SloConfig) -> tuple[int, int]:
+    """Returns how many events of a request went well, and how many count."""
     within_s = math.inf if slo.within_s is None else slo.within_s
     match slo.indicator:
         case "availability":
-            return _answered(context)
+            return _count_available(context)
         case "ttft":
             if context.first_token_s is not None:
                 return int(context.first_token_s - context.started_s <= within_s), 1
@@ -145,12 +147,12 @@ def _judged(context: RequestContext, slo: SloConfig) -> tuple[int, int]:
             return sum(gap_s <= within_s for gap_s in context.gaps_s), len(context.gaps_s)
 
 
-def _answered(context: RequestContext) -> tuple[int, int]:
+def _count_available(context: RequestContext) -> tuple[int, int]:
     match context.outcome:
         case Outcome.FINISHED:
             return 1, 1
         case Outcome.CANCELLED:
             return 0, 0
         case Outcome.REFUSED | Outcome.FAILED | None:
-            own_fault = 400 <= context.status < 500 and (context.status != 429 or bool(context.refused_by))
-            return 0, int(not own_fault)
+            is_client_fault = 400 <= context.status < 500 and (context.status != 429 or bool(context.refused_by))
+            return 0, int(not is_client_fault)

@@ -1,4 +1,4 @@
-"""The stories of the last requests, for whoever asks what happened to one."""
+"""Timelines of the last requests, for `maitred explain`."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +19,14 @@ from maitred.observe.observer_batch import ObserverBatch
 from maitred.wire.admin.responses import SpanBody, TimelineBody, TimelineHead
 from maitred.wire.admin.times import to_iso
 
-_SAMPLING = (
+_SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("min_tokens", "n", "top_logprobs"),
 )
-"""Fields of `SamplingParams` that are told, where they are not as they would be by default."""
-_sampling_of: Callable[[SamplingParams], tuple[Any, ...]] = attrgetter(*_SAMPLING)
-_DEFAULTS = _sampling_of(SamplingParams(max_tokens=0, seed=0))
-_PLAIN = {
+"""Fields of `SamplingParams` that are shown where they differ from their defaults."""
+_get_sampling: Callable[[SamplingParams], tuple[Any, ...]] = attrgetter(*_SAMPLING_FIELDS)
+_DEFAULT_SAMPLING = _get_sampling(SamplingParams(max_tokens=0, seed=0))
+_PLAIN_FIELDS = {
     "max_tokens": "max_tokens",
     "seed": "seed",
     "deadline_in_s": "deadline_s",
@@ -34,17 +34,18 @@ _PLAIN = {
     "itl_objective_s": "itl_objective_s",
     "priority": "priority",
 }
-"""Fields of `InferenceRequest` that are told as they are, and what they are called then."""
-_parameters_of: Callable[[InferenceRequest], tuple[Any, ...]] = attrgetter(
-    "sampling", "unset_fields", "needs", "whole", *_PLAIN
+"""Fields of `InferenceRequest` that are shown as they are -> their names in the API."""
+_get_parameters: Callable[[InferenceRequest], tuple[Any, ...]] = attrgetter(
+    "sampling", "unset_fields", "needs", "whole", *_PLAIN_FIELDS
 )
 
 
 class RequestFacts(Struct, frozen=True):
-    """What is kept of an ended request: of its `RequestContext`, by the same names, what its story is told from.
+    """Facts of an ended request that its timeline is made from.
 
-    Prompts, what listened to the answer and the gaps between tokens are not among it. Every request that ends is kept,
-    and few are asked for, so what takes time (rounding, formatting, a body for each chapter) waits until one is.
+    The fields are those of `RequestContext`, by the same names. Prompts, the listener of the response and the gaps
+    between tokens are not kept. Every request that ends is kept, and few are asked for, so slow work (rounding,
+    formatting, a body for each span) waits until one is.
     """
 
     request_id: str
@@ -73,96 +74,99 @@ class RequestFacts(Struct, frozen=True):
 
     @property
     def duration_ms(self) -> float:
-        """From its arrival to its end."""
+        """Time from the request's arrival to its end."""
         return _ms(self.ended_s - self.started_s)
 
     @property
     def ttft_ms(self) -> float | None:
-        """From its arrival to its first token; None: it got none."""
+        """Time from the request's arrival to its first token; None: there was none."""
         return None if self.first_token_s is None else _ms(self.first_token_s - self.started_s)
 
 
-_facts_of: Callable[[RequestContext], tuple[Any, ...]] = attrgetter(*RequestFacts.__struct_fields__)
+_get_facts: Callable[[RequestContext], tuple[Any, ...]] = attrgetter(*RequestFacts.__struct_fields__)
 
 
 class StoredTimeline(Struct, frozen=True):
-    """One request."""
+    """Stored timeline of one ended request."""
 
     facts: RequestFacts
     wall_s: float
-    """When it ended."""
-    asked: str
-    """The model, as the client named it."""
+    """Wall time at which the request ended."""
+    requested_model: str
+    """Model, as the client named it."""
     parameters: tuple[Any, ...]
-    """What it asked for beside the answer, as `_told` takes it."""
+    """Parameters of the request, in the order of `_describe_parameters`."""
 
 
 class TimelineBuffer:
-    """Keeps so many. Implements `maitred.core.answer.RequestObserver`.
+    """Buffer of the timelines of the last requests. Implements `maitred.core.answer.RequestObserver`.
 
-    Kept are those that could be read as asking a model for something; not lists, scrapes and who is not known.
+    Kept are requests that could be read as asking a model for something; not lists, scrapes and unknown callers.
 
     Args:
-        most: Requests. Each takes some kilobytes; 0 keeps none.
-        clock: For the times that people read.
-        digest: Tells it of requests; None: somebody does at once.
+        capacity: Most requests. Each takes some kilobytes; 0 keeps none.
+        clock: Clock for the wall times that are shown.
+        batch: Batch that delivers ended requests; None: they are delivered directly.
     """
 
-    def __init__(self, most: int, clock: Clock, digest: ObserverBatch | None = None) -> None:
-        self._most = most
+    def __init__(self, capacity: int, clock: Clock, batch: ObserverBatch | None = None) -> None:
+        self._capacity = capacity
         self._clock = clock
-        self._digest = digest or ObserverBatch()
-        self._digest.add_observers(self)
-        self._kept: OrderedDict[str, StoredTimeline] = OrderedDict()
-        """By the id, of which clients may choose the same again: the latest counts."""
+        self._batch = batch or ObserverBatch()
+        self._batch.add_observers(self)
+        self._timelines: OrderedDict[str, StoredTimeline] = OrderedDict()
+        """Timelines by request id; if a client repeats an id, the latest request is kept."""
 
-    def reconfigure(self, most: int) -> None:
-        """Keeps so many from now on."""
-        self._most = most
-        while len(self._kept) > most:
-            self._kept.popitem(last=False)
+    def reconfigure(self, capacity: int) -> None:
+        """Changes how many requests are kept."""
+        self._capacity = capacity
+        while len(self._timelines) > capacity:
+            self._timelines.popitem(last=False)
 
     def on_request_end(self, *contexts: RequestContext) -> None:
-        """Keeps those that asked for something."""
-        if not self._most:
+        """Stores the ended requests that asked a model for something."""
+        if not self._capacity:
             return
-        kept, since_s = self._kept, self._clock.wall_s() - self._clock.monotonic_s()
+        timelines, wall_offset_s = self._timelines, self._clock.wall_s() - self._clock.monotonic_s()
         for context in contexts:
             if (request := context.request) is not None:
-                kept.pop(context.request_id, None)
-                facts = RequestFacts(*_facts_of(context))
-                parameters = (len(request.stops), *_parameters_of(request))
-                kept[context.request_id] = StoredTimeline(facts, since_s + context.ended_s, request.model, parameters)
-        while len(kept) > self._most:
-            kept.popitem(last=False)
+                timelines.pop(context.request_id, None)
+                facts = RequestFacts(*_get_facts(context))
+                parameters = (len(request.stops), *_get_parameters(request))
+                timelines[context.request_id] = StoredTimeline(
+                    facts, wall_offset_s + context.ended_s, request.model, parameters
+                )
+        while len(timelines) > self._capacity:
+            timelines.popitem(last=False)
 
     def latest(self) -> Sequence[TimelineHead]:
-        """All of them, the latest first."""
-        self._digest.fold()
-        return [timeline_head(kept) for kept in reversed(self._kept.values())]
+        """Returns the heads of all timelines, the latest first."""
+        self._batch.flush_pending()
+        return [timeline_head(stored) for stored in reversed(self._timelines.values())]
 
     def get(self, request_id: str) -> TimelineBody:
-        """The latest of that id.
+        """Returns the latest timeline with that request id.
 
         Raises:
-            ResourceNotFound: None is known.
+            ResourceNotFound: No request of that id is known.
         """
-        self._digest.fold()
-        kept = self._kept.get(request_id)
-        if kept is None:
+        self._batch.flush_pending()
+        stored = self._timelines.get(request_id)
+        if stored is None:
             raise ResourceNotFound(
-                f"No request of that id is known here. A gateway knows the last {self._most:,} that it has served and "
+                f"No request of that id is known here. A gateway knows the last {self._capacity:,} that it has "
+                "served and "
                 "that have ended (`explain.requests`). What it could not read, or had no valid key, is not among them."
             )
-        return timeline_body(kept)
+        return timeline_body(stored)
 
 
-def timeline_head(kept: StoredTimeline) -> TimelineHead:
-    """An ended request in a list."""
-    facts = kept.facts
+def timeline_head(stored: StoredTimeline) -> TimelineHead:
+    """Makes the entry of an ended request in a list."""
+    facts = stored.facts
     return TimelineHead(
         id=facts.request_id,
-        time=to_iso(kept.wall_s),
+        time=to_iso(stored.wall_s),
         route=facts.route,
         organisation=None if facts.principal is None else facts.principal.tenants[-1],
         model=facts.model or None,
@@ -174,21 +178,21 @@ def timeline_head(kept: StoredTimeline) -> TimelineHead:
     )
 
 
-def timeline_body(kept: StoredTimeline) -> TimelineBody:
-    """An ended request as the administration tells of it."""
-    facts = kept.facts
+def timeline_body(stored: StoredTimeline) -> TimelineBody:
+    """Makes the timeline of an ended request as the admin API has it."""
+    facts = stored.facts
     principal, spans = facts.principal, facts.timeline.spans
     return TimelineBody(
         id=facts.request_id,
         trace_id=facts.timeline.trace_id or None,
-        time=to_iso(kept.wall_s),
+        time=to_iso(stored.wall_s),
         route=facts.route,
         organisation=None if principal is None else principal.tenants[-1],
         tenant=None if principal is None else principal.tenants[0],
         key=None if principal is None else principal.key,
-        asked=kept.asked,
+        asked=stored.requested_model,
         model=facts.model or None,
-        parameters=_told(*kept.parameters),
+        parameters=_describe_parameters(*stored.parameters),
         priority=facts.priority,
         outcome=str(facts.outcome),
         status=facts.status,
@@ -204,51 +208,51 @@ def timeline_body(kept: StoredTimeline) -> TimelineBody:
         cost_usd=_cost_usd(spans),
         degraded=[*facts.degraded],
         fallbacks=[*facts.fallbacks],
-        escalated=[f"{failed.model}={failed.reason}" for failed in facts.rejected_answers],
+        escalated=[f"{rejected.model}={rejected.reason}" for rejected in facts.rejected_answers],
         recoveries=facts.recoveries,
         rollout=None if facts.arm is None else str(facts.arm),
-        chapters=[_span(span, facts.started_s) for span in spans],
+        chapters=[_span_body(span, facts.started_s) for span in spans],
     )
 
 
 def request_parameters(request: InferenceRequest) -> dict[str, Any]:
-    """What a client has asked for beside the answer, by the names of the API. No text of its own is among it."""
-    return _told(len(request.stops), *_parameters_of(request))
+    """Returns the parameters of a request by the names of the API, without any text of the client."""
+    return _describe_parameters(len(request.stops), *_get_parameters(request))
 
 
-def _told(
+def _describe_parameters(
     stops: int,
     sampling: SamplingParams,
-    left_open: frozenset[str],
+    unset_fields: frozenset[str],
     needs: Sequence[str],
     whole: bool,
-    *plain: Any,  # noqa: ANN401 - of JSON
+    *plain_values: Any,  # noqa: ANN401 - of JSON
 ) -> dict[str, Any]:
-    """What was asked for, of what is kept of it."""
-    told: dict[str, Any] = {
-        **dict(zip(_PLAIN.values(), plain, strict=True)),
+    """Converts stored parameters to the names of the API."""
+    parameters: dict[str, Any] = {
+        **dict(zip(_PLAIN_FIELDS.values(), plain_values, strict=True)),
         "stops": stops or None,
         "needs": [*needs] or None,
         "stream": None if whole else True,
     }
-    told = {name: value for name, value in told.items() if value is not None}
-    if (values := _sampling_of(sampling)) != _DEFAULTS:
-        told |= {
+    parameters = {name: value for name, value in parameters.items() if value is not None}
+    if (values := _get_sampling(sampling)) != _DEFAULT_SAMPLING:
+        parameters |= {
             name: value
-            for name, value, default in zip(_SAMPLING, values, _DEFAULTS, strict=True)
-            if value != default and name not in left_open
+            for name, value, default in zip(_SAMPLING_FIELDS, values, _DEFAULT_SAMPLING, strict=True)
+            if value != default and name not in unset_fields
         }
-    return told
+    return parameters
 
 
-def _span(span: TimelineSpan, started_s: float) -> SpanBody:
+def _span_body(span: TimelineSpan, started_s: float) -> SpanBody:
     return SpanBody(
         name=str(span.name),
         at_ms=_ms(span.began_s - started_s),
         took_ms=None if span.ended_s is None else _ms(span.ended_s - span.began_s),
         error=span.error,
         facts=span.facts,
-        inside=[_span(one, started_s) for one in span.inside],
+        inside=[_span_body(child, started_s) for child in span.inside],
     )
 
 

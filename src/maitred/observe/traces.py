@@ -1,8 +1,8 @@
-"""Which requests are traced, and what becomes of their spans.
+"""Tracing: which requests are traced, and the export of their spans.
 
-Whether a request is traced is decided when it comes, so that servers behind us can be told; its spans are made when it
-has ended, all at once, from the record that every request leaves (`maitred.core.timeline`). A request that is not
-traced has drawn two random numbers. One that fails is told after all: its record is there.
+Whether a request is traced is decided when it comes, so that upstream servers can be told; its spans are made when it
+has ended, all at once, from the timeline that every request has (`maitred.core.timeline`). A request that is not traced
+costs two random numbers. One that fails can still be traced, because its timeline is there.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,20 +18,20 @@ from maitred.observe.spans import Span, make_spans
 
 
 class SpanSink(Protocol):
-    """Takes spans. Must not block and must not raise."""
+    """Receiver of spans. Must not block and must not raise."""
 
-    def take(self, context: TraceContext, spans: Iterable[Span]) -> None:
-        """All of one request, parents first."""
+    def export(self, context: TraceContext, spans: Iterable[Span]) -> None:
+        """Takes all spans of one request, parents first."""
         ...
 
 
 class TraceObserver:
-    """Implements `maitred.core.answer.RequestObserver`, and is asked when a request begins.
+    """Observer that traces requests. Implements `maitred.core.answer.RequestObserver`.
 
     Args:
         config: The settings.
-        sink: Takes the spans.
-        clock: For wall times.
+        sink: Receiver of the spans.
+        clock: Clock for wall times.
     """
 
     def __init__(self, config: TracesConfig, sink: SpanSink, clock: Clock) -> None:
@@ -39,15 +39,15 @@ class TraceObserver:
         self._sink = sink
         self._clock = clock
 
-    def begin(self, context: RequestContext, header: Callable[[bytes], str | None]) -> None:
-        """A request has come, and gets its place in a trace.
+    def start_trace(self, context: RequestContext, get_header: Callable[[bytes], str | None]) -> None:
+        """Gives a new request its place in a trace.
 
         Args:
-            context: Of the request.
-            header: Its headers, by their names.
+            context: Context of the request.
+            get_header: Returns a request header by its name.
         """
         timeline = context.timeline
-        parent = context_in(header(b"traceparent"), header(b"tracestate")) if self._config.follow else None
+        parent = context_in(get_header(b"traceparent"), get_header(b"tracestate")) if self._config.follow else None
         if parent is None:
             trace_id = new_trace_id()
             timeline.trace = TraceContext(trace_id, new_span_id(), falls_within(trace_id, self._config.ratio))
@@ -57,19 +57,19 @@ class TraceObserver:
             context.listener = TextRecorder()
 
     def on_request_end(self, *contexts: RequestContext) -> None:
-        """Sends the spans of those that are traced."""
+        """Sends the spans of the ended requests that are traced."""
         for context in contexts:
-            self._send(context)
+            self._export(context)
 
-    def _send(self, context: RequestContext) -> None:
+    def _export(self, context: RequestContext) -> None:
         timeline = context.timeline
-        if timeline.trace is None or not (timeline.trace.sampled or self._failed(context)):
+        if timeline.trace is None or not (timeline.trace.sampled or self._exports_failure(context)):
             return
         root, *others = make_spans(context, self._clock.wall_s() - self._clock.monotonic_s())
         if isinstance(context.listener, TextRecorder):
             root.attributes.update(content_attributes(context.request, context.listener))
-        self._sink.take(timeline.trace, [root, *others])
+        self._sink.export(timeline.trace, [root, *others])
 
-    def _failed(self, context: RequestContext) -> bool:
-        """Whether it failed, and nobody but us has decided that it is not to be traced."""
+    def _exports_failure(self, context: RequestContext) -> bool:
+        """Whether the request failed and its client has not decided about its trace."""
         return self._config.failures and context.outcome is Outcome.FAILED and not context.timeline.parent_span_id

@@ -1,1 +1,1 @@
-"""One replica as the gateway sees it: transport, health, load report."""
+"""Replicas as the gateway sees them: transport, health and load reports."""

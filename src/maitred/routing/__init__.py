@@ -1,1 +1,1 @@
-"""From the model name in a request to what serves it."""
+"""Routing: from the model name in a request to the pool and replica that serve it."""

@@ -1,4 +1,4 @@
-"""Model name -> what serves it."""
+"""Catalog of models: from a model's name to what serves it."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,24 +11,26 @@ from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
 
 
-class _Model:
-    """What every model has: a name, and hosts that say whether they are there."""
+class _CatalogModel:
+    """Base of every model of the catalog: a name, and replicas that give its card."""
 
-    def __init__(self, name: str, hosts: Sequence[HasModelCard]) -> None:
+    def __init__(self, name: str, card_sources: Sequence[HasModelCard]) -> None:
         self.name = name
-        self._hosts = hosts
+        self._card_sources = card_sources
         self._card: ModelCard | None = None
 
     def card(self) -> ModelCard:
-        """What a replica says of the model, or last said: while it restarts, requests can still be checked.
+        """Returns the model's card from a replica, or the last known one.
+
+        So requests can be checked while a replica restarts.
 
         Raises:
             ReplicaUnavailable: No replica has ever been ready.
         """
         failure: ReplicaUnavailable | None = None
-        for host in self._hosts:
+        for source in self._card_sources:
             try:
-                self._card = host.card()
+                self._card = source.card()
                 break
             except ReplicaUnavailable as unavailable:
                 failure = unavailable
@@ -36,20 +38,20 @@ class _Model:
             raise failure or ReplicaUnavailable()
         return self._card
 
-    def ready(self) -> bool:
-        """Whether a request could run now."""
-        return any(map(_is_ready, self._hosts))
+    def is_ready(self) -> bool:
+        """Returns whether a request could run now."""
+        return any(map(_is_ready, self._card_sources))
 
 
-class ServedModel(_Model):
-    """One model under the name that requests use.
+class ServedModel(_CatalogModel):
+    """Model of our own engines, under the name that requests use.
 
     Args:
         name: The name.
-        replicas: Where it runs.
-        tokenizer: The model's own.
-        format: What its answers are made of; None: as its chat template shows.
-        defaults: How its tokens are chosen where a request does not say.
+        replicas: The replicas that run it.
+        tokenizer: The model's own tokenizer.
+        answer_format: Format of its answers; None: as its chat template shows.
+        defaults: Sampling settings for requests that set none.
     """
 
     def __init__(
@@ -57,30 +59,30 @@ class ServedModel(_Model):
         name: str,
         replicas: HasModelCard,
         tokenizer: Tokenizer,
-        format: AnswerFormat | None = None,  # noqa: A002
+        answer_format: AnswerFormat | None = None,
         defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__(name, [replicas])
         self.tokenizer = tokenizer
         self.defaults = defaults
-        self._format = format
+        self._answer_format = answer_format
 
     @property
-    def format(self) -> AnswerFormat:
-        """See the class."""
-        if self._format is None:
-            self._format = AnswerFormat.of(self.tokenizer)
-        return self._format
+    def answer_format(self) -> AnswerFormat:
+        """Format of the model's answers, detected at first use where none was given."""
+        if self._answer_format is None:
+            self._answer_format = AnswerFormat.of(self.tokenizer)
+        return self._answer_format
 
 
-class TextModel(_Model):
-    """One model that servers of others run, which take and give text.
+class TextModel(_CatalogModel):
+    """Model of upstreams, which take and give text.
 
     Args:
         name: The name that requests use.
-        replicas: Those servers; at least one.
-        tokenizer: The model's own, where somebody has put it here; None: tokens are estimated.
-        reprompts: Whether a stream that breaks off goes on at another server, by its text.
+        replicas: The upstreams; at least one.
+        tokenizer: The model's own tokenizer, if it is installed here; None: tokens are estimated.
+        reprompts: Whether a stream that breaks off continues at another server, by its text.
 
     Attributes:
         prompt_ratio: Tokens that its servers count for each one estimated in a prompt...
@@ -102,8 +104,10 @@ class TextModel(_Model):
         self.prompt_ratio = LearntRatio()
         self.output_ratio = LearntRatio()
 
-    def at(self, replicas: Sequence[TextReplica], tokenizer: Tokenizer | None, *, reprompts: bool) -> "TextModel":
-        """The same model elsewhere, with what was learnt of it."""
+    def with_replicas(
+        self, replicas: Sequence[TextReplica], tokenizer: Tokenizer | None, *, reprompts: bool
+    ) -> "TextModel":
+        """Returns the same model at other replicas, with the learnt ratios and the last card."""
         model = TextModel(self.name, replicas, tokenizer, reprompts=reprompts)
         model.prompt_ratio, model.output_ratio, model._card = self.prompt_ratio, self.output_ratio, self._card
         return model
@@ -113,7 +117,7 @@ AnyModel = ServedModel | TextModel
 
 
 class Catalog:
-    """All models that are served here."""
+    """Catalog of all models that this gateway serves, by name."""
 
     def __init__(self, models: Iterable[AnyModel]) -> None:
         self._models = {model.name: model for model in models}
@@ -125,9 +129,9 @@ class Catalog:
         return self._models[name]
 
 
-def _is_ready(host: HasModelCard) -> bool:
+def _is_ready(source: HasModelCard) -> bool:
     try:
-        host.card()
+        source.card()
     except ReplicaUnavailable:
         return False
     return True

@@ -1,10 +1,10 @@
-"""How hard a prompt is: the probability that a small model answers it wrong, from 0 to 1.
+"""Complexity of a prompt: the probability that a small model answers it wrong, from 0 to 1.
 
-The length of a prompt says next to nothing about it. What it is about says more, and a sentence embedding holds that;
-how it is written (options to choose from, statements to judge, numbers, negations) says the rest. A logistic
-regression over both is enough, and a few hundred multiplications are no work for a gateway, which has no NumPy.
+The length of a prompt says next to nothing about it. Its subject says more, and a sentence embedding holds that; how it
+is written (options to choose from, statements to judge, numbers, negations) says the rest. A logistic regression over
+both is enough, and a few hundred multiplications are cheap for a gateway, which has no NumPy.
 
-The weights are made by ``benchmarks/routing/router_quality.py``, which also says how good they are.
+The weights are made by ``benchmarks/routing/router_quality.py``, which also reports their quality.
 """
 
 import json
@@ -26,7 +26,7 @@ _NEGATION = re.compile(r"\b(?:not|except|least|never|false|incorrect|neither)\b"
 _STATEMENTS = re.compile(r"\b(?:statement|which of the following|scenario)\b", re.IGNORECASE)
 _CODE = re.compile(r"```|\bdef \w+\(|\bclass \w+|;\s*$|\breturn\b", re.MULTILINE)
 
-SURFACE = (
+SURFACE_FEATURES = (
     "log_characters",
     "log_words",
     "word_length",
@@ -45,11 +45,14 @@ SURFACE = (
     "blanks",
     "code",
 )
-"""What `surface_features` measures, in its order."""
+"""Names of the features that `surface_features` measures, in their order."""
 
 
 def surface_features(text: str) -> list[float]:
-    """How a prompt is written, whatever it is about; one number for each of `SURFACE`, most of them near 1."""
+    """Measures how a prompt is written, whatever its subject.
+
+    Returns one number for each name in `SURFACE_FEATURES`, most of them near 1.
+    """
     words = text.split()
     options = _OPTION.findall(text)
     characters = max(1, len(text))
@@ -78,18 +81,18 @@ class ComplexityModel(msgspec.Struct, frozen=True, kw_only=True):
     """Weights of a logistic regression over an embedding and `surface_features`, each standardised."""
 
     encoder: str
-    """Whose embeddings it was trained on; those of another mean nothing to it. Empty: none, it goes by the surface."""
+    """Encoder whose embeddings it was trained on; those of another one are meaningless to it. Empty: it uses none."""
     surface: tuple[str, ...]
     means: list[float]
-    """Of the embedding's numbers, then of the surface..."""
+    """Means of the embedding's numbers, then of the surface features..."""
     spreads: list[float]
-    """...and their standard deviations."""
+    """Standard deviations, in the same order as the means."""
     weights: list[float]
     bias: float
 
     @classmethod
     def load(cls, path: Path) -> "ComplexityModel":
-        """Reads the weights.
+        """Reads the weights from a file.
 
         Raises:
             ConfigInvalid: They cannot be read, or were made for other features.
@@ -99,38 +102,40 @@ class ComplexityModel(msgspec.Struct, frozen=True, kw_only=True):
         except (OSError, msgspec.MsgspecError) as fault:
             raise ConfigInvalid(f"{path} holds no weights of a complexity model: {fault}.") from fault
         sizes = {len(model.means), len(model.spreads), len(model.weights)}
-        if model.surface != SURFACE or len(sizes) != 1:
+        if model.surface != SURFACE_FEATURES or len(sizes) != 1:
             raise ConfigInvalid(
                 f"{path} was made for other features. Train it again (benchmarks/routing/router_quality.py)."
             )
         return model
 
     def save(self, path: Path) -> None:
-        """Writes the weights, with as many digits as matter."""
+        """Writes the weights to a file, with as many digits as matter."""
         fields = msgspec.to_builtins(self)
         for name in ("means", "spreads", "weights"):
             fields[name] = [float(f"{value:.5g}") for value in fields[name]]
         path.write_text(json.dumps(fields, separators=(",", ":")) + "\n", encoding="utf-8")
 
     @property
-    def dimensions(self) -> int:
-        """Of the embeddings that it takes."""
-        return len(self.weights) - len(SURFACE)
+    def embedding_dimensions(self) -> int:
+        """Dimensions of the embeddings that it takes."""
+        return len(self.weights) - len(SURFACE_FEATURES)
 
     def score(self, text: str, embedding: Vector) -> float:
-        """The probability that a small model answers this wrong.
+        """Returns the probability that a small model answers the prompt wrong.
 
         Args:
             text: The prompt.
-            embedding: Of the same, by `encoder`; empty without one.
+            embedding: Embedding of the prompt, by `encoder`; empty without one.
 
         Raises:
             ValueError: The embedding has another length.
         """
-        return self.score_features([*struct.unpack(f"<{self.dimensions}f", embedding), *surface_features(text)])
+        return self.score_features(
+            [*struct.unpack(f"<{self.embedding_dimensions}f", embedding), *surface_features(text)]
+        )
 
     def score_features(self, features: Sequence[float]) -> float:
-        """The same for features that are computed already."""
+        """Returns the probability for features that are computed already."""
         columns = zip(features, self.means, self.spreads, self.weights, strict=True)
         logit = self.bias + math.fsum((value - mean) / spread * weight for value, mean, spread, weight in columns)
         return 1 / (1 + math.exp(-max(-30.0, min(30.0, logit))))

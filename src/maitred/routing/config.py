@@ -1,4 +1,4 @@
-"""The `routing` section: where requests go."""
+"""Settings of `routing`: where requests go."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ from maitred.routing.rollout.config import Rollouts
 
 
 class RoutingConfig(Struct, frozen=True, kw_only=True):
-    """Where requests go."""
+    """Settings of routing: where requests go."""
 
     names: NamedTargets = {}
     aliases: Aliases = {}
@@ -27,8 +27,8 @@ class RoutingConfig(Struct, frozen=True, kw_only=True):
     rollouts: Rollouts = {}
     balance: BalanceConfig = BalanceConfig()
 
-    def table(self, pools: Mapping[str, PoolConfig]) -> RoutesConfig:
-        """All names: every pool under its own, unless the configuration has another use for that, and those here."""
+    def make_routes_config(self, pools: Mapping[str, PoolConfig]) -> RoutesConfig:
+        """Returns the routes of all names: those of this section, and each pool's own unless it has another use."""
         own = {name: [TargetConfig(pool=name)] for name in pools}
         return RoutesConfig(
             pools=dict(pools),

@@ -18,31 +18,31 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.usage import UsageEvent
 from maitred.store.database import Database
-from maitred.store.driver import in_one_go, make_insert
+from maitred.store.driver import make_insert, run_in_sqlite_thread
 from maitred.store.schema import StoredText, spend, usage
 
-_COLUMNS = [column.name for column in usage.columns]
+_COLUMN_NAMES = [column.name for column in usage.columns]
 _TEXT_NAMES = [column.name for column in usage.columns if isinstance(column.type, StoredText)]
-_TEXTS = attrgetter(*_TEXT_NAMES)
-_VALUES = attrgetter(*_COLUMNS)
-_NEWEST = f"SELECT coalesce(max(rowid), 0) FROM {usage.name}"
-_NEWER = f"SELECT id FROM {usage.name} WHERE rowid > ?"
-_INSERT = f"INSERT INTO {usage.name} VALUES ({', '.join('?' * len(_COLUMNS))}) ON CONFLICT DO NOTHING"
-_ADD = (
+_get_texts = attrgetter(*_TEXT_NAMES)
+_get_values = attrgetter(*_COLUMN_NAMES)
+_LAST_ROWID_SQL = f"SELECT coalesce(max(rowid), 0) FROM {usage.name}"
+_NEW_IDS_SQL = f"SELECT id FROM {usage.name} WHERE rowid > ?"
+_INSERT_SQL = f"INSERT INTO {usage.name} VALUES ({', '.join('?' * len(_COLUMN_NAMES))}) ON CONFLICT DO NOTHING"
+_ADD_CHARGE_SQL = (
     f"INSERT INTO {spend.name} VALUES (?, ?) "
     "ON CONFLICT (counter) DO UPDATE SET charged_nusd = charged_nusd + excluded.charged_nusd"
 )
-_STORED = StoredText()
-_SQLITE = sqlite.dialect()
+_TEXT_TYPE = StoredText()
+_SQLITE_DIALECT = sqlite.dialect()
 _encode = msgspec.json.encode
 
 
 class BatchWriter:
-    """Writes usage into a database."""
+    """Writer of usage events and their charges into a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._on_sqlite = database.engine.dialect.name == "sqlite"
+        self._is_sqlite = database.engine.dialect.name == "sqlite"
         insert = make_insert(database.engine)
         self._insert = insert(usage).on_conflict_do_nothing().returning(usage.c.id)
         charge = insert(spend)
@@ -52,29 +52,29 @@ class BatchWriter:
         )
 
     async def write(self, events: Sequence[UsageEvent]) -> None:
-        """Writes what is new of these events.
+        """Writes those of the events that the database does not have yet.
 
         Raises:
-            StoreUnavailable: The database cannot be written; nothing has changed, or all of it.
+            StoreUnavailable: The database cannot be written; either nothing or the whole batch is in it.
         """
         unique: dict[str, UsageEvent] = {}
         for event in events:
             unique.setdefault(event.id, event)
         if not unique:
             return
-        # Everybody takes rows in the same order, so that two writers of the same events never wait for each other.
-        ordered = [unique[identity] for identity in sorted(unique)]
+        # All writers take rows in the same order, so that two writers of the same events never deadlock.
+        ordered = [unique[event_id] for event_id in sorted(unique)]
         async with self._database.begin() as connection:
-            if self._on_sqlite:
+            if self._is_sqlite:
                 rows = [_row(event) for event in ordered]
-                await in_one_go(connection, lambda database: _write(database, ordered, rows))
+                await run_in_sqlite_thread(connection, lambda database: _write(database, ordered, rows))
             else:
                 await self._write_on_postgres(connection, ordered)
 
     async def _write_on_postgres(self, connection: AsyncConnection, events: list[UsageEvent]) -> None:
         rows = [{**msgspec.structs.asdict(event), "outcome": event.outcome.value} for event in events]
-        new = set(await connection.scalars(self._insert, rows))
-        charges = _make_charges(event for event in events if event.id in new)
+        new_ids = set(await connection.scalars(self._insert, rows))
+        charges = _sum_charges(event for event in events if event.id in new_ids)
         if charges:
             await connection.execute(
                 self._charge, [{"counter": counter, "charged_nusd": charged} for counter, charged in charges]
@@ -82,21 +82,24 @@ class BatchWriter:
 
 
 def _write(database: sqlite3.Connection, events: list[UsageEvent], rows: list[tuple[Any, ...]]) -> None:
-    """Runs in SQLite's thread, within a transaction: nobody else writes meanwhile.
+    """Writes events and charges in SQLite's thread, within a transaction that excludes other writers.
 
-    Rows are numbered as they come and never deleted, so the new ones are those after the one that was the last.
+    Rows are numbered in the order of their insertion and never deleted, so the new rows are those after the last row
+    before.
     """
-    (newest,) = database.execute(_NEWEST).fetchone()
-    before = database.total_changes
-    database.executemany(_INSERT, rows)
-    if database.total_changes - before < len(rows):
-        new = {identity for (identity,) in database.execute(_NEWER, (newest,))}
-        events = [event for event in events if _stored(event.id) in new]
-    database.executemany(_ADD, [(_stored(counter), charged) for counter, charged in _make_charges(events)])
+    (last_rowid,) = database.execute(_LAST_ROWID_SQL).fetchone()
+    changes_before = database.total_changes
+    database.executemany(_INSERT_SQL, rows)
+    if database.total_changes - changes_before < len(rows):
+        new_ids = {event_id for (event_id,) in database.execute(_NEW_IDS_SQL, (last_rowid,))}
+        events = [event for event in events if _storable_text(event.id) in new_ids]
+    database.executemany(
+        _ADD_CHARGE_SQL, [(_storable_text(counter), charged) for counter, charged in _sum_charges(events)]
+    )
 
 
-def _make_charges(events: Iterable[UsageEvent]) -> list[tuple[str, int]]:
-    """What they charge together, in an order that is the same for everybody."""
+def _sum_charges(events: Iterable[UsageEvent]) -> list[tuple[str, int]]:
+    """Sums the charges of events by counter, in an order that is the same for all writers."""
     sums: dict[str, int] = {}
     for event in events:
         for counter, amount in event.charges.items():
@@ -105,15 +108,15 @@ def _make_charges(events: Iterable[UsageEvent]) -> list[tuple[str, int]]:
 
 
 def _row(event: UsageEvent) -> tuple[Any, ...]:
-    """The columns in their order, as the driver of SQLite takes them."""
-    texts = _TEXTS(event)
+    """Returns the columns of an event in their order, as the driver of SQLite takes them."""
+    texts = _get_texts(event)
     if not "".join(texts).isprintable():
         event = msgspec.structs.replace(
-            event, **{name: _stored(text) for name, text in zip(_TEXT_NAMES, texts, strict=True)}
+            event, **{name: _storable_text(text) for name, text in zip(_TEXT_NAMES, texts, strict=True)}
         )
-    *values, outcome, charges, taken, rollout = _VALUES(event)
+    *values, outcome, charges, taken, rollout = _get_values(event)
     return (*values, outcome.value, _encode(charges).decode(), _encode(taken).decode(), rollout)
 
 
-def _stored(text: str) -> str:
-    return text if text.isprintable() else _STORED.process_bind_param(text, _SQLITE) or ""
+def _storable_text(text: str) -> str:
+    return text if text.isprintable() else _TEXT_TYPE.process_bind_param(text, _SQLITE_DIALECT) or ""

@@ -1,4 +1,4 @@
-"""The `store` section: where tenants, keys, limits and usage are kept."""
+"""Settings of the `store` section: where tenants, keys, limits and usage are kept."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from maitred.core.secret import Secret
 
 
 class StoreConfig(Struct, frozen=True, kw_only=True):
-    """Where tenants, keys, limits and usage are kept."""
+    """Storage of tenants, keys, limits and usage."""
 
     folder: Annotated[
         str,

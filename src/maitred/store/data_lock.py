@@ -1,8 +1,8 @@
-"""Who uses a data folder: one gateway that counts in its own memory, or several that count together elsewhere.
+"""Lock of a data folder: one gateway that counts in its own memory, or several that count in a shared store.
 
-Two gateways that each count for themselves would let twice as much through as their limits say, and nobody would
-notice. So a gateway holds a lock on its folder for as long as it lives. It is the kernel's (`flock`): it ends with its
-process, however that dies, and never keeps the next one out.
+Two gateways that each count in their own memory would together let twice as much through as their limits say, without
+any error. So a gateway holds a lock on its folder for as long as it lives. The lock is the kernel's (`flock`): it ends
+with its process, however that process dies, and never outlives it.
 """
 
 import asyncio
@@ -16,60 +16,60 @@ from maitred.core.errors import ConfigInvalid, StoreUnavailable
 from maitred.store.config import StoreConfig
 from maitred.store.location import data_folder, database_url, make_folder
 
-_LOCK = "gateway.lock"
+_LOCK_FILE = "gateway.lock"
 _POLL_S = 0.05
-_PATIENCE_S = 5.0
+_LOCK_TIMEOUT_S = 5.0
 
 
 @asynccontextmanager
-async def lock_data(config: StoreConfig, *, alone: bool) -> AsyncIterator[None]:
-    """Holds the locks on all that a gateway keeps: its folder, and its SQLite file if that lies elsewhere.
+async def lock_data(config: StoreConfig, *, exclusive: bool) -> AsyncIterator[None]:
+    """Holds the locks on all files that a gateway keeps: its folder, and its SQLite file if that lies elsewhere.
 
     Raises:
-        ConfigInvalid: Another gateway uses it, or a setting names what cannot be used.
-        StoreUnavailable: It cannot be locked.
+        ConfigInvalid: Another gateway uses the data, or a setting names what cannot be used.
+        StoreUnavailable: The data cannot be locked.
     """
-    async with AsyncExitStack() as held:
-        for lock in _locks(config):
-            await held.enter_async_context(lock_path(lock, alone=alone))
+    async with AsyncExitStack() as stack:
+        for lock_file in _lock_files(config):
+            await stack.enter_async_context(lock_path(lock_file, exclusive=exclusive))
         yield
 
 
-def _locks(config: StoreConfig) -> list[Path]:
+def _lock_files(config: StoreConfig) -> list[Path]:
     folder = data_folder(config)
-    locks = [folder / _LOCK]
+    locks = [folder / _LOCK_FILE]
     if config.url is not None:
         url = database_url(config)
         if url.get_backend_name() == "sqlite" and url.database is not None:
             file = Path(url.database)
             if file.parent.resolve() != folder.resolve():
-                locks.append(file.with_name(f"{file.name}.{_LOCK}"))
+                locks.append(file.with_name(f"{file.name}.{_LOCK_FILE}"))
     return locks
 
 
 @asynccontextmanager
-async def lock_path(file: Path, *, alone: bool, patience_s: float = _PATIENCE_S) -> AsyncIterator[None]:
-    """Holds the lock for as long as the block lasts.
+async def lock_path(file: Path, *, exclusive: bool, timeout_s: float = _LOCK_TIMEOUT_S) -> AsyncIterator[None]:
+    """Holds a lock file for as long as the block lasts.
 
     Args:
-        file: Stands for what is used; made when missing, and left there.
-        alone: Nobody else may use it; else others may who do not insist on being alone either.
-        patience_s: So long it waits for one that is about to end, such as a gateway that was just killed.
+        file: The lock file. It is made when missing, and is not removed.
+        exclusive: Whether no other process may hold the lock; False: others may hold it that are not exclusive either.
+        timeout_s: How long to wait for a process that is about to end, such as a gateway that was just killed.
 
     Raises:
-        ConfigInvalid: Another gateway uses it.
-        StoreUnavailable: It cannot be locked.
+        ConfigInvalid: Another gateway holds the lock.
+        StoreUnavailable: The file cannot be locked.
     """
     make_folder(file.parent)
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StoreUnavailable(_cannot(file, error)) from error
+        raise StoreUnavailable(_lock_failure_message(file, error)) from error
     try:
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 while True:
-                    if _locked(descriptor, alone=alone):
+                    if _try_lock(descriptor, exclusive=exclusive):
                         break
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
@@ -79,19 +79,19 @@ async def lock_path(file: Path, *, alone: bool, patience_s: float = _PATIENCE_S)
                 "have all of them count in one Redis, with counters.url."
             ) from None
         except OSError as error:
-            raise StoreUnavailable(_cannot(file, error)) from error
+            raise StoreUnavailable(_lock_failure_message(file, error)) from error
         yield
     finally:
         os.close(descriptor)
 
 
-def _locked(descriptor: int, *, alone: bool) -> bool:
+def _try_lock(descriptor: int, *, exclusive: bool) -> bool:
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def _cannot(file: Path, error: OSError) -> str:
+def _lock_failure_message(file: Path, error: OSError) -> str:
     return f"The lock {file} cannot be taken ({error.strerror}). Let maitred write there, or name another folder."

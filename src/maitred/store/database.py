@@ -1,7 +1,7 @@
-"""The database: SQLite in a folder of this gateway, or PostgreSQL that several share.
+"""The database: SQLite in a folder of this gateway, or PostgreSQL that several gateways share.
 
-Everything that reads or writes does so within `Database.reading` or `Database.begin`: one transaction, with a
-deadline, whose errors say either that the database is away (`StoreUnavailable`) or that we made a mistake.
+Every access happens within `Database.begin_read` or `Database.begin`: one transaction with a deadline. Its errors say
+either that the database is away (`StoreUnavailable`) or that a statement is wrong.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from maitred.core.errors import MaitredError, StoreUnavailable
 from maitred.store.config import StoreConfig
-from maitred.store.driver import ENDS_S, WRITES, SqliteChangeProbe, make_breaker, make_engine
+from maitred.store.driver import DEADLINE_OPTION, WRITES_OPTION, SqliteChangeProbe, make_breaker, make_engine
 from maitred.store.location import data_folder, database_url, make_folder
 from maitred.store.migration import migrate
-from maitred.store.outage import first_line_of, is_outage
+from maitred.store.outage import first_line, is_outage
 
 __all__ = ["Database", "data_folder", "open_database"]
 
@@ -30,12 +30,12 @@ _POLL_S = 0.05
 
 
 class Database:
-    """A database that is open and has its tables.
+    """Open database that has its tables.
 
     Args:
-        engine: SQLAlchemy's.
-        deadline_s: Of every transaction.
-        file: Of SQLite. It exists.
+        engine: The engine of SQLAlchemy.
+        deadline_s: Longest time that a transaction may take.
+        file: The file of SQLite, which exists; None: the database is not SQLite.
     """
 
     def __init__(self, engine: AsyncEngine, deadline_s: float, file: Path | None = None) -> None:
@@ -47,8 +47,8 @@ class Database:
         self._lock = asyncio.Lock() if engine.dialect.name == "sqlite" else None
 
     @asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction that sees one moment, however many statements it has.
+    async def begin_read(self) -> AsyncIterator[AsyncConnection]:
+        """Opens a read transaction, in which all statements see the same snapshot.
 
         Raises:
             StoreUnavailable: The database is away, or too slow.
@@ -59,17 +59,20 @@ class Database:
 
     @asynccontextmanager
     async def begin(self, deadline_s: float | None = None) -> AsyncIterator[AsyncConnection]:
-        """A transaction that is committed at the end, and undone when the body raises.
+        """Opens a write transaction, which is committed at the end and rolled back when the body raises.
 
         Raises:
             StoreUnavailable: The database is away, or too slow. If the connection broke while it committed, the change
                 may have happened.
         """
-        async with self._transaction(deadline_s or self._deadline_s, {WRITES: True}, self._lock) as connection:
+        async with self._transaction(deadline_s or self._deadline_s, {WRITES_OPTION: True}, self._lock) as connection:
             yield connection
 
     def probe(self, query: str) -> int | None:
-        """The number that a query gives, of what is committed by now; None: only a transaction can tell.
+        """Runs a query for one number on committed data, without a transaction.
+
+        Returns:
+            The number; None: only a transaction can tell.
 
         Raises:
             StoreUnavailable: The database's file is gone.
@@ -77,10 +80,10 @@ class Database:
         if self._change_probe is None:
             return None
         self._check_file()
-        return self._change_probe.at(query)
+        return self._change_probe.read(query)
 
-    def mark(self) -> tuple[int, int] | None:
-        """Another one when anybody has committed anything since; None: that cannot be told.
+    def change_token(self) -> tuple[int, int] | None:
+        """Returns a token that changes with every commit of any process; None: the database has no such token.
 
         Raises:
             StoreUnavailable: The database's file is gone.
@@ -88,27 +91,27 @@ class Database:
         if self._change_probe is None:
             return None
         self._check_file()
-        return self._change_probe.mark()
+        return self._change_probe.change_token()
 
     def close(self) -> None:
-        """Lets go of what is not the engine's."""
+        """Closes the change probe; the engine is disposed of by its owner."""
         if self._change_probe is not None:
             self._change_probe.close()
 
     @asynccontextmanager
     async def _transaction(
-        self, deadline_s: float, options: dict[str, Any], turn: asyncio.Lock | None = None
+        self, deadline_s: float, options: dict[str, Any], lock: asyncio.Lock | None = None
     ) -> AsyncIterator[AsyncConnection]:
         ends_s = asyncio.get_running_loop().time() + deadline_s
         self._check_file()
         try:
             async with (
                 asyncio.timeout_at(ends_s) as timeout,
-                turn or nullcontext(),
+                lock or nullcontext(),
                 self.engine.connect() as connection,
             ):
-                await connection.execution_options(**options, **{ENDS_S: ends_s})
-                async with _hanging_up(connection, ends_s):
+                await connection.execution_options(**options, **{DEADLINE_OPTION: ends_s})
+                async with _break_at_deadline(connection, ends_s):
                     await connection.begin()
                     yield connection
                     await connection.commit()
@@ -120,15 +123,15 @@ class Database:
             raise
 
     def _check_file(self) -> None:
-        """Raises StoreUnavailable if SQLite's file is gone, or another one is in its place.
+        """Raises StoreUnavailable if SQLite's file is gone, or another file has replaced it.
 
-        What is open could still be read and written, and all of it would be lost with the last connection.
+        A connection that is open could still be read and written, and all of its data would be lost when it is closed.
         """
         if self._file is None:
             return
-        path, opened = self._file
+        path, opened_stat = self._file
         try:
-            if os.path.samestat(path.stat(), opened):
+            if os.path.samestat(path.stat(), opened_stat):
                 return
             reason = "it was replaced"
         except OSError as error:
@@ -139,8 +142,8 @@ class Database:
 
 
 @asynccontextmanager
-async def _hanging_up(connection: AsyncConnection, ends_s: float) -> AsyncIterator[None]:
-    """Breaks the connection when time is up or the caller leaves."""
+async def _break_at_deadline(connection: AsyncConnection, ends_s: float) -> AsyncIterator[None]:
+    """Breaks the connection when the deadline passes or the caller is cancelled."""
     driver = (await connection.get_raw_connection()).driver_connection
     timer = asyncio.get_running_loop().call_at(ends_s, make_breaker(driver))
     try:
@@ -149,7 +152,7 @@ async def _hanging_up(connection: AsyncConnection, ends_s: float) -> AsyncIterat
         await connection.invalidate()
         raise
     except BaseException:
-        # What went wrong first says more than that it cannot be undone on a connection that is lost.
+        # The first error says more than the failure to roll back on a connection that is lost.
         with suppress(Exception):
             await connection.rollback()
         raise
@@ -162,21 +165,21 @@ async def open_database(config: StoreConfig) -> AsyncIterator[Database]:
     """Opens the database, makes or updates its tables, and closes it at the end.
 
     Raises:
-        ConfigInvalid: The settings name no database that could be used.
-        StoreUnavailable: It cannot be reached now.
+        ConfigInvalid: The settings name no usable database.
+        StoreUnavailable: The database cannot be reached now.
     """
     url = database_url(config)
     engine = make_engine(url, config.deadline_s)
     database: Database | None = None
     try:
         try:
-            database = await _opened(engine, url, config)
+            database = await _open(engine, url, config)
         except StoreUnavailable as error:
             if error.__cause__ is None or error.message != error.default_message:
                 raise
-            place = url.render_as_string(hide_password=True)
+            address = url.render_as_string(hide_password=True)
             raise StoreUnavailable(
-                f"The database {place} cannot be opened: {first_line_of(error.__cause__)}. Repair it, restore a backup "
+                f"The database {address} cannot be opened: {first_line(error.__cause__)}. Repair it, restore a backup "
                 "of it, or name another one in store.url or store.folder."
             ) from error
         yield database
@@ -186,13 +189,13 @@ async def open_database(config: StoreConfig) -> AsyncIterator[Database]:
         await engine.dispose()
 
 
-async def _opened(engine: AsyncEngine, url: URL, config: StoreConfig) -> Database:
+async def _open(engine: AsyncEngine, url: URL, config: StoreConfig) -> Database:
     file = None
     async with AsyncExitStack() as stack:
         if url.database is not None and url.get_backend_name() == "sqlite":
             file = Path(url.database)
-            await stack.enter_async_context(_opening_alone(file))
-            await _keep_write_ahead_log(engine)
+            await stack.enter_async_context(_lock_file(file))
+            await _enable_wal(engine)
         database = Database(engine, config.deadline_s, file)
         connection = await stack.enter_async_context(database.begin(_MIGRATION_DEADLINE_S))
         await connection.run_sync(migrate)
@@ -200,7 +203,7 @@ async def _opened(engine: AsyncEngine, url: URL, config: StoreConfig) -> Databas
 
 
 @asynccontextmanager
-async def _opening_alone(file: Path) -> AsyncIterator[None]:
+async def _lock_file(file: Path) -> AsyncIterator[None]:
     """Makes the folder, and lets one process at a time prepare the file: SQLite's own locks do not cover all of it."""
     make_folder(file.parent)
     try:
@@ -222,8 +225,11 @@ async def _opening_alone(file: Path) -> AsyncIterator[None]:
         os.close(descriptor)
 
 
-async def _keep_write_ahead_log(engine: AsyncEngine) -> None:
-    """Readers and the writer do not wait for each other. The file remembers it."""
+async def _enable_wal(engine: AsyncEngine) -> None:
+    """Turns on the write-ahead log, so that readers and the writer do not block each other.
+
+    The file remembers the setting.
+    """
     try:
         async with engine.connect() as connection:
             driver = (await connection.get_raw_connection()).driver_connection

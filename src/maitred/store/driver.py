@@ -1,4 +1,4 @@
-"""How each database is spoken to: the settings of its connections, and how they are broken when time is up."""
+"""Settings of the connections to each database, and how connections are broken when their deadline passes."""
 
 import asyncio
 import sqlite3
@@ -14,10 +14,10 @@ from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-WRITES = "maitred_writes"
-"""Execution option of a connection whose transaction will write."""
-ENDS_S = "maitred_ends_s"
-"""Execution option: when its time is up, by the event loop's clock."""
+WRITES_OPTION = "maitred_writes"
+"""Execution option of a connection: whether its transaction will write."""
+DEADLINE_OPTION = "maitred_ends_s"
+"""Execution option of a connection: when its transaction must end, by the event loop's clock."""
 _POLL_S = 0.05
 T = TypeVar("T")
 if TYPE_CHECKING:
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 def make_engine(url: URL, deadline_s: float) -> AsyncEngine:
-    """SQLAlchemy's engine for that address; it connects when it is first used."""
+    """Makes SQLAlchemy's engine for an address; the engine connects when it is first used."""
     make = _sqlite if url.get_backend_name() == "sqlite" else _postgres
     engine = make(url, deadline_s)
-    _break_what_is_given_up(engine)
+    _break_on_invalidate(engine)
     return engine
 
 
 def make_insert(engine: AsyncEngine) -> "Insert":
-    """The insert statement of that database, which knows what to do with rows that are there already."""
+    """Returns the database's class of insert statements, which can handle rows that exist already."""
     if engine.dialect.name == "sqlite":
         return sqlite.Insert
-    # It takes a while to import, and only those who use it wait for it.
+    # The import is slow, so it is delayed until PostgreSQL is used.
     from sqlalchemy.dialects import postgresql
 
     return postgresql.Insert
@@ -48,7 +48,7 @@ def _postgres(url: URL, deadline_s: float) -> AsyncEngine:
     deadline_ms = str(int(deadline_s * 1000))
     settings = {
         "application_name": "maitred",
-        # What we have given up, the server gives up too; a gateway that hangs keeps no lock from the others.
+        # The server cancels what this process has given up; a gateway that hangs keeps no locks.
         "statement_timeout": deadline_ms,
         "idle_in_transaction_session_timeout": deadline_ms,
         "jit": "off",  # Our statements are short; compiling them takes longer than running them.
@@ -59,7 +59,7 @@ def _postgres(url: URL, deadline_s: float) -> AsyncEngine:
         connect_args={"timeout": deadline_s, "server_settings": settings},
         pool_timeout=deadline_s,
         hide_parameters=True,
-        **_json(),
+        **_json_options(),
     )
 
     @event.listens_for(engine.sync_engine, "checkout")
@@ -78,13 +78,13 @@ def _sqlite(url: URL, deadline_s: float) -> AsyncEngine:
         connect_args={"timeout": deadline_s},
         pool_timeout=deadline_s,
         hide_parameters=True,
-        **_json(),
+        **_json_options(),
     )
 
     @event.listens_for(engine.sync_engine, "connect")
     def prepare(connection: Any, _record: object) -> None:  # noqa: ANN401 - the driver's, and each has its own.
         driver = connection.driver_connection
-        driver.stop = _once(driver.stop)
+        driver.stop = _call_once(driver.stop)
         # The driver begins no transactions by itself: left alone, it would begin none for a SELECT.
         connection.isolation_level = None
         cursor = connection.cursor()
@@ -95,38 +95,39 @@ def _sqlite(url: URL, deadline_s: float) -> AsyncEngine:
 
     @event.listens_for(engine.sync_engine, "begin")
     def begin_transaction(connection: Connection) -> None:
-        # SQLite waits in a thread of its own, where nobody can reach it, so that it must know itself how long it may.
+        # SQLite waits in a thread of its own that cannot be interrupted, so SQLite itself must know its deadline.
         # A writer that took its lock only at the first write could find that its view is too old by then.
         options = connection.get_execution_options()
         now_s = asyncio.get_running_loop().time()
-        left_s = max(0.0, options.get(ENDS_S, now_s + deadline_s) - now_s)
-        begin = "BEGIN IMMEDIATE" if options.get(WRITES, False) else "BEGIN"
+        remaining_s = max(0.0, options.get(DEADLINE_OPTION, now_s + deadline_s) - now_s)
+        begin = "BEGIN IMMEDIATE" if options.get(WRITES_OPTION, False) else "BEGIN"
 
         def begin_within(database: sqlite3.Connection) -> None:
-            database.execute(f"PRAGMA busy_timeout = {int(left_s * 1000)}")
+            database.execute(f"PRAGMA busy_timeout = {int(remaining_s * 1000)}")
             database.execute(begin)
 
         adapter: Any = connection.connection.dbapi_connection
-        adapter.run_async(lambda driver: _in_its_thread(driver, begin_within))
+        adapter.run_async(lambda driver: _run_in_driver_thread(driver, begin_within))
 
     return engine
 
 
-async def in_one_go(connection: AsyncConnection, work: Callable[[sqlite3.Connection], T]) -> T:
-    """Does all of `work` in SQLite's thread, where each statement by itself would wake that thread and this one."""
-    return await _in_its_thread((await connection.get_raw_connection()).driver_connection, work)
+async def run_in_sqlite_thread(connection: AsyncConnection, operation: Callable[[sqlite3.Connection], T]) -> T:
+    """Runs `operation` as a whole in SQLite's thread; statement by statement, each one would wake both threads."""
+    return await _run_in_driver_thread((await connection.get_raw_connection()).driver_connection, operation)
 
 
-async def _in_its_thread(driver: Any, work: Callable[[sqlite3.Connection], T]) -> T:  # noqa: ANN401 - aiosqlite's
-    done: T = await driver._execute(work, driver._connection)  # its own methods are one statement each
-    return done
+async def _run_in_driver_thread(driver: Any, operation: Callable[[sqlite3.Connection], T]) -> T:  # noqa: ANN401 - aiosqlite's
+    result: T = await driver._execute(operation, driver._connection)  # its own methods are one statement each
+    return result
 
 
-def _once(stop: Callable[[], T]) -> Callable[[], T | None]:
-    """For aiosqlite, whose thread ends when it is told to for the first time, and never answers who tells it again.
+def _call_once(stop: Callable[[], T]) -> Callable[[], T | None]:
+    """Wraps aiosqlite's `stop` so that it runs once.
 
-    Where a caller leaves while its connection is being closed, both the closing and SQLAlchemy's breaking off tell it:
-    the closing would wait for good, and a program that ends would wait for the closing.
+    The driver's thread ends at the first call and never answers a second one. When a caller is cancelled while its
+    connection is being closed, both the closing and SQLAlchemy's invalidation call `stop`: without this wrapper the
+    closing would wait forever, and the program's exit would wait for the closing.
     """
     stopped = False
 
@@ -140,29 +141,29 @@ def _once(stop: Callable[[], T]) -> Callable[[], T | None]:
     return stop_once
 
 
-def _json() -> dict[str, Any]:
+def _json_options() -> dict[str, Any]:
     return {
         "json_serializer": lambda value: msgspec.json.encode(value).decode(),
         "json_deserializer": msgspec.json.decode,
     }
 
 
-def _break_what_is_given_up(engine: AsyncEngine) -> None:
-    """Has every connection that is not to be used again broken before it is closed.
+def _break_on_invalidate(engine: AsyncEngine) -> None:
+    """Breaks every connection that is invalidated, before it is closed.
 
-    Closing it alone would wait for a server to say goodbye, which one that hangs never does, or for a statement to end.
+    Closing alone would wait for the server's reply, which a server that hangs never sends, or for a statement to end.
     """
 
     @event.listens_for(engine.sync_engine, "invalidate")
     def break_it(connection: Any, _record: object, _error: object) -> None:  # noqa: ANN401 - the driver's.
-        _break(connection.driver_connection)
+        _break_connection(connection.driver_connection)
 
 
-def _break(driver: Any) -> None:  # noqa: ANN401 - each driver has its own type.
+def _break_connection(driver: Any) -> None:  # noqa: ANN401 - each driver has its own type.
     breaker = make_breaker(driver)
 
     def again() -> None:
-        """Until the connection is closed: a statement may still be on its way to SQLite's thread."""
+        """Repeats until the connection is closed: a statement may still be on its way to SQLite's thread."""
         if breaker():
             with suppress(RuntimeError):  # Without a loop, the program ends.
                 asyncio.get_running_loop().call_later(_POLL_S, again)
@@ -171,7 +172,10 @@ def _break(driver: Any) -> None:  # noqa: ANN401 - each driver has its own type.
 
 
 def make_breaker(driver: Any) -> Callable[[], bool]:  # noqa: ANN401
-    """What ends whatever the connection does at that moment; it says whether the connection could do something yet."""
+    """Returns a function that aborts what a connection does.
+
+    The function returns whether the connection could still do something.
+    """
     if hasattr(driver, "terminate"):
 
         def drop() -> bool:
@@ -179,12 +183,12 @@ def make_breaker(driver: Any) -> Callable[[], bool]:  # noqa: ANN401
             return False
 
         return drop
-    # Of SQLite itself: aiosqlite forgets it as soon as anybody wants to close it, while its thread still works on it.
-    sqlite = driver._connection
+    # SQLite's own connection: aiosqlite drops its reference when closing begins, while its thread still uses it.
+    connection = driver._connection
 
     def interrupt() -> bool:
         try:
-            sqlite.interrupt()
+            connection.interrupt()
         except (AttributeError, sqlite3.ProgrammingError):
             return False  # It is closed, or was never open.
         return True
@@ -193,7 +197,7 @@ def make_breaker(driver: Any) -> Callable[[], bool]:  # noqa: ANN401
 
 
 class SqliteChangeProbe:
-    """Of one file. Belongs to one thread.
+    """Probe for commits to one SQLite file, outside of transactions. Belongs to one thread.
 
     A transaction wakes SQLite's thread and is woken by it for each of its steps, which costs a hundred times what
     reading one number does. A probe has a connection of its own and is done at once, on the event loop: the number is
@@ -210,8 +214,8 @@ class SqliteChangeProbe:
         self._connection: sqlite3.Connection | None = None
         self._connections = 0
 
-    def at(self, query: str) -> int | None:
-        """The number that a query gives; None: it cannot be told without waiting."""
+    def read(self, query: str) -> int | None:
+        """Runs a query for one number; None: it cannot be answered without waiting."""
         try:
             if self._connection is None:
                 address = f"{self._file.absolute().as_uri()}?mode=rw"  # a file that is not there is not made
@@ -222,14 +226,14 @@ class SqliteChangeProbe:
             self.close()
             return None
 
-    def mark(self) -> tuple[int, int] | None:
-        """Another one when anybody has committed anything since; None: it cannot be told without waiting."""
-        # The number is the connection's own, and one that is made anew may come to the same.
-        version = self.at("PRAGMA data_version")
+    def change_token(self) -> tuple[int, int] | None:
+        """Returns a token that changes with every commit of any process; None: it cannot be read without waiting."""
+        # `data_version` belongs to the connection, and a new connection may have the same number.
+        version = self.read("PRAGMA data_version")
         return None if version is None else (self._connections, version)
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the probe's connection to the file."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

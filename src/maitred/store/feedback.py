@@ -1,7 +1,7 @@
-"""What callers thought of answers: at most one opinion for each line of the ledger.
+"""Feedback of callers on responses: at most one opinion for each line of the ledger.
 
-An opinion lies beside its line and not in it, because lines are written once and never changed. A second opinion takes
-the place of the first, so that whoever sends the same twice has said it once.
+Feedback is stored beside its line and not in it, because lines are written once and never changed. A second opinion
+replaces the first, so that sending the same feedback twice counts once.
 """
 
 from collections.abc import Awaitable, Callable
@@ -21,12 +21,12 @@ from maitred.store.schema import usage
 
 
 class FeedbackStore:
-    """Takes opinions. Any gateway on the same database takes those of any request.
+    """Store of feedback. Any gateway on the same database takes feedback on any request.
 
     Args:
-        database: Where the ledger is.
+        database: The database of the ledger.
         flush: Writes the lines that this gateway has journaled and that are not in the database yet.
-        clock: For the times of opinions.
+        clock: Clock for the times of feedback.
     """
 
     def __init__(self, database: Database, flush: Callable[[], Awaitable[None]], clock: Clock) -> None:
@@ -36,62 +36,66 @@ class FeedbackStore:
         self._insert = make_insert(database.engine)
 
     async def store(self, principal: Principal, request_id: str, feedback: Feedback) -> FeedbackReceipt:
-        """Keeps what a caller thinks of a request, in place of what was thought of it before.
+        """Stores a caller's feedback on a request and replaces earlier feedback on it.
 
-        Where several requests had that id, the last one is meant.
+        If several requests had that id, the last one is meant.
 
         Args:
-            principal: Who says it. Requests of its own tenant are open to it, and those of its teams.
-            request_id: What the client was told.
+            principal: The caller, who may rate requests of its own tenant and of its teams.
+            request_id: The id that the client received.
             feedback: The opinion.
 
         Raises:
-            ResourceNotFound: No such request, or it is none of the caller's business; which of the two is not told.
+            ResourceNotFound: There is no such request, or the caller may not see it; the error does not tell which.
             StoreUnavailable: The database is away.
         """
-        kept = await self._kept(principal, request_id, feedback)
-        if kept is None:
+        receipt = await self._store_if_found(principal, request_id, feedback)
+        if receipt is None:
             await self._flush()  # an answer can be rated before its line has left the journal
-            kept = await self._kept(principal, request_id, feedback)
-        if kept is None:
+            receipt = await self._store_if_found(principal, request_id, feedback)
+        if receipt is None:
             raise ResourceNotFound(
                 "No request of yours has this id. Send the x-request-id of its answer, with a key of the tenant that "
                 "asked. A request that has just ended at another gateway is known after a second; one that was refused "
                 "never is.",
                 param="request_id",
             )
-        return kept
+        return receipt
 
-    async def _kept(self, principal: Principal, request_id: str, feedback: Feedback) -> FeedbackReceipt | None:
-        own = principal.tenants[0]
-        line = (
+    async def _store_if_found(
+        self, principal: Principal, request_id: str, feedback: Feedback
+    ) -> FeedbackReceipt | None:
+        own_tenant = principal.tenants[0]
+        query = (
             select(usage.c.id, usage.c.model, usage.c.rollout)
-            .where(usage.c.request_id == request_id, or_(usage.c.tenant == own, usage.c.organisation == own))
+            .where(
+                usage.c.request_id == request_id, or_(usage.c.tenant == own_tenant, usage.c.organisation == own_tenant)
+            )
             .order_by(usage.c.time_s.desc(), usage.c.id.desc())
             .limit(1)
         )
         async with self._database.begin() as connection:
-            found = (await connection.execute(line)).one_or_none()
+            found = (await connection.execute(query)).one_or_none()
             if found is None:
                 return None
-            before = await self._before(connection, found.id)
-            said = {
+            previous = await self._previous(connection, found.id)
+            values = {
                 "score": feedback.score,
                 "text": feedback.text,
                 "tags": list(feedback.tags),
                 "key": principal.key,
                 "time_s": self._clock.wall_s(),
             }
-            insert = self._insert(opinions).values(usage=found.id, **said)
-            await connection.execute(insert.on_conflict_do_update(index_elements=[opinions.c.usage], set_=said))
-        return FeedbackReceipt(feedback, found.model, found.rollout, before)
+            insert = self._insert(opinions).values(usage=found.id, **values)
+            await connection.execute(insert.on_conflict_do_update(index_elements=[opinions.c.usage], set_=values))
+        return FeedbackReceipt(feedback, found.model, found.rollout, previous)
 
-    async def _before(self, connection: AsyncConnection, line: str) -> Feedback | None:
-        query = select(opinions).where(opinions.c.usage == line).with_for_update()
+    async def _previous(self, connection: AsyncConnection, usage_id: str) -> Feedback | None:
+        query = select(opinions).where(opinions.c.usage == usage_id).with_for_update()
         row = (await connection.execute(query)).mappings().one_or_none()
-        return None if row is None else feedback_in(row)
+        return None if row is None else feedback_from_row(row)
 
 
-def feedback_in(row: RowMapping) -> Feedback:
-    """An opinion as a row of the table has it."""
+def feedback_from_row(row: RowMapping) -> Feedback:
+    """Converts a row of the feedback table."""
     return Feedback(score=row["score"], text=row["text"], tags=tuple(row["tags"]))

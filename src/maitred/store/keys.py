@@ -1,4 +1,4 @@
-"""Keys and their secrets in the database: what a directory's transaction does to them."""
+"""Keys and their secrets in the database, as transactions of the directory read and change them."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,39 +10,39 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
 from maitred.core.tenancy import ApiKey, KeySecret, Scope, is_id
-from maitred.store.rules import changed, check_key
+from maitred.store.rules import apply_changes, check_key
 from maitred.store.schema import key_secrets, keys
 from maitred.store.tenants import missing_tenants
 
 _COLUMNS = (keys.c.id, keys.c.tenant, keys.c.name, keys.c.scopes, keys.c.expires_s, keys.c.revoked)
-_MAY_CHANGE = frozenset({"name", "scopes", "expires_s"})
+_MUTABLE_FIELDS = frozenset({"name", "scopes", "expires_s"})
 _SCOPES = {scope.value: scope for scope in Scope}
 
 
-async def one_key(connection: AsyncConnection, key_id: str) -> ApiKey:
-    """The key of that id."""
-    found = await some_keys(connection, keys.c.id == key_id, ~keys.c.deleted) if is_id(key_id) else []
+async def get_key(connection: AsyncConnection, key_id: str) -> ApiKey:
+    """Returns the key with this id."""
+    found = await find_keys(connection, keys.c.id == key_id, ~keys.c.deleted) if is_id(key_id) else []
     if not found:
         raise ResourceNotFound("There is no key of that id. GET /admin/v1/keys lists them.")
     return found[0]
 
 
-async def some_keys(
+async def find_keys(
     connection: AsyncConnection,
     *conditions: ColumnElement[bool],
     order: Column[Any] = keys.c.id,
     limit: int | None = None,
 ) -> list[ApiKey]:
-    """The keys that fulfil all conditions, each with its secrets from the oldest to the newest."""
+    """Returns the keys that fulfil all conditions, each with its secrets from the oldest to the newest."""
     query = select(*_COLUMNS).where(*conditions).order_by(order).limit(limit)
     rows = (await connection.execute(query)).all()
     if not rows:
         return []
-    # A page names its keys; more than that would be too many for a statement.
-    of_these = select(keys.c.id).where(*conditions) if limit is None else [row.id for row in rows]
+    # The keys of a page are listed by id; without a limit there may be too many for one statement.
+    key_filter = select(keys.c.id).where(*conditions) if limit is None else [row.id for row in rows]
     found = await connection.execute(
         select(key_secrets.c.key, key_secrets.c.sha256, key_secrets.c.expires_s)
-        .where(key_secrets.c.key.in_(of_these))
+        .where(key_secrets.c.key.in_(key_filter))
         .order_by(key_secrets.c.made, key_secrets.c.sha256)
     )
     secrets: defaultdict[str, list[KeySecret]] = defaultdict(list)
@@ -63,16 +63,16 @@ async def some_keys(
 
 
 async def add_keys(connection: AsyncConnection, version: int, new: Sequence[ApiKey]) -> None:
-    """Adds keys. They have been checked by themselves."""
+    """Adds keys, each of which has been checked by itself."""
     if missing := await missing_tenants(connection, {key.tenant for key in new}):
         raise InvalidRequest(f"There is no tenant {min(missing)}. Create it first.", param="tenant")
     query = select(keys.c.id, keys.c.deleted).where(keys.c.id.in_({key.id for key in new}))
-    taken = {row.id: row.deleted for row in await connection.execute(query)}
+    deleted_by_id = {row.id: row.deleted for row in await connection.execute(query)}
     for key in new:
-        if key.id in taken:
-            was = "There was a key" if taken[key.id] else "There is a key"
-            raise Conflict(f"{was} {key.id}, and ids are not used again. Choose another id.")
-        taken[key.id] = False
+        if key.id in deleted_by_id:
+            existence = "There was a key" if deleted_by_id[key.id] else "There is a key"
+            raise Conflict(f"{existence} {key.id}, and ids are not used again. Choose another id.")
+        deleted_by_id[key.id] = False
     await connection.execute(insert(keys), [_row(key, version) for key in new])
     secrets = [_secret_row(key.id, secret, version) for key in new for secret in key.secrets]
     await connection.execute(insert(key_secrets), secrets)
@@ -81,12 +81,12 @@ async def add_keys(connection: AsyncConnection, version: int, new: Sequence[ApiK
 async def change_key(
     connection: AsyncConnection, version: int, key_id: str, changes: dict[str, object], now_s: float
 ) -> ApiKey:
-    """Changes some fields of a key that is not revoked."""
-    before = await one_key(connection, key_id)
-    if before.revoked:
+    """Changes fields of a key that is not revoked."""
+    stored = await get_key(connection, key_id)
+    if stored.revoked:
         raise Conflict(f"The key {key_id} is revoked. Create another one.")
-    key = changed(before, changes, _MAY_CHANGE)
-    # What did not change is not judged: a key that has expired may get another name.
+    key = apply_changes(stored, changes, _MUTABLE_FIELDS)
+    # Unchanged fields are not checked: a key that has expired may get another name.
     check_key(
         msgspec.structs.replace(
             key,
@@ -99,45 +99,45 @@ async def change_key(
     return key
 
 
-async def revoke(connection: AsyncConnection, version: int, key_id: str) -> ApiKey:
-    """Ends a key for good. Doing it again changes nothing."""
-    key = await one_key(connection, key_id)
+async def revoke_key(connection: AsyncConnection, version: int, key_id: str) -> ApiKey:
+    """Revokes a key permanently. Revoking it again changes nothing."""
+    key = await get_key(connection, key_id)
     await connection.execute(update(keys).where(keys.c.id == key_id).values(revoked=True, version=version))
     return msgspec.structs.replace(key, revoked=True)
 
 
-async def rotate(
+async def rotate_key(
     connection: AsyncConnection, version: int, key_id: str, sha256: bytes, overlap_s: float, now_s: float
 ) -> ApiKey:
-    """Gives a live key another secret; those that it has end after the overlap, or earlier if they would anyway."""
-    key = await one_key(connection, key_id)
+    """Gives a live key another secret; older secrets end after the overlap, or earlier if they expire earlier."""
+    key = await get_key(connection, key_id)
     if key.revoked or (key.expires_s is not None and key.expires_s <= now_s):
         raise Conflict(f"The key {key_id} is {'revoked' if key.revoked else 'expired'}. Create another one.")
     if any(secret.sha256 == sha256 for secret in key.secrets):
         raise Conflict(f"The key {key_id} has that secret already. Make a new one.")
-    mine, ends_s = key_secrets.c.key == key_id, now_s + overlap_s
-    later = or_(key_secrets.c.expires_s.is_(None), key_secrets.c.expires_s > ends_s)
-    await connection.execute(update(key_secrets).where(mine, later).values(expires_s=ends_s))
-    await connection.execute(delete(key_secrets).where(mine, key_secrets.c.expires_s <= now_s))
+    of_key, overlap_ends_s = key_secrets.c.key == key_id, now_s + overlap_s
+    ends_later = or_(key_secrets.c.expires_s.is_(None), key_secrets.c.expires_s > overlap_ends_s)
+    await connection.execute(update(key_secrets).where(of_key, ends_later).values(expires_s=overlap_ends_s))
+    await connection.execute(delete(key_secrets).where(of_key, key_secrets.c.expires_s <= now_s))
     await connection.execute(insert(key_secrets), [_secret_row(key_id, KeySecret(sha256), version)])
     await connection.execute(update(keys).where(keys.c.id == key_id).values(version=version))
-    return await one_key(connection, key_id)
+    return await get_key(connection, key_id)
 
 
 async def delete_keys(connection: AsyncConnection, version: int, tenant_id: str) -> list[str]:
-    """Deletes the keys of a tenant that is being deleted, and all that could be recognised of their secrets."""
+    """Deletes the keys of a tenant that is being deleted, and every hash of their secrets."""
     query = select(keys.c.id).where(keys.c.tenant == tenant_id, ~keys.c.deleted)
-    dead = list((await connection.execute(query)).scalars())
-    theirs = select(keys.c.id).where(keys.c.tenant == tenant_id)
-    await connection.execute(delete(key_secrets).where(key_secrets.c.key.in_(theirs)))
+    key_ids = list((await connection.execute(query)).scalars())
+    of_tenant = select(keys.c.id).where(keys.c.tenant == tenant_id)
+    await connection.execute(delete(key_secrets).where(key_secrets.c.key.in_(of_tenant)))
     await connection.execute(
         update(keys).where(keys.c.tenant == tenant_id, ~keys.c.deleted).values(deleted=True, version=version)
     )
-    return dead
+    return key_ids
 
 
 async def missing_keys(connection: AsyncConnection, ids: set[str]) -> set[str]:
-    """Those that do not exist, or no longer."""
+    """Returns those of the ids that belong to no key, or to a deleted one."""
     query = select(keys.c.id).where(keys.c.id.in_(ids), ~keys.c.deleted)
     return ids - set((await connection.execute(query)).scalars())
 

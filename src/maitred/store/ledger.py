@@ -1,9 +1,9 @@
-"""The ledger: from the journal into the database, off the path of requests, every event exactly once.
+"""The ledger: moves usage from the journal into the database, outside the path of requests, each event exactly once.
 
-`record` appends to the journal and returns; `run` writes what has come together every half second, or sooner when a
-batch is full. A batch is one transaction, which leaves out what the database has (see
-`maitred.store.batch`). So a batch may be written again after a crash, from an orphaned journal, or by two adopters at
-once, and `spend` stays the exact sum of the charges in `usage`.
+`record` appends to the journal and returns; `run` writes what has accumulated every half second, or sooner when a batch
+is full. A batch is one transaction, which leaves out what the database has (see `maitred.store.batch`). So a batch may
+be written again after a crash, from an orphaned journal, or by two adopters at once, and `spend` stays the exact sum of
+the charges in `usage`.
 
 While the database is away, events go on being journaled; the backlog grows on disk, not in memory, and is written once
 the database is back.
@@ -27,149 +27,156 @@ from maitred.store.backlog import Backlog
 from maitred.store.batch import BatchWriter
 from maitred.store.database import Database
 from maitred.store.journal import Journal
-from maitred.store.orphan_journal import NOTHING, SurvivingWork, open_orphan, orphans
-from maitred.store.recent_usage import RecentRateUsage, taken_since
+from maitred.store.orphan_journal import NOTHING_SURVIVED, SurvivingWork, journal_folders, open_orphan
+from maitred.store.recent_usage import RecentRateUsage, read_rate_usage
 from maitred.store.schema import StoredText, spend
 
 log = logging.getLogger(__name__)
 
-BATCH = 500
-"""Events in one transaction, at most."""
+BATCH_EVENTS = 500
+"""Most events in one transaction."""
 _INTERVAL_S = 0.5
-_ADOPT_EVERY_S = 30.0
+_ADOPT_INTERVAL_S = 30.0
 _FIRST_RETRY_S = 0.2
-_MOST_RETRY_S = 10.0
-_MOST = 2**53
-"""Of one amount; see `maitred.core.money`. Sums of them then fit the 64 bits of a column."""
-_STORED = StoredText()
+_MAX_RETRY_S = 10.0
+_MAX_AMOUNT = 2**53
+"""Largest single amount; see `maitred.core.money`. Sums of such amounts then fit the 64 bits of a column."""
+_TEXT_TYPE = StoredText()
 _Result = TypeVar("_Result")
 
 
 Settle = Callable[[str, Mapping[str, int]], Awaitable[None]]
-"""Ends a lease and charges what was used, as `maitred.core.counters.Counters.settle` does."""
+"""Function that ends a lease and charges what was used, as `maitred.core.counters.Counters.settle` does."""
 
 
 class UsageLedger:
-    """Implements `maitred.core.usage.Ledger`. Belongs to one event loop.
+    """Ledger in a database, behind a journal. Implements `maitred.core.usage.Ledger`. Belongs to one event loop.
 
     Args:
-        database: Where events go.
-        journal: Owned, and closed by `close`.
-        clock: Tells the age of the backlog, and when to look for orphans.
-        most_events: Events of the backlog that are kept in memory.
+        database: The database that events are written to.
+        journal: The journal; the ledger owns it, and `close` closes it.
+        clock: Clock for the age of the backlog and the search for orphans.
+        max_events: Events of the backlog that are kept in memory.
 
     Attributes:
-        carried: Ids of what dead processes had begun, and what runs still: to be recorded here, and not begun again.
+        surviving_ids: Ids of events that dead processes have begun and whose requests still run: they are recorded
+            here, and not begun again.
     """
 
-    def __init__(self, database: Database, journal: Journal, clock: Clock, *, most_events: int = 10_000) -> None:
+    def __init__(self, database: Database, journal: Journal, clock: Clock, *, max_events: int = 10_000) -> None:
         self._database = database
         self._journal = journal
         self._clock = clock
-        self._backlog = Backlog(journal, most_events=most_events)
-        self._writing = asyncio.Lock()  # between the commit of a batch and its leaving the backlog it counts twice
-        self._full = asyncio.Event()
-        self._tokens: dict[str, tuple[int, int, int]] = {}
+        self._backlog = Backlog(journal, max_events=max_events)
+        self._write_lock = (
+            asyncio.Lock()
+        )  # between its commit and its removal from the backlog, a batch would count twice
+        self._batch_is_full = asyncio.Event()
+        self._recorded_tokens: dict[str, tuple[int, int, int]] = {}
         self._costs_nusd: Counter[str] = Counter()
-        self._batches = BatchWriter(database)
+        self._writer = BatchWriter(database)
         self._settle: Settle | None = None
-        self.carried: set[str] = set()
+        self.surviving_ids: set[str] = set()
 
     def begin(self, event: UsageEvent) -> None:
-        """See `Ledger`.
+        """Records that a request has begun to use tokens. Implements `Ledger.begin`.
 
         Raises:
-            StoreUnavailable: The journal cannot be written; do not begin.
+            StoreUnavailable: The journal cannot be written; the request must not begin.
         """
         self._journal.begin(event)
 
     def record(self, event: UsageEvent) -> None:
-        """See `Ledger`.
+        """Records what a request has used. Implements `Ledger.record`.
 
         Raises:
-            StoreUnavailable: The journal cannot be written: the answer must not be ended as if it were billed.
-            Bug: An amount is one that no database would take, and that would keep all later ones out with it.
+            StoreUnavailable: The journal cannot be written: the response must not be ended as if it were billed.
+            Bug: An amount is one that no database would take, and that would keep all later events out with it.
         """
         model, tokens = event.model, (event.prompt_tokens, event.output_tokens, event.cached_tokens)
         amounts = (*tokens, event.cost_nusd, *event.charges.values())
-        if min(amounts) < 0 or max(amounts) > _MOST:
+        if min(amounts) < 0 or max(amounts) > _MAX_AMOUNT:
             raise Bug(f"Request {event.request_id} cannot have used {amounts}. Report what its replica is.")
-        if self._backlog.add(event) >= BATCH:
-            self._full.set()
-        if model in self._tokens:
-            prompt, output, cached = self._tokens[model]
+        if self._backlog.add(event) >= BATCH_EVENTS:
+            self._batch_is_full.set()
+        if model in self._recorded_tokens:
+            prompt, output, cached = self._recorded_tokens[model]
             tokens = (prompt + tokens[0], output + tokens[1], cached + tokens[2])
-        self._tokens[model] = tokens
+        self._recorded_tokens[model] = tokens
         self._costs_nusd[model] += event.cost_nusd
 
     @property
     def backlog(self) -> int:
-        """Events that are journaled and not in the database yet."""
+        """Number of events that are journaled and not in the database yet."""
         return len(self._backlog)
 
     @property
     def backlog_age_s(self) -> float:
-        """How long the oldest of them has been waiting."""
+        """Age of the oldest event in the backlog; 0 without events."""
         oldest_s = self._backlog.oldest_s
         return 0.0 if oldest_s is None else max(0.0, self._clock.wall_s() - oldest_s)
 
-    def totals(self) -> dict[str, Usage]:
-        """Model -> tokens recorded since this process started, to be held against the engine's own counters."""
-        return {model: Usage(*tokens) for model, tokens in self._tokens.items()}
+    def token_totals(self) -> dict[str, Usage]:
+        """Returns the tokens recorded by model since the start, to compare with the engine's counters."""
+        return {model: Usage(*tokens) for model, tokens in self._recorded_tokens.items()}
 
     def costs_nusd(self) -> dict[str, int]:
-        """Model -> what requests of it have cost since this process started, in nano-dollars."""
+        """Returns the cost of requests by model since this process started, in nano-dollars."""
         return dict(self._costs_nusd)
 
     async def spent(self, counters: Sequence[str]) -> dict[str, int]:
-        """What has been charged to budget counters so far, in nano-dollars.
+        """Returns what has been charged to budget counters so far, in nano-dollars.
 
-        What this gateway has journaled is included, written or not. What others have journaled and not written yet is
-        not: with several gateways on one database that is some half a second of theirs.
+        Usage that this gateway has journaled is included, written or not. Usage that other gateways have journaled and
+        not written yet is not: with several gateways on one database that is about half a second of theirs.
 
         Raises:
             StoreUnavailable: The database cannot be read.
         """
-        stored = {counter: _STORED.process_bind_param(counter, self._database.engine.dialect) for counter in counters}
+        stored_names = {
+            counter: _TEXT_TYPE.process_bind_param(counter, self._database.engine.dialect) for counter in counters
+        }
         query = select(spend.c.counter, spend.c.charged_nusd).where(spend.c.counter.in_(counters))
-        async with self._writing:
-            async with self._database.reading() as connection:
-                written = {counter: charged for counter, charged in await connection.execute(query)}  # noqa: C416 - typed
-            waiting = self._backlog.charged(counters)
-        return {counter: written.get(stored[counter], 0) + waiting[counter] for counter in counters}
+        async with self._write_lock:
+            async with self._database.begin_read() as connection:
+                written_charges = {counter: charged for counter, charged in await connection.execute(query)}  # noqa: C416 - typed
+            pending_charges = self._backlog.pending_charges(counters)
+        return {
+            counter: written_charges.get(stored_names[counter], 0) + pending_charges[counter] for counter in counters
+        }
 
-    async def taken_since(self, since_s: float) -> RecentRateUsage:
-        """What was taken from rates since then. What is journaled here and waits is written first.
+    async def rate_usage_since(self, since_s: float) -> RecentRateUsage:
+        """Returns what requests took from rates since a wall time. The backlog is written first.
 
         Raises:
             StoreUnavailable: The database is away.
         """
         await self.flush()
-        return await taken_since(self._database, since_s)
+        return await read_rate_usage(self._database, since_s)
 
-    async def replay(self, settle: Settle | None = None, outlived: SurvivingWork = NOTHING) -> int:
-        """Writes what dead processes have left in the journal's folder. Call it before serving, or budgets miss it.
+    async def replay(self, settle: Settle | None = None, surviving: SurvivingWork = NOTHING_SURVIVED) -> int:
+        """Writes the journals of dead processes to the database. Must run before serving, or budgets miss that usage.
 
         Args:
             settle: Called for each event with its id, which is that of its lease, and what it charged and took: shared
-                counters may still hold that lease. From then on, what is found later is settled too.
-            outlived: What has outlived the process that had begun it; see `carried`.
+                counters may still hold that lease. Later replays settle with it too.
+            surviving: Requests that have outlived the process that had begun them; see `surviving_ids`.
 
         Returns:
             How many events were found; some may have been in the database already.
 
         Raises:
-            StoreUnavailable: The database cannot be written, or a journal not be read. Nothing is lost by that.
+            StoreUnavailable: The database cannot be written, or a journal cannot be read. No usage is lost by that.
         """
         self._settle = settle or self._settle
-        found = 0
-        for folder in orphans(self._journal.folder):
-            with open_orphan(folder, outlived) as orphan:
+        event_count = 0
+        for folder in journal_folders(self._journal.folder):
+            with open_orphan(folder, surviving) as orphan:
                 if orphan is None:
                     continue
                 count = 0
-                for batch in orphan.batches(BATCH):
-                    await _whole(self._batches.write(batch))
+                for batch in orphan.batches(BATCH_EVENTS):
+                    await _run_to_end(self._writer.write(batch))
                     if self._settle is not None:
                         for event in batch:
                             await self._settle(event.id, {**event.charges, **event.taken})
@@ -177,10 +184,10 @@ class UsageLedger:
                 if self._settle is not None:
                     for event in orphan.unanswered:
                         await self._settle(event.id, {})
-                for event in orphan.carried:
-                    if event.id not in self.carried:
+                for event in orphan.surviving:
+                    if event.id not in self.surviving_ids:
                         self._journal.begin(event)
-                        self.carried.add(event.id)
+                        self.surviving_ids.add(event.id)
                 orphan.remove()
                 if count:
                     log.warning(
@@ -188,34 +195,34 @@ class UsageLedger:
                         count,
                         orphan.interrupted,
                     )
-                found += count
-        return found
+                event_count += count
+        return event_count
 
     async def flush(self) -> None:
-        """Writes the backlog.
+        """Writes the whole backlog to the database.
 
         Raises:
-            StoreUnavailable: The database is away; what is not written stays.
+            StoreUnavailable: The database is away; events that are not written stay.
         """
-        while await _whole(self._write_oldest()):
+        while await _run_to_end(self._write_oldest()):
             pass
-        self._full.clear()
+        self._batch_is_full.clear()
 
     async def run(self) -> None:
-        """Writes until it is cancelled; then call `close`."""
+        """Writes the backlog repeatedly until it is cancelled; `close` must follow."""
         retry_s = _FIRST_RETRY_S
-        adopt_at_s = self._clock.monotonic_s() + _ADOPT_EVERY_S
+        adopt_at_s = self._clock.monotonic_s() + _ADOPT_INTERVAL_S
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_INTERVAL_S):
-                    await self._full.wait()
+                    await self._batch_is_full.wait()
             try:
                 await self.flush()
                 if self._clock.monotonic_s() >= adopt_at_s:
-                    adopt_at_s = self._clock.monotonic_s() + _ADOPT_EVERY_S
+                    adopt_at_s = self._clock.monotonic_s() + _ADOPT_INTERVAL_S
                     await self.replay()
                 retry_s = _FIRST_RETRY_S
-            except Exception as error:  # whatever it is, usage must go on being written once it has passed
+            except Exception as error:  # after any error, usage must be written again once its cause is gone
                 log.warning(
                     "Usage cannot be written to the database now; %d events wait in the journal: %s",
                     self.backlog,
@@ -223,12 +230,12 @@ class UsageLedger:
                     exc_info=not isinstance(error, StoreUnavailable),
                 )
                 await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))  # not in step with other gateways
-                retry_s = min(2 * retry_s, _MOST_RETRY_S)
+                retry_s = min(2 * retry_s, _MAX_RETRY_S)
 
     async def close(self, deadline_s: float = 5.0) -> None:
-        """Writes what is left, as far as the deadline allows; the next start finds the rest in the journal.
+        """Writes the rest of the backlog within the deadline; the next start finds the remainder in the journal.
 
-        A batch that is being written when the deadline passes still gets the database's own.
+        A batch that is being written when the deadline passes still gets the database's own deadline.
         """
         try:
             async with asyncio.timeout(deadline_s):
@@ -239,15 +246,15 @@ class UsageLedger:
             self._backlog.close()
 
     async def _write_oldest(self) -> int:
-        async with self._writing:
-            batch = self._backlog.oldest(BATCH)
-            await self._batches.write(batch)
-            self._backlog.written(len(batch))
+        async with self._write_lock:
+            batch = self._backlog.oldest_events(BATCH_EVENTS)
+            await self._writer.write(batch)
+            self._backlog.mark_written(len(batch))
             return len(batch)
 
 
-async def _whole(step: Coroutine[None, None, _Result]) -> _Result:
-    """Lets a step end even if its caller is cancelled; the database's deadline bounds the wait.
+async def _run_to_end(step: Coroutine[None, None, _Result]) -> _Result:
+    """Runs a step to its end even if the caller is cancelled; the database's deadline bounds the wait.
 
     A batch that was committed and did not leave the backlog would count twice until it is written again, and a
     connection that is cut off within a transaction is lost.

@@ -1,4 +1,4 @@
-"""Limits in the database: what a directory's transaction does to them."""
+"""Limits in the database, as transactions of the directory read and change them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,21 +25,21 @@ _COLUMNS = (
 _KINDS = {kind.value: kind for kind in LimitKind}
 
 
-async def one_limit(connection: AsyncConnection, limit_id: str) -> Limit:
-    """The limit of that id."""
-    found = await some_limits(connection, limits.c.id == limit_id, ~limits.c.deleted) if is_id(limit_id) else []
+async def get_limit(connection: AsyncConnection, limit_id: str) -> Limit:
+    """Returns the limit with this id."""
+    found = await find_limits(connection, limits.c.id == limit_id, ~limits.c.deleted) if is_id(limit_id) else []
     if not found:
         raise ResourceNotFound("There is no limit of that id. GET /admin/v1/limits lists them.")
     return found[0]
 
 
-async def some_limits(
+async def find_limits(
     connection: AsyncConnection,
     *conditions: ColumnElement[bool],
     order: Column[Any] = limits.c.id,
     limit: int | None = None,
 ) -> list[Limit]:
-    """The limits that fulfil all conditions."""
+    """Returns the limits that fulfil all conditions."""
     query = select(*_COLUMNS).where(*conditions).order_by(order, limits.c.id).limit(limit)
     result = await connection.execute(query)
     return [
@@ -57,7 +57,7 @@ async def some_limits(
 
 
 async def longest_refill_s(connection: AsyncConnection) -> float:
-    """How long the slowest rate takes from empty to full; 0 without rates."""
+    """Returns how long the slowest rate takes from empty to full; 0 without rates."""
     minutes = func.coalesce(limits.c.burst, limits.c.value) / cast(limits.c.value, Double)
     rates = [kind.value for kind in LimitKind if kind.per_minute]
     query = select(func.max(minutes)).where(~limits.c.deleted, limits.c.kind.in_(rates))
@@ -65,29 +65,31 @@ async def longest_refill_s(connection: AsyncConnection) -> float:
 
 
 async def put_limits(connection: AsyncConnection, version: int, new: Sequence[Limit]) -> None:
-    """Adds limits, or changes the values of those whose ids exist. They have been checked by themselves."""
+    """Adds limits, or changes the values of those whose ids exist. Each limit has been checked by itself."""
     await _check_subjects(connection, {limit.subject for limit in new})
     ids = {limit.id for limit in new}
     by_id = {row.id: row for row in await connection.execute(select(limits).where(limits.c.id.in_(ids)))}
-    alike = select(limits).where(limits.c.subject.in_({limit.subject for limit in new}), ~limits.c.deleted)
-    by_what = {(row.subject, row.model, row.kind, row.hard): row.id for row in await connection.execute(alike)}
+    existing = select(limits).where(limits.c.subject.in_({limit.subject for limit in new}), ~limits.c.deleted)
+    id_by_identity = {
+        (row.subject, row.model, row.kind, row.hard): row.id for row in await connection.execute(existing)
+    }
     added: dict[str, dict[str, Any]] = {}
     for limit in new:
-        what = (limit.subject, limit.model or "", limit.kind.value, limit.hard)
+        identity = (limit.subject, limit.model or "", limit.kind.value, limit.hard)
         if limit.id in added or (limit.id in by_id and by_id[limit.id].deleted):
             raise Conflict(f"There was a limit {limit.id} before, and ids are not used again. Choose another id.")
-        first = by_what.setdefault(what, limit.id)
-        if first != limit.id:
+        existing_id = id_by_identity.setdefault(identity, limit.id)
+        if existing_id != limit.id:
             raise Conflict(
-                f"The limit {first} already sets {limit.kind} for {limit.subject}"
+                f"The limit {existing_id} already sets {limit.kind} for {limit.subject}"
                 f"{'' if limit.model is None else f' and the model {limit.model}'}. Change that one, or delete it."
             )
-        if (before := by_id.get(limit.id)) is None:
+        if (stored := by_id.get(limit.id)) is None:
             added[limit.id] = _row(limit, version)
             continue
-        if (before.subject, before.model, before.kind) != what[:3]:
+        if (stored.subject, stored.model, stored.kind) != identity[:3]:
             raise Conflict(
-                f"The limit {limit.id} sets {before.kind} for {before.subject}, and only its value, burst and hardness "
+                f"The limit {limit.id} sets {stored.kind} for {stored.subject}, and only its value, burst and hardness "
                 "can be changed. Make another one."
             )
         values = {"value": limit.value, "burst": limit.burst, "hard": limit.hard, "version": version}
@@ -97,22 +99,22 @@ async def put_limits(connection: AsyncConnection, version: int, new: Sequence[Li
 
 
 async def delete_limit(connection: AsyncConnection, version: int, limit_id: str) -> None:
-    """Deletes a limit."""
-    await one_limit(connection, limit_id)
+    """Deletes the limit with this id."""
+    await get_limit(connection, limit_id)
     await connection.execute(update(limits).where(limits.c.id == limit_id).values(deleted=True, version=version))
 
 
 async def delete_limits_of(connection: AsyncConnection, version: int, subjects: Sequence[str]) -> None:
-    """Deletes the limits of what is being deleted."""
-    theirs = limits.c.subject.in_(subjects) & ~limits.c.deleted
-    await connection.execute(update(limits).where(theirs).values(deleted=True, version=version))
+    """Deletes the limits of subjects that are being deleted."""
+    of_subjects = limits.c.subject.in_(subjects) & ~limits.c.deleted
+    await connection.execute(update(limits).where(of_subjects).values(deleted=True, version=version))
 
 
 async def _check_subjects(connection: AsyncConnection, subjects: set[str]) -> None:
-    for sort, missing_of in (("tenant", missing_tenants), ("key", missing_keys)):
+    for sort, find_missing in (("tenant", missing_tenants), ("key", missing_keys)):
         prefix = f"{sort}:"
         ids = {subject.removeprefix(prefix) for subject in subjects if subject.startswith(prefix)} - {"*"}
-        if ids and (missing := await missing_of(connection, ids)):
+        if ids and (missing := await find_missing(connection, ids)):
             raise InvalidRequest(f"There is no {sort} {min(missing)}. Create it first.", param="subject")
 
 

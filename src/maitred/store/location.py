@@ -1,4 +1,4 @@
-"""Where the database is: from the configuration to what SQLAlchemy is told."""
+"""Location of the database and the data folder: from the configuration to the URL that SQLAlchemy takes."""
 
 import os
 from importlib.util import find_spec
@@ -11,25 +11,25 @@ from maitred.store.config import StoreConfig
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
-_POSTGRES = {"postgresql", "postgres", "postgresql+asyncpg"}
-_SQLITE = {"sqlite", "sqlite+aiosqlite"}
-_FILE = "maitred.db"
+_POSTGRES_DRIVERS = {"postgresql", "postgres", "postgresql+asyncpg"}
+_SQLITE_DRIVERS = {"sqlite", "sqlite+aiosqlite"}
+_DATABASE_FILE = "maitred.db"
 
 
 def data_folder(config: StoreConfig) -> Path:
-    """The folder of what this gateway keeps itself. Whoever writes there makes it, with `make_folder`."""
+    """Returns the folder of this gateway's own files. The caller that writes there makes it, with `make_folder`."""
     if config.folder:
         return Path(config.folder).expanduser()
-    data = os.environ.get("XDG_DATA_HOME", "")
+    data_home = os.environ.get("XDG_DATA_HOME", "")
     # The specification says that a relative path counts as none.
-    return (Path(data) if Path(data).is_absolute() else Path.home() / ".local" / "share") / "maitred"
+    return (Path(data_home) if Path(data_home).is_absolute() else Path.home() / ".local" / "share") / "maitred"
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder that only its owner can look into: who used what, and when, is nobody else's business.
+    """Makes a folder that only its owner can read: usage data is private.
 
     Raises:
-        ConfigInvalid: It cannot be made.
+        ConfigInvalid: The folder cannot be made.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -40,20 +40,20 @@ def make_folder(folder: Path) -> None:
 
 
 def database_url(config: StoreConfig) -> "URL":
-    """The address of the database, with the driver that is used.
+    """Returns the URL of the database, with the driver that is used.
 
-    SQLAlchemy comes only now: whoever asks for the folder alone, such as a gateway that has yet to start its engine,
-    does not wait for it.
+    SQLAlchemy is imported here and not above: a caller that needs only the folder, such as a gateway that has yet to
+    start its engine, does not wait for the import.
 
     Raises:
-        ConfigInvalid: It is no address, or one of a database that is not supported. The message never shows it, for it
-            may hold a password.
+        ConfigInvalid: The URL is invalid, or is one of a database that is not supported. The message never shows it,
+            for it may hold a password.
     """
     from sqlalchemy.engine import URL, make_url
     from sqlalchemy.exc import ArgumentError
 
     if config.url is None:
-        return URL.create("sqlite+aiosqlite", database=str(data_folder(config) / _FILE))
+        return URL.create("sqlite+aiosqlite", database=str(data_folder(config) / _DATABASE_FILE))
     try:
         url = make_url(config.url.reveal().strip())
     except (ArgumentError, ValueError):
@@ -61,9 +61,9 @@ def database_url(config: StoreConfig) -> "URL":
             "store.url is not the address of a database. Write it as `postgresql://user:password@host:5432/name`, and "
             "escape special characters of the password, such as %40 for @."
         ) from None
-    if url.drivername in _POSTGRES:
+    if url.drivername in _POSTGRES_DRIVERS:
         return _with_asyncpg(url)
-    if url.drivername in _SQLITE:
+    if url.drivername in _SQLITE_DRIVERS:
         if url.database in (None, "", ":memory:"):
             raise ConfigInvalid("store.url: SQLite needs a file, such as `sqlite:////var/lib/maitred/maitred.db`.")
         return url.set(drivername="sqlite+aiosqlite")

@@ -1,8 +1,8 @@
-"""Brings a database up to the tables of this version, one opener at a time.
+"""Schema migration: upgrades a database to the tables of this version, one process at a time.
 
-All of it is one transaction, so that a step that fails, or a process that dies, leaves the database as it was. Two
-gateways that open the same database at once queue: on PostgreSQL for an advisory lock that ends with the transaction,
-on SQLite for its one writer.
+The whole upgrade is one transaction, so that a revision that fails, or a process that dies, leaves the database as it
+was. Two gateways that open the same database at once queue: on PostgreSQL for an advisory lock that ends with the
+transaction, on SQLite for its one writer.
 """
 
 from pathlib import Path
@@ -13,42 +13,42 @@ from sqlalchemy.engine import Connection
 from maitred.core.errors import ConfigInvalid
 
 _ADVISORY_LOCK = int.from_bytes(b"maitred", "big")
-"""The name that openers queue under; any number that other programs do not use."""
+"""Key of the advisory lock that openers queue for; any number that other programs do not use."""
 
 
 def migrate(connection: Connection) -> None:
-    """Runs the steps that are missing. The connection is in a transaction that may write.
+    """Runs the missing revisions. The connection is in a transaction that may write.
 
     Raises:
         ConfigInvalid: The database was made by a newer version.
     """
     if connection.dialect.name == "postgresql":
-        # A step may take longer than a request's share of time, and so may the opener that is ahead of us.
+        # A revision may take longer than the timeout of a request, and so may the process that holds the lock.
         connection.execute(text("SET LOCAL statement_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:name)"), {"name": _ADVISORY_LOCK})
-    present = _present(connection)
-    if present != {newest_step()}:
-        run_missing(connection, present)
+    current = _current_revisions(connection)
+    if current != {latest_revision()}:
+        upgrade(connection, current)
 
 
-def newest_step() -> str:
-    """The one that makes the tables of this version; files of steps are called by their numbers."""
+def latest_revision() -> str:
+    """Returns the revision that makes the tables of this version; files of revisions are named by their numbers."""
     return max(file.stem[1:5] for file in (Path(__file__).parent / "migrations" / "versions").glob("v*.py"))
 
 
-def _present(connection: Connection) -> set[str]:
-    """The last steps that this database has seen; none if it is new."""
+def _current_revisions(connection: Connection) -> set[str]:
+    """Returns the current revisions of the database; none if it is new."""
     if not inspect(connection).has_table("alembic_version"):
         return set()
     return set(connection.scalars(text("SELECT version_num FROM alembic_version")))
 
 
-def run_missing(connection: Connection, present: set[str]) -> None:
-    """Runs the steps that come after those that are there.
+def upgrade(connection: Connection, current: set[str]) -> None:
+    """Runs the revisions that come after the current ones.
 
     Args:
-        connection: In a transaction that may write.
-        present: The last steps that the database has seen.
+        connection: Connection in a transaction that may write.
+        current: The current revisions of the database.
 
     Raises:
         ConfigInvalid: The database was made by a newer version.
@@ -61,8 +61,8 @@ def run_missing(connection: Connection, present: set[str]) -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.attributes["connection"] = connection
-    known = {step.revision for step in ScriptDirectory.from_config(config).walk_revisions()}
-    if unknown := present - known:
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if unknown := current - known:
         raise ConfigInvalid(
             f"The database has the tables of a newer version of maitred (step {min(unknown)}). Run that version, or "
             "name another database in store.url or store.folder."

@@ -1,7 +1,8 @@
-"""Journals whose processes are dead: read to the last entry that holds, then removed.
+"""Orphaned journals, whose processes are dead: read to the last sound entry, then removed.
 
-Whoever gets the lock of an orphan reads it; whoever does not leaves it alone. The lock saves work and is not needed for
-the truth: an event that two adopters write, or one adopter twice because it died in between, is in the ledger once.
+The process that gets the lock of an orphan reads it; other processes leave it alone. The lock saves work and is not
+needed for correctness: an event that two adopters write, or one adopter twice because it died in between, is in the
+ledger once.
 """
 
 import logging
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 from maitred.core.answer import Outcome
 from maitred.core.usage import UsageEvent
-from maitred.store.journal import DAMAGED, lock
+from maitred.store.journal import DAMAGED_FOLDER, lock_folder
 from maitred.store.segment import SUFFIX, BeginRecord, Segment, SegmentDamage, UsageRecord
 
 log = logging.getLogger(__name__)
@@ -23,44 +24,47 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SurvivingWork:
-    """What has outlived the process that had begun it.
+    """Requests that have outlived the process that had begun them.
 
     Attributes:
-        leases: Ids of events whose requests go on, or have ended since: they are somebody else's to record.
-        unanswered: Ids of requests that nobody has told what was granted to them: whatever was begun for them has used
-            nothing, and they have asked again or given up.
+        leases: Ids of events whose requests go on, or have ended since: another process records them.
+        unanswered: Ids of requests that were never told of their grant: what was begun for them has used nothing, and
+            they have asked again or given up.
     """
 
     leases: Collection[str] = ()
     unanswered: Collection[str] = ()
 
 
-NOTHING = SurvivingWork()
+NOTHING_SURVIVED = SurvivingWork()
 
 
 class OrphanJournal:
-    """One orphaned journal, whose lock is held.
+    """Orphaned journal, whose lock is held.
 
     Args:
-        folder: Of the dead process.
-        outlived: What has outlived it.
+        folder: Folder of the dead process.
+        surviving_work: Requests that have outlived that process.
     """
 
-    def __init__(self, folder: Path, outlived: SurvivingWork) -> None:
+    def __init__(self, folder: Path, surviving_work: SurvivingWork) -> None:
         self._folder = folder
-        self._outlived = outlived
+        self._surviving_work = surviving_work
         self._segments = sorted(folder.glob(f"*{SUFFIX}"))
         self.damages: list[SegmentDamage] = []
-        """Complete once `batches` has ended. Torn ends, as every death may leave one, are not among them."""
-        self.interrupted = 0
-        """Requests that had begun, were never recorded, and have not outlived it."""
-        self.carried: list[UsageEvent] = []
-        """What goes on."""
-        self.unanswered: list[UsageEvent] = []
-        """What was begun for nobody; it is not in the ledger."""
+        """Damage that was found; complete once `batches` has ended.
 
-    def batches(self, most: int) -> Iterator[list[UsageEvent]]:
-        """Every event that was recorded, then one for each request that was interrupted; at most `most` at a time.
+        Torn ends, as every death may leave one, are not among it.
+        """
+        self.interrupted = 0
+        """Number of requests that had begun, were never recorded, and have not outlived the process."""
+        self.surviving: list[UsageEvent] = []
+        """Events of requests that go on in another process."""
+        self.unanswered: list[UsageEvent] = []
+        """Events that were begun for requests without a reply; they do not go into the ledger."""
+
+    def batches(self, limit: int) -> Iterator[list[UsageEvent]]:
+        """Yields every recorded event, then one for each interrupted request; at most `limit` events at a time.
 
         Raises:
             StoreUnavailable: A file cannot be read at all.
@@ -68,83 +72,83 @@ class OrphanJournal:
         batch: list[UsageEvent] = []
         for event in self._events():
             batch.append(event)
-            if len(batch) == most:
+            if len(batch) == limit:
                 yield batch
                 batch = []
         if batch:
             yield batch
 
     def remove(self) -> None:
-        """Deletes the journal, now that everything in it is in the database; damaged segments are put aside."""
+        """Deletes the journal, whose events are all in the database; damaged segments are moved aside."""
         damaged = {damage.path for damage in self.damages}
         for path in self._segments:
             if path in damaged:
-                aside = self._folder.parent / DAMAGED
-                aside.mkdir(exist_ok=True, mode=0o700)
-                path.rename(aside / f"{self._folder.name}-{path.name}")
+                damaged_folder = self._folder.parent / DAMAGED_FOLDER
+                damaged_folder.mkdir(exist_ok=True, mode=0o700)
+                path.rename(damaged_folder / f"{self._folder.name}-{path.name}")
             else:
                 path.unlink(missing_ok=True)
         self._folder.rmdir()
 
     def _events(self) -> Iterator[UsageEvent]:
-        self.damages, self.interrupted, self.carried, self.unanswered = [], 0, [], []
-        begun: dict[str, BeginRecord] = {}
-        last_sign_s = 0.0  # of life
+        self.damages, self.interrupted, self.surviving, self.unanswered = [], 0, [], []
+        unfinished: dict[str, BeginRecord] = {}
+        last_event_s = 0.0  # of life
         for path in self._segments:
             segment = Segment(path)
             for entry, _ in segment:
                 if isinstance(entry, UsageRecord):
-                    begun.pop(entry.event.id, None)
-                    last_sign_s = max(last_sign_s, entry.event.time_s)
+                    unfinished.pop(entry.event.id, None)
+                    last_event_s = max(last_event_s, entry.event.time_s)
                     yield entry.event
                 else:
-                    begun[entry.event.id] = entry
-                    last_sign_s = max(last_sign_s, entry.event.time_s)
+                    unfinished[entry.event.id] = entry
+                    last_event_s = max(last_event_s, entry.event.time_s)
             if segment.damage is not None and segment.damage.torn:
                 log.warning("A gateway died while it wrote to its usage journal. %s", segment.damage)
             elif segment.damage is not None:
                 self.damages.append(segment.damage)
-                log.error("A usage journal is damaged; it is kept in the folder %r. %s", DAMAGED, segment.damage)
-        for entry in begun.values():
-            if entry.event.id in self._outlived.leases:
-                self.carried.append(entry.event)
-            elif entry.event.request_id in self._outlived.unanswered:
+                log.error("A usage journal is damaged; it is kept in the folder %r. %s", DAMAGED_FOLDER, segment.damage)
+        for entry in unfinished.values():
+            if entry.event.id in self._surviving_work.leases:
+                self.surviving.append(entry.event)
+            elif entry.event.request_id in self._surviving_work.unanswered:
                 self.unanswered.append(entry.event)
             else:
                 self.interrupted += 1
-                yield _interrupted(entry, last_sign_s)
+                yield _interrupted_event(entry, last_event_s)
 
 
-def orphans(folder: Path) -> list[Path]:
-    """Where the journals of all processes are; most of them belong to living ones."""
+def journal_folders(folder: Path) -> list[Path]:
+    """Returns the folders of all journals; most of them belong to living processes."""
     try:
-        return sorted(path for path in folder.iterdir() if path.is_dir() and path.name != DAMAGED)
+        return sorted(path for path in folder.iterdir() if path.is_dir() and path.name != DAMAGED_FOLDER)
     except FileNotFoundError:
         return []
 
 
 @contextmanager
-def open_orphan(folder: Path, outlived: SurvivingWork = NOTHING) -> Iterator[OrphanJournal | None]:
-    """Holds the lock of a dead process's journal; None when its process lives or somebody else adopts it."""
-    descriptor = lock(folder)
+def open_orphan(folder: Path, surviving_work: SurvivingWork = NOTHING_SURVIVED) -> Iterator[OrphanJournal | None]:
+    """Locks and opens a dead process's journal; None: its process lives, or another process adopts it."""
+    descriptor = lock_folder(folder)
     if descriptor is None:
         yield None
         return
     try:
-        yield OrphanJournal(folder, outlived)
+        yield OrphanJournal(folder, surviving_work)
     finally:
         os.close(descriptor)
 
 
-def _interrupted(begun: BeginRecord, last_sign_s: float) -> UsageEvent:
-    """What a request leaves that nobody could end. Nothing is known of what it used, so nothing is claimed.
+def _interrupted_event(begin_record: BeginRecord, last_event_s: float) -> UsageEvent:
+    """Makes the event of a request that was interrupted. Its usage is unknown, so no tokens are charged.
 
-    What it had reserved of rates stays taken: those protect what can be processed, and it may have used all of it.
+    What the request had reserved of rates stays taken: rates protect capacity, and it may have used all of it.
     """
     return replace(
-        begun.event,
-        time_s=last_sign_s,
-        duration_s=last_sign_s - begun.event.time_s,
+        begin_record.event,
+        time_s=last_event_s,
+        duration_s=last_event_s - begin_record.event.time_s,
         prompt_tokens=0,
         cached_tokens=0,
         output_tokens=0,

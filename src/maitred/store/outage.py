@@ -1,11 +1,11 @@
-"""Which errors of a database mean that it is away, rather than that it was asked something wrong."""
+"""Classification of database errors: those that mean that the database is away, and those of a wrong statement."""
 
 import sqlite3
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
-_SQLSTATES = (
+_SQLSTATE_PREFIXES = (
     "08",  # The connection broke, or was never made.
     "25006",  # Read-only: a standby that has not taken over yet.
     "28",  # It does not let us in.
@@ -16,7 +16,7 @@ _SQLSTATES = (
     "57",  # It is starting or stopping, or has cancelled what took too long.
     "58",  # Its files cannot be read.
 )
-"""How the codes of PostgreSQL's errors begin."""
+"""Prefixes of the SQLSTATE codes of PostgreSQL that mean an outage."""
 
 _SQLITE_CODES = frozenset(
     {
@@ -37,10 +37,10 @@ _SQLITE_CODES = frozenset(
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether the database is away; otherwise the error is a fault of the statement, and ours.
+    """Whether the error means that the database is away; otherwise the statement is wrong, which is our fault.
 
     Args:
-        error: SQLAlchemy's, the driver's, or one that says that time is up.
+        error: An error of SQLAlchemy or of the driver, or a timeout.
     """
     if isinstance(error, OSError | NoConnectionLeft):  # Among them TimeoutError, and a refused connection.
         return True
@@ -48,7 +48,7 @@ def is_outage(error: BaseException) -> bool:
         return error.connection_invalidated or (error.orig is not None and is_outage(error.orig))
     sqlstate = getattr(error, "sqlstate", None)
     if isinstance(sqlstate, str):
-        return sqlstate.startswith(_SQLSTATES)
+        return sqlstate.startswith(_SQLSTATE_PREFIXES)
     code = getattr(error, "sqlite_errorcode", None)
     if isinstance(code, int):
         return code & 0xFF in _SQLITE_CODES
@@ -56,10 +56,10 @@ def is_outage(error: BaseException) -> bool:
     return error.__cause__ is not None and is_outage(error.__cause__)
 
 
-def first_line_of(error: BaseException) -> str:
-    """What a database, its driver or the machine said, for people; without SQL and what stands around it."""
+def first_line(error: BaseException) -> str:
+    """Returns the message of a database, its driver or the system for people, without the SQL around it."""
     if isinstance(error, DBAPIError) and error.orig is not None:
-        return first_line_of(error.orig)
+        return first_line(error.orig)
     if isinstance(error, OSError) and error.strerror and error.filename is None:
         return error.strerror
     return str(error).strip().partition("\n")[0].rstrip(".") or "it does not answer"

@@ -1,4 +1,4 @@
-"""What tenants, keys and limits must look like, whatever else there is; pure functions that raise `InvalidRequest`."""
+"""Rules for a single tenant, key or limit; pure functions that raise `InvalidRequest`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,28 +10,28 @@ from maitred.core.errors import InvalidRequest
 from maitred.core.limits import Limit
 from maitred.core.tenancy import ApiKey, Tenant, is_id
 
-MOST_PER_PAGE = 1000
-_EXACT = 2**53 - 1
-"""Larger integers are not exact everywhere that counts: in JSON for many clients, and in Redis."""
-_LONGEST_TEXT = 256
-_MOST_ENTRIES = 1000
-_MOST_WEIGHT = 1000
-_LONGEST_OVERLAP_S = 90 * 86400.0
+MAX_PAGE_SIZE = 1000
+_MAX_EXACT_INTEGER = 2**53 - 1
+"""Largest integer that is exact everywhere that counts: in JSON for many clients, and in Redis."""
+_MAX_TEXT_LENGTH = 256
+_MAX_ENTRIES = 1000
+_MAX_WEIGHT = 1000
+_MAX_OVERLAP_S = 90 * 86400.0
 
-Thing = TypeVar("Thing", bound=Tenant | ApiKey | Limit)
+Entity = TypeVar("Entity", bound=Tenant | ApiKey | Limit)
 
 
 def check_tenant(tenant: Tenant) -> None:
-    """A tenant by itself; whether its parent exists is for the store to say."""
+    """Checks a tenant by itself; the store checks whether its parent exists."""
     _check_types(tenant)
     _check_id("id", tenant.id)
     if tenant.parent is not None:
         _check_id("parent", tenant.parent)
         if tenant.parent == tenant.id:
             raise InvalidRequest("A tenant cannot be its own parent.", param="parent")
-    _check_text("name", tenant.name, empty=True)
-    if not 0 < tenant.weight <= _MOST_WEIGHT:
-        raise InvalidRequest(f"A weight is more than 0 and at most {_MOST_WEIGHT}.", param="weight")
+    _check_text("name", tenant.name, allow_empty=True)
+    if not 0 < tenant.weight <= _MAX_WEIGHT:
+        raise InvalidRequest(f"A weight is more than 0 and at most {_MAX_WEIGHT}.", param="weight")
     if tenant.priority_ceiling is not None and not 1 <= tenant.priority_ceiling <= 10:
         raise InvalidRequest("A priority ceiling is from 1 to 10.", param="priority_ceiling")
     for param, texts in (("models", tenant.models or ()), ("regions", tenant.regions), ("tags", tenant.tags)):
@@ -39,11 +39,11 @@ def check_tenant(tenant: Tenant) -> None:
 
 
 def check_key(key: ApiKey, now_s: float) -> None:
-    """A new key by itself."""
+    """Checks a new key by itself."""
     _check_types(key)
     _check_id("id", key.id)
     _check_id("tenant", key.tenant)
-    _check_text("name", key.name, empty=True)
+    _check_text("name", key.name, allow_empty=True)
     if not key.scopes or len(set(key.scopes)) != len(key.scopes):
         raise InvalidRequest("A key has at least one scope, and each once.", param="scopes")
     _check_expiry("expires_s", key.expires_s, now_s)
@@ -55,26 +55,28 @@ def check_key(key: ApiKey, now_s: float) -> None:
 
 
 def check_hash(sha256: bytes) -> None:
-    """What is kept of a secret."""
+    """Checks the stored hash of a secret."""
     if len(sha256) != 32:
         raise InvalidRequest("Of a secret its SHA-256 is kept, which has 32 bytes.", param="secrets")
 
 
 def check_overlap(overlap_s: float) -> None:
-    """How long the older secrets of a key go on after a rotation."""
-    if not 0 <= overlap_s <= _LONGEST_OVERLAP_S:
+    """Checks how long the older secrets of a key stay valid after a rotation."""
+    if not 0 <= overlap_s <= _MAX_OVERLAP_S:
         raise InvalidRequest(
-            f"An overlap is from 0 to {_LONGEST_OVERLAP_S:.0f} seconds, that is 90 days.", param="overlap_s"
+            f"An overlap is from 0 to {_MAX_OVERLAP_S:.0f} seconds, that is 90 days.", param="overlap_s"
         )
 
 
 def check_limit(limit: Limit) -> None:
-    """A limit by itself; whether its subject exists is for the store to say."""
+    """Checks a limit by itself; the store checks whether its subject exists."""
     _check_types(limit)
     _check_id("id", limit.id)
     check_subject(limit.subject)
-    if not 0 < limit.value <= _EXACT:
-        raise InvalidRequest(f"A limit is from 1 to {_EXACT} requests, tokens or nano-dollars.", param="value")
+    if not 0 < limit.value <= _MAX_EXACT_INTEGER:
+        raise InvalidRequest(
+            f"A limit is from 1 to {_MAX_EXACT_INTEGER} requests, tokens or nano-dollars.", param="value"
+        )
     if limit.model is not None:
         _check_text("model", limit.model)
     if limit.burst is not None:
@@ -82,14 +84,14 @@ def check_limit(limit: Limit) -> None:
             raise InvalidRequest(
                 f"Only a rate has a burst, and {limit.kind} is none. Leave `burst` out.", param="burst"
             )
-        if not 0 < limit.burst <= _EXACT:
-            raise InvalidRequest(f"A burst is from 1 to {_EXACT}.", param="burst")
+        if not 0 < limit.burst <= _MAX_EXACT_INTEGER:
+            raise InvalidRequest(f"A burst is from 1 to {_MAX_EXACT_INTEGER}.", param="burst")
     if not limit.hard and not limit.kind.spend:
         raise InvalidRequest(f"Only a budget can be soft, and {limit.kind} is none. Leave `hard` out.", param="hard")
 
 
 def check_subject(subject: str) -> None:
-    """Whose limit it is."""
+    """Checks the subject of a limit, which says whose limit it is."""
     if subject == "*":
         return
     sort, colon, name = subject.partition(":")
@@ -101,31 +103,34 @@ def check_subject(subject: str) -> None:
 
 
 def check_page(after: str, limit: int) -> None:
-    """Where a page begins, and how long it is."""
+    """Checks where a page begins and how long it is."""
     if after and not is_id(after):
         raise InvalidRequest("`after` is the last id of the page before.", param="after")
-    if not 1 <= limit <= MOST_PER_PAGE:
-        raise InvalidRequest(f"A page has from 1 to {MOST_PER_PAGE} entries.", param="limit")
+    if not 1 <= limit <= MAX_PAGE_SIZE:
+        raise InvalidRequest(f"A page has from 1 to {MAX_PAGE_SIZE} entries.", param="limit")
 
 
-def changed(thing: Thing, changes: Mapping[str, object], may_change: frozenset[str]) -> Thing:
-    """The same tenant or key with some fields changed; each as JSON has it, or as the struct does."""
+def apply_changes(entity: Entity, changes: Mapping[str, object], mutable_fields: frozenset[str]) -> Entity:
+    """Returns a copy of an entity with some fields changed; values are as in JSON or as in the struct."""
     for field in changes:
-        if field not in may_change:
+        if field not in mutable_fields:
             raise InvalidRequest(
-                f"This cannot be changed afterwards. What can: {', '.join(sorted(may_change))}.", param=field
+                f"This cannot be changed afterwards. What can: {', '.join(sorted(mutable_fields))}.", param=field
             )
-    return _retyped(thing, changes)
+    return _convert(entity, changes)
 
 
-def _check_types(thing: Tenant | ApiKey | Limit) -> None:
-    """Structs take any value; a wrong one would be a fault of the database otherwise."""
-    _retyped(thing, {})
+def _check_types(entity: Tenant | ApiKey | Limit) -> None:
+    """Checks the types of all fields.
+
+    Structs take any value, and a wrong one would be an error of the database later.
+    """
+    _convert(entity, {})
 
 
-def _retyped(thing: Thing, changes: Mapping[str, object]) -> Thing:
+def _convert(entity: Entity, changes: Mapping[str, object]) -> Entity:
     try:
-        return msgspec.convert({**msgspec.to_builtins(thing), **msgspec.to_builtins(changes)}, type(thing))
+        return msgspec.convert({**msgspec.to_builtins(entity), **msgspec.to_builtins(changes)}, type(entity))
     except TypeError:
         raise InvalidRequest("A field has a value of the wrong type.") from None
     except msgspec.ValidationError as error:
@@ -144,15 +149,15 @@ def _check_id(param: str, text: str) -> None:
         )
 
 
-def _check_text(param: str, text: str, *, empty: bool = False) -> None:
-    if (not text and not empty) or len(text) > _LONGEST_TEXT or not text.isprintable():
-        fewest = "" if empty else "at least one and "
-        raise InvalidRequest(f"A text here has {fewest}at most {_LONGEST_TEXT} printable characters.", param=param)
+def _check_text(param: str, text: str, *, allow_empty: bool = False) -> None:
+    if (not text and not allow_empty) or len(text) > _MAX_TEXT_LENGTH or not text.isprintable():
+        minimum = "" if allow_empty else "at least one and "
+        raise InvalidRequest(f"A text here has {minimum}at most {_MAX_TEXT_LENGTH} printable characters.", param=param)
 
 
 def _check_texts(param: str, texts: Sequence[str]) -> None:
-    if len(texts) > _MOST_ENTRIES:
-        raise InvalidRequest(f"A list here has at most {_MOST_ENTRIES} entries.", param=param)
+    if len(texts) > _MAX_ENTRIES:
+        raise InvalidRequest(f"A list here has at most {_MAX_ENTRIES} entries.", param=param)
     for number, text in enumerate(texts):
         _check_text(f"{param}[{number}]", text)
 

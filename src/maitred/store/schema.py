@@ -1,16 +1,16 @@
-"""The tables: who may use the service, how they are limited, what they used and what they owe.
+"""Database schema: tenants, keys, limits, usage and spend.
 
 Tenants, keys and limits form the *directory*. Every change of it takes the next number from the one row of
 `directory_version`, whose lock is held until the change is committed, and marks the rows it touches with that number.
-Numbers therefore become visible in their order, and whoever asks for what is newer than a number misses nothing. What
-is deleted stays as a tombstone, so that its deletion is news as well and its id is never given to somebody else.
+Numbers therefore become visible in their order, and a reader of all rows newer than a number misses nothing. A deleted
+row stays as a tombstone, so that readers learn of its deletion and its id is never used again.
 
 `rollouts` has what was decided of new versions of models.
 
 `usage` is append-only; `spend` is the running sum of it per budget counter, written in the same transaction, and
 `feedback` has what callers thought of its lines.
 
-The migrations in `maitred.store.migrations` make these tables; a test holds the two to each other.
+The migrations in `maitred.store.migrations` make these tables; a test compares the two.
 """
 
 from sqlalchemy import (
@@ -35,7 +35,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 
 class StoredText(TypeDecorator[str]):
-    """Text from outside that must be stored whatever it holds.
+    """Column type for text from clients that must be stored whatever it holds.
 
     PostgreSQL takes neither a zero character nor half a surrogate pair, and one such line would keep a whole batch of
     usage out of the ledger; they are replaced by U+FFFD.
@@ -45,13 +45,13 @@ class StoredText(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """What is written."""
+        """Returns the text as it is written to the database."""
         if value is None or value.isprintable():
             return value
         return value.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _id() -> TypeEngine[str]:
+def _id_type() -> TypeEngine[str]:
     # Compared byte by byte on both databases, so that pages come in the same order whatever the server's language.
     return String(63).with_variant(String(63, collation="C"), "postgresql")
 
@@ -76,8 +76,8 @@ directory_version = Table(
 tenants = Table(
     "tenants",
     metadata,
-    Column("id", _id(), primary_key=True),
-    Column("parent", _id(), ForeignKey("tenants.id"), index=True),
+    Column("id", _id_type(), primary_key=True),
+    Column("parent", _id_type(), ForeignKey("tenants.id"), index=True),
     Column("name", Text, nullable=False),
     Column("weight", Double, nullable=False),
     Column("models", JSON(none_as_null=True)),
@@ -92,8 +92,8 @@ tenants = Table(
 keys = Table(
     "keys",
     metadata,
-    Column("id", _id(), primary_key=True),
-    Column("tenant", _id(), ForeignKey("tenants.id"), nullable=False, index=True),
+    Column("id", _id_type(), primary_key=True),
+    Column("tenant", _id_type(), ForeignKey("tenants.id"), nullable=False, index=True),
     Column("name", Text, nullable=False),
     Column("scopes", JSON, nullable=False),
     Column("expires_s", Double),
@@ -105,7 +105,7 @@ keys = Table(
 key_secrets = Table(
     "key_secrets",
     metadata,
-    Column("key", _id(), ForeignKey("keys.id"), primary_key=True),
+    Column("key", _id_type(), ForeignKey("keys.id"), primary_key=True),
     Column("sha256", LargeBinary(32), primary_key=True),
     # The version that brought it: the newest secret is the one with the highest.
     Column("made", BigInteger, nullable=False),
@@ -115,7 +115,7 @@ key_secrets = Table(
 limits = Table(
     "limits",
     metadata,
-    Column("id", _id(), primary_key=True),
+    Column("id", _id_type(), primary_key=True),
     Column("subject", Text, nullable=False),
     Column("kind", String(40), nullable=False),
     # Empty: all models together. Not NULL, because NULLs would not count as equal in the index below.
@@ -139,13 +139,13 @@ Index(
     postgresql_where=text("NOT deleted"),
 )
 
-# What the configuration declared at the last start, so that what it no longer declares can be told from what was made
+# What the configuration declared at the last start, so that what it no longer declares differs from what was made
 # through the API.
 declarations = Table(
     "declarations",
     metadata,
     Column("sort", String(10), primary_key=True),
-    Column("id", _id(), primary_key=True),
+    Column("id", _id_type(), primary_key=True),
 )
 
 admin_replies = Table(
@@ -163,7 +163,7 @@ rollouts = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("settings", JSON, nullable=False),
-    # What the configuration said of it at the last start; null: it is of the administration's making.
+    # Declaration in the configuration at the last start; null: the rollout was made through the API.
     Column("declared", JSON(none_as_null=True)),
     Column("phase", String(20), nullable=False),
     Column("weight", Double, nullable=False),
@@ -200,7 +200,7 @@ usage = Table(
     Index(None, "key", "time_s"),
 )
 
-# Where somebody deletes old lines by hand, what was said of them goes too.
+# When an operator deletes old lines of usage by hand, their feedback is deleted too.
 feedback = Table(
     "feedback",
     metadata,

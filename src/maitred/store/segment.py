@@ -1,12 +1,12 @@
-"""One file of the usage journal: how entries are framed, and how they are read back after anything may have happened.
+"""Segment of the usage journal: how entries are framed, and how they are read back after any kind of damage.
 
 An entry is ``length | length ^ MARK | CRC-32 | MessagePack``, the first three of 4 bytes each, little-endian. The
-length vouches for itself, which tells two ends apart. An entry that is merely incomplete was *torn*: a process that is
-killed within a write leaves what had reached the kernel by then, up to some page. Nobody was told that such an entry is
-safe. Anything else is damage: a disk's, or somebody's.
+length is stored twice, which separates two kinds of broken ends. An entry that is merely incomplete was *torn*: a
+process that is killed within a write leaves what had reached the kernel by then, up to some page. No caller was told
+that such an entry is safe. Any other broken end is damage, by a disk or by a person.
 
-Reading stops at the first frame that does not hold. It could search for the next one, but entries carry text that
-clients chose, and a search would find whatever frames somebody hid in theirs.
+Reading stops at the first invalid frame. It could search for the next one, but entries carry text that clients chose,
+and a search would find frames that a client had hidden in its text.
 """
 
 import struct
@@ -25,40 +25,40 @@ SUFFIX = ".segment"
 
 
 class BeginRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Work has begun; the event is as much as was known then."""
+    """Entry for a request that has begun; its event holds as much as was known then."""
 
     event: UsageEvent
 
 
 class UsageRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """What was used, as it goes to the ledger."""
+    """Entry for the usage of a request, as it goes to the ledger."""
 
     event: UsageEvent
 
 
-class _Begun1(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """As it was written at first: events were maps, and did not say when work began."""
+class _BeginRecordV1(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """First format of `BeginRecord`: events were maps without the time when work began."""
 
     lease: str
     time_s: float
     event: dict[str, Any]
 
 
-class _Recorded1(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Written by the same."""
+class _UsageRecordV1(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """First format of `UsageRecord`: events were maps."""
 
     event: dict[str, Any]
 
 
 class SegmentDamage(msgspec.Struct, frozen=True):
-    """Where a segment could not be read any further."""
+    """Damage of a segment: where it could not be read any further, and why."""
 
     path: Path
     offset: int
     lost_bytes: int
     reason: str
     torn: bool = False
-    """The last entry is incomplete; nothing that was ever recorded is missing, unless the machine itself died."""
+    """Whether the last entry is incomplete; then no recorded entry is missing, unless the machine itself died."""
 
     def __str__(self) -> str:
         return f"{self.path} at byte {self.offset}: {self.reason}; {self.lost_bytes} bytes were not read"
@@ -67,41 +67,41 @@ class SegmentDamage(msgspec.Struct, frozen=True):
 _HEADER = struct.Struct("<III")
 _MARK = 0x4D544431
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(BeginRecord | UsageRecord | _Begun1 | _Recorded1).decode
+_decode = msgspec.msgpack.Decoder(BeginRecord | UsageRecord | _BeginRecordV1 | _UsageRecordV1).decode
 _crc32 = zlib.crc32
 _pack = _HEADER.pack
 
 
-def frame(entry: BeginRecord | UsageRecord) -> bytes:
-    """The bytes that an entry is in a segment."""
+def encode_frame(entry: BeginRecord | UsageRecord) -> bytes:
+    """Encodes an entry as its bytes in a segment."""
     payload = _encode(entry)
     length = len(payload)
     return _pack(length, length ^ _MARK, _crc32(payload)) + payload
 
 
-def _of_today(entry: BeginRecord | UsageRecord | _Begun1 | _Recorded1) -> BeginRecord | UsageRecord:
-    """The same entry as this version writes it."""
+def _upgrade_entry(entry: BeginRecord | UsageRecord | _BeginRecordV1 | _UsageRecordV1) -> BeginRecord | UsageRecord:
+    """Converts an entry of any format to the one of this version."""
     if isinstance(entry, BeginRecord | UsageRecord):
         return entry
     event = UsageEvent(**{**entry.event, "outcome": Outcome(entry.event["outcome"])})
-    if isinstance(entry, _Begun1):
+    if isinstance(entry, _BeginRecordV1):
         return BeginRecord(msgspec.structs.replace(event, time_s=entry.time_s))
     return UsageRecord(event)
 
 
-def frame_of_nothing(size: int) -> bytes:
-    """The beginning of an entry that has no end: read as torn."""
+def torn_frame(size: int) -> bytes:
+    """Makes the beginning of an entry that has no end, which reads as torn."""
     return _pack(size, size ^ _MARK, 0).ljust(size, b"\0")
 
 
 class Segment:
-    """Reads one segment from some offset on; iterate once.
+    """Reader of one segment from an offset on; can be iterated once.
 
     Never raises for what the file holds: after the iteration, `damage` says whether all of it could be read.
 
     Args:
         path: The file.
-        offset: Of a frame; as iteration gave it.
+        offset: Offset of a frame, as an earlier iteration gave it.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
@@ -110,7 +110,7 @@ class Segment:
         self.damage: SegmentDamage | None = None
 
     def __iter__(self) -> Iterator[tuple[BeginRecord | UsageRecord, int]]:
-        """Each entry with the offset at which it ends.
+        """Yields each entry with the offset at which it ends.
 
         Raises:
             StoreUnavailable: The file cannot be read at all; its contents may be sound.
@@ -122,8 +122,8 @@ class Segment:
                 while self._offset < size:
                     if size - self._offset < _HEADER.size:
                         return self._stop(size, "it ends within an entry", torn=True)
-                    length, marked, checksum = _HEADER.unpack(file.read(_HEADER.size))
-                    if length ^ _MARK != marked:
+                    length, masked_length, checksum = _HEADER.unpack(file.read(_HEADER.size))
+                    if length ^ _MARK != masked_length:
                         return self._stop(size, "no entry begins here")
                     if length > size - self._offset - _HEADER.size:
                         return self._stop(size, "it ends within an entry", torn=True)
@@ -131,7 +131,7 @@ class Segment:
                     if _crc32(payload) != checksum:
                         return self._stop(size, "the checksum is wrong")
                     try:
-                        entry = _of_today(_decode(payload))
+                        entry = _upgrade_entry(_decode(payload))
                     except (msgspec.MsgspecError, TypeError, ValueError, KeyError) as error:
                         return self._stop(size, f"the entry is not one that this version knows ({error})")
                     self._offset += _HEADER.size + length

@@ -1,4 +1,4 @@
-"""Tenants in the database: what a directory's transaction does to them."""
+"""Tenants in the database, as transactions of the directory read and change them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
 from maitred.core.tenancy import Tenant, is_id
-from maitred.store.rules import changed, check_tenant
+from maitred.store.rules import apply_changes, check_tenant
 from maitred.store.schema import keys, tenants
 
 _COLUMNS = (
@@ -22,26 +22,26 @@ _COLUMNS = (
     tenants.c.tags,
     tenants.c.disabled,
 )
-_MAY_CHANGE = frozenset({"name", "weight", "models", "priority_ceiling", "regions", "tags", "disabled"})
-_NAMED = 5
-"""A message names so many of the things that are in the way."""
+_MUTABLE_FIELDS = frozenset({"name", "weight", "models", "priority_ceiling", "regions", "tags", "disabled"})
+_MAX_NAMED = 5
+"""Most ids that an error message names."""
 
 
-async def one_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
-    """The tenant of that id."""
-    found = await some_tenants(connection, tenants.c.id == tenant_id, ~tenants.c.deleted) if is_id(tenant_id) else []
+async def get_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
+    """Returns the tenant with this id."""
+    found = await find_tenants(connection, tenants.c.id == tenant_id, ~tenants.c.deleted) if is_id(tenant_id) else []
     if not found:
         raise ResourceNotFound("There is no tenant of that id. GET /admin/v1/tenants lists them.")
     return found[0]
 
 
-async def some_tenants(
+async def find_tenants(
     connection: AsyncConnection,
     *conditions: ColumnElement[bool],
     order: Column[Any] = tenants.c.id,
     limit: int | None = None,
 ) -> list[Tenant]:
-    """The tenants that fulfil all conditions."""
+    """Returns the tenants that fulfil all conditions."""
     result = await connection.execute(select(*_COLUMNS).where(*conditions).order_by(order).limit(limit))
     return [
         Tenant(
@@ -60,26 +60,26 @@ async def some_tenants(
 
 
 async def add_tenants(connection: AsyncConnection, version: int, new: Sequence[Tenant]) -> None:
-    """Adds tenants, organisations before their teams. They have been checked by themselves."""
-    taken = await _known(connection, {tenant.id for tenant in new})
-    parents = await _known(connection, {tenant.parent for tenant in new if tenant.parent is not None})
+    """Adds tenants, organisations before their teams. Each tenant has been checked by itself."""
+    existing = await _load_parents(connection, {tenant.id for tenant in new})
+    parents = await _load_parents(connection, {tenant.parent for tenant in new if tenant.parent is not None})
     rows: list[dict[str, Any]] = []
     for tenant in new:
-        if tenant.id in taken:
-            raise _taken(tenant.id, deleted=taken[tenant.id][1])
+        if tenant.id in existing:
+            raise _id_taken(tenant.id, deleted=existing[tenant.id][1])
         if tenant.parent is not None:
             _check_parent(tenant.parent, parents)
         rows.append(_row(tenant, version))
-        taken[tenant.id] = (tenant.parent, False)
-        parents.setdefault(tenant.id, taken[tenant.id])
+        existing[tenant.id] = (tenant.parent, False)
+        parents.setdefault(tenant.id, existing[tenant.id])
     await connection.execute(insert(tenants), rows)
 
 
 async def change_tenant(
     connection: AsyncConnection, version: int, tenant_id: str, changes: dict[str, object]
 ) -> Tenant:
-    """Changes some fields."""
-    tenant = changed(await one_tenant(connection, tenant_id), changes, _MAY_CHANGE)
+    """Changes fields of a tenant."""
+    tenant = apply_changes(await get_tenant(connection, tenant_id), changes, _MUTABLE_FIELDS)
     check_tenant(tenant)
     await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(_row(tenant, version)))
     return tenant
@@ -87,36 +87,36 @@ async def change_tenant(
 
 async def delete_tenant(connection: AsyncConnection, version: int, tenant_id: str, now_s: float) -> None:
     """Deletes a tenant that has no teams and no key that could still be used."""
-    await one_tenant(connection, tenant_id)
+    await get_tenant(connection, tenant_id)
     teams = select(tenants.c.id).where(tenants.c.parent == tenant_id, ~tenants.c.deleted)
-    await _check_free(connection, teams.order_by(tenants.c.id), f"The tenant {tenant_id} has teams", "Delete them")
+    await _require_none(connection, teams.order_by(tenants.c.id), f"The tenant {tenant_id} has teams", "Delete them")
     unexpired = keys.c.expires_s.is_(None) | (keys.c.expires_s > now_s)
     live = select(keys.c.id).where(keys.c.tenant == tenant_id, ~keys.c.deleted, ~keys.c.revoked, unexpired)
-    await _check_free(connection, live.order_by(keys.c.id), f"The tenant {tenant_id} has keys", "Revoke them")
+    await _require_none(connection, live.order_by(keys.c.id), f"The tenant {tenant_id} has keys", "Revoke them")
     await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(deleted=True, version=version))
 
 
 async def missing_tenants(connection: AsyncConnection, ids: set[str]) -> set[str]:
-    """Those that do not exist, or no longer."""
-    known = await _known(connection, ids)
-    return {tenant_id for tenant_id in ids if tenant_id not in known or known[tenant_id][1]}
+    """Returns those of the ids that belong to no tenant, or to a deleted one."""
+    existing = await _load_parents(connection, ids)
+    return {tenant_id for tenant_id in ids if tenant_id not in existing or existing[tenant_id][1]}
 
 
-async def _known(connection: AsyncConnection, ids: set[str]) -> dict[str, tuple[str | None, bool]]:
-    """Id -> its parent, and whether it was deleted."""
+async def _load_parents(connection: AsyncConnection, ids: set[str]) -> dict[str, tuple[str | None, bool]]:
+    """Returns id -> parent and whether the tenant is deleted, for the ids that exist."""
     query = select(tenants.c.id, tenants.c.parent, tenants.c.deleted).where(tenants.c.id.in_(ids))
     return {tenant_id: (parent, deleted) for tenant_id, parent, deleted in await connection.execute(query)}
 
 
-async def _check_free(connection: AsyncConnection, query: Any, has: str, remedy: str) -> None:  # noqa: ANN401
-    found = (await connection.execute(query.limit(_NAMED + 1))).scalars().all()
+async def _require_none(connection: AsyncConnection, query: Any, problem: str, remedy: str) -> None:  # noqa: ANN401
+    found = (await connection.execute(query.limit(_MAX_NAMED + 1))).scalars().all()
     if found:
-        names = ", ".join(found[:_NAMED]) + (" and more" if len(found) > _NAMED else "")
-        raise Conflict(f"{has}: {names}. {remedy} first.")
+        names = ", ".join(found[:_MAX_NAMED]) + (" and more" if len(found) > _MAX_NAMED else "")
+        raise Conflict(f"{problem}: {names}. {remedy} first.")
 
 
-def _check_parent(parent: str, known: dict[str, tuple[str | None, bool]]) -> None:
-    grandparent, deleted = known.get(parent, (None, True))
+def _check_parent(parent: str, parents: dict[str, tuple[str | None, bool]]) -> None:
+    grandparent, deleted = parents.get(parent, (None, True))
     if deleted:
         raise InvalidRequest(f"There is no organisation {parent}. Create it first.", param="parent")
     if grandparent is not None:
@@ -125,7 +125,7 @@ def _check_parent(parent: str, known: dict[str, tuple[str | None, bool]]) -> Non
         )
 
 
-def _taken(tenant_id: str, *, deleted: bool) -> Conflict:
+def _id_taken(tenant_id: str, *, deleted: bool) -> Conflict:
     if deleted:
         return Conflict(f"There was a tenant {tenant_id}; ids are not used again. Choose another.")
     return Conflict(f"There is a tenant {tenant_id} already. Change it, or choose another id.")

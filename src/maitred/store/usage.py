@@ -1,4 +1,4 @@
-"""What was used, by whom and when, and what was thought of it: sums over the ledger, its lines, and both as CSV.
+"""Usage reports: sums over the ledger, its lines with feedback, and both as CSV.
 
 A time range is half open: it begins with `start_s` and ends before `end_s`, in seconds since the Unix epoch. Hours,
 days and months are those of UTC. Pages continue where the one before ended, by values and not by counting, so that
@@ -31,33 +31,33 @@ from maitred.core.money import NANO
 from maitred.core.usage import UsageEvent
 from maitred.store.cursor import decode_cursor, encode_cursor
 from maitred.store.database import Database
-from maitred.store.feedback import feedback_in
+from maitred.store.feedback import feedback_from_row
 from maitred.store.schema import feedback, usage
 
 FIELDS = ("tenant", "organisation", "key", "model", "rollout", "outcome")
-"""What a report can be grouped by, and what lines can be picked by."""
+"""Fields that a report can be grouped by, and that lines can be filtered by."""
 PERIODS = ("hour", "day", "month")
-"""What a report can be grouped by besides; as ``2026-11-21T14:00:00Z``, ``2026-11-21`` and ``2026-11``."""
+"""Periods that a report can also be grouped by, as ``2026-11-21T14:00:00Z``, ``2026-11-21`` and ``2026-11``."""
 FILTERS = (*FIELDS, "request_id")
-MOST_ROWS = 1_000
-"""On one page."""
+MAX_ROWS = 1_000
+"""Most rows on one page."""
 
-# Spelt out in the statement: with parameters, PostgreSQL would not see that what is selected is what is grouped by.
+# Literals in the statement: with parameters, PostgreSQL would not see that it selects what it groups by.
 _SQLITE_FORMATS = {"hour": "'%Y-%m-%dT%H:00:00Z'", "day": "'%Y-%m-%d'", "month": "'%Y-%m'"}
 _POSTGRES_FORMATS = {"hour": '\'YYYY-MM-DD"T"HH24:00:00"Z"\'', "day": "'YYYY-MM-DD'", "month": "'YYYY-MM'"}
 
-_SUMS = ("prompt_tokens", "cached_tokens", "output_tokens", "cost_nusd")
-_LINE = (
+_SUM_FIELDS = ("prompt_tokens", "cached_tokens", "output_tokens", "cost_nusd")
+_LINE_FIELDS = (
     "id", "request_id", "key", "tenant", "organisation", "model", "replica", "route", "outcome",
     "prompt_tokens", "cached_tokens", "output_tokens", "price", "cost_nusd", "ttft_s", "duration_s", "rollout",
 )  # fmt: skip
 
 
 class UsageSum(msgspec.Struct, frozen=True):
-    """One line of a report."""
+    """Row of a report: the usage of one group."""
 
     group: dict[str, str]
-    """Its value of each of `group_by`."""
+    """Value of each field or period of `group_by`."""
     requests: int
     prompt_tokens: int
     cached_tokens: int
@@ -65,34 +65,35 @@ class UsageSum(msgspec.Struct, frozen=True):
     output_tokens: int
     cost_nusd: int
     rated: int
-    """Requests that somebody gave feedback on."""
+    """Number of requests with feedback."""
     mean_score: float | None
-    """Of these; None: there are none."""
+    """Mean score of the requests with feedback; None: there are none."""
 
 
 class UsagePage(msgspec.Struct, frozen=True):
-    """A page of a report."""
+    """Page of a usage report."""
 
     rows: list[UsageSum]
     next: str
-    """`after` of the next page; empty on the last."""
+    """Value of `after` for the next page; empty on the last."""
 
 
 class UsageLines(msgspec.Struct, frozen=True):
-    """A page of the ledger."""
+    """Page of lines of the ledger."""
 
     events: list[UsageEvent]
     feedback: Mapping[str, Feedback]
-    """Id of a line -> what was thought of it, where something was said."""
+    """Id of a line -> its feedback, for lines with feedback."""
     next: str
-    """`after` of the next page; empty on the last."""
+    """Value of `after` for the next page; empty on the last."""
 
 
 class UsageQueries:
-    """Reads the ledger. Every method raises `InvalidRequest` for arguments that make no sense, and `StoreUnavailable`.
+    """Queries on the ledger. Every method raises `InvalidRequest` for invalid arguments, and `StoreUnavailable`.
 
     Args:
-        database: Where the ledger is. What is still on its way there is not seen: half a second's worth, as a rule.
+        database: The database of the ledger. Events that are still in a journal are not seen, usually those of half a
+            second.
     """
 
     def __init__(self, database: Database) -> None:
@@ -108,31 +109,31 @@ class UsageQueries:
         after: str = "",
         limit: int = 100,
     ) -> UsagePage:
-        """Sums per group, in the order of the groups.
+        """Returns a page of sums per group, in the order of the groups.
 
         Args:
             start_s: Beginning of the time range.
-            end_s: Its end.
-            group_by: Any of `FIELDS` and `PERIODS`; none: one row for everything.
+            end_s: End of the time range.
+            group_by: Any of `FIELDS` and `PERIODS`; empty: one row for everything.
             filters: Any of `FILTERS` -> the value that lines must have.
             after: `next` of the page before; empty: the first page.
             limit: Most rows on the page.
         """
         conditions = _conditions(start_s, end_s, filters or {})
-        columns = [self._group(name).label(name) for name in _groups(group_by)]
+        columns = [self._group_column(name).label(name) for name in _check_groups(group_by)]
         if after:
             conditions.append(tuple_(*columns) > decode_cursor(after, columns))
-        sums = [cast(func.coalesce(func.sum(usage.c[name]), 0), BigInteger) for name in _SUMS]
-        thought = [func.count(feedback.c.score), func.avg(feedback.c.score)]
+        sums = [cast(func.coalesce(func.sum(usage.c[name]), 0), BigInteger) for name in _SUM_FIELDS]
+        feedback_columns = [func.count(feedback.c.score), func.avg(feedback.c.score)]
         query = (
-            select(*columns, func.count(), *sums, *thought)
+            select(*columns, func.count(), *sums, *feedback_columns)
             .select_from(usage.outerjoin(feedback))
             .where(*conditions)
-            .limit(_limit(limit) + 1)
+            .limit(_check_limit(limit) + 1)
         )
         if columns:
             query = query.group_by(*columns).order_by(*columns)
-        async with self._database.reading() as connection:
+        async with self._database.begin_read() as connection:
             found = (await connection.execute(query)).all()
         rows = [_row(group_by, row) for row in found[:limit]]
         return UsagePage(rows, encode_cursor(list(rows[-1].group.values())) if len(found) > limit else "")
@@ -146,19 +147,19 @@ class UsageQueries:
         after: str = "",
         limit: int = 100,
     ) -> UsageLines:
-        """Lines of the ledger, newest first; the arguments are those of `report`."""
+        """Returns a page of lines of the ledger, newest first; the arguments are those of `report`."""
         conditions = _conditions(start_s, end_s, filters or {})
         order = [usage.c.time_s, usage.c.id]
         if after:
             conditions.append(tuple_(*order) < decode_cursor(after, order))
         query = select(usage).where(*conditions).order_by(*(column.desc() for column in order))
-        async with self._database.reading() as connection:
-            found = (await connection.execute(query.limit(_limit(limit) + 1))).mappings().all()
+        async with self._database.begin_read() as connection:
+            found = (await connection.execute(query.limit(_check_limit(limit) + 1))).mappings().all()
             events = [UsageEvent(**{**row, "outcome": Outcome(row["outcome"])}) for row in found[:limit]]
-            of_these = select(feedback).where(feedback.c.usage.in_([event.id for event in events]))
-            thought = (await connection.execute(of_these)).mappings().all()
+            feedback_query = select(feedback).where(feedback.c.usage.in_([event.id for event in events]))
+            feedback_rows = (await connection.execute(feedback_query)).mappings().all()
         after = encode_cursor([events[-1].time_s, events[-1].id]) if len(found) > limit else ""
-        return UsageLines(events, {row["usage"]: feedback_in(row) for row in thought}, after)
+        return UsageLines(events, {row["usage"]: feedback_from_row(row) for row in feedback_rows}, after)
 
     async def csv(
         self,
@@ -168,37 +169,37 @@ class UsageQueries:
         group_by: Sequence[str] | None = None,
         filters: Mapping[str, str] | None = None,
     ) -> AsyncIterator[str]:
-        """All pages as CSV, a page at a time, so that memory and transactions stay small.
+        """Yields all pages as CSV, one page at a time, so that memory and transactions stay small.
 
         Costs are given twice: as `cost_nusd` and, exactly the same, as `cost_usd`. No cell can be taken for a formula.
 
         Args:
             start_s: Beginning of the time range.
-            end_s: Its end.
+            end_s: End of the time range.
             group_by: As for `report`; None: the lines themselves, as `events` gives them.
             filters: As for `report`.
         """
         after = ""
         if group_by is None:
-            header = lines([("time", *_LINE, "cost_usd", "score")])
+            header = csv_lines([("time", *_LINE_FIELDS, "cost_usd", "score")])
             while header or after:
-                page = await self.events(start_s, end_s, filters=filters, after=after, limit=MOST_ROWS)
-                yield header + lines(_line(event, page.feedback.get(event.id)) for event in page.events)
+                page = await self.events(start_s, end_s, filters=filters, after=after, limit=MAX_ROWS)
+                yield header + csv_lines(_line(event, page.feedback.get(event.id)) for event in page.events)
                 header, after = "", page.next
             return
-        header = lines([(*group_by, "requests", *_SUMS, "cost_usd", "rated", "mean_score")])
+        header = csv_lines([(*group_by, "requests", *_SUM_FIELDS, "cost_usd", "rated", "mean_score")])
         while header or after:
-            report = await self.report(start_s, end_s, group_by=group_by, filters=filters, after=after, limit=MOST_ROWS)
-            yield header + lines(
+            report = await self.report(start_s, end_s, group_by=group_by, filters=filters, after=after, limit=MAX_ROWS)
+            yield header + csv_lines(
                 (
-                    *(*row.group.values(), row.requests, *(getattr(row, name) for name in _SUMS)),
-                    *(_usd(row.cost_nusd), row.rated, row.mean_score),
+                    *(*row.group.values(), row.requests, *(getattr(row, name) for name in _SUM_FIELDS)),
+                    *(_format_usd(row.cost_nusd), row.rated, row.mean_score),
                 )
                 for row in report.rows
             )
             header, after = "", report.next
 
-    def _group(self, name: str) -> ColumnElement[str]:
+    def _group_column(self, name: str) -> ColumnElement[str]:
         if name in FIELDS:
             return usage.c[name]
         # Both would round a fraction of a second up, into the next period.
@@ -227,7 +228,7 @@ def _conditions(start_s: float, end_s: float, filters: Mapping[str, str]) -> lis
     ]
 
 
-def _groups(group_by: Sequence[str]) -> Sequence[str]:
+def _check_groups(group_by: Sequence[str]) -> Sequence[str]:
     for name in group_by:
         if name not in FIELDS and name not in PERIODS:
             choice = ", ".join((*FIELDS, *PERIODS))
@@ -237,9 +238,9 @@ def _groups(group_by: Sequence[str]) -> Sequence[str]:
     return group_by
 
 
-def _limit(limit: int) -> int:
-    if not 1 <= limit <= MOST_ROWS:
-        raise InvalidRequest(f"A page has 1 to {MOST_ROWS} rows.", param="limit")
+def _check_limit(limit: int) -> int:
+    if not 1 <= limit <= MAX_ROWS:
+        raise InvalidRequest(f"A page has 1 to {MAX_ROWS} rows.", param="limit")
     return limit
 
 
@@ -247,21 +248,21 @@ def _row(group_by: Sequence[str], row: Sequence[Any]) -> UsageSum:
     return UsageSum(dict(zip(group_by, row, strict=False)), *row[len(group_by) :])
 
 
-def _line(event: UsageEvent, thought: Feedback | None) -> tuple[object, ...]:
+def _line(event: UsageEvent, opinion: Feedback | None) -> tuple[object, ...]:
     time = datetime.fromtimestamp(event.time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    score = None if thought is None else thought.score
-    return (time, *(getattr(event, name) for name in _LINE), _usd(event.cost_nusd), score)
+    score = None if opinion is None else opinion.score
+    return (time, *(getattr(event, name) for name in _LINE_FIELDS), _format_usd(event.cost_nusd), score)
 
 
-def _usd(nusd: int) -> str:
+def _format_usd(nusd: int) -> str:
     return f"{nusd // NANO}.{nusd % NANO:09d}"
 
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
 
-def cell(value: object) -> object:
-    """A value as it may stand in a cell; numbers stay numbers.
+def csv_cell(value: object) -> object:
+    """Returns a value as a safe CSV cell; numbers stay numbers.
 
     Names in the ledger are chosen by tenants. A spreadsheet runs a cell that begins like a formula, so such a cell gets
     an apostrophe in front, which spreadsheets take as "this is text".
@@ -269,8 +270,8 @@ def cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
 
 
-def lines(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as text (RFC 4180); None is an empty cell."""
+def csv_lines(rows: Iterable[Sequence[object]]) -> str:
+    """Formats rows as CSV text (RFC 4180); None is an empty cell."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\r\n").writerows([cell(value) for value in row] for row in rows)
+    csv.writer(text, lineterminator="\r\n").writerows([csv_cell(value) for value in row] for row in rows)
     return text.getvalue()

@@ -1,7 +1,7 @@
-"""How a model writes what is no plain text: calls of tools, and thoughts. Its chat template shows it.
+"""Format of what is not plain text in a model's answers (tool calls and reasoning), read from its chat template.
 
-The template shows a model its own earlier calls, so the markers that it writes around them are those that the model has
-been trained to write.
+The template shows the model its own earlier calls. So the markers that the template writes around a call are the
+markers that the model has been trained to write.
 """
 
 import re
@@ -35,12 +35,13 @@ _PARSERS: Mapping[CallStyle, Callable[[Set[str], SpecialTokenText], CallParser]]
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """What a model's answers are made of.
+    """Format of a model's answers: how it writes tool calls and reasoning.
 
     Attributes:
-        calls: How it calls tools; None: it knows none.
-        reasoning: How it thinks; None: it does not, or nobody can tell.
-        marks: The tokens that mark either.
+        calls: Style in which the model calls tools; None: it has none.
+        reasoning: Style in which the model writes its reasoning; None: it writes none, or the template does not show
+            any.
+        marks: Tokens that mark calls and reasoning.
     """
 
     calls: CallStyle | None
@@ -54,12 +55,13 @@ class AnswerFormat:
         calls: Literal[CallStyle, "auto", "none"] = "auto",
         reasoning: Literal[ReasoningStyle, "auto", "none"] = "auto",
     ) -> "AnswerFormat":
-        """That of the model whose tokenizer this is.
+        """Returns the answer format of the model that this tokenizer belongs to.
 
         Args:
-            tokenizer: With its chat template. Without one, the model has no conversations, so nothing of this.
-            calls: As its operator says; ``auto``: as its template shows.
-            reasoning: The same.
+            tokenizer: Tokenizer with its chat template. Without a template, the model has no conversations, so no calls
+                and no reasoning.
+            calls: Call style from the configuration; ``auto``: as the template shows.
+            reasoning: Reasoning style from the configuration; ``auto``: as the template shows.
         """
         template = tokenizer.chat_template
         source = "" if template is None else template.source
@@ -72,15 +74,15 @@ class AnswerFormat:
         return cls(style, "think" if thinks else None, marks)
 
     def call_parser(self, names: Set[str]) -> CallParser | None:
-        """For an answer that may call tools of these names."""
+        """Returns a parser for an answer that may call tools of these names; None: no calls are possible."""
         return _PARSERS[self.calls](names, self.marks) if self.calls and names else None
 
     def reasoning_parser(self, *, inside: bool) -> ReasoningParser | None:
-        """For an answer to a prompt that has opened a thought, or not."""
+        """Returns a parser for the reasoning of an answer; `inside`: the prompt has opened the thought already."""
         return ReasoningParser(self.marks, inside=inside) if self.reasoning else None
 
     def opens_thought(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-        """Whether the prompt ends within a thought."""
+        """Returns whether the prompt ends within a thought that it has opened."""
         if self.reasoning is None:
             return False
         tail = tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
@@ -88,7 +90,7 @@ class AnswerFormat:
 
 
 def _calls_in(template: str) -> CallStyle | None:
-    """The way that a chat template shows earlier calls in; None: it shows none, or in a way that is not known here."""
+    """Returns the style in which a chat template shows earlier calls; None: it shows none, or in an unknown style."""
     if mistral.OPEN in template:
         return "mistral"
     if hermes.OPEN in template and not re.search(r"<function=|<arg_key>", template):

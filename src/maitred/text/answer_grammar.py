@@ -1,4 +1,4 @@
-"""What a whole answer has to look like: a thought, which is free, and then what was asked for, calls or text.
+"""Grammar of a whole answer: optional free reasoning, then tool calls or text, as the request demands.
 
     answer  = [ thought ]  calls                  a call is required
             | [ thought ]  ( text  [ calls ] )    it may call
@@ -28,14 +28,14 @@ def answer_grammar(
     tools: ToolRules | None = None,
     arguments: Mapping[str, Grammar] | None = None,
 ) -> Grammar | None:
-    """The grammar of an answer; None: it is free.
+    """Makes the grammar of an answer; None: the answer is unconstrained.
 
     Args:
-        answers: How the model writes calls and thoughts.
+        answers: How the model writes calls and reasoning.
         inside: The prompt has opened a thought.
-        said: What its text has to be; None: anything.
-        tools: What it may call; None: nothing.
-        arguments: Function -> what its arguments have to be; of every one that may be called.
+        said: Grammar of the answer's text; None: any text.
+        tools: Tools that the answer may call; None: no calls.
+        arguments: Function name -> grammar of its arguments, for every function that may be called.
     """
     callable_ = () if tools is None or answers.calls is None else tools.callable
     if not callable_ and (said is None or answers.reasoning is None):
@@ -67,7 +67,7 @@ def answer_grammar(
 
 
 def _thought(answers: AnswerFormat, rules: Rules, *, inside: bool) -> str:
-    """A thought and what may stand around it; one that the prompt has not opened may be missing."""
+    """Returns the rule of a thought with the white space around it; optional unless the prompt has opened it."""
     marks = answers.marks
     close = marker_rule(marks, THOUGHT_ENDS)
     if marks.tokens[THOUGHT_ENDS] is None:
@@ -80,7 +80,7 @@ def _thought(answers: AnswerFormat, rules: Rules, *, inside: bool) -> str:
 
 
 def _embedded(grammar: Grammar) -> str:
-    """A grammar as the body of a rule."""
+    """Writes a grammar as the body of a rule."""
     match grammar.kind:
         case "json_schema":
             return f"%json {grammar.text}"
@@ -91,7 +91,7 @@ def _embedded(grammar: Grammar) -> str:
 
 
 def _slashes_escaped(pattern: str) -> str:
-    """A regular expression between slashes: those within it are escaped, unless they are."""
+    """Escapes the slashes in a regular expression that will stand between slashes, unless they are escaped already."""
     result, escaped = [], False
     for character in pattern:
         result.append("\\/" if character == "/" and not escaped else character)

@@ -1,4 +1,4 @@
-"""The text of one choice as an API tells of it: what was thought, what was said, and which tools were called."""
+"""Streaming parser that splits the text of one choice into reasoning, text and tool calls, as the APIs report them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,25 +11,25 @@ from maitred.text.tool_calls.events import CallParser, Event, TextEvent, ToolCal
 
 @dataclass(slots=True)
 class AnswerSegment:
-    """A part of an answer, in the order of its members: nothing in it came before what stands above it."""
+    """Part of an answer: first its reasoning, then its text, then its calls, in the order of the fields."""
 
     thought: str = ""
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
-    """As in a delta of OpenAI's: the first piece of a call has its id and name, the others pieces of its arguments."""
+    """Pieces of calls as in OpenAI's deltas: the first piece of a call has its id and name, others its arguments."""
 
 
 class AnswerParser:
-    """Reads the text of one choice as it comes.
+    """Streaming parser of one choice's text.
 
     Args:
-        reasoning: Parts the thought; None: there is none.
-        calls: Finds the calls; None: there are none.
-        marks: Of the model; what is text after all shows them as they are written.
-        new_id: Makes the id of a call.
+        reasoning: Splits off the reasoning; None: the model writes none.
+        calls: Finds the calls; None: there can be none.
+        marks: Markers of the model. Those that turn out to be plain text are restored to their literal text.
+        new_id: Makes the id of a new call.
 
     Attributes:
-        calls: How many have begun.
+        call_count: Number of calls that have begun.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class AnswerParser:
 
     @property
     def thinking(self) -> bool:
-        """Whether what comes next belongs to the thought."""
+        """Whether the next text belongs to the reasoning."""
         return self._reasoning is not None and self._reasoning.thinking
 
     def push(self, text: str) -> None:
-        """Takes more text."""
+        """Parses more text of the answer."""
         if self._reasoning is not None:
             thought, text = self._reasoning.push(text)
             self._add_thought(thought)
         self._add(text)
 
     def flush(self) -> None:
-        """The answer is over."""
+        """Ends the answer and parses the text that was held back."""
         if self._reasoning is not None:
             thought, text = self._reasoning.flush()
             self._add_thought(thought)
@@ -69,7 +69,7 @@ class AnswerParser:
             self._note(self._parser.flush())
 
     def take(self) -> list[AnswerSegment]:
-        """What has come since the last call."""
+        """Returns the segments since the last call, and removes them."""
         passages, self._passages = self._passages, []
         return passages
 
@@ -104,7 +104,7 @@ class AnswerParser:
             calls.append({"index": index, "function": {"arguments": arguments}})
 
     def _passage(self, *, ends_with_text: bool = False, ends_with_thought: bool = False) -> AnswerSegment:
-        """The last one, if more can be added to it in its order; else a new one."""
+        """Returns the last segment if it can be extended in its order of fields; else appends a new one."""
         last = self._passages[-1] if self._passages else None
         if last is None or (ends_with_text and last.calls) or (ends_with_thought and (last.text or last.calls)):
             last = AnswerSegment()

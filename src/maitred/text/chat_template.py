@@ -1,9 +1,9 @@
-"""A model's chat template: the Jinja program that writes a conversation as the prompt it was trained on.
+"""Chat template of a model: the Jinja program that writes a conversation as the prompt it was trained on.
 
-Templates come with model weights, from strangers, so they run in Jinja's sandbox. What they may rely on is a convention
-that grew around Hugging Face's `apply_chat_template`: blocks are trimmed, loops have `break` and `continue`, `tojson`
-does not escape for HTML, `raise_exception` refuses a conversation, `strftime_now` tells the date, and
-``{% generation %}`` marks, for training, what the model wrote.
+Templates come with model weights from third parties, so they run in Jinja's sandbox. They rely on a convention that
+grew around Hugging Face's `apply_chat_template`: blocks are trimmed, loops have `break` and `continue`, `tojson`
+does not escape for HTML, `raise_exception` refuses a conversation, `strftime_now` returns the date, and ``{% generation
+%}`` marks the model's own text for training.
 """
 
 import json
@@ -23,16 +23,16 @@ from maitred.text.tool_calls.history import ToolHistory
 
 
 class ChatTemplate:
-    """Renders conversations.
+    """Compiled chat template that renders conversations as prompts.
 
     Args:
-        source: The template.
+        source: Jinja source of the template.
         special_tokens: Variables such as ``bos_token``.
-        now: Tells the local time to templates that write the date into the prompt.
+        now: Returns the local time, for templates that write the date into the prompt.
 
     Attributes:
-        source: As given.
-        knows_tools: Whether it can tell the model of tools.
+        source: Jinja source of the template.
+        supports_tools: Whether the template can describe tools to the model.
 
     Raises:
         ConfigInvalid: The template does not compile.
@@ -67,15 +67,15 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as a prompt, special tokens included.
+        """Renders a conversation as a prompt, special tokens included.
 
-        The role ``developer`` is OpenAI's newer word for ``system``; templates that do not know it get the old one.
-        Earlier calls of tools are put as the template takes them (see `maitred.text.tool_calls.history`).
+        The role ``developer`` is OpenAI's newer name of ``system``; templates that do not know it get the old name.
+        Earlier tool calls are adapted to the template (see `maitred.text.tool_calls.history`).
 
         Args:
-            messages: In order, each with ``role`` and ``content``.
+            messages: Messages in order, each with ``role`` and ``content``.
             add_generation_prompt: End where the model's answer begins.
-            tools: Declarations for templates that know tools.
+            tools: Tool definitions, for templates that support tools.
             arguments: Further variables of this template, such as ``enable_thinking`` of Qwen 3's.
 
         Raises:
@@ -105,12 +105,12 @@ class ChatTemplate:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """Lets ``{% generation %}`` … ``{% endgeneration %}`` through as what stands between."""
+    """Jinja extension that replaces ``{% generation %}`` … ``{% endgeneration %}`` by the content of the block."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja reads it from the class
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        """Reads the block; called by Jinja at the tag's name."""
+        """Parses the block; Jinja calls it at the name of the tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 

@@ -1,8 +1,8 @@
-"""Tokens to text as they come.
+"""Incremental detokenizer: converts tokens to text while they arrive.
 
-A character can be spread over several tokens, and half a character must never be shown. Since a token is a series of
-bytes whatever stands beside it (`maitred.text.vocabulary`), an incremental UTF-8 decoder is all it takes: linear in the
-tokens, with at most three bytes held back.
+A character can be spread over several tokens, and half a character must never be shown. The bytes of a token do not
+depend on its neighbours (`maitred.text.vocabulary`), so an incremental UTF-8 decoder is enough. Its cost is linear in
+the tokens, and it holds back at most three bytes.
 """
 
 import codecs
@@ -11,18 +11,23 @@ from collections.abc import Mapping, Sequence
 from maitred.text.tokenizer import NO_MARKS, Tokenizer
 
 _TAIL_TOKENS = 5
-"""A character has at most four bytes, so three tokens can be left unfinished; beyond, a turn that begins after nothing
-but special tokens reads as a new text, as it did in training."""
+"""Prompt tokens that are looked at.
+
+A character has at most four bytes, so at most three tokens can be unfinished. An answer that follows only special
+tokens is decoded as a new text, as in training.
+"""
 
 
 class Detokenizer:
-    """The text of one choice; all pushes and the flush together are what `Tokenizer.decode` makes of all tokens.
+    """Incremental detokenizer of one choice.
+
+    All pushes and the flush together return what `Tokenizer.decode` returns for all tokens.
 
     Args:
-        tokenizer: Of the model that writes.
-        prompt_tail: The prompt that the answer continues, or its end. Its last few tokens decide whether a space at the
-            start belongs to the text, and begin the character that the answer may have to finish.
-        marks: Token -> what shows in its place, in UTF-8 (see `maitred.text.special_tokens`).
+        tokenizer: Tokenizer of the model.
+        prompt_tail: The prompt that the answer continues, or its end. Its last few tokens decide whether a leading
+            space belongs to the text, and may hold the start of the answer's first character.
+        marks: Token -> UTF-8 text that is shown in its place (see `maitred.text.special_tokens`).
     """
 
     def __init__(
@@ -32,16 +37,16 @@ class Detokenizer:
         self._marks = marks
         tail = self._visible_bytes(prompt_tail[-_TAIL_TOKENS:])
         self._unfinished = b""
-        """What there is of a character."""
+        """Bytes of a character that is not complete yet."""
         self._decoded(tail)
         self._strip = tokenizer.strips_leading_space and not tail
 
     def push(self, tokens: Sequence[int]) -> str:
-        """The characters that are whole with these tokens."""
+        """Returns the characters that these tokens complete."""
         return self._shown(self._decoded(self._visible_bytes(tokens, self._marks)))
 
     def flush(self) -> str:
-        """What was held back at the end: U+FFFD for a character that was never finished."""
+        """Returns the text that was held back at the end: U+FFFD for a character that was never completed."""
         return self._shown(self._decoded(b"", final=True))
 
     def _decoded(self, data: bytes, *, final: bool = False) -> str:

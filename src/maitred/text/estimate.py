@@ -1,7 +1,7 @@
-"""How many tokens a text has for a model whose tokenizer is not here.
+"""Estimate of a text's token count, for models whose tokenizer is not available here.
 
-Nobody but the model's own tokenizer can say; but limits and budgets have to reserve something before the answer of a
-server that counts. The estimate goes by the script that a text is written in, which is what decides most:
+Only the model's own tokenizer knows the count. But limits and budgets must reserve an amount before the server that
+counts has answered. The estimate depends on the script of the text, which is the strongest factor:
 
 ==============================  =================  ============================================================
 characters                      tokens for each    why
@@ -17,11 +17,11 @@ Korean, Indic, Thai)                               token
 ==============================  =================  ============================================================
 
 A message costs 3 tokens more, and the opening of the answer another 3 (OpenAI's cookbook, "How to count tokens with
-tiktoken"). Lengths in three encodings tell how many characters of each sort there are, without looking at one of them
-in Python: a megabyte takes about a millisecond.
+tiktoken"). The lengths of the text in three encodings give the number of characters of each class, without a loop over
+characters in Python: a megabyte takes about a millisecond.
 
-What remains is the vocabulary's own, and much the same from one text to the next: `LearntRatio` learns it from what the
-server counted.
+The remaining error is specific to the vocabulary, and similar for all texts. `TokenRatio` learns it from the server's
+counts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,31 +31,31 @@ import msgspec
 
 _ASCII, _TWO_BYTES, _THREE_BYTES, _FOUR_BYTES = 0.25, 0.5, 1.0, 2.0
 MESSAGE_TOKENS = 3
-"""What a chat template writes around a message."""
+"""Tokens that a chat template writes around a message."""
 OPENING_TOKENS = 3
-"""...and before the answer."""
+"""Tokens that a chat template writes before the answer."""
 
 
 def estimate(text: str) -> float:
-    """Tokens of a text. 0 only if it is empty."""
+    """Estimates the tokens of a text; 0 only for an empty text."""
     if text.isascii():
         return len(text) * _ASCII
     characters = len(text)
     encoded = len(text.encode("utf-8", "surrogatepass"))
     plain = len(text.encode("ascii", "ignore"))
     four = len(text.encode("utf-16-le", "surrogatepass")) // 2 - characters
-    # What is not ASCII takes 2, 3 or 4 bytes: two equations for the two sorts that are left.
+    # Characters beyond ASCII take 2, 3 or 4 bytes: two equations for the two unknown counts.
     three = (encoded - plain) - 2 * (characters - plain) - 2 * four
     two = characters - plain - three - four
     return plain * _ASCII + two * _TWO_BYTES + three * _THREE_BYTES + four * _FOUR_BYTES
 
 
 def estimate_conversation(messages: Iterable[Mapping[str, Any]], tools: object = None) -> float:
-    """Tokens of a conversation, with what a chat template adds.
+    """Estimates the tokens of a conversation, including those that a chat template adds.
 
     Args:
-        messages: As chat templates know them.
-        tools: What the model is told of tools, as plain JSON values; it reads their definitions.
+        messages: Messages as chat templates take them.
+        tools: Tool definitions as plain JSON values; the model reads them as a part of the prompt.
     """
     tokens = float(OPENING_TOKENS)
     for message in messages:
@@ -70,23 +70,25 @@ def _estimate_json(value: object) -> float:
 
 
 class LearntRatio:
-    """Real tokens per estimated one, for one model.
+    """Learnt ratio of real tokens to estimated tokens, for one model.
 
-    The quotient of two sums that both forget: what was counted, over what had been estimated for it. Long texts weigh
-    more than short ones, whose overheads say little of the vocabulary.
+    The ratio is a quotient of two decaying sums: counted tokens over the tokens that had been estimated for them. Long
+    texts weigh more than short ones, whose overheads say little about the vocabulary.
 
     Args:
-        memory_tokens: After so many more tokens, what was learnt before counts for 1/e of what it did.
+        memory_tokens: After this many further tokens, the weight of earlier observations has fallen to 1/e.
 
     Attributes:
-        value: To multiply an estimate with, from `LEAST` to `MOST`; 1 before anything was learnt.
+        value: Factor to multiply an estimate with, from `LEAST` to `MOST`; 1 before the first observation.
     """
 
     LEAST, MOST = 0.25, 4.0
-    """A vocabulary further off is none; whoever counts so counts something else."""
+    """Bounds of the ratio. No vocabulary lies outside them; a server with such counts counts something else."""
     _BELIEF_TOKENS = 200.0
-    """The weight of the first guess, so that one short text does not turn it over; and what any text may have beside
-    what is estimated of it, such as a template's."""
+    """Weight of the initial ratio 1, so that one short text does not change the ratio much.
+
+    It is also the number of tokens that any text may have beyond its estimate, such as those of a template.
+    """
 
     def __init__(self, memory_tokens: float = 200_000.0) -> None:
         self._memory_tokens = memory_tokens
@@ -95,9 +97,10 @@ class LearntRatio:
         self.value = 1.0
 
     def learn(self, estimated: float, counted: int) -> None:
-        """A text of so many estimated tokens, before any correction, has in fact so many.
+        """Records that a text of `estimated` tokens, before any correction, has `counted` tokens in fact.
 
-        More than any vocabulary makes of it is learnt as that much: one wrong count must not outweigh all others.
+        A count above what any vocabulary can produce is clipped to that bound, so that one wrong count does not
+        outweigh all others.
         """
         if estimated <= 0 or counted <= 0:
             return

@@ -1,4 +1,4 @@
-"""What the makers of a model say its tokens are best chosen by: ``generation_config.json`` beside its weights."""
+"""Sampling defaults that a model's authors recommend: ``generation_config.json`` beside its weights."""
 
 from collections.abc import Set
 from pathlib import Path
@@ -11,16 +11,16 @@ from maitred.core.errors import ConfigInvalid
 from maitred.core.request import SamplingParams
 
 DEFAULTED = frozenset({"temperature", "top_p", "top_k", "min_p", "repetition_penalty"})
-"""Fields that a file can say, under the same names in requests, in files and in `SamplingParams`."""
+"""Fields that a file can set, under the same names in requests, in files and in `SamplingParams`."""
 
 _PLAIN = SamplingParams(max_tokens=0, seed=0)
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True):
-    """For requests that do not name these themselves; None: as OpenAI's API has it.
+    """Sampling defaults for requests that do not set these fields; None: the default of OpenAI's API.
 
-    What a file says of lengths and of special tokens is not among them: the first is for who pays to say, and the
-    second for the engine.
+    A file's lengths and special tokens are not used: lengths are for the caller who pays to decide, and special tokens
+    for the engine.
     """
 
     temperature: Annotated[float, Meta(ge=0)] | None = None
@@ -31,10 +31,10 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, folder: Path, source: Literal["auto", "none"] = "auto") -> Self:
-        """Reads a model's file; without one, or with the source ``none``, nothing is said.
+        """Reads a model's file; without a file, or with the source ``none``, no default is set.
 
         Raises:
-            ConfigInvalid: It cannot be read.
+            ConfigInvalid: The file cannot be read.
         """
         path = folder / "generation_config.json"
         if source == "none":
@@ -49,7 +49,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
             ) from error
 
     def settle(self, sampling: SamplingParams, left_open: Set[str]) -> SamplingParams:
-        """The same with these in the fields that the caller has left open."""
+        """Returns the sampling parameters with these defaults in the fields that the caller has not set."""
         if not left_open:
             return sampling
         said = {field: getattr(self, field) for field in left_open}

@@ -1,4 +1,4 @@
-"""One JSON value as it comes: where it ends, and whether it can still become one."""
+"""Incremental scanner of one JSON value: finds where the value ends, and whether the text can still become one."""
 
 import re
 from collections.abc import Callable
@@ -12,11 +12,12 @@ _HEX = "0123456789abcdefABCDEF"
 
 
 class JsonScan:
-    """A pushdown automaton over characters (RFC 8259); linear in the text.
+    """Pushdown automaton over characters (RFC 8259) that scans one JSON value; linear in the text.
 
     Attributes:
-        done: The value is complete. A number is so only once something comes that is none of it.
-        broken: What came is the beginning of no JSON value.
+        done: Whether the value is complete. A number is complete only once a character follows that is not a part of
+            it.
+        broken: Whether the text so far is the beginning of no JSON value.
     """
 
     def __init__(self) -> None:
@@ -26,12 +27,12 @@ class JsonScan:
         self._state: Callable[[str, int], int] = self._value
         self._number = ""
         self._left = ""
-        """Of a literal."""
+        """Characters of the current literal that are still to come."""
         self._hex_left = 0
         self._is_key = False
 
     def push(self, text: str, start: int = 0) -> int:
-        """Reads on; returns where it stopped: the text's end, or what comes after the value or breaks it."""
+        """Scans on and returns the stop position: the text's end, or the first character after or against the value."""
         at = start
         while at < len(text) and not (self.done or self.broken):
             at = self._state(text, at)

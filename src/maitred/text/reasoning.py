@@ -1,7 +1,7 @@
-"""What a model thinks before it answers: ``<think>…</think>``, as DeepSeek-R1 and Qwen3 write it.
+"""Reasoning of a model before its answer: ``<think>…</think>``, as DeepSeek-R1 and Qwen3 write it.
 
 Some chat templates write the opening tag themselves, at the end of the prompt; the answer then begins within the
-thought. White space around a thought belongs neither to it nor to the answer.
+thought. White space around a thought belongs neither to the thought nor to the answer.
 """
 
 from maitred.text.special_tokens import SpecialTokenText
@@ -11,29 +11,29 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class ReasoningParser:
-    """Parts the thought of one choice from its answer, however the text is cut into pieces.
+    """Streaming parser that separates the reasoning of one choice from its answer, however the text is split.
 
-    Only the beginning of an answer can be a thought. One that is never closed is all that there is.
+    Only the beginning of an answer can be a thought. If the thought is never closed, there is no answer behind it.
 
     Args:
-        marks: Of the model.
-        inside: The prompt has opened the thought.
+        marks: Markers of the model.
+        inside: Whether the prompt has opened the thought.
 
     Attributes:
-        thinking: Whether what came last belongs to the thought, or may.
+        thinking: Whether the latest text belongs to the thought, or may.
     """
 
     def __init__(self, marks: SpecialTokenText, *, inside: bool) -> None:
         self._open = marks[OPEN]
         self._thought = MarkerScanner(marks[CLOSE])
         self._before: str | None = None if inside else ""
-        """What came before anything that is no white space; None: the thought has begun."""
+        """Text before the first non-space character; None: it has been decided whether a thought begins."""
         self._trims = inside
-        """Whether nothing of the thought, or of the answer behind it, has come but white space."""
+        """Whether the thought, or the answer behind it, has had only white space so far."""
         self.thinking = inside
 
     def push(self, text: str) -> tuple[str, str]:
-        """Takes more text; returns what it adds to the thought, and to the answer."""
+        """Parses more text; returns the new text of the thought and of the answer."""
         if self._before is not None:
             text = self._read_before(self._before + text)
         if not self.thinking:
@@ -46,13 +46,13 @@ class ReasoningParser:
         return thought, self._trimmed(text[behind:])
 
     def flush(self) -> tuple[str, str]:
-        """The answer is over: what was held back of either."""
+        """Ends the answer; returns the text of the thought and of the answer that was held back."""
         if self._before is not None:
             return "", self._before
         return (self._trimmed(self._thought.flush()).rstrip(), "") if self.thinking else ("", "")
 
     def _read_before(self, whole: str) -> str:
-        """Goes on where a thought may begin; returns what is to be read on."""
+        """Reads text where a thought may begin; returns the text that remains to be read."""
         rest = whole.lstrip()
         if rest.startswith(self._open):
             self._before, self.thinking, self._trims = None, True, True

@@ -1,29 +1,29 @@
-"""Tokens that mark something in an answer, as characters.
+"""Special tokens that mark parts of an answer, represented as single characters.
 
-Where a call of a tool or a thought begins, models write a token of its own (``[TOOL_CALLS]``, ``<think>``). Some of
-these are special tokens, which show in no text, and all of them look like a text that anybody can write. So a marking
-token becomes one of Unicode's noncharacters, which are set aside for use inside a program (The Unicode Standard, 23.7):
-it keeps its place in the text, cannot be taken for text, and no text can be taken for it.
+Where a tool call or a thought begins, models write a token for it (``[TOOL_CALLS]``, ``<think>``). Some of these are
+special tokens, which decode to no text, and any caller can write text that looks like them. So a marker token becomes
+one of Unicode's noncharacters, which are reserved for use inside a program (The Unicode Standard, 23.7). It keeps its
+position in the text, and neither it nor any text can be mistaken for the other.
 
-A marker that the vocabulary has no token for is looked for as the text that it is.
+A marker without a token in the vocabulary is searched for as plain text.
 """
 
 from collections.abc import Iterable, Mapping
 
 _FIRST = 0xFDD0
 MOST_MARKS = 32
-"""So many noncharacters there are side by side."""
+"""Number of contiguous noncharacters."""
 
 
 class SpecialTokenText:
-    """The markers of one model's answers.
+    """Mapping between the markers of one model's answers and the characters that represent them in text.
 
     Args:
-        tokens: Marker -> the token that is one; of markers without one, None.
+        tokens: Marker -> its token; None: the vocabulary has no token for it.
 
     Attributes:
-        bytes_of: Token -> what it becomes, in UTF-8.
-        tokens: As given.
+        bytes_by_token: Token -> the character that represents it, in UTF-8.
+        tokens: Marker -> its token, or None.
     """
 
     def __init__(self, tokens: Mapping[str, int | None]) -> None:
@@ -38,16 +38,16 @@ class SpecialTokenText:
         self._literals = str.maketrans({character: marker for marker, character in self._characters.items()})
 
     def __getitem__(self, marker: str) -> str:
-        """What stands for a marker in a text."""
+        """Returns the character that represents a marker in a text, or the marker itself."""
         return self._characters.get(marker, marker)
 
     def literal(self, text: str) -> str:
-        """The text with every marker as it is written."""
+        """Returns the text with every marker written out."""
         return text if text.isascii() else text.translate(self._literals)
 
 
 def partial_tail(text: str, markers: Iterable[str]) -> int:
-    """Where the longest end of a text begins that could go on as one of the markers, or the text's length."""
+    """Returns the start of the longest suffix that may continue as one of the markers, or the text's length."""
     found = len(text)
     for marker in markers:
         at = text.find(marker[0], max(0, len(text) - len(marker) + 1))

@@ -1,10 +1,10 @@
-"""Stop strings: cutting a text before the first one, though the text comes in pieces.
+"""Stop strings: a text is cut before the first stop string, though the text arrives in pieces.
 
-What was shown cannot be taken back, so a piece that may be the beginning of a stop string has to wait. Not longer than
-needed: only the longest end of the text that is a beginning of some stop string is held back.
+Text that was sent cannot be revoked, so text that may be the beginning of a stop string is held back. No more than
+necessary is held back: the longest suffix of the text that is a prefix of some stop string.
 
-The stop that counts is the one that is complete first, as if the text came character by character; of two that end at
-the same character, the longer. So the result does not depend on how the text was cut into pieces.
+The stop string that counts is the one that is complete first, as if the text arrived character by character; of two
+that end at the same character, the longer one. So the result does not depend on how the text was split.
 """
 
 import re
@@ -12,16 +12,17 @@ from collections.abc import Sequence
 
 
 class StopWindow:
-    """Watches the text of one choice.
+    """Streaming search for stop strings in the text of one choice.
 
-    Cost of a push: one search for the first characters of all stop strings; only if something is found or held back,
-    one search per stop string over the new text and what was held back, which is shorter than the longest stop string.
+    A push costs one search for the first characters of all stop strings. Only if one is found, or text is held back, it
+    costs one search per stop string over the new text and the text held back, which is shorter than the longest stop
+    string.
 
     Args:
-        stops: Strings that end the text, none of them empty. No strings: everything passes.
+        stops: Strings that end the text, none of them empty. Without strings, all text passes.
 
     Attributes:
-        stop: The string that ended the text; None while none has.
+        stop: The stop string that ended the text; None: none has.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -32,11 +33,11 @@ class StopWindow:
         self.stop: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Takes more text.
+        """Searches more text and returns the text that can be sent.
 
         Returns:
-            What can be shown now, and whether a stop string is complete. If so, the text ends here, cut before that
-            string, and all later pushes give nothing.
+            The text that can be sent now, and whether a stop string is complete. If so, the text ends here, before that
+            string, and all later pushes return no text.
         """
         if self.stop is not None:
             return "", True
@@ -52,13 +53,13 @@ class StopWindow:
         return text[:shown], False
 
     def flush(self) -> str:
-        """What was held back; to be shown after all, since the text ended without a stop string."""
+        """Returns the text that was held back, since the text ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
     @staticmethod
     def _begins_at(stop: str, text: str) -> int:
-        """Where the longest end of the text begins that begins the stop string, or the text's length."""
+        """Returns the start of the longest suffix of the text that is a prefix of `stop`, or its length."""
         at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
         while at >= 0:
             if stop.startswith(text[at:]):

@@ -1,7 +1,7 @@
-"""A model's tokenizer, loaded from the files beside its weights.
+"""Tokenizer of a model, loaded from the files beside its weights.
 
-Text goes to tokens through Hugging Face `tokenizers`; tokens go back to text through a table of their exact bytes
-(`maitred.text.vocabulary`), which is as fast as the library's own decoder and lets the incremental detokenizer and
+Hugging Face `tokenizers` converts text to tokens. A table of the exact bytes of every token (`maitred.text.vocabulary`)
+converts tokens to text. It is as fast as the library's own decoder, and with it the incremental detokenizer and
 log-probabilities agree with whole-text decoding byte for byte.
 """
 
@@ -23,19 +23,19 @@ NO_MARKS: Mapping[int, bytes] = {}
 
 
 class Tokenizer:
-    """Text to tokens and back.
+    """Tokenizer of one model: converts text to tokens and tokens to text.
 
     Args:
         backend: The `tokenizers` object that encodes.
         special_tokens: Role -> text, such as ``{"eos_token": "</s>"}``.
-        chat_template: The model's own, if it has one.
-        adds_eos: The model's files ask for its end-of-text token after a text (``add_eos_token``).
+        chat_template: Chat template of the model, if it has one.
+        adds_eos: Whether the model's files ask for its end-of-text token after a text (``add_eos_token``).
 
     Attributes:
         vocab_size: One more than the largest token id.
         bos_token: Text of the token that begins a text, if there is one.
         eos_token: Text of the token that ends a turn, if there is one.
-        strips_leading_space: Decoding drops one space at the very start of a text.
+        strips_leading_space: Whether decoding drops one space at the very start of a text.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Tokenizer:
         adds_eos: bool = False,
     ) -> None:
         self._backend = backend
-        # A file may carry the limits of its training; the context window is checked elsewhere, with an error.
+        # A file may contain the length limits of its training. The context window is checked elsewhere, with an error.
         backend.no_truncation()
         backend.no_padding()
-        # Its own words on itself have the vocabulary in half the time of its method for that.
+        # Reading the vocabulary from the tokenizer's JSON takes half the time of its own method.
         described = msgspec.json.decode(backend.to_str(), type=_Description)
         rules = read_decoding_rules(described.decoder)
         self._bytes, self._visible = _tables(backend, described.model.ids(), rules)
-        # It takes a word that it cannot read, however long, for one unknown token, and no notice of spaces.
+        # WordPiece replaces an unknown word of any length by one token, and ignores spaces.
         self._drops_text = isinstance(backend.model, tokenizers.models.WordPiece)
         self._added = frozenset(backend.get_added_tokens_decoder())
         self._longest_token_bytes = max(map(len, self._bytes.values()), default=1)
@@ -88,47 +88,47 @@ class Tokenizer:
         return cls(backend, special_tokens, template, adds_eos=config.get("add_eos_token") is True)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Text to token ids; special tokens that stand in the text as such are recognised.
+        """Converts text to token ids; special tokens that are written in the text are recognised.
 
-        Other threads run meanwhile: of the library's methods only those for batches let go of the interpreter's lock.
-        The fast one leaves out the offsets, which nobody needs and which take half the time.
+        Other threads run meanwhile: only the library's batch methods release the interpreter's lock. The fast method
+        omits the offsets, which are not needed here and take half the time.
         """
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 
     def closed(self, ids: list[int]) -> list[int]:
-        """A text's tokens as a model of embeddings reads them: ended, where its files ask for that.
+        """Appends the end-of-text token for an embedding model whose files ask for it.
 
-        Newer files say it in ``tokenizer.json``, and then `encode` has done it. Prompts that are to be gone on with are
-        left open whatever the files say.
+        Newer files ask for it in ``tokenizer.json``; then `encode` has appended it already. Prompts that a model
+        continues never get the token, whatever the files say.
         """
         return ids if self._closing is None or ids[-1:] == [self._closing] else [*ids, self._closing]
 
     def added_token(self, text: str) -> int | None:
-        """The token that was added to the vocabulary for this text, and never stands for a part of another one."""
+        """Returns the id of the token that was added to the vocabulary for exactly this text; None: there is none."""
         token = self._backend.token_to_id(text)
         return token if token in self._added else None
 
     def fewest_tokens(self, text_characters: int) -> int:
-        """A number of tokens that no text of this length can do with less than, known without reading it.
+        """Returns a lower bound on the tokens of a text of this length, without reading the text.
 
-        A character is at least a byte, and Unicode normalisation, which some tokenizers begin with, makes at most
-        three bytes one. Nothing can be known where a tokenizer drops text.
+        A character is at least one byte, and Unicode normalisation, which some tokenizers begin with, reduces at most
+        three bytes to one. Where a tokenizer drops text, the bound is 0.
         """
         return 0 if self._drops_text else text_characters // (self._longest_token_bytes * _NORMALISED_BYTES)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Token ids to text; what is no UTF-8 shows as U+FFFD, and ids that no token has show nothing."""
+        """Converts token ids to text; invalid UTF-8 becomes U+FFFD, and ids without a token become nothing."""
         table = self._visible if skip_special_tokens else self._bytes
         text = b"".join([table.get(token, b"") for token in ids]).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strips_leading_space else text
 
     def visible_bytes(self, ids: Sequence[int], marks: Mapping[int, bytes] = NO_MARKS) -> bytes:
-        """The bytes that these tokens add to a text; special tokens add none.
+        """Returns the bytes that these tokens add to a text; special tokens add none.
 
         Args:
             ids: The tokens.
-            marks: Token -> what it adds instead.
+            marks: Token -> bytes that it adds instead.
         """
         table = self._visible
         if marks:
@@ -136,21 +136,21 @@ class Tokenizer:
         return b"".join([table.get(token, b"") for token in ids])
 
     def token_bytes(self, id: int) -> bytes:  # noqa: A002 - the word for it
-        """The exact bytes of one token, special or not; none for an id that no token has."""
+        """Returns the exact bytes of one token, special or not; no bytes for an id without a token."""
         return self._bytes.get(id, b"")
 
     def token_text(self, id: int) -> str:  # noqa: A002 - the word for it
-        """One token as text; a part of a character shows as U+FFFD."""
+        """Returns one token as text; a part of a character becomes U+FFFD."""
         return self.token_bytes(id).decode("utf-8", "replace")
 
 
 class _Model(msgspec.Struct):
-    """The part of a tokenizer that knows words: Unigram models list theirs with scores, others say their ids."""
+    """Section of a tokenizer's JSON with its vocabulary; Unigram models list tokens with scores, others their ids."""
 
     vocab: dict[str, int] | list[tuple[str, float]]
 
     def ids(self) -> Iterator[tuple[str, int]]:
-        """Every word with its id."""
+        """Yields every token of the vocabulary with its id."""
         if isinstance(self.vocab, dict):
             yield from self.vocab.items()
         else:
@@ -158,7 +158,7 @@ class _Model(msgspec.Struct):
 
 
 class _Description(msgspec.Struct):
-    """What is read of a tokenizer's own words on itself."""
+    """Sections of a tokenizer's JSON that are read here."""
 
     model: _Model
     decoder: dict[str, Any] | None = None
@@ -167,13 +167,13 @@ class _Description(msgspec.Struct):
 def _tables(
     backend: tokenizers.Tokenizer, vocabulary: Iterator[tuple[str, int]], rules: DecodingRules
 ) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Token id -> bytes, for all tokens and for those that show in text."""
+    """Makes the tables token id -> bytes, for all tokens and for those that are visible in text."""
     table = {token: rules.bytes_of(text) for text, token in vocabulary}
     special: set[int] = set()
     for token, added in backend.get_added_tokens_decoder().items():
         if added.special:
             special.add(token)
-        # SentencePiece vocabularies add runs of ▁ by hand; byte-level ones add plain text.
+        # SentencePiece vocabularies contain added runs of ▁; byte-level ones contain added plain text.
         literal = added.special or rules.byte_level
         table[token] = added.content.encode() if literal else rules.bytes_of(added.content)
     return table, {token: data for token, data in table.items() if token not in special}
@@ -192,7 +192,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The tokens that have a role; each is written as its text or as an object with its text as `content`."""
+    """Reads the tokens that have a role; each is written as its text or as an object with its text as `content`."""
     tokens: dict[str, str] = {}
     for role, value in config.items():
         match value:
@@ -202,7 +202,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template: a file of its own goes before the one in the configuration."""
+    """Reads the chat template; a separate file has precedence over the configuration."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The exact bytes of every token, read from how a tokenizer says that it decodes.
+"""Exact bytes of every token, derived from the decoder section of a tokenizer.
 
 Three families write bytes into a vocabulary of strings:
 
@@ -6,7 +6,7 @@ Three families write bytes into a vocabulary of strings:
   characters mapped back.
 * *SentencePiece* (Llama 2, Mistral, Gemma) writes a space as ``▁`` and a byte that no token covers as ``<0xE2>``. Some
   of these vocabularies put a space before the first word, which decoding takes away again.
-* *WordPiece* (BERT) marks what continues a word with ``##``; every other token begins one, after a space.
+* *WordPiece* (BERT) marks a token that continues a word with ``##``; every other token begins a word, after a space.
 
 Once tokens are bytes, decoding is concatenation, so text can be cut anywhere and still come out the same. It differs
 from the reference decoders in one place: where SentencePiece's byte tokens form no UTF-8, those show one U+FFFD for
@@ -25,26 +25,26 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class DecodingRules(msgspec.Struct, frozen=True):
-    """How tokens turn into bytes."""
+    """Rules by which tokens are decoded to bytes."""
 
     byte_level: bool = False
     byte_fallback: bool = False
     replacements: tuple[tuple[str, str], ...] = ()
-    """What stands for what in a token, such as ``▁`` for a space."""
+    """Pairs of a symbol in tokens and the text it represents, such as ``▁`` for a space."""
     strips_leading_space: bool = False
-    """The space before the first word is not part of the text."""
+    """Whether the space before the first word is not part of the text."""
     continuation: str = ""
-    """Marks a token that continues a word, where all others begin one."""
+    """Prefix of a token that continues a word; all other tokens begin one."""
 
     def bytes_of(self, token: str) -> bytes:
-        """The bytes of a token of the model's own vocabulary."""
+        """Returns the bytes of a token of the model's own vocabulary."""
         if self.byte_level:
             if token.isascii():
-                return token.encode()  # Printable characters stand for themselves, and others for no byte.
+                return token.encode()  # printable characters represent themselves, and others no byte
             try:
                 return token.translate(_BYTE_OF_CHARACTER).encode("latin-1")
             except UnicodeEncodeError:
-                return token.encode()  # Added to the vocabulary as it is, after training.
+                return token.encode()  # added to the vocabulary as plain text, after training
         if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
         for symbol, text in self.replacements:
@@ -58,7 +58,7 @@ def read_decoding_rules(decoder: dict[str, Any] | None) -> DecodingRules:
     """Reads the ``decoder`` section of a ``tokenizer.json``.
 
     Raises:
-        ConfigInvalid: It decodes in a way that has no bytes per token.
+        ConfigInvalid: The decoder has a step that does not map each token to bytes.
     """
     byte_level = byte_fallback = strips = False
     continuation = ""
@@ -102,9 +102,10 @@ def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def _byte_of_character() -> dict[int, int]:
-    """The alphabet that GPT-2 introduced: printable Latin-1 stands for itself, the rest is moved to U+0100 and up.
+    """Makes GPT-2's alphabet: printable Latin-1 represents itself, other bytes are moved to U+0100 and up.
 
-    As `str.translate` wants it. What is moved must not stand for itself: it becomes a character that is no byte.
+    The table is in the form of `str.translate`. A moved byte must not represent itself, so its own character maps to
+    one that is no byte.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     moved = [byte for byte in range(256) if byte not in printable]

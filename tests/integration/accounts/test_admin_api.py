@@ -285,7 +285,7 @@ async def test_a_crash_after_the_work_makes_nothing_twice(admin, monkeypatch):
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(admin.store, "remember", fail)
+        patch.setattr(admin.store, "store_reply", fail)
         await admin.refused("POST", "keys", 500, {"tenant": "acme"}, headers=headers)
     await admin.refused("POST", "keys", 409, {"tenant": "acme"}, headers=headers)
     assert len((await admin.done("GET", "keys", query={"tenant": "acme"}))["data"]) == 1
@@ -295,19 +295,19 @@ async def test_of_two_gateways_that_get_the_same_request_the_slower_one_repeats_
     headers = {"idempotency-key": "both"}
     first = await admin.done("POST", "tenants", {"id": "acme"}, headers=headers)
     asked = []
-    remembered = admin.store.remembered
+    remembered = admin.store.find_reply
 
     async def too_early(*arguments):
         asked.append(arguments)
         return None if len(asked) == 1 else await remembered(*arguments)
 
-    monkeypatch.setattr(admin.store, "remembered", too_early)
+    monkeypatch.setattr(admin.store, "find_reply", too_early)
     assert await admin.done("POST", "tenants", {"id": "acme"}, headers=headers) == first
     assert len(asked) == 2
 
 
 async def test_a_page_of_budgets_comes_soon_however_few_there_are(admin):
-    await admin.store.load_many(Tenant(id=f"t{number:04}") for number in range(1100))
+    await admin.store.add_many(Tenant(id=f"t{number:04}") for number in range(1100))
     await admin.done("PUT", "limits/last", {"subject": "tenant:t1099", "kind": "usd_total", "value": 1})
     page = await admin.done("GET", "budgets")
     assert (page["data"], page["has_more"], page["next"]) == ([], True, "tenant:t0997")

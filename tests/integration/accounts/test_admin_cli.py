@@ -79,7 +79,7 @@ async def test_tenants(operator):
 
 
 async def test_lists_longer_than_a_page(operator):
-    await operator.system.store.load_many(Tenant(id=f"t{number:03}") for number in range(205))
+    await operator.system.store.add_many(Tenant(id=f"t{number:03}") for number in range(205))
     assert len(json.loads(await operator.does("tenants", "list", "--json"))) == 206
 
 

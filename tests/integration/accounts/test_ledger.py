@@ -23,8 +23,8 @@ from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
-from maitred.store.orphan_journal import SurvivingWork, orphans
-from maitred.store.recent_usage import RecentRateUsage, taken_since
+from maitred.store.orphan_journal import SurvivingWork, journal_folders
+from maitred.store.recent_usage import RecentRateUsage, read_rate_usage
 from maitred.store.schema import spend, usage
 from tests.support.usage_events import SetClock, usage_event
 
@@ -52,7 +52,7 @@ async def opened(config, folder, **options):
 
 async def stored(database):
     """Everything in the ledger; its charges must be the ones in `spend`."""
-    async with database.reading() as connection:
+    async with database.begin_read() as connection:
         rows = (await connection.execute(select(usage).order_by(usage.c.id))).mappings().all()
         sums = dict((await connection.execute(select(spend.c.counter, spend.c.charged_nusd))).all())
     expected: dict[str, int] = {}
@@ -128,7 +128,7 @@ async def test_spent_is_exact_at_every_moment_of_a_write(store_config, tmp_path)
 async def test_what_was_taken_from_rates_is_told_by_the_second(store_config, tmp_path):
     start_s = 1_000_000.0
     async with opened(store_config, tmp_path / "journal") as (database, ledger):
-        assert await ledger.taken_since(start_s) == RecentRateUsage(-math.inf, {})
+        assert await ledger.rate_usage_since(start_s) == RecentRateUsage(-math.inf, {})
         for number, (after_s, taken) in enumerate(
             [
                 (-0.5, {"a": 1}),
@@ -146,11 +146,11 @@ async def test_what_was_taken_from_rates_is_told_by_the_second(store_config, tmp
             "a": [(start_s, 10), (start_s + 6, 4), (start_s + 7, 5), (start_s + 8, 2)],
             "b\0|": [(start_s + 8, 3)],
         }
-        assert await ledger.taken_since(start_s) == RecentRateUsage(start_s, counters)
+        assert await ledger.rate_usage_since(start_s) == RecentRateUsage(start_s, counters)
         assert ledger.backlog == 0
-        ever = await ledger.taken_since(0)
+        ever = await ledger.rate_usage_since(0)
         assert (ever.since_s, ever.counters["a"][0]) == (-math.inf, (start_s, 11))
-        assert await taken_since(database, start_s, most_lines=2) == RecentRateUsage(
+        assert await read_rate_usage(database, start_s, max_lines=2) == RecentRateUsage(
             start_s + 6.1, {"a": [(start_s + 7, 5), (start_s + 8, 2)], "b\0|": [(start_s + 8, 3)]}
         )
 
@@ -160,7 +160,7 @@ async def test_what_orphans_had_reserved_was_taken(store_config, tmp_path):
     orphan(tmp_path / "journal", [usage_event(1, time_s=50.0, taken={"a": 3})], begun)
     async with opened(store_config, tmp_path / "journal") as (_, ledger):
         await ledger.replay()
-        taken = await ledger.taken_since(0)
+        taken = await ledger.rate_usage_since(0)
     assert sum(amount for _, amount in taken.counters["a"]) == 43
 
 
@@ -172,7 +172,7 @@ async def test_a_hundred_thousand_lines_are_told_in_a_few_sums(store_config, tmp
         for start in range(0, len(rows), 5_000):
             async with database.begin(30.0) as connection:
                 await connection.execute(insert(usage), rows[start : start + 5_000])
-        taken = await ledger.taken_since(0.0)
+        taken = await ledger.rate_usage_since(0.0)
     sums = {counter: sum(amount for _, amount in pairs) for counter, pairs in taken.counters.items()}
     assert sums == dict.fromkeys(counters, 100_000)
     assert max(map(len, taken.counters.values())) <= 101
@@ -182,7 +182,7 @@ async def test_totals_are_of_what_was_recorded(store_config, tmp_path):
     async with opened(store_config, tmp_path / "journal") as (_, ledger):
         for model in ("a", "a", "b"):
             ledger.record(usage_event(5, model=model))
-        assert ledger.totals() == {"a": Usage(210, 10, 20), "b": Usage(105, 5, 10)}
+        assert ledger.token_totals() == {"a": Usage(210, 10, 20), "b": Usage(105, 5, 10)}
         assert ledger.costs_nusd() == {"a": 2 * usage_event(5).cost_nusd, "b": usage_event(5).cost_nusd}
 
 
@@ -199,7 +199,7 @@ async def test_the_age_of_the_backlog(store_config, tmp_path):
 
 
 async def test_little_memory_is_enough(store_config, tmp_path):
-    async with opened(store_config, tmp_path / "journal", most_events=3) as (database, ledger):
+    async with opened(store_config, tmp_path / "journal", max_events=3) as (database, ledger):
         for number in range(1_234):
             ledger.record(usage_event(number))
         assert ledger.backlog == 1_234
@@ -240,12 +240,12 @@ async def test_what_outlives_its_process_is_carried_over_and_recorded_once(store
     folder, runs, ended = tmp_path / "journal", usage_event(900), usage_event(901)
     orphan(folder, [ended], begun=[runs, usage_event(902)])
     async with opened(store_config, folder) as (database, ledger):
-        assert await ledger.replay(outlived=SurvivingWork({runs.id, ended.id})) == 2
-        assert ledger.carried == {runs.id}
+        assert await ledger.replay(surviving=SurvivingWork({runs.id, ended.id})) == 2
+        assert ledger.surviving_ids == {runs.id}
         assert ids(await stored(database)) == [ended.id, "u-000902"]
         await ledger.close()  # as if it died, too: what it has carried over is in its own journal
     async with opened(store_config, folder) as (database, ledger):
-        assert await ledger.replay(outlived=SurvivingWork({runs.id})) == 0
+        assert await ledger.replay(surviving=SurvivingWork({runs.id})) == 0
         ledger.record(runs)
         await ledger.flush()
         rows = await stored(database)
@@ -266,7 +266,7 @@ async def test_what_was_granted_and_never_heard_of_is_given_back_and_is_no_line(
     asking = {event.request_id for event in (runs, unheard, ended)}
     async with opened(store_config, folder) as (database, ledger):
         assert await ledger.replay(settle, SurvivingWork({runs.id}, asking)) == 2
-        assert ledger.carried == {runs.id}
+        assert ledger.surviving_ids == {runs.id}
         assert ids(await stored(database)) == [ended.id, dead.id]
         assert settled.keys() == {unheard.id, ended.id, dead.id}
         assert settled[unheard.id] == {}
@@ -310,7 +310,7 @@ async def test_two_writers_of_the_same_events(store_config, tmp_path):
 
 async def test_cancelled_at_any_moment_every_event_counts_once(store_config, tmp_path):
     chance = random.Random(5)
-    async with opened(store_config, tmp_path / "journal", most_events=700) as (database, ledger):
+    async with opened(store_config, tmp_path / "journal", max_events=700) as (database, ledger):
         for life in range(20):
             for number in range(life * 300, life * 300 + 300):
                 ledger.record(usage_event(number))
@@ -347,10 +347,10 @@ async def test_an_adopter_that_lives_takes_orphans_too(store_config, tmp_path):
         ledger = UsageLedger(database, Journal(tmp_path / "journal"), clock)
         task = asyncio.create_task(ledger.run())
         await asyncio.sleep(0)
-        alive = orphans(tmp_path / "journal")
+        alive = journal_folders(tmp_path / "journal")
         orphan(tmp_path / "journal", [usage_event(1)])
         clock.now_s += 60
-        await until(lambda: orphans(tmp_path / "journal") == alive)
+        await until(lambda: journal_folders(tmp_path / "journal") == alive)
         assert len(await stored(database)) == 1
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -361,7 +361,7 @@ async def test_usage_waits_for_a_database_that_is_away(postgres_server, postgres
     config = StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, "{env: TEST}"), deadline_s=2.0)
     async with open_database(config) as database:
         clock = SystemClock()
-        ledger = UsageLedger(database, Journal(tmp_path / "journal"), clock, most_events=50)
+        ledger = UsageLedger(database, Journal(tmp_path / "journal"), clock, max_events=50)
         task = asyncio.create_task(ledger.run())
         ledger.record(usage_event(0))
         await until(lambda: not ledger.backlog)
@@ -412,7 +412,7 @@ async def main():
     clock, first = SystemClock(), int(sys.argv[3])
     async with open_database(StoreConfig(folder=sys.argv[1])) as database:
         journal = Journal(Path(sys.argv[2]), segment_bytes=20_000)
-        ledger = UsageLedger(database, journal, clock, most_events=100)
+        ledger = UsageLedger(database, journal, clock, max_events=100)
         await ledger.replay()
         print("ready", flush=True)
         for number in range(first, first + 100_000):

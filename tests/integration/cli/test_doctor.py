@@ -215,6 +215,6 @@ async def until(patient, metric, least, timeout_s=30):
     """Waits until a metric, summed over its labels, has reached something."""
     async with asyncio.timeout(timeout_s), httpx.AsyncClient(base_url=patient.url) as client:
         while True:
-            if sum(MetricSamples(parse_metrics((await client.get("/metrics")).text)).by(metric).values()) >= least:
+            if sum(MetricSamples(parse_metrics((await client.get("/metrics")).text)).sum_by(metric).values()) >= least:
                 return
             await asyncio.sleep(0.05)

@@ -27,10 +27,10 @@ async def test_it_waits_for_an_engine_that_is_not_there_yet(tmp_path):
     address = parse_address(f"unix:{tmp_path}/engine.sock")
     async with asyncio.timeout(LIMIT_S), RemoteEngine(address) as attached:
         with pytest.raises(ReplicaUnavailable):
-            await answer_of(attached.link)
+            await answer_of(attached.client)
         async with ScriptedEngine([ScriptedAnswer(tokens=[7, 8, 9])], address=address):
-            await attached.started()
-            assert await answer_of(attached.link) == [7, 8, 9]
+            await attached.wait_started()
+            assert await answer_of(attached.client) == [7, 8, 9]
             assert attached.restarts == 0
 
 
@@ -38,13 +38,13 @@ async def test_it_comes_back_to_an_engine_that_was_started_again(tmp_path):
     address = parse_address(f"unix:{tmp_path}/engine.sock")
     async with asyncio.timeout(LIMIT_S), RemoteEngine(address) as attached:
         async with ScriptedEngine([ScriptedAnswer(fault=AnswerFault.DIE, fault_after=1)], address=address):
-            await attached.started()
+            await attached.wait_started()
             with pytest.raises(ReplicaLost):
-                await answer_of(attached.link)
+                await answer_of(attached.client)
         async with ScriptedEngine([ScriptedAnswer(tokens=[7])], address=address):
-            while not attached.link.ready:  # noqa: ASYNC110 - it has no event
+            while not attached.client.is_ready:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
-            assert await answer_of(attached.link) == [7]
+            assert await answer_of(attached.client) == [7]
             assert attached.restarts == 1
 
 
@@ -53,7 +53,7 @@ async def test_leaving_cancels_what_runs_and_leaves_the_engine_to_others(tmp_pat
     async with asyncio.timeout(LIMIT_S), ScriptedEngine([ScriptedAnswer(tokens=[7, 8])], address=address):
         for _ in range(2):
             async with RemoteEngine(address) as attached:
-                await attached.started()
-                assert await answer_of(attached.link) == [7, 8]
-            assert attached.link.open_streams == 0
-            assert not attached.link.ready
+                await attached.wait_started()
+                assert await answer_of(attached.client) == [7, 8]
+            assert attached.client.open_streams == 0
+            assert not attached.client.is_ready

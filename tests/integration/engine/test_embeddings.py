@@ -228,14 +228,16 @@ def test_two_models_need_two_names(folder):
 
 async def test_the_process_speaks_the_protocol_of_every_engine(folder):
     async with LocalEngine(engine_command(folder, EncoderConfig(threads=1).engine())) as engine:
-        await engine.started()
-        card = engine.link.card()
+        await engine.wait_started()
+        card = engine.client.card()
         assert (card.embedding_dimensions, card.context_tokens) == (48, 64)
-        async with engine.link.generate(EngineRequest("r", [2, 4, 3], SamplingParams(max_tokens=0, seed=0))) as stream:
+        async with engine.client.generate(
+            EngineRequest("r", [2, 4, 3], SamplingParams(max_tokens=0, seed=0))
+        ) as stream:
             deltas = [delta for batch in [batch async for batch in stream] for delta in batch]
         assert [delta.finish for delta in deltas] == [FinishReason.STOP]
         assert len(deltas[0].embedding or b"") == 4 * 48
-        async with engine.link.generate(EngineRequest("g", [2], SamplingParams(max_tokens=4, seed=0))) as stream:
+        async with engine.client.generate(EngineRequest("g", [2], SamplingParams(max_tokens=4, seed=0))) as stream:
             with pytest.raises(CallerError, match="generates nothing"):
                 await anext(aiter(stream))
 

@@ -117,7 +117,7 @@ async def refusal_of(address, config):
     link = link_to(address, config)
     with pytest.raises(ReplicaUnavailable) as refused:
         await link.connect(5)
-    assert not link.ready
+    assert not link.is_ready
     return str(refused.value)
 
 
@@ -327,11 +327,11 @@ async def test_an_engine_that_hangs_is_noticed_within_the_time_and_taken_back_wh
     )
     try:
         async with asyncio.timeout(LIMIT_S), heard_within(UnixAddress(f"{tmp_path}/s")) as attached:
-            await attached.started()
+            await attached.wait_started()
             # Idle for longer than the time: it is asked, and it answers.
             await asyncio.sleep(1.6)
-            assert attached.link.ready
-            async with attached.link.generate(
+            assert attached.client.is_ready
+            async with attached.client.generate(
                 EngineRequest("r", [1], SamplingParams(max_tokens=500, seed=0))
             ) as stream:
                 await anext(stream)
@@ -341,11 +341,11 @@ async def test_an_engine_that_hangs_is_noticed_within_the_time_and_taken_back_wh
                     async for _ in stream:
                         pass
                 assert 0.9 <= asyncio.get_running_loop().time() - began_s <= 1.5
-            assert not attached.link.ready
-            await until(lambda: "hangs" in attached.trouble)
+            assert not attached.client.is_ready
+            await until(lambda: "hangs" in attached.failure_reason)
             process.send_signal(signal.SIGCONT)
-            await until(lambda: attached.link.ready)
-            assert attached.trouble == ""
+            await until(lambda: attached.client.is_ready)
+            assert attached.failure_reason == ""
     finally:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
@@ -357,8 +357,8 @@ async def test_a_cut_cable_is_noticed_within_the_time():
         async with TcpLink("127.0.0.1:0", f"127.0.0.1:{far.address.port}") as cable:
             host, _, port = cable.address.rpartition(":")
             async with heard_within(TcpAddress(host, int(port))) as attached:
-                await attached.started()
-                async with attached.link.generate(
+                await attached.wait_started()
+                async with attached.client.generate(
                     EngineRequest("r", [1], SamplingParams(max_tokens=999, seed=0))
                 ) as stream:
                     await anext(stream)
@@ -367,7 +367,7 @@ async def test_a_cut_cable_is_noticed_within_the_time():
                         async for _ in stream:
                             pass
                     assert asyncio.get_running_loop().time() - began_s <= 1.5
-                await until(lambda: attached.link.ready)
+                await until(lambda: attached.client.is_ready)
 
 
 # --- the model ---
@@ -377,12 +377,12 @@ async def test_an_engine_with_another_model_is_refused_and_says_so(caplog):
     ours = ModelFingerprint("shape", "tokens", "weights")
     card = msgspec.structs.replace(SCRIPTED_CARD, digest=ModelFingerprint("shape", "tokens", "fine-tuned"))
     async with asyncio.timeout(LIMIT_S), ScriptedEngine(card=card) as far:  # noqa: SIM117 - who lives in whom
-        async with RemoteEngine(far.address, accept=FingerprintCheck(ours).check) as attached:
-            await until(lambda: "weights differ" in attached.trouble)
-            assert not attached.link.ready
+        async with RemoteEngine(far.address, check_card=FingerprintCheck(ours).check) as attached:
+            await until(lambda: "weights differ" in attached.failure_reason)
+            assert not attached.client.is_ready
             with pytest.raises(ReplicaUnavailable):
-                attached.link.card()
+                attached.client.card()
             far.card = msgspec.structs.replace(card, digest=ours)
-            await attached.started()
-            assert attached.link.ready
+            await attached.wait_started()
+            assert attached.client.is_ready
     assert caplog.text.count("cannot be used") == 1

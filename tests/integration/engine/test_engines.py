@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from maitred.core.errors import ReplicaUnavailable
-from maitred.fleet.engines import LocalEngines
+from maitred.fleet.engines import EngineGroup
 from maitred.fleet.local import LocalEngine
 from maitred.fleet.remote import RemoteEngine
 from maitred.testing.script import SCRIPTED_CARD
@@ -29,30 +29,30 @@ def scripted(address):
 async def test_a_request_must_fit_each_of_them_and_their_room_adds_up():
     async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(ScriptedEngine(card=card)) for card in (SCRIPTED_CARD, SMALL)]
-        engines = LocalEngines({str(server.address): RemoteEngine(server.address) for server in servers})
+        engines = EngineGroup({str(server.address): RemoteEngine(server.address) for server in servers})
         with pytest.raises(ReplicaUnavailable):
             engines.card()
         await stack.enter_async_context(engines)
-        await asyncio.gather(*(engine.started() for engine in engines.values()))
+        await asyncio.gather(*(engine.wait_started() for engine in engines.values()))
         together = engines.card()
         assert (together.context_tokens, together.max_choices) == (1024, 2)
         assert together.max_sequences == 2 * SCRIPTED_CARD.max_sequences
         assert together.kv_capacity_tokens == 2 * SCRIPTED_CARD.kv_capacity_tokens
         servers[1].close()
-        await engines[str(servers[1].address)].link.lost()
-        assert engines.ready
+        await engines[str(servers[1].address)].client.wait_lost()
+        assert engines.is_ready
         assert engines.card() == together, "the other one will come back"
         servers[0].close()
-        await engines[str(servers[0].address)].link.lost()
-        assert not engines.ready
+        await engines[str(servers[0].address)].client.wait_lost()
+        assert not engines.is_ready
 
 
 async def test_one_that_cannot_start_ends_the_first_start_but_not_those_that_serve():
     broken = python("raise SystemExit('no such model')")
     async with asyncio.timeout(LIMIT_S):
-        async with LocalEngines({"a": LocalEngine(broken), "b": LocalEngine(broken)}) as engines:
+        async with EngineGroup({"a": LocalEngine(broken), "b": LocalEngine(broken)}) as engines:
             with pytest.raises(ReplicaUnavailable, match="no such model"):
-                await engines.started()
+                await engines.wait_started()
         tries = asyncio.Semaphore(0)
 
         async def sleep(seconds):
@@ -60,9 +60,9 @@ async def test_one_that_cannot_start_ends_the_first_start_but_not_those_that_ser
             await asyncio.sleep(seconds)
 
         async with LocalEngine(scripted) as first:
-            await first.started()
-            async with LocalEngine(broken, others_serve=lambda: first.link.ready, sleep=sleep) as second:
+            await first.wait_started()
+            async with LocalEngine(broken, others_serve=lambda: first.client.is_ready, sleep=sleep) as second:
                 await tries.acquire()
                 await tries.acquire()
                 assert second.restarts >= 1
-                assert first.link.ready
+                assert first.client.is_ready

@@ -58,30 +58,30 @@ class Pauses:
 
 
 async def answer(engine, **options):
-    async with engine.link.generate(request(**options)) as stream:
+    async with engine.client.generate(request(**options)) as stream:
         return [token async for batch in stream for delta in batch for token in delta.tokens]
 
 
 async def restarted(engine, times):
     async with asyncio.timeout(LIMIT_S):
-        while engine.restarts < times or not engine.link.ready:  # noqa: ASYNC110 - a process has no event
+        while engine.restarts < times or not engine.client.ready:  # noqa: ASYNC110 - a process has no event
             await asyncio.sleep(0.01)
 
 
 async def test_serves_and_leaves_nothing_behind(short_folder, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(short_folder))
     async with LocalEngine(scripted()) as engine:
-        await engine.started()
+        await engine.wait_started()
         (folder,) = short_folder.iterdir()
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert engine.link.card().name == "scripted"
+        assert engine.client.card().name == "scripted"
         assert await answer(engine) == [5, 6, 7, 5]
         assert engine.predicted_ready_s() == 0
         pid = engine.pid
     assert not psutil.pid_exists(pid)
     assert list(short_folder.iterdir()) == []
     assert engine.restarts == 0
-    assert engine.link.open_streams == 0
+    assert engine.client.open_streams == 0
 
 
 async def test_what_a_killed_gateway_left_is_swept_up(short_folder, monkeypatch):
@@ -100,10 +100,10 @@ async def test_what_a_killed_gateway_left_is_swept_up(short_folder, monkeypatch)
 async def test_while_it_starts_it_says_for_how_long():
     async with LocalEngine(scripted(load_s=0.3), expected_start_s=30) as engine:
         with pytest.raises(ReplicaUnavailable) as refusal:
-            engine.link.card()
+            engine.client.card()
         assert 25 < refusal.value.retry_after_s <= 30
-        await engine.started()
-        assert engine.link.ready
+        await engine.wait_started()
+        assert engine.client.is_ready
 
 
 @pytest.mark.parametrize(
@@ -115,18 +115,18 @@ async def test_a_long_pause_before_a_new_start_ends_when_nobody_else_serves(serv
     engine = LocalEngine(
         scripted({"fault": "die"}), sleep=pauses, backoff=backoff, others_serve=lambda: next(serving, False)
     )
-    await engine._pause(backoff.wait_s(0))
+    await engine._wait_backoff(backoff.wait_s(0))
     assert pauses.asked_s == asked_s
 
 
 async def test_a_killed_engine_fails_every_stream_at_once_and_comes_back():
     pauses = Pauses(hold=True)
     async with LocalEngine(scripted(STALLS), sleep=pauses, backoff=Backoff(first_s=3)) as engine:
-        await engine.started()
+        await engine.wait_started()
         first_tokens = asyncio.Semaphore(0)
 
         async def read(name):
-            async with engine.link.generate(request(name)) as stream:
+            async with engine.client.generate(request(name)) as stream:
                 await anext(stream)
                 first_tokens.release()
                 with pytest.raises(ReplicaLost):
@@ -142,7 +142,7 @@ async def test_a_killed_engine_fails_every_stream_at_once_and_comes_back():
         slowest_s = max(reader.result() for reader in readers) - killed_s
         print(f"50 streams knew {slowest_s * 1e3:.1f} ms after the kill")
         assert slowest_s < 1.0  # typically 2 ms; the margin is for a busy machine
-        assert engine.link.open_streams == 0
+        assert engine.client.open_streams == 0
 
         await pauses.asked.wait()
         assert pauses.asked_s == [3]
@@ -151,27 +151,27 @@ async def test_a_killed_engine_fails_every_stream_at_once_and_comes_back():
         assert 3 < refusal.value.retry_after_s < 3 + LIMIT_S
         pauses.go.set()
         await restarted(engine, 1)
-        async with engine.link.generate(request()) as stream:
+        async with engine.client.generate(request()) as stream:
             assert await anext(stream)
 
 
 async def test_restarts_again_and_again_with_growing_pauses():
     pauses = Pauses()
     async with LocalEngine(scripted({"fault": "die"}), sleep=pauses, backoff=Backoff(first_s=1)) as engine:
-        await engine.started()
-        epochs = {engine.link.epoch}
+        await engine.wait_started()
+        epochs = {engine.client.epoch}
         for life in range(1, 4):
             with pytest.raises(ReplicaLost):
                 await answer(engine)
             await restarted(engine, life)
-            epochs.add(engine.link.epoch)
+            epochs.add(engine.client.epoch)
         assert pauses.asked_s == [1, 2, 4]
         assert len(epochs) == 4
 
 
 async def test_an_engine_that_breaks_the_protocol_is_replaced():
     async with LocalEngine(scripted({"fault": "garbage"}), sleep=Pauses()) as engine:
-        await engine.started()
+        await engine.wait_started()
         pid = engine.pid
         with pytest.raises(ReplicaLost):
             await answer(engine)
@@ -191,9 +191,9 @@ async def test_an_engine_that_breaks_the_protocol_is_replaced():
 async def test_a_first_start_that_fails_says_why(command, says):
     async with LocalEngine(command) as engine:
         with pytest.raises(ReplicaUnavailable, match=says):
-            await engine.started()
+            await engine.wait_started()
         with pytest.raises(ReplicaUnavailable):
-            engine.link.card()
+            engine.client.card()
 
 
 async def test_an_engine_that_never_listens_is_given_up():
@@ -201,7 +201,7 @@ async def test_an_engine_that_never_listens_is_given_up():
         python("import time; print('loading', flush=True); time.sleep(60)"), start_timeout_s=1
     ) as engine:
         with pytest.raises(ReplicaUnavailable, match=r"(?s)within 1 s.*stopped by its supervisor.*loading"):
-            await engine.started()
+            await engine.wait_started()
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -227,7 +227,7 @@ async def test_an_engine_that_ignores_sigterm_is_killed():
         "asyncio.run(main())"
     )
     async with LocalEngine(stubborn, stop_grace_s=0.1) as engine:
-        await engine.started()
+        await engine.wait_started()
         pid = engine.pid
     assert not psutil.pid_exists(pid)
 
@@ -237,7 +237,7 @@ async def test_long_and_broken_lines_are_logged(caplog):
     with caplog.at_level("INFO", "maitred.engine"):
         async with LocalEngine(chatty) as engine:
             with pytest.raises(ReplicaUnavailable, match="\ufffd end"):
-                await engine.started()
+                await engine.wait_started()
     assert sum(record.getMessage().count("x") for record in caplog.records) == 40000
 
 

@@ -29,7 +29,7 @@ from maitred.fleet.policy.model_residency import ModelResidency, ResidencyPhase
 from maitred.fleet.policy.residency import ResidencyPolicy
 from maitred.fleet.residency.footprint import Footprint
 from maitred.fleet.residency.manager import ModelManager
-from maitred.fleet.residency.on_demand_replica import OnDemandReplica, model_memory
+from maitred.fleet.residency.on_demand_replica import OnDemandReplica, process_memory_bytes
 from maitred.testing.script import SCRIPTED_CARD
 from maitred.testing.server_process import serving
 from maitred.testing.variants import make_variant
@@ -55,7 +55,7 @@ class House:
     def __init__(self, commands, *, places, turn_loads=1.0, dispatch=None, pinned=()):
         clock = SystemClock()
         residents = ResidencyPolicy(
-            [ModelResidency(name, BYTES, pinned=name in pinned, load_s=1.0) for name in commands],
+            [ModelResidency(name, BYTES, is_pinned=name in pinned, load_s=1.0) for name in commands],
             places * BYTES,
             turn_loads,
         )
@@ -72,9 +72,9 @@ class House:
             )
             queue = Dispatcher(
                 *(name, [Endpoint("local", lodger)], dispatch or DispatchConfig(), clock),
-                wanted=partial(self.residence.want, name),
+                wanted=partial(self.residence.mark_wanted, name),
             )
-            self.residence.attend(lodger, queue.core)
+            self.residence.add_model(lodger, queue.core)
             queue.on_dispatched(partial(self.residence.check, name))
             self.replicas[name], self.queues[name] = lodger, queue
 
@@ -158,7 +158,7 @@ def test_the_process_of_an_unloaded_model_is_gone_and_its_answers_were_complete(
             assert len(tokens) == 4
             assert waited_ms[WaitCause.COLD_START] > 0
             assert house.replicas["a"].unloads == 1
-            assert house.residents["a"].phase is ResidencyPhase.OUT
+            assert house.residents["a"].phase is ResidencyPhase.UNLOADED
 
     run(work())
 
@@ -206,7 +206,7 @@ def test_a_model_that_turns_out_too_large_is_ended_again():
             with pytest.raises(ModelLoadFailed):
                 await house.ask("a")
             assert house.replicas["a"].engine.pid is None
-            assert house.residents.taken_bytes == 0
+            assert house.residents.used_bytes == 0
 
     run(work())
 
@@ -232,7 +232,7 @@ def test_a_pinned_model_is_there_from_the_start_and_nothing_is_left_at_the_end()
             await house.until(lambda: house.replicas["a"].open)
             await house.ask("b")
             pids = [lodger.engine.pid for lodger in house.replicas.values()]
-            assert all(model_memory(pid) > 1 << 20 for pid in pids)
+            assert all(process_memory_bytes(pid) > 1 << 20 for pid in pids)
         assert not any(psutil.pid_exists(pid) for pid in pids)
 
     run(work())

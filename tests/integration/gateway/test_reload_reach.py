@@ -19,7 +19,7 @@ from maitred.admission.config import PriceConfig
 from maitred.app.assembly.services import open_resources
 from maitred.app.gateway import open_gateway
 from maitred.app.reload import Reloader
-from maitred.config.comparison import why_restart
+from maitred.config.comparison import restart_reason
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import Config, TextModelConfig
 from maitred.config.walker import unwrap
@@ -66,7 +66,7 @@ class Numbers:
                 changes[field.name] = {key: self.fill(entry, name) for key, entry in value.items()}
             elif isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
                 changes[field.name] = [self.fill(entry, name) for entry in value]
-            elif why_restart(pattern) is None:
+            elif restart_reason(pattern) is None:
                 kind, _ = unwrap(field.type)
                 if isinstance(kind, inspect.UnionType):
                     kind, _ = unwrap(next(k for k in kind.types if not isinstance(k, inspect.NoneType)))

@@ -6,7 +6,7 @@ import signal
 import time
 
 from maitred.routing.escalation.schema import SchemaResult
-from maitred.routing.escalation.schemas import Schemas
+from maitred.routing.escalation.schemas import SchemaChecker
 
 WORDS = {"type": "array", "items": {"type": "string"}}
 ENDLESS = {"type": "string", "pattern": "^(a+)+$"}
@@ -14,9 +14,9 @@ ENDLESS = {"type": "string", "pattern": "^(a+)+$"}
 
 
 async def test_it_tells_what_follows_a_schema_and_survives_what_takes_for_ever():
-    async with Schemas(check_s=0.5) as schemas:
-        assert await schemas.check(WORDS, '["a"]') is SchemaResult.FOLLOWS
-        assert await schemas.check(WORDS, "[1]") is SchemaResult.BREAKS
+    async with SchemaChecker(check_timeout_s=0.5) as schemas:
+        assert await schemas.check(WORDS, '["a"]') is SchemaResult.VALID
+        assert await schemas.check(WORDS, "[1]") is SchemaResult.INVALID
         begun_s = time.perf_counter()
         longest_s = 0.0
         check = asyncio.create_task(schemas.check(ENDLESS, f'"{"a" * 64}!"'))
@@ -27,36 +27,36 @@ async def test_it_tells_what_follows_a_schema_and_survives_what_takes_for_ever()
         assert await check is SchemaResult.UNKNOWN
         assert time.perf_counter() - begun_s < 3.0
         assert longest_s < 0.3, "everybody else goes on"
-        assert await schemas.check(WORDS, '["a"]') is SchemaResult.FOLLOWS, "in a new process"
+        assert await schemas.check(WORDS, '["a"]') is SchemaResult.VALID, "in a new process"
 
 
 async def test_checks_beside_each_other_get_their_own_verdicts():
-    async with Schemas() as schemas:
+    async with SchemaChecker() as schemas:
         texts = ['["a"]', "[1]", "{", "[]"] * 8
         verdicts = await asyncio.gather(*(schemas.check(WORDS, text) for text in texts))
-        assert verdicts == [SchemaResult.FOLLOWS, SchemaResult.BREAKS, SchemaResult.BREAKS, SchemaResult.FOLLOWS] * 8
+        assert verdicts == [SchemaResult.VALID, SchemaResult.INVALID, SchemaResult.INVALID, SchemaResult.VALID] * 8
 
 
 async def test_who_leaves_during_a_check_takes_nobody_elses_verdict_along():
-    async with Schemas(check_s=5.0) as schemas:
+    async with SchemaChecker(check_timeout_s=5.0) as schemas:
         check = asyncio.create_task(schemas.check(ENDLESS, f'"{"a" * 64}!"'))
         await asyncio.sleep(0.1)
         check.cancel()
         await asyncio.wait([check])
-        assert await schemas.check(WORDS, "[1]") is SchemaResult.BREAKS
+        assert await schemas.check(WORDS, "[1]") is SchemaResult.INVALID
 
 
 async def test_a_process_that_dies_is_followed_by_another():
-    async with Schemas() as schemas:
+    async with SchemaChecker() as schemas:
         process = schemas._process
         os.kill(process.pid, signal.SIGKILL)
         await process.wait()
         assert await schemas.check(WORDS, "[1]") is SchemaResult.UNKNOWN
-        assert await schemas.check(WORDS, "[1]") is SchemaResult.BREAKS
+        assert await schemas.check(WORDS, "[1]") is SchemaResult.INVALID
         last = schemas._process
     assert last.returncode is not None, "it goes with its owner"
 
 
 async def test_what_is_too_long_is_not_looked_at():
-    async with Schemas() as schemas:
+    async with SchemaChecker() as schemas:
         assert await schemas.check(WORDS, "[" + '"a",' * 500_000 + '"a"]') is SchemaResult.UNKNOWN

@@ -48,14 +48,16 @@ async def shares(said, peers_say, reports):
             def trust():
                 return floor.reports.trust(station, asyncio.get_running_loop().time())
 
-            await system.wait_until(lambda: all(each.reported.waiting is not None for each in system.model.replicas))
+            await system.wait_until(
+                lambda: all(each.reported_load.waiting is not None for each in system.model.replicas)
+            )
             await system.wait_until(lambda: trust() < 0.01 or reports is NEVER_OLD)
             for _ in range(ROUNDS):
                 answers = await asyncio.gather(*(system.chat() for _ in range(AT_ONCE)))
                 assert {answer.status_code for answer in answers} == {200}
             await system.wait_until(lambda: system.nothing_left)
             assert silent.process.poll() is None
-            assert system.model.replicas[0].status.up, "a server whose metrics hang is not down"
+            assert system.model.replicas[0].status.is_up, "a server whose metrics hang is not down"
             counts = Counter(event.replica for event in system.ledger.events)
             return counts["silent"] / (ROUNDS * AT_ONCE), trust()
 

@@ -15,7 +15,7 @@ from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.auto.config import AutoConfig
 from maitred.routing.config import RoutingConfig
 from maitred.routing.escalation.config import EscalationConfig
-from maitred.routing.escalation.schemas import Schemas
+from maitred.routing.escalation.schemas import SchemaChecker
 from tests.integration.upstream.test_upstream_faults import QUICK
 from tests.integration.upstream.test_upstream_passing import Server, chunk, running
 from tests.support.upstream_gateway import upstream_gateway
@@ -73,7 +73,7 @@ async def serving(escalation=ALL, *, schemas=False, pools=None, limited=(), prin
             url = await running_all.enter_async_context(running(server.answer))
             upstream = UpstreamConfig(url=f"{url}/v1", dialect="openai", **QUICK)
             models[name] = TextModelConfig(upstreams=[upstream], **(pools or {}).get(name, {}))
-        judge = await running_all.enter_async_context(Schemas()) if schemas else None
+        judge = await running_all.enter_async_context(SchemaChecker()) if schemas else None
         system = await running_all.enter_async_context(
             upstream_gateway(
                 *("",),

@@ -161,7 +161,7 @@ async def test_overflow_goes_to_the_provider_as_far_as_the_budget_for_it_reaches
         async with upstream_gateway("", models=models, admitting=prices, limited=[budget]) as system:
             assert "x-maitred-degraded" not in (await ask(system, "mine")).headers
             own.stop()
-            await system.wait_until(lambda: not system.upstream.status.up)
+            await system.wait_until(lambda: not system.upstream.status.is_up)
             for _ in range(2):
                 answer = await ask(system, "mine")
                 assert text(answer) == TEXT

@@ -142,7 +142,7 @@ async def test_counts_as_the_counters_in_memory_do(server, seed):
 
     memory, leases = MemoryCounters(clock, spent), []
     config = config_of(server, slice_share=0.3)
-    async with AlwaysSliced(config, clock, "one", spent=spent, offset_s=lambda: clock.added_s) as redis:
+    async with AlwaysSliced(config, clock, "one", read_spent=spent, offset_s=lambda: clock.added_s) as redis:
         for n in range(400):
             match rng.choice(["reserve", "reserve", "settle", "settle", "renew", "advance", "read"]):
                 case "reserve":
@@ -217,14 +217,14 @@ async def test_leases_and_slices_of_a_gateway_that_vanishes_expire(server):
     config = config_of(server, slice_share=0.2, slice_lease_s=5.0)
     clock = Time()
     claims = [bucket(100, 10), pool(100, 10), budget(100, 10)]
-    gone = RedisCounters(config, clock, "gone", spent=nothing_spent, offset_s=lambda: clock.added_s)
+    gone = RedisCounters(config, clock, "gone", read_spent=nothing_spent, offset_s=lambda: clock.added_s)
     await gone.__aenter__()
     assert isinstance(await gone.reserve(reservation("a", claims)), ReservationGranted)
     await gone._session.renew_slices()
-    await gone._session._end_upkeep()  # As `kill -9` does: Redis is told nothing.
+    await gone._session._stop_upkeep()  # As `kill -9` does: Redis is told nothing.
     await gone._session._link.close()
 
-    async with RedisCounters(config, clock, "two", spent=nothing_spent, offset_s=lambda: clock.added_s) as two:
+    async with RedisCounters(config, clock, "two", read_spent=nothing_spent, offset_s=lambda: clock.added_s) as two:
         assert [r.remaining for r in await two.read(claims)] == [70, 70, 72], "10 reserved, a fifth in the slices"
         await clock.advance(5.1)
         assert [r.remaining for r in await two.read(claims)] == [90, 90, 90]
@@ -234,8 +234,8 @@ async def test_leases_and_slices_of_a_gateway_that_vanishes_expire(server):
 
 async def test_closing_gives_slices_back(server):
     config = config_of(server, slice_share=0.2)
-    async with RedisCounters(config, SystemClock(), "two", spent=nothing_spent) as two:
-        async with RedisCounters(config, SystemClock(), "one", spent=nothing_spent) as one:
+    async with RedisCounters(config, SystemClock(), "two", read_spent=nothing_spent) as two:
+        async with RedisCounters(config, SystemClock(), "one", read_spent=nothing_spent) as one:
             await one.reserve(reservation("a", [pool(100, 10)]))
             await one._session.renew_slices()
             assert one.state().slices == 1
@@ -245,7 +245,7 @@ async def test_closing_gives_slices_back(server):
 
 
 async def test_slices_vanish_as_a_budget_runs_out(server):
-    async with RedisCounters(config_of(server), SystemClock(), "one", spent=nothing_spent) as one:
+    async with RedisCounters(config_of(server), SystemClock(), "one", read_spent=nothing_spent) as one:
         for n, slices in enumerate((1, 1, 0)):
             answer = await one.reserve(reservation(str(n), [budget(1000, (500, 450, 50)[n])]))
             assert isinstance(answer, ReservationGranted)
@@ -254,14 +254,14 @@ async def test_slices_vanish_as_a_budget_runs_out(server):
 
 
 async def test_a_lease_id_serves_once(server):
-    async with RedisCounters(config_of(server), SystemClock(), "one", spent=nothing_spent) as one:
+    async with RedisCounters(config_of(server), SystemClock(), "one", read_spent=nothing_spent) as one:
         await one.reserve(reservation("a", [pool(10, 1)]))
         with pytest.raises(Bug, match="used before"):
             await one.reserve(reservation("a", [pool(10, 1)]))
 
 
 async def test_a_cancelled_reservation_leaves_nothing(server):
-    async with RedisCounters(config_of(server), SystemClock(), "one", spent=nothing_spent) as one:
+    async with RedisCounters(config_of(server), SystemClock(), "one", read_spent=nothing_spent) as one:
         calls = [asyncio.create_task(one.reserve(reservation(str(n), [pool(100, 1)]))) for n in range(50)]
         await asyncio.sleep(0.002)
         for call in calls:
@@ -270,14 +270,14 @@ async def test_a_cancelled_reservation_leaves_nothing(server):
         for n, answer in enumerate(answers):
             if isinstance(answer, ReservationGranted):
                 await one.settle(str(n), {})
-        await one._session.deliver()
+        await one._session.report_pending()
         assert (await one.read([pool(100, 0)]))[0].remaining == 100
         assert one.state().mode is CounterMode.SHARED
 
 
 async def test_an_empty_redis_waits_for_all_gateways_before_it_opens(server):
     started_s = time.monotonic()
-    async with RedisCounters(config_of(server, recovery_s=0.3), SystemClock(), "one", spent=nothing_spent) as one:
+    async with RedisCounters(config_of(server, recovery_s=0.3), SystemClock(), "one", read_spent=nothing_spent) as one:
         assert 0.3 <= time.monotonic() - started_s < 2.0
         assert one.healthy
         assert isinstance(await one.reserve(reservation("a", [pool(10, 1)])), ReservationGranted)

@@ -55,7 +55,7 @@ class Gateways:
         return {counter: self.ledger[counter] for counter in counters if counter in self.ledger}
 
     def open(self, name):
-        return RedisCounters(self.config, SystemClock(), name, spent=self.spent)
+        return RedisCounters(self.config, SystemClock(), name, read_spent=self.spent)
 
     @asynccontextmanager
     async def two(self):
@@ -323,7 +323,7 @@ async def test_a_gateway_that_is_busy_itself_does_not_blame_redis(server):
         assert all(isinstance(answer, ReservationGranted) for answer in await asyncio.gather(*calls))
         assert one.healthy
         assert one.state().mode is CounterMode.SHARED
-        assert one._session.losses == 0
+        assert one._session.loss_count == 0
 
 
 async def test_calls_whose_answer_was_lost_count_once(server):
@@ -382,7 +382,7 @@ async def test_what_ends_while_redis_recovers_is_told_at_once(server):
         server.start()
         await until(lambda: session.mode is CounterMode.RECOVERING)
         await one.settle("away", {"budget": 7})
-        await until(lambda: not session.holdings.unsettled, timeout_s=0.7)
+        await until(lambda: not session.lease_records.unsettled, timeout_s=0.7)
         assert session.mode is CounterMode.RECOVERING
         await until(lambda: one.healthy)
         assert (await one.read([budget(1000)]))[0].used == 7
@@ -407,7 +407,7 @@ async def test_starts_without_redis_and_finds_it(server):
     async with gateways.open("one") as one:
         with pytest.raises(StoreUnavailable):
             await one.reserve(reservation("a", pool(10, 1)))
-        assert await one.read([pool(10, 1)]) == [one._session.book.readings([pool(10, 1)], 0.0)[0]]
+        assert await one.read([pool(10, 1)]) == [one._session.slices.states([pool(10, 1)], 0.0)[0]]
         server.start()
         await until(lambda: one.healthy)
         assert isinstance(await one.reserve(reservation("a", pool(10, 1))), ReservationGranted)

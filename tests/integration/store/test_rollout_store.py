@@ -10,7 +10,7 @@ from maitred.core.clock import SystemClock
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound, StoreUnavailable
 from maitred.core.rollout import RolloutPhase
 from maitred.routing.pools.config import PoolConfig, RoutesConfig, TargetConfig
-from maitred.routing.pools.names import ModelNames
+from maitred.routing.pools.names import NameResolver
 from maitred.routing.rollout.config import RolloutConfig
 from maitred.routing.rollout.live import LiveRollouts
 from maitred.routing.rollout.trial import TrialDecision
@@ -31,7 +31,7 @@ class Gateway(RolloutAdmin):
             names={name: [TargetConfig(pool=name)] for name in MODELS},
             rollouts=declared or {},
         )
-        super().__init__(store, self.live, ModelNames(table), SystemClock(), interval_s=0.01)
+        super().__init__(store, self.live, NameResolver(table), SystemClock(), interval_s=0.01)
 
 
 @asynccontextmanager
@@ -90,9 +90,9 @@ async def test_a_rollout_of_the_administration_needs_no_configuration(store):
             ("promote", RolloutPhase.PROMOTED),
         ):
             assert (await getattr(gateway, name)("v1")).phase is phase
-        assert gateway.live.main == {"v1": "v2"}
+        assert gateway.live.default_models == {"v1": "v2"}
     async with started(store) as gateway:
-        assert gateway.live.main == {"v1": "v2"}
+        assert gateway.live.default_models == {"v1": "v2"}
         assert (await gateway.end("v1")).phase is RolloutPhase.ENDED
         assert gateway.all() == []
         with pytest.raises(ResourceNotFound):

@@ -26,7 +26,7 @@ SLOW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i <
 
 
 async def _version(database: Database) -> int:
-    async with database.reading() as connection:
+    async with database.begin_read() as connection:
         return int((await connection.execute(select(directory_version.c.version))).scalar_one())
 
 
@@ -38,7 +38,7 @@ async def test_migrations_make_the_tables_of_the_schema_and_may_run_again(store_
     for _ in range(2):
         async with open_database(store_config) as database:
             assert await _version(database) == 0
-            async with database.reading() as connection:
+            async with database.begin_read() as connection:
                 assert await connection.run_sync(_differences) == []
             async with database.begin() as connection:
                 rows = (await connection.execute(select(directory_version))).all()
@@ -107,7 +107,7 @@ async def test_a_transaction_that_raises_changes_nothing(store_config: StoreConf
 
 
 async def test_a_reader_sees_one_moment(store_config: StoreConfig) -> None:
-    async with open_database(store_config) as database, database.reading() as connection:
+    async with open_database(store_config) as database, database.begin_read() as connection:
         query = select(directory_version.c.version)
         assert (await connection.execute(query)).scalar_one() == 0
         async with database.begin() as writer:
@@ -118,7 +118,7 @@ async def test_a_reader_sees_one_moment(store_config: StoreConfig) -> None:
 async def test_a_wrong_statement_is_our_fault_and_no_outage(store_config: StoreConfig) -> None:
     async with open_database(store_config) as database:
         with pytest.raises(DBAPIError):
-            async with database.reading() as connection:
+            async with database.begin_read() as connection:
                 await connection.execute(text("SELECT nonsense FROM nowhere"))
 
 
@@ -145,7 +145,7 @@ async def test_text_that_postgresql_would_refuse_is_stored_all_the_same(store_co
     async with open_database(store_config) as database:
         async with database.begin() as connection:
             await connection.execute(insert(usage), [row])
-        async with database.reading() as connection:
+        async with database.begin_read() as connection:
             kept = (await connection.execute(select(usage))).mappings().one()
     assert dict(kept) == row | {"id": "u\ufffd", "request_id": "r\ufffd"}
 
@@ -188,7 +188,7 @@ async def test_a_server_that_dies_within_a_transaction_is_unavailable(
                 await write()
         finally:
             postgres_server.start()
-        async with database.reading() as connection:
+        async with database.begin_read() as connection:
             assert (await connection.execute(select(spend))).all() == []
 
 
@@ -217,7 +217,7 @@ async def test_a_wrong_password_or_an_unknown_database_is_unavailable(
 
 async def test_the_sqlite_folder_is_private_and_the_file_has_a_write_ahead_log(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    async with open_database(StoreConfig(folder=str(folder))) as database, database.reading() as connection:
+    async with open_database(StoreConfig(folder=str(folder))) as database, database.begin_read() as connection:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         pragmas = {
             name: (await connection.execute(text(f"PRAGMA {name}"))).scalar_one()
@@ -253,7 +253,7 @@ async def test_a_statement_that_takes_too_long_is_given_up(store_config: StoreCo
     async with open_database(config) as database:
         started_s = time.monotonic()
         with pytest.raises(StoreUnavailable):
-            async with database.reading() as connection:
+            async with database.begin_read() as connection:
                 await connection.execute(text(SLOW))
         assert time.monotonic() - started_s < 0.8
         assert await _version(database) == 0

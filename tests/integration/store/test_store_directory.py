@@ -318,7 +318,7 @@ async def test_the_slowest_rate_is_the_one_with_the_most_minutes_of_burst(store:
 async def test_a_budget_may_have_a_soft_limit_below_its_hard_one(store: DirectoryStore) -> None:
     hard = limit("hard", "*", 100, kind=LimitKind.USD_PER_DAY)
     soft = limit("soft", "*", 80, kind=LimitKind.USD_PER_DAY, hard=False)
-    await store.load_many(limits=[hard])
+    await store.add_many(limits=[hard])
     await store.put_limit(soft)
     assert await store.limits() == [hard, soft]
     with pytest.raises(Conflict, match="The limit soft already"):
@@ -348,8 +348,8 @@ async def test_a_key_and_the_deletion_of_its_tenant_race_to_one_outcome(store: D
 
 async def test_pages_cover_everything_once_and_in_order(store: DirectoryStore) -> None:
     ids = sorted(["b", "b-", "b_", "b0", "ba", "a", "z9", "0", *(f"t{number}" for number in range(50))])
-    await store.load_many([Tenant(id=each) for each in reversed(ids)], [key(each, "a") for each in ids])
-    await store.load_many(limits=[limit(each, f"key:{each}") for each in ids])
+    await store.add_many([Tenant(id=each) for each in reversed(ids)], [key(each, "a") for each in ids])
+    await store.add_many(limits=[limit(each, f"key:{each}") for each in ids])
 
     async def all_pages(page: Callable[..., Awaitable[list[Tenant] | list[ApiKey] | list[Limit]]]) -> list[str]:
         found: list[str] = []
@@ -463,28 +463,28 @@ async def test_many_are_loaded_at_once(store: DirectoryStore) -> None:
     organisations = [Tenant(id=f"org{number}") for number in range(3)]
     keys = [key(f"k{number}", f"team{number}", name=f"n{number}") for number in range(1500)]
     limits = [limit(f"l{number}", f"key:k{number}") for number in range(1500)]
-    await store.load_many([*teams, *organisations], keys, limits)  # Whatever order they come in.
+    await store.add_many([*teams, *organisations], keys, limits)  # Whatever order they come in.
     changes = await store.changes(0)
     assert {each.id for each in changes.tenants} == {each.id for each in [*teams, *organisations]}
     assert sorted(changes.keys, key=lambda each: each.id) == sorted(keys, key=lambda each: each.id)
     assert {each.id for each in changes.limits} == {each.id for each in limits}
 
     with pytest.raises(InvalidRequest):
-        await store.load_many([Tenant(id="fine"), Tenant(id="Not fine")])
+        await store.add_many([Tenant(id="fine"), Tenant(id="Not fine")])
     for wrong in (
-        lambda: store.load_many([Tenant(id="fine"), Tenant(id="org1")]),
-        lambda: store.load_many([Tenant(id="fine"), Tenant(id="fine")]),
-        lambda: store.load_many(keys=[key("x", "org1"), key("x", "org1")]),
-        lambda: store.load_many(limits=[limit("x"), limit("x")]),
-        lambda: store.load_many(limits=[limit("x"), limit("y")]),
+        lambda: store.add_many([Tenant(id="fine"), Tenant(id="org1")]),
+        lambda: store.add_many([Tenant(id="fine"), Tenant(id="fine")]),
+        lambda: store.add_many(keys=[key("x", "org1"), key("x", "org1")]),
+        lambda: store.add_many(limits=[limit("x"), limit("x")]),
+        lambda: store.add_many(limits=[limit("x"), limit("y")]),
     ):
         with pytest.raises(Conflict):
             await wrong()
     with pytest.raises(InvalidRequest, match="fine is a team of org1"):
-        await store.load_many([Tenant(id="fine", parent="org1"), Tenant(id="deep", parent="fine")])
+        await store.add_many([Tenant(id="fine", parent="org1"), Tenant(id="deep", parent="fine")])
     with pytest.raises(ResourceNotFound):
         await store.tenant("fine")
-    await store.load_many()
+    await store.add_many()
 
 
 async def test_a_version_from_the_future_is_told_the_truth(store: DirectoryStore) -> None:
@@ -494,25 +494,25 @@ async def test_a_version_from_the_future_is_told_the_truth(store: DirectoryStore
 
 
 async def test_administrative_replies_are_remembered_for_a_day(store: DirectoryStore, clock: SetClock) -> None:
-    assert await store.remembered("k", b"hash") is None
-    await store.remember("k", b"hash", 201, b"\0reply")
-    await store.remember("k", b"hash", 500, b"later")
-    assert await store.remembered("k", b"hash") == (201, b"\0reply")
+    assert await store.find_reply("k", b"hash") is None
+    await store.store_reply("k", b"hash", 201, b"\0reply")
+    await store.store_reply("k", b"hash", 500, b"later")
+    assert await store.find_reply("k", b"hash") == (201, b"\0reply")
     with pytest.raises(Conflict, match="another call"):
-        await store.remembered("k", b"other")
+        await store.find_reply("k", b"other")
     clock.now_s += 86400
-    assert await store.remembered("k", b"other") is None
-    await store.remember("k", b"other", 200, b"new")
-    assert await store.remembered("k", b"other") == (200, b"new")
+    assert await store.find_reply("k", b"other") is None
+    await store.store_reply("k", b"other", 200, b"new")
+    assert await store.find_reply("k", b"other") == (200, b"new")
     for nasty in ("", "a\0b", "x" * 257, "\ud800"):
         with pytest.raises(InvalidRequest):
-            await store.remembered(nasty, b"hash")
+            await store.find_reply(nasty, b"hash")
         with pytest.raises(InvalidRequest):
-            await store.remember(nasty, b"hash", 200, b"")
-    await asyncio.gather(*(store.remember("raced", b"hash", 200 + number, b"") for number in range(5)))
-    assert await store.remembered("raced", b"hash") is not None
-    await store.remember("'; DROP TABLE admin_replies; -- 🦙", b"hash", 200, b"")
-    assert await store.remembered("'; DROP TABLE admin_replies; -- 🦙", b"hash") == (200, b"")
+            await store.store_reply(nasty, b"hash", 200, b"")
+    await asyncio.gather(*(store.store_reply("raced", b"hash", 200 + number, b"") for number in range(5)))
+    assert await store.find_reply("raced", b"hash") is not None
+    await store.store_reply("'; DROP TABLE admin_replies; -- 🦙", b"hash", 200, b"")
+    assert await store.find_reply("'; DROP TABLE admin_replies; -- 🦙", b"hash") == (200, b"")
 
 
 async def test_without_its_server_every_call_says_that_the_store_is_away(
@@ -531,9 +531,9 @@ async def test_without_its_server_every_call_says_that_the_store_is_away(
                 lambda: store.keys(),
                 lambda: store.create_tenant(Tenant(id="other")),
                 lambda: store.rotate_key("k1", secret("new"), 5),
-                lambda: store.load_many([Tenant(id="many")]),
-                lambda: store.remembered("k", b""),
-                lambda: store.remember("k", b"", 200, b""),
+                lambda: store.add_many([Tenant(id="many")]),
+                lambda: store.find_reply("k", b""),
+                lambda: store.store_reply("k", b"", 200, b""),
             ):
                 with pytest.raises(StoreUnavailable):
                     await call()

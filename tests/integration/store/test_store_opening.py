@@ -14,7 +14,7 @@ from maitred.identity.refresh import DirectoryRefresher
 from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.directory import DirectoryStore
-from maitred.store.migration import newest_step
+from maitred.store.migration import latest_revision
 from tests.support.clock import FakeClock
 
 
@@ -72,8 +72,8 @@ async def test_another_file_in_the_place_of_the_first_is_not_taken_for_it(tmp_pa
 
 async def test_tables_are_made_once_and_those_of_a_newer_version_are_not_touched(tmp_path):
     config = StoreConfig(folder=str(tmp_path))
-    async with open_database(config) as database, database.reading() as connection:
-        assert await connection.scalar(text("SELECT version_num FROM alembic_version")) == newest_step()
+    async with open_database(config) as database, database.begin_read() as connection:
+        assert await connection.scalar(text("SELECT version_num FROM alembic_version")) == latest_revision()
     async with open_database(config) as database, database.begin() as connection:
         await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(ConfigInvalid, match="newer version of maitred"):
@@ -83,4 +83,4 @@ async def test_tables_are_made_once_and_those_of_a_newer_version_are_not_touched
 
 def test_the_newest_step_is_known_without_alembic():
     steps = ScriptDirectory(str(Path(maitred.store.__file__).parent / "migrations"))
-    assert [newest_step()] == steps.get_heads()
+    assert [latest_revision()] == steps.get_heads()

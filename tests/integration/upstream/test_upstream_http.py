@@ -8,16 +8,18 @@ from contextlib import asynccontextmanager
 import pytest
 
 from maitred.core.request import FinishReason
-from maitred.replica.http.connection import MOST_HEAD_BYTES, ResponseBroken
+from maitred.replica.http.connection import MAX_HEAD_BYTES, ResponseBroken
 from maitred.replica.http.pool import ConnectFailed, HostPool, OpenConnections
-from maitred.replica.http.request_head import encode_head, encode_line, encode_request
+from maitred.replica.http.request_head import encode_head, encode_header, encode_request
 from maitred.replica.upstream.dialects import DIALECTS
 from maitred.replica.upstream.openai_stream import OpenAIStreamParser
 from maitred.replica.upstream.stream import UpstreamStream
 from maitred.testing.server_process import free_port
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n"
-REQUEST = encode_request(encode_head("POST", "/v1", {"host": "there"}), [encode_line("x-request-id", "one")], b"a body")
+REQUEST = encode_request(
+    encode_head("POST", "/v1", {"host": "there"}), [encode_header("x-request-id", "one")], b"a body"
+)
 WAIT_S = 10.0
 """Nothing here takes so long; a test that waits longer has failed."""
 
@@ -73,8 +75,8 @@ async def line_to(*scripts, tls=None):
 
 
 async def asked(line):
-    response = await line.ask(REQUEST)
-    return await response.body(1 << 24)
+    response = await line.send(REQUEST)
+    return await response.read_body(1 << 24)
 
 
 async def test_a_request_goes_out_as_it_was_written_and_bodies_of_all_three_kinds_are_read():
@@ -97,9 +99,9 @@ async def test_a_head_that_comes_byte_by_byte_is_read_with_its_interim_responses
     head = b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + OK + b"X-Two:  b \r\n"
     pieces = [bytes([byte]) for byte in head + b"content-length: 2\r\n\r\nhi"]
     async with line_to(pieces) as (_, line):
-        response = await line.ask(REQUEST)
+        response = await line.send(REQUEST)
         assert (response.status, response.headers[b"x-two"].strip(), b"link" in response.headers) == (200, b"b", False)
-        assert await response.body(10) == b"hi"
+        assert await response.read_body(10) == b"hi"
 
 
 @pytest.mark.parametrize(
@@ -112,9 +114,9 @@ async def test_a_head_that_comes_byte_by_byte_is_read_with_its_interim_responses
 )
 async def test_an_answer_that_is_cut_in_its_middle_is_not_taken_for_whole(pieces):
     async with line_to(pieces) as (_, line):
-        response = await line.ask(REQUEST)
+        response = await line.send(REQUEST)
         with pytest.raises(ResponseBroken):
-            await response.body(1 << 20)
+            await response.read_body(1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +126,14 @@ async def test_an_answer_that_is_cut_in_its_middle_is_not_taken_for_whole(pieces
         [OK, None],
         [b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n", ...],
         [OK + b"".join(b"x-%d: %b\r\n" % (at, b"y" * 1000) for at in range(100)), ...],
-        [OK + b"x-long: " + b"y" * (MOST_HEAD_BYTES + 1) + b"\r\ncontent-length: 1\r\n\r\nz", ...],
+        [OK + b"x-long: " + b"y" * (MAX_HEAD_BYTES + 1) + b"\r\ncontent-length: 1\r\n\r\nz", ...],
     ],
 )
 async def test_what_is_no_head_or_too_long_a_one_is_no_response(pieces):
     async with line_to(pieces) as (server, line):
         with pytest.raises(ResponseBroken) as caught:
-            await line.ask(REQUEST)
-        assert not caught.value.untouched
+            await line.send(REQUEST)
+        assert not caught.value.nothing_received
         assert len(server.requests) == 1
 
 
@@ -142,10 +144,10 @@ async def test_a_request_goes_out_again_only_where_a_kept_connection_was_closed_
         assert await asked(line) == b"a"
         assert (server.connections, len(server.requests)) == (2, 3)
         with pytest.raises(ResponseBroken) as caught:
-            await line.ask(REQUEST)
-        assert (caught.value.untouched, len(server.requests)) == (False, 4)
+            await line.send(REQUEST)
+        assert (caught.value.nothing_received, len(server.requests)) == (False, 4)
         with pytest.raises(ResponseBroken):  # nothing was kept, so a new one is not tried twice
-            await line.ask(REQUEST)
+            await line.send(REQUEST)
         assert (server.connections, len(server.requests)) == (3, 5)
 
 
@@ -155,7 +157,7 @@ async def test_a_request_goes_out_again_where_a_kept_connection_was_idle_for_too
     async with line_to(whole, late, whole, late, late) as (server, line):
         assert [await asked(line), await asked(line)] == [b"a", b"a"]
         assert (server.connections, len(server.requests)) == (2, 3)
-        assert (await line.ask(REQUEST)).status == 408  # said twice, it is an answer
+        assert (await line.send(REQUEST)).status == 408  # said twice, it is an answer
         assert (server.connections, len(server.requests)) == (3, 5)
 
 
@@ -187,7 +189,7 @@ async def test_a_response_that_is_closed_ends_the_work_there_and_one_that_may_en
         server,
         line,
     ):
-        response = await line.ask(REQUEST)
+        response = await line.send(REQUEST)
         assert await response.read() == b"a"
         response.drain(WAIT_S)
         server.may_go_on.set()
@@ -195,7 +197,7 @@ async def test_a_response_that_is_closed_ends_the_work_there_and_one_that_may_en
             await asyncio.sleep(0)
         assert await asked(line) == b"c"
         assert server.connections == 1
-        response = await line.ask(REQUEST)
+        response = await line.send(REQUEST)
         response.close()
         await server.left.wait()
 
@@ -203,10 +205,10 @@ async def test_a_response_that_is_closed_ends_the_work_there_and_one_that_may_en
 async def test_a_server_waits_for_a_reader_that_does_not_read():
     size = 64 << 20
     async with line_to([OK + b"content-length: %d\r\n\r\n" % size, *[b"x" * (1 << 20)] * 64]) as (_, line):
-        response = await line.ask(REQUEST)
+        response = await line.send(REQUEST)
         for _ in range(1000):
             await asyncio.sleep(0)
-        waiting = len(response.take())
+        waiting = len(response.take_body())
         assert 0 < waiting < 2 << 20
         rest = 0
         while piece := await response.read():
@@ -217,15 +219,15 @@ async def test_a_server_waits_for_a_reader_that_does_not_read():
 async def test_nobody_there_is_told_from_somebody_who_does_not_answer():
     async with OpenConnections() as connections:
         with pytest.raises(ConnectFailed, match=r"no connection to 127\.0\.0\.1:"):
-            await HostPool(connections, "127.0.0.1", free_port(), 5.0).ask(REQUEST)
+            await HostPool(connections, "127.0.0.1", free_port(), 5.0).send(REQUEST)
         with pytest.raises(ConnectFailed):
-            await HostPool(connections, "nowhere.invalid", 80, 5.0).ask(REQUEST)
+            await HostPool(connections, "nowhere.invalid", 80, 5.0).send(REQUEST)
 
 
 async def test_a_server_without_tls_is_unreachable_by_tls():
     async with line_to([], tls=ssl.create_default_context) as (server, line):
         with pytest.raises(ConnectFailed):
-            await line.ask(REQUEST)
+            await line.send(REQUEST)
         assert server.requests == []
 
 
@@ -234,7 +236,7 @@ async def test_leaving_closes_all_connections():
     async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
         async with OpenConnections() as connections:
             line = HostPool(connections, "127.0.0.1", listening.sockets[0].getsockname()[1], 5.0)
-            await line.ask(REQUEST)
+            await line.send(REQUEST)
         async with asyncio.timeout(WAIT_S):
             await server.left.wait()
 
@@ -242,7 +244,7 @@ async def test_leaving_closes_all_connections():
 @pytest.mark.parametrize("value", ["one\r\nx-evil: 1", "one\n", "\x00", "\x7f"])
 def test_no_value_of_a_header_can_begin_another_one(value):
     with pytest.raises(ValueError, match="control character"):
-        encode_line("x-request-id", value)
+        encode_header("x-request-id", value)
 
 
 def event(text=None, finish=None):
@@ -255,9 +257,13 @@ async def test_text_is_poured_while_its_reader_waits_and_the_end_is_read():
     end = event(finish="stop") + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
     head = OK + b"transfer-encoding: chunked\r\n\r\n"
     async with line_to([head + event("a"), ..., event("b"), event("c") + end]) as (server, line):
-        response = await line.ask(REQUEST)
+        response = await line.send(REQUEST)
         now_s = asyncio.get_running_loop().time()
-        times = {"begin_s": now_s + WAIT_S, "idle_s": WAIT_S, "total_s": now_s + WAIT_S}
+        times = {
+            "first_part_deadline_s": now_s + WAIT_S,
+            "idle_timeout_s": WAIT_S,
+            "deadline_s": now_s + WAIT_S,
+        }
         stream = UpstreamStream(response, OpenAIStreamParser("there", 1, DIALECTS["generic"]), **times)
         poured = []
 
@@ -277,9 +283,13 @@ async def test_text_is_poured_while_its_reader_waits_and_the_end_is_read():
 async def test_what_fails_on_the_way_out_is_raised_by_the_reader():
     head = OK + b"transfer-encoding: chunked\r\n\r\n"
     async with line_to([head + event("a"), ..., event("b"), ...]) as (server, line):
-        response = await line.ask(REQUEST)
+        response = await line.send(REQUEST)
         now_s = asyncio.get_running_loop().time()
-        times = {"begin_s": now_s + WAIT_S, "idle_s": WAIT_S, "total_s": now_s + WAIT_S}
+        times = {
+            "first_part_deadline_s": now_s + WAIT_S,
+            "idle_timeout_s": WAIT_S,
+            "deadline_s": now_s + WAIT_S,
+        }
         stream = UpstreamStream(response, OpenAIStreamParser("there", 1, DIALECTS["generic"]), **times)
 
         def pour(batch):

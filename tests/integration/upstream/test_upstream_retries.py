@@ -120,7 +120,7 @@ async def test_a_server_that_keeps_failing_is_left_alone():
                 answers = await asyncio.gather(*(system.chat() for _ in range(4)))
                 assert {answer.status_code for answer in answers} == {200}
             first = system.model.replicas[0]
-            assert first.status.breaker is not BreakerState.CLOSED
+            assert first.status.breaker_state is not BreakerState.CLOSED
             assert first.weight < 1.0
 
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationGranted
 from maitred.core.errors import StoreUnavailable
 from maitred.store.counters.memory import MemoryCounters
-from maitred.store.counters.table import REMEMBER_S
+from maitred.store.counters.table import LATE_SETTLE_S
 
 TICK_S = 1 / 64
 DAY_S = 64.0
@@ -222,7 +222,7 @@ class CountersMachine(RuleBasedStateMachine):
                 lease.expired = True
                 for counter, amount in lease.taken.items():
                     self.tallies[counter].give_back(amount)
-            if lease.ends_s + REMEMBER_S <= self.clock.now_s:
+            if lease.ends_s + LATE_SETTLE_S <= self.clock.now_s:
                 # Too late for the counters; the ledger still has it.
                 self.settled.append((id_, dict(self.leases.pop(id_).taken)))
 
@@ -251,7 +251,7 @@ class CountersMachine(RuleBasedStateMachine):
         for id_ in sorted(self.leases)[::2]:
             self.run(self.counters.settle(id_, {}))
         # Every window ends, every bucket with a refill is full, and what was not settled is past remembering.
-        self.clock.now_s += REMEMBER_S + 100 * DAY_S
+        self.clock.now_s += LATE_SETTLE_S + 100 * DAY_S
         for _ in range(len(self.tallies)):
             self.run(self.counters.renew([], 1.0))
             self.clock.now_s += DAY_S

@@ -11,8 +11,8 @@ from maitred.core.answer import Outcome
 from maitred.core.usage import UsageEvent
 from maitred.store.backlog import Backlog
 from maitred.store.journal import Journal
-from maitred.store.orphan_journal import open_orphan, orphans
-from maitred.store.segment import BeginRecord, Segment, UsageRecord, frame
+from maitred.store.orphan_journal import journal_folders, open_orphan
+from maitred.store.segment import BeginRecord, Segment, UsageRecord, encode_frame
 from tests.support.usage_events import usage_event
 
 TEXT = st.text(max_size=12)
@@ -47,7 +47,7 @@ def read(data: bytes):
 @given(st.lists(ENTRY, min_size=1, max_size=4))
 @settings(max_examples=20, deadline=None)
 def test_cut_at_every_byte(entries):
-    frames = [frame(entry) for entry in entries]
+    frames = [encode_frame(entry) for entry in entries]
     whole = b"".join(frames)
     ends = [sum(map(len, frames[: count + 1])) for count in range(len(frames))]
     for cut in range(len(whole) + 1):
@@ -60,7 +60,7 @@ def test_cut_at_every_byte(entries):
 @given(st.lists(ENTRY, min_size=1, max_size=6), st.data())
 @settings(max_examples=200, deadline=None)
 def test_bytes_that_changed(entries, data):
-    frames = [frame(entry) for entry in entries]
+    frames = [encode_frame(entry) for entry in entries]
     whole = bytearray(b"".join(frames))
     at = data.draw(st.integers(0, len(whole) - 1))
     patch = data.draw(st.binary(min_size=1, max_size=min(40, len(whole) - at)))
@@ -97,7 +97,7 @@ class BacklogMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.root = Path(self.folder.name)
         self.journal = Journal(self.root, segment_bytes=segment_bytes)
-        self.backlog = Backlog(self.journal, most_events=most_events)
+        self.backlog = Backlog(self.journal, max_events=most_events)
         self.waiting: list[UsageEvent] = []
         self.running: list[UsageEvent] = []
         self.number = 0
@@ -122,10 +122,10 @@ class BacklogMachine(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 6))
     def write(self, most):
-        batch = self.backlog.oldest(most)
+        batch = self.backlog.oldest_events(most)
         assert batch == self.waiting[: len(batch)]
         assert bool(batch) == bool(self.waiting)
-        self.backlog.written(len(batch))
+        self.backlog.mark_written(len(batch))
         del self.waiting[: len(batch)]
 
     @invariant()
@@ -135,14 +135,14 @@ class BacklogMachine(RuleBasedStateMachine):
         assert len(self.backlog) == len(self.waiting)
         for counter in ("spend:tenant:acme", "spend:key:0"):
             expected = sum(event.charges.get(counter, 0) for event in self.waiting)
-            assert self.backlog.charged([counter]) == {counter: expected}
+            assert self.backlog.pending_charges([counter]) == {counter: expected}
 
     def teardown(self):
         if not hasattr(self, "backlog"):
             return
         self.backlog.close()
         found: dict[str, UsageEvent] = {}
-        for path in orphans(self.root):
+        for path in journal_folders(self.root):
             with open_orphan(path) as orphan:
                 for batch in orphan.batches(3):
                     for event in batch:

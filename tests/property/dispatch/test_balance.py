@@ -11,7 +11,7 @@ from maitred.core.balance import PlacementRequest, ReplicaCandidate
 from maitred.core.flow import ServiceWeights
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig, PolicyName
-from maitred.routing.balance.loads import ReplicaLoads
+from maitred.routing.balance.loads import LoadScorer
 
 TOKENS = st.integers(0, 10_000).map(float)
 WEIGHTS = ServiceWeights()
@@ -67,11 +67,11 @@ def test_a_choice_is_one_of_the_candidates(policy, bound, inquiry, among, seed):
 def test_nobody_is_above_the_bound_while_another_could_take_the_request(policy, factor, rounds, seed):
     chance = random.Random(seed)
     balance = Balancer(BalanceConfig(policy=policy, bound=factor), WEIGHTS, chance.random)
-    loads, bound = ReplicaLoads(WEIGHTS), balance._bound
+    loads, bound = LoadScorer(WEIGHTS), balance._bound
     for inquiry, among in rounds:
-        bound.within(inquiry, among)  # opens accounts
+        bound.filter_candidates(inquiry, among)  # opens accounts
         total, weights = sum(map(bound.load, among)), sum(each.weight for each in among)
-        added = {each: loads.added(inquiry, each) for each in among}
+        added = {each: loads.added_load(inquiry, each) for each in among}
         after = {each: (bound.load(each) + added[each]) / each.weight for each in among}
         within = [
             each for each in among if loads.load(each) == 0 or after[each] <= factor * (total + added[each]) / weights

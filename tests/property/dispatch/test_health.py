@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from maitred.replica.health.breaker import AttemptOutcome, BreakerState
 from maitred.replica.health.config import BreakerConfig, HealthConfig, OutlierConfig
-from maitred.replica.health.health import ReplicaHealth, slow_start
+from maitred.replica.health.health import ReplicaHealth, slow_start_weight
 from maitred.replica.health.peers import PoolHealth
 
 NUMBERS = st.integers(0, 4)
@@ -48,11 +48,11 @@ class HealthMachine(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def begin(self, number):
         member = self.member(number)
-        verdict = self.peers.verdicts(self.now_s)[member.name]
+        verdict = self.peers.availabilities(self.now_s)[member.name]
         attempt = self.peers.start_attempt(member.name, self.now_s)
-        if not member.absent:
-            assert (attempt is not None) == verdict.may
-            assert attempt is None or attempt.probe == verdict.probe
+        if not member.is_absent:
+            assert (attempt is not None) == verdict.is_available
+            assert attempt is None or attempt.is_probe == verdict.is_probe
         if attempt is not None:
             self.running.append((member, attempt))
 
@@ -60,7 +60,7 @@ class HealthMachine(RuleBasedStateMachine):
     def answer(self, index, took_s):
         if self.running:
             member, attempt = self.running[index % len(self.running)]
-            member.answered(attempt, self.now_s + took_s)
+            member.on_first_token(attempt, self.now_s + took_s)
 
     @rule(index=st.integers(0, 50), outcome=st.sampled_from(AttemptOutcome), twice=st.booleans())
     def end(self, index, outcome, twice):
@@ -71,11 +71,13 @@ class HealthMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self):
-        ejected = self.peers.sweep(self.now_s)
-        serving = [member for member in self.members if not member.absent]
+        ejected = self.peers.eject_outliers(self.now_s)
+        serving = [member for member in self.members if not member.is_absent]
         if ejected:
-            assert sum(each.ejected(self.now_s) for each in serving) <= self.config.outliers.share * len(serving) + 1e-9
-            assert any(member.verdict(self.now_s).may for member in serving)
+            assert (
+                sum(each.is_ejected(self.now_s) for each in serving) <= self.config.outliers.share * len(serving) + 1e-9
+            )
+            assert any(member.availability(self.now_s).is_available for member in serving)
 
     @rule(number=NUMBERS)
     def go_or_come(self, number):
@@ -87,37 +89,39 @@ class HealthMachine(RuleBasedStateMachine):
             probes = [
                 attempt
                 for owner, attempt in self.running
-                if owner is member and attempt.probe and member.breaker._probe is attempt
+                if owner is member and attempt.is_probe and member.breaker._probe is attempt
             ]
             assert len(probes) <= 1
             if member.breaker.state(self.now_s) is not BreakerState.CLOSED:
-                assert member.breaker.probing == bool(probes), "a probe is never forgotten, and never counted twice"
+                assert member.breaker.is_probing == bool(probes), "a probe is never forgotten, and never counted twice"
 
     @invariant()
     def who_works_can_be_used(self):
         if not hasattr(self, "members"):
             return
-        verdicts = self.peers.verdicts(self.now_s)
-        works = [member for member in self.members if not member.absent and member.breaker.allows(self.now_s)]
-        assert any(verdict.may for verdict in verdicts.values()) == bool(works)
+        verdicts = self.peers.availabilities(self.now_s)
+        works = [
+            member for member in self.members if not member.is_absent and member.breaker.allows_request(self.now_s)
+        ]
+        assert any(verdict.is_available for verdict in verdicts.values()) == bool(works)
         for verdict in verdicts.values():
             assert 0.0 <= verdict.weight <= 1.0
-            assert verdict.may == (verdict.weight > 0) == (not verdict.why)
+            assert verdict.is_available == (verdict.weight > 0) == (not verdict.reason)
 
     def teardown(self):
         """Whatever has happened: with good outcomes from now on, every replica is back in full."""
         if not hasattr(self, "members"):
             return
         for member, attempt in self.running:
-            member.on_end(attempt, AttemptOutcome.NEITHER, self.now_s)
+            member.on_end(attempt, AttemptOutcome.NEUTRAL, self.now_s)
         self.away.clear()
         for _ in range(60):
             self.now_s += 1.0
             for member in self.members:
                 if (attempt := member.start_attempt(self.now_s)) is not None:
-                    member.answered(attempt, self.now_s + 0.1)
+                    member.on_first_token(attempt, self.now_s + 0.1)
                     member.on_end(attempt, AttemptOutcome.SUCCESS, self.now_s + 0.1)
-        assert [member.verdict(self.now_s).weight for member in self.members] == [1.0] * len(self.members)
+        assert [member.availability(self.now_s).weight for member in self.members] == [1.0] * len(self.members)
 
 
 TestHealth = HealthMachine.TestCase
@@ -125,5 +129,5 @@ TestHealth = HealthMachine.TestCase
 
 @given(since_s=st.floats(-10, 1e6), rises_s=st.floats(0, 1e3), least=st.floats(0.01, 1))
 def test_a_weight_only_rises(since_s, rises_s, least):
-    now, later = slow_start(since_s, rises_s, least), slow_start(since_s + 1, rises_s, least)
+    now, later = slow_start_weight(since_s, rises_s, least), slow_start_weight(since_s + 1, rises_s, least)
     assert least <= now <= later + 1e-9 <= 1.0 + 1e-9

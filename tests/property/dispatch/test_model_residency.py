@@ -57,7 +57,7 @@ def test_a_model_with_work_goes_only_after_its_turn_and_never_with_answers_unfin
     one.until(one.now_s + 60)
     for name, _, turn_over, idle_s, demand in one.left:
         assert demand.running == 0
-        assert not one.residents[name].pinned
+        assert not one.residents[name].is_pinned
         if demand.waiting:
             assert turn_over
         if not turn_over:
@@ -68,9 +68,9 @@ def test_a_model_with_work_goes_only_after_its_turn_and_never_with_answers_unfin
 def test_a_pinned_model_comes_first_and_stays(one, plan):
     play(one, plan)
     one.until(one.now_s + 30)
-    pinned = [name for name, resident in one.residents.all.items() if resident.pinned]
+    pinned = [name for name, resident in one.residents.models.items() if resident.is_pinned]
     assert one.loads[: len(pinned)] == pinned
-    assert all(one.residents[name].phase is ResidencyPhase.IN for name in pinned)
+    assert all(one.residents[name].phase is ResidencyPhase.LOADED for name in pinned)
     assert not {name for name, *_ in one.left} & set(pinned)
 
 
@@ -86,10 +86,10 @@ def test_a_second_decision_in_the_same_moment_orders_nothing_more(one, plan):
 @given(machines(pins=False), calls)
 def test_predictions_are_finite_and_zero_only_for_what_is_there(one, plan):
     play(one, plan)
-    for name, resident in one.residents.all.items():
+    for name, resident in one.residents.models.items():
         in_s = ready_in_s(one.residents, name, one.now_s, one.demands())
         assert 0 <= in_s < 1e4
-        if resident.phase is not ResidencyPhase.IN:
+        if resident.phase is not ResidencyPhase.LOADED:
             assert in_s > 0
 
 

@@ -12,8 +12,8 @@ from maitred.core.tenancy import Principal
 from maitred.routing.catalog import Catalog, ServedModel
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import PoolConfig, RoutesConfig, TargetConfig
-from maitred.routing.pools.requirements import RequestRequirements, objection
-from maitred.routing.pools.route_table import Routes, TargetReason, VersionSplit
+from maitred.routing.pools.requirements import RequestRequirements, find_exclusion
+from maitred.routing.pools.route_table import RoutingTable, TargetReason, VersionSplit
 from maitred.routing.rollout.config import RolloutConfig
 from maitred.routing.rollout.live import LiveRollouts
 from tests.property.wire.test_routes import CAPABILITIES, FAILURES, REGIONS
@@ -24,7 +24,7 @@ SESSIONS = st.lists(st.text(max_size=8), min_size=1, max_size=20)
 
 def state(weight, **settings):
     config = RolloutConfig(**{"stable": "v1", "canary": "v2", "sticky": "session", **settings})
-    return RolloutState(name="chat", settings=config.as_json(), weight=weight)
+    return RolloutState(name="chat", settings=config.to_json(), weight=weight)
 
 
 def router(live):
@@ -94,25 +94,25 @@ def test_all_requests_of_a_key_are_on_one_side_whatever_their_sessions(weight, k
 )
 def test_bounds_hold_for_both_versions_and_the_stable_one_follows_the_canary(pools, needs, version, failures):
     table = RoutesConfig(pools=pools, names={name: [TargetConfig(pool=name)] for name in pools})
-    way = Routes(table).route_by_rollout(needs, VersionSplit("chat", "v1", "v2", version))
+    way = RoutingTable(table).route_by_rollout(needs, VersionSplit("chat", "v1", "v2", version))
     named = needs.allowed("chat") or needs.allowed(needs.model)
     opened = [name for name in pools if named or needs.allowed(name)]
     if way is None:
         assert opened == []
         return
-    fitting = [name for name in opened if objection(pools[name], needs) is None]
+    fitting = [name for name in opened if find_exclusion(pools[name], needs) is None]
     assert way.arm.tried == (len(fitting) == 2)
     if not fitting:
         return
-    visited, copy = [way.first()], way.copy_to
+    visited, copy = [way.first_target()], way.shadow_target
     for failure in failures:
-        if (target := way.after(failure)) is None:
+        if (target := way.next_target(failure)) is None:
             break
         visited.append(target)
     wanted = "v1" if version is RolloutVersion.STABLE else "v2"
     first = wanted if wanted in fitting else fitting[0]
     behind = ["v1"] if first == "v2" and "v1" in fitting else []
     assert [target.pool for target in visited] == [first, *behind]
-    assert [target.rank for target in visited] == [TargetReason.OWN, TargetReason.STABLE][: len(visited)]
+    assert [target.reason for target in visited] == [TargetReason.OWN, TargetReason.STABLE][: len(visited)]
     assert (copy is not None) == (first == "v1" and "v2" in fitting)
     assert copy is None or copy.pool == "v2"

@@ -37,8 +37,8 @@ def gone(router, ask, principal):
     """All places that a request goes to while each fails it, or what is said instead."""
     try:
         way = router.route(ask, principal)
-        targets = [way.first()]
-        targets += [way.after(failure) for failure in FAILURES]
+        targets = [way.first_target()]
+        targets += [way.next_target(failure) for failure in FAILURES]
     except MaitredError as error:
         return type(error), error.message
     return targets, way.excluded, way.tried, way.name

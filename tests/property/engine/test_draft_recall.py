@@ -102,7 +102,7 @@ class Life:
                     second = math.ceil(time_s)
                     taken[counter][second] = taken[counter].get(second, 0) + amount
         pairs = {counter: sorted(seconds.items()) for counter, seconds in taken.items() if seconds}
-        new.recall(pairs, now_s - window_s, REFILL_S)
+        new.restore_buckets(pairs, now_s - window_s, REFILL_S)
 
 
 async def remaining(counters):

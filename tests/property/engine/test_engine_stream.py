@@ -72,7 +72,7 @@ class Account:
     def running(self):
         return set() if self.ending else self.engine_runs - self.cancelled
 
-    def deliver(self, delta):
+    def report_pending(self, delta):
         if not self.left and delta.index not in self.cancelled:
             self.unread.append(delta)
         if delta.finish:
@@ -156,7 +156,7 @@ class Engine:
                 self._token += 1
                 delta = TokenDelta(index, [self._token], FinishReason.STOP if last else None)
                 outputs.append(TokenOutput(account.stream.wire_id, delta))
-                account.deliver(delta)
+                account.report_pending(delta)
         self.say(self.step(outputs))
 
     def reject(self, account):

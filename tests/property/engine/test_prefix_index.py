@@ -36,12 +36,12 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def join(self, name):
-        self.index.join(name, CAPACITY)
+        self.index.add_replica(name, CAPACITY)
         self.model[name] = []
 
     @rule(name=st.sampled_from(NAMES))
     def leave(self, name):
-        self.index.leave(name)
+        self.index.remove_replica(name)
         self.model.pop(name, None)
 
     @rule(name=st.sampled_from(NAMES), scope=SCOPES, tokens=PROMPTS)
@@ -53,14 +53,14 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), scope=SCOPES, tokens=PROMPTS)
     def store(self, name, scope, tokens):
         if name in self.model:
-            self.index.stored(name, chain(scope, tokens, BLOCK))
+            self.index.on_stored(name, chain(scope, tokens, BLOCK))
             self.use(name, prefixes(scope, tokens))
 
     @rule(name=st.sampled_from(NAMES), scope=SCOPES, tokens=PROMPTS)
     def remove(self, name, scope, tokens):
         if name in self.model:
             keys = list(chain(scope, tokens, BLOCK))
-            self.index.removed(name, keys)
+            self.index.on_removed(name, keys)
             gone = prefixes(scope, tokens)
             self.model[name] = [block for block in self.model[name] if block not in gone]
             assert self.index.cached_tokens(keys)[name] == 0, "after its removal nothing of it is found"
@@ -68,7 +68,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def clear(self, name):
         if name in self.model:
-            self.index.cleared(name)
+            self.index.on_cleared(name)
             self.model[name] = []
 
     @rule(scope=SCOPES, tokens=PROMPTS)
@@ -102,8 +102,8 @@ def test_a_chain_is_what_its_blocks_are(scope, tokens, block_tokens):
 
 def test_keys_behind_the_end_are_not_computed():
     index = PrefixIndex(BLOCK)
-    index.join("a", 100)
-    index.join("b", 100)
+    index.add_replica("a", 100)
+    index.add_replica("b", 100)
     index.on_dispatch("a", list(chain("", [1, 2, 3, 4], BLOCK)))
     keys = chain("", [1, 2, 3, 4, *range(1_000_000)], BLOCK)
     assert index.cached_tokens(keys) == {"a": 4, "b": 0}
@@ -112,7 +112,7 @@ def test_keys_behind_the_end_are_not_computed():
 
 def test_the_end_of_a_prompt_is_forgotten_before_its_beginning():
     index = PrefixIndex(BLOCK)
-    index.join("a", 4)
+    index.add_replica("a", 4)
     first = list(chain("", [0] * 8, BLOCK))
     index.on_dispatch("a", first)
     index.on_dispatch("a", list(chain("", [1] * 4, BLOCK)))

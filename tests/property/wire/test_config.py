@@ -11,7 +11,7 @@ from maitred.config.loader import load
 from maitred.config.nodes import merge
 from maitred.config.sources import parse_yaml, read_environment, read_overrides
 from maitred.config.tree import Config
-from maitred.config.walker import Walker
+from maitred.config.walker import StructBuilder
 from maitred.core.errors import ConfigInvalid
 
 KEYS = st.sampled_from(
@@ -73,7 +73,7 @@ def test_any_layers_give_a_configuration_or_one_listing(
 @given(st.text())
 def test_any_text_is_read_as_yaml_or_is_a_fault(text: str) -> None:
     root, _ = parse_yaml(text, "f")
-    Walker({}).build(Config, root)
+    StructBuilder({}).build(Config, root)
 
 
 WRONG = st.fixed_dictionaries(
@@ -98,7 +98,7 @@ def test_every_fault_is_listed_whichever_layer_it_is_in(wrong: dict[str, object]
     for key, value in wrong.items():
         layers[random.randrange(2)][key] = value  # type: ignore[attr-defined]
     variables = {f"MAITRED__{key.upper().replace('.', '__')}": str(value) for key, value in layers[0].items()}
-    walker = Walker({})
+    walker = StructBuilder({})
     walker.build(Config, merge(read_environment(variables)[0], read_overrides(layers[1])[0]))
     expected = {"nowhere" if key.startswith("nowhere") else key for key in wrong}
     assert {fault.key for fault in walker.faults} == expected

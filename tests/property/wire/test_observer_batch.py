@@ -66,7 +66,7 @@ class Watchers:
 
     def __init__(self, digest):
         clock = FakeClock()
-        self.metrics = Metrics(lambda: 0, dict, config=MetricsConfig(tenants=2), slos=SLOS, clock=clock, digest=digest)
+        self.metrics = Metrics(lambda: 0, dict, config=MetricsConfig(tenants=2), slos=SLOS, clock=clock, batch=digest)
         self.stories, self.recent = TimelineBuffer(4, clock, digest), RecentTraffic(clock, digest)
         self.told = [*self.metrics.observers, self.stories, self.recent] if digest is None else [digest]
 
@@ -87,7 +87,7 @@ class Watchers:
             case "tenants":
                 return [*self.recent.tenants.items()]
             case "refusals":
-                return [*self.recent.refusals.items()]
+                return [*self.recent.rejections.items()]
             case "second":
                 return self.recent.tick(0, 0)
 
@@ -120,5 +120,5 @@ def test_what_was_asked_is_not_kept_for_long():
     for _ in range(100):
         digest.on_request_end(RequestContext("r", 0.0))
     assert told[13:] == [32, 32, 32]
-    digest.fold()
+    digest.flush_pending()
     assert sum(told) == 140

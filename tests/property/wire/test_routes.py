@@ -14,9 +14,9 @@ from maitred.core.errors import (
 )
 from maitred.routing.pools.config import FallbackConfig, PoolConfig, RoutesConfig, TargetConfig
 from maitred.routing.pools.faults import route_faults
-from maitred.routing.pools.names import ModelNames
-from maitred.routing.pools.requirements import ExclusionReason, RequestRequirements, objection
-from maitred.routing.pools.route_table import Routes, TargetReason
+from maitred.routing.pools.names import NameResolver
+from maitred.routing.pools.requirements import ExclusionReason, RequestRequirements, find_exclusion
+from maitred.routing.pools.route_table import RoutingTable, TargetReason
 
 NAMES = st.sampled_from(["a", "b", "x/a", "x/b", "x/*", "*", "*b", "c"])
 POOLS = st.sampled_from(["p", "q", "r"])
@@ -70,42 +70,42 @@ FAILURES = st.lists(
 
 @given(TABLES, NEEDS, FAILURES)
 def test_nobody_is_sent_where_it_may_not_go_nor_twice_to_one_place(config, needs, failures):
-    way = Routes(config).route_plan(needs)
+    way = RoutingTable(config).make_plan(needs)
     if way is None:
-        found = ModelNames(config).find(needs.model)
+        found = NameResolver(config).resolve(needs.model)
         assert found is None or not any(map(needs.allowed, (needs.model, found.name, found.key)))
         return
     visited = []
     try:
-        target = way.first()
+        target = way.first_target()
     except (InvalidRequest, Forbidden) as raised:
         refusal = raised
     else:
         refusal = None
     if refusal is not None:
-        assert all(each.why in refusal.message for each in way.excluded)
+        assert all(each.explanation in refusal.message for each in way.excluded)
         private = {each.reason for each in way.excluded} <= {ExclusionReason.PRIVACY, ExclusionReason.REGION}
         assert isinstance(refusal, Forbidden) == private
         return
     for failure in failures:
         visited.append(target)
         pool = config.pools[target.pool]
-        assert objection(pool, needs) is None
+        assert find_exclusion(pool, needs) is None
         assert pool.local or not needs.local_only
         assert needs.regions is None or pool.region in needs.regions
         assert target.name in config.names
-        if (target := way.after(failure)) is None:
+        if (target := way.next_target(failure)) is None:
             break
     places = [(each.pool, each.model) for each in visited]
     assert len(places) == len(set(places))
-    ranks = [each.rank for each in visited]
+    ranks = [each.reason for each in visited]
     assert ranks == sorted(ranks, key=lambda rank: rank is not TargetReason.OWN), "own ones first"
 
 
 @given(TABLES, st.sampled_from(["a", "b", "c", "x/a", "x/z", "zb", "z"]))
 def test_the_name_that_fits_best_counts(config, name):
-    names = ModelNames(config)
-    found = names.find(name)
+    names = NameResolver(config)
+    found = names.resolve(name)
     name = names.canonical(name)
     fitting = [
         pattern
@@ -131,7 +131,7 @@ def test_the_name_that_fits_best_counts(config, name):
 def test_a_table_without_faults_has_no_dead_ends(config):
     if list(route_faults(config)):
         return
-    routes = Routes(config)
+    routes = RoutingTable(config)
     for name in [*config.aliases, *config.fallbacks]:
         if "*" not in name:
-            assert routes.route_plan(RequestRequirements(name)) is not None
+            assert routes.make_plan(RequestRequirements(name)) is not None

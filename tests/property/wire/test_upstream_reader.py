@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from maitred.core.errors import MaitredError
 from maitred.replica.upstream.dialects import DIALECTS
-from maitred.replica.upstream.openai_stream import OpenAIStreamParser, how_broken
+from maitred.replica.upstream.openai_stream import OpenAIStreamParser, failure_details
 
 
 def chunk(delta, finish=None, index=0, usage=None, **more):
@@ -66,10 +66,10 @@ def read(pieces, choices, dialect):
                     texts[part.index] += part.text
                     if not part.plain:
                         others.append((len(texts[part.index]), part))
-        reader.ended()
+        reader.on_end()
     except MaitredError as failure:
-        return type(failure), how_broken(failure), str(failure), reader.begun
-    return texts, others, usage, chunks, reader.begun, reader.whole
+        return type(failure), failure_details(failure), str(failure), reader.has_begun
+    return texts, others, usage, chunks, reader.has_begun, reader.is_complete
 
 
 @given(st.lists(EVENTS, max_size=8), st.booleans(), st.integers(1, 2), st.sampled_from(["vllm", "generic", "ollama"]))

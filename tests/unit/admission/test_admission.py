@@ -71,7 +71,7 @@ async def test_without_limits_only_the_ledger_hears_of_a_request():
 
 async def test_what_was_granted_by_a_process_that_is_dead_is_held_again_whatever_there_is_room_for():
     desk = Desk(limit("tenant:acme", "usd_per_day", 200_000))
-    desk.counters.at_once = True
+    desk.counters.settles_immediately = True
     async with desk.admission.resume(desk.work(10, 100), "use-1", 100) as grant:
         assert (grant.lease, grant.max_tokens) == ("use-1", 100)
         assert await reading(desk) == (0, 210_000)  # more than there is

@@ -4,17 +4,17 @@ import pytest
 from msgspec import inspect
 from msgspec.structs import replace
 
-from maitred.config.comparison import LIVE, RESTART, compare, why_restart
+from maitred.config.comparison import LIVE, RESTART, compare_configs, restart_reason
 from maitred.config.loader import load
 from maitred.config.tree import Config, TextModelConfig
-from maitred.config.walker import below
+from maitred.config.walker import nested_struct
 from maitred.core.secret import Secret
 from maitred.replica.upstream.config import UpstreamConfig
 
 
 def patterns_of(info, parent=""):
     for field in info.fields:
-        inside, suffix = below(field.type)
+        inside, suffix = nested_struct(field.type)
         name = f"{parent}{field.name}"
         if inside is None:
             yield name
@@ -35,9 +35,9 @@ def served(url="http://127.0.0.1:9/v1", **settings):
 
 def test_every_setting_is_either_live_or_needs_a_restart():
     for key in KEYS:
-        why_restart(key)
+        restart_reason(key)
     with pytest.raises(LookupError, match="Name it in LIVE or in RESTART"):
-        why_restart("nobody.knows")
+        restart_reason("nobody.knows")
 
 
 def test_the_tables_name_what_there_is():
@@ -47,12 +47,14 @@ def test_the_tables_name_what_there_is():
 
 
 def test_nothing_has_changed():
-    comparison = compare(Config(), Config())
+    comparison = compare_configs(Config(), Config())
     assert (comparison.changes, comparison.pending) == ((), ())
 
 
 def test_what_needs_a_restart_is_named_and_stays_and_the_rest_is_applied():
-    comparison = compare(Config(), read(server__port=9000, server__max_in_flight=5, store__durable_journal=True))
+    comparison = compare_configs(
+        Config(), read(server__port=9000, server__max_in_flight=5, store__durable_journal=True)
+    )
     assert [change.setting for change in comparison.changes] == ["server.max_in_flight"]
     assert [(change.setting, change.before, change.after) for change in comparison.pending] == [
         ("server.port", "8000", "9000"),
@@ -65,11 +67,11 @@ def test_what_needs_a_restart_is_named_and_stays_and_the_rest_is_applied():
 
 def test_a_model_of_others_comes_and_goes_whatever_its_name():
     running, coming = (replace(Config(), models={name: served()}) for name in ("old", "new.v4.1"))
-    comparison = compare(running, coming)
+    comparison = compare_configs(running, coming)
     assert [change.setting for change in comparison.changes] == ["models.old", "models.new.v4.1"]
     assert comparison.config.models == coming.models
     changed = replace(Config(), models={"new.v4.1": served(context_tokens=99, url="http://127.0.0.1:8/v1")})
-    comparison = compare(coming, changed)
+    comparison = compare_configs(coming, changed)
     assert [change.setting for change in comparison.changes] == [
         "models.new.v4.1.upstreams[0].url",
         "models.new.v4.1.context_tokens",
@@ -80,11 +82,11 @@ def test_a_model_that_is_loaded_here_neither_comes_nor_goes_nor_becomes_one_of_o
     mine = TextModelConfig(path="/models/mine", region="eu")
     running = replace(Config(), models={"a": served(), "mine": mine})
     for coming in ({"a": served()}, {"a": served(), "mine": served()}):
-        comparison = compare(running, replace(Config(), models=coming))
+        comparison = compare_configs(running, replace(Config(), models=coming))
         assert comparison.changes == ()
         assert {change.setting.partition(".mine")[1] for change in comparison.pending} == {".mine"}
         assert comparison.config == running
-    comparison = compare(replace(Config(), models={"a": served()}), running)
+    comparison = compare_configs(replace(Config(), models={"a": served()}), running)
     assert [change.setting for change in comparison.pending] == ["models.mine"]
     assert [*comparison.config.models] == ["a"]
 
@@ -92,14 +94,14 @@ def test_a_model_that_is_loaded_here_neither_comes_nor_goes_nor_becomes_one_of_o
 def test_of_a_model_that_is_loaded_here_only_what_the_gateway_does_with_it_changes():
     before = TextModelConfig(path="/models/mine")
     after = TextModelConfig(path="/models/other", region="eu", tool_parser="hermes")
-    comparison = compare(replace(Config(), models={"m": before}), replace(Config(), models={"m": after}))
+    comparison = compare_configs(replace(Config(), models={"m": before}), replace(Config(), models={"m": after}))
     assert [change.setting for change in comparison.changes] == ["models.m.region"]
     assert [change.setting for change in comparison.pending] == ["models.m.path", "models.m.tool_parser"]
     assert comparison.config.models["m"] == TextModelConfig(path="/models/mine", region="eu")
 
 
 def test_that_the_model_of_its_own_comes_or_goes_with_the_others_is_told():
-    (change,) = compare(Config(), replace(Config(), models={"a": served()})).pending
+    (change,) = compare_configs(Config(), replace(Config(), models={"a": served()})).pending
     assert (change.setting, change.before, change.after) == ("model", "served", "not served")
 
 
@@ -108,8 +110,8 @@ def test_a_secret_that_was_changed_is_told_by_its_reference_alone():
         upstream = UpstreamConfig(url="http://127.0.0.1:9/v1", api_key=Secret(value, "{file: key}"))
         return replace(Config(), models={"a": TextModelConfig(upstreams=[upstream])})
 
-    (change,) = compare(keyed("first-secret"), keyed("second-secret")).changes
+    (change,) = compare_configs(keyed("first-secret"), keyed("second-secret")).changes
     assert change.setting == "models.a.upstreams[0].api_key"
     assert "secret" not in f"{change.before}{change.after}"
-    added = compare(replace(Config(), models={"b": served()}), keyed("first-secret"))
+    added = compare_configs(replace(Config(), models={"b": served()}), keyed("first-secret"))
     assert "first-secret" not in str(added.changes)

@@ -8,8 +8,8 @@ from typing import Annotated
 import pytest
 from msgspec import Meta, Struct, field, inspect
 
-from maitred.config.loader import build, load
-from maitred.config.render import settings_reference, settings_yaml, to_yaml, written
+from maitred.config.loader import build_struct, load
+from maitred.config.render import format_value, settings_reference, settings_yaml, to_yaml
 from maitred.config.sources import parse_yaml
 from maitred.config.walker import leaf_keys
 from maitred.core.secret import Secret
@@ -91,7 +91,7 @@ bar:
 def house(text: str) -> tuple[House, Mapping[str, str]]:
     root, faults = parse_yaml(text, "f")
     assert faults == []
-    return build(House, root, {"KEY": "hunter2"}, lambda _: ())
+    return build_struct(House, root, {"KEY": "hunter2"}, lambda _: ())
 
 
 def test_sections_inside_of_sections_show_what_was_set() -> None:
@@ -123,7 +123,7 @@ def test_the_reference_describes_a_struct_once() -> None:
 
 
 def test_a_secret_is_written_as_its_reference() -> None:
-    assert written(Secret("hunter2", "{env: KEY}")) == "{env: KEY}"
+    assert format_value(Secret("hunter2", "{env: KEY}")) == "{env: KEY}"
 
 
 def test_the_process_environment_is_a_sound_layer() -> None:

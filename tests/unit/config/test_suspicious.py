@@ -7,7 +7,7 @@ import pytest
 
 from maitred.config.loader import load
 from maitred.config.profiles import ProfileName
-from maitred.config.suspicious import traps
+from maitred.config.suspicious import suspicious_settings
 from maitred.config.tree import BUNDLED_MODEL
 
 ENVIRONMENT = {"DATABASE": "postgresql://db/maitred", "REDIS": "redis://there"}
@@ -24,7 +24,7 @@ def found(tmp_path):
             reduce(lambda node, section: node.setdefault(section, {}), sections, nested)[name] = value
         file = tmp_path / "maitred.yaml"
         file.write_bytes(msgspec.yaml.encode(nested))
-        return [finding.where for finding in traps(load(file, ENVIRONMENT).config, cores=cores)]
+        return [finding.where for finding in suspicious_settings(load(file, ENVIRONMENT).config, cores=cores)]
 
     return find
 

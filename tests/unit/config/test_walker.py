@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from maitred.config.nodes import ConfigNode
 from maitred.config.sources import parse_yaml
-from maitred.config.walker import Walker
+from maitred.config.walker import StructBuilder
 from maitred.core.secret import Secret
 
 
@@ -24,7 +24,7 @@ class Tree(Struct, frozen=True, kw_only=True):
 
 def walk(text: str, env: dict[str, str] | None = None) -> tuple[Tree | None, list[str]]:
     root, faults = parse_yaml(text, "f")
-    walker = Walker(env or {})
+    walker = StructBuilder(env or {})
     return walker.build(Tree, root), [str(fault) for fault in [*faults, *walker.faults]]
 
 
@@ -85,7 +85,7 @@ def test_type_without_a_reader_is_a_bug_of_ours() -> None:
         ratio: complex = 0j
 
     with pytest.raises(TypeError, match="no way to read"):
-        Walker({}).build(Odd, ConfigNode({"ratio": ConfigNode("1", "f")}, "f"))
+        StructBuilder({}).build(Odd, ConfigNode({"ratio": ConfigNode("1", "f")}, "f"))
 
 
 @pytest.mark.parametrize("text", [".inf", "nan", "-inf", "half"])
@@ -93,7 +93,7 @@ def test_numbers_are_finite_also_without_bounds(text: str) -> None:
     class Free(Struct):
         ratio: float = 0.5
 
-    walker = Walker({})
+    walker = StructBuilder({})
     assert walker.build(Free, ConfigNode({"ratio": ConfigNode(text, "f", is_text=True)}, "f")) == Free()
     assert [fault.message for fault in walker.faults] == [f"Must be a number, not {text!r}."]
 
@@ -113,7 +113,7 @@ class Party(Struct, frozen=True, kw_only=True):
 
 def party(text: str) -> tuple[Party | None, list[str], dict[str, str]]:
     root, faults = parse_yaml(text, "f")
-    walker = Walker({"KEY": "secret"})
+    walker = StructBuilder({"KEY": "secret"})
     return walker.build(Party, root), [str(fault) for fault in [*faults, *walker.faults]], walker.origins
 
 
@@ -162,7 +162,7 @@ class Kitchen(Struct, frozen=True, kw_only=True):
 
 def test_names_of_an_enumeration_are_checked_and_their_values_take_the_unit() -> None:
     root, _ = parse_yaml("notice_s: {lunch: 500ms, diner: 1s, 3: 1s}", "f")
-    walker = Walker({})
+    walker = StructBuilder({})
     assert walker.build(Kitchen, root) == Kitchen(notice_s={Meal.LUNCH: 0.5})
     assert [str(fault) for fault in walker.faults] == [
         "f:1: notice_s.diner: No such name. Did you mean notice_s.dinner?",
@@ -182,7 +182,7 @@ def test_empty_sections_of_names_are_empty() -> None:
     ("written", "expected"), [("[red, white]", ("red", "white")), (" [ red ] ", ("red",)), ("[]", ()), ("[ ]", ())]
 )
 def test_a_variable_writes_a_list_in_brackets(written: str, expected: tuple[str, ...]) -> None:
-    walker = Walker({})
+    walker = StructBuilder({})
     built = walker.build(Party, ConfigNode({"wines": ConfigNode(written, "WINES", is_text=True)}, "environment"))
     assert walker.faults == []
     assert built == Party(wines=expected)
@@ -194,10 +194,10 @@ def test_only_brackets_make_a_list_of_text() -> None:
         ConfigNode("[red", "f", is_text=True),
         ConfigNode("[red]", "f"),
     ):
-        walker = Walker({})
+        walker = StructBuilder({})
         walker.build(Party, ConfigNode({"wines": node}, "f"))
         assert len(walker.faults) == 1
-    walker = Walker({})
+    walker = StructBuilder({})
     walker.build(Party, ConfigNode({"courses": ConfigNode("[3]", "COURSES", is_text=True)}, "environment"))
     assert str(walker.faults[0]).startswith("COURSES: courses[0]: Is a section")
 

@@ -29,7 +29,7 @@ def test_an_idle_model_that_is_used_often_is_expected_back_and_keeps_its_turn():
         one.call("a")
         one.until(one.now_s + 0.5)
     turn_s = one.residents.turn_s(one.residents["a"])
-    over_s = one.residents["a"].since_s + turn_s - one.now_s
+    over_s = one.residents["a"].phase_since_s + turn_s - one.now_s
     assert asked(one, "b") == pytest.approx(over_s + UNLOAD_S + 4.0, abs=0.5)
 
 
@@ -39,7 +39,7 @@ def test_the_longer_a_pause_the_sooner_its_end_is_the_models():
         one.call("a")
         one.until(one.now_s + 2.0)
     said = []
-    while one.residents.may_go_s(one.residents["a"], one.now_s, one.demands()) > one.now_s:
+    while one.residents.evictable_from_s(one.residents["a"], one.now_s, one.demands()) > one.now_s:
         said.append(asked(one, "b"))
         one.tick()
     assert said == sorted(said, reverse=True)

@@ -16,12 +16,12 @@ from maitred.store.config import StoreConfig
 def test_what_was_learnt_is_there_in_the_next_run(tmp_path):
     file = tmp_path / "new" / "load-times.json"
     first = LoadTimes(file)
-    assert first.load_time(tmp_path / "a") is None
-    first.learn(tmp_path / "a", 4.25)
-    first.learn(tmp_path / "b", 9.0)
-    first.learn(tmp_path / "a", 5.0)
+    assert first.expected_load_s(tmp_path / "a") is None
+    first.record(tmp_path / "a", 4.25)
+    first.record(tmp_path / "b", 9.0)
+    first.record(tmp_path / "a", 5.0)
     second = LoadTimes(file)
-    assert (second.load_time(tmp_path / "a"), second.load_time(tmp_path / "x" / ".." / "b")) == (5.0, 9.0)
+    assert (second.expected_load_s(tmp_path / "a"), second.expected_load_s(tmp_path / "x" / ".." / "b")) == (5.0, 9.0)
     assert [path.name for path in file.parent.iterdir()] == ["load-times.json"]
 
 
@@ -30,16 +30,16 @@ def test_what_cannot_be_read_is_forgotten(tmp_path, text):
     file = tmp_path / "load-times.json"
     file.write_text(text)
     times = LoadTimes(file)
-    assert times.load_time(tmp_path / "/a") is None
-    times.learn(tmp_path / "b", 1.0)
-    assert LoadTimes(file).load_time(tmp_path / "b") == 1.0
+    assert times.expected_load_s(tmp_path / "/a") is None
+    times.record(tmp_path / "b", 1.0)
+    assert LoadTimes(file).expected_load_s(tmp_path / "b") == 1.0
 
 
 def test_a_file_that_cannot_be_written_costs_no_more_than_a_warning(tmp_path, caplog):
     (tmp_path / "taken").write_text("no folder")
     times = LoadTimes(tmp_path / "taken" / "load-times.json")
-    times.learn(tmp_path / "a", 2.0)
-    assert times.load_time(tmp_path / "a") == 2.0
+    times.record(tmp_path / "a", 2.0)
+    assert times.expected_load_s(tmp_path / "a") == 2.0
     assert "could not be written" in caplog.text
 
 

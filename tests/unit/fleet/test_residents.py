@@ -24,7 +24,7 @@ def test_the_least_recently_used_goes_first():
     one.call("c")
     one.until(one.now_s + 5)
     assert [name for name, *_ in one.left] == ["b"]
-    assert one.residents["c"].phase is ResidencyPhase.IN
+    assert one.residents["c"].phase is ResidencyPhase.LOADED
 
 
 def test_an_idle_model_goes_at_once_if_it_is_not_expected_back_before_it_could_be_loaded_again():
@@ -88,7 +88,7 @@ def test_enough_of_the_others_go_or_none():
     assert one.left == []  # a could go, but b may stay, and a alone is not enough
     one.until(140.0)
     assert {name for name, *_ in one.left} == {"a", "b"}
-    assert one.residents["c"].phase is ResidencyPhase.IN
+    assert one.residents["c"].phase is ResidencyPhase.LOADED
 
 
 def test_nobody_overtakes_one_that_waits_for_room():
@@ -109,7 +109,7 @@ def test_the_memory_of_an_idle_model_is_given_back_after_a_while():
     assert one.left == []
     one.until(140.0)
     assert [name for name, *_ in one.left] == ["b"]
-    assert one.residents["a"].phase is ResidencyPhase.IN
+    assert one.residents["a"].phase is ResidencyPhase.LOADED
 
 
 def test_a_model_that_takes_more_than_was_thought_makes_room_at_once():
@@ -117,12 +117,12 @@ def test_a_model_that_takes_more_than_was_thought_makes_room_at_once():
     for name in "ab":
         one.call(name)
         one.until(one.now_s + 4)
-    one.residents.grew("b", 2)
+    one.residents.on_measured("b", 2)
     orders = one.residents.decide(one.now_s, one.demands())
     assert orders.unload == ("a",)
-    assert one.residents.taken_bytes == 3  # until the process is gone
-    one.residents.unloaded("a", one.now_s)
-    assert one.residents.taken_bytes == 2
+    assert one.residents.used_bytes == 3  # until the process is gone
+    one.residents.on_unloaded("a", one.now_s)
+    assert one.residents.used_bytes == 2
 
 
 def test_a_load_that_failed_is_not_tried_again_before_its_time_and_stops_nobody():
@@ -131,7 +131,7 @@ def test_a_load_that_failed_is_not_tried_again_before_its_time_and_stops_nobody(
     one.decide()
     assert one.loads == ["a"]
     del one.ends_s["a"]
-    one.residents.failed("a", one.now_s, 20.0)
+    one.residents.on_load_failed("a", one.now_s, 20.0)
     other = one.call("b")
     one.until(115.0)
     assert one.loads == ["a", "b"]
@@ -142,9 +142,9 @@ def test_a_load_that_failed_is_not_tried_again_before_its_time_and_stops_nobody(
 
 def test_who_could_not_wait_finds_the_model_when_it_comes_back():
     one = machine([1, 1], 2)
-    one.residents.want("a", one.now_s)
+    one.residents.mark_wanted("a", one.now_s)
     one.until(104.0)
-    assert one.residents["a"].phase is ResidencyPhase.IN
+    assert one.residents["a"].phase is ResidencyPhase.LOADED
     one.until(110.0)
     assert one.loads == ["a"]
 
@@ -190,21 +190,21 @@ def test_one_that_sleeps_leaves_its_room_to_others_and_is_back_sooner():
     one.tick()
     assert one.closed == {"a"}, "its answer ends first"
     one.until(112.0)
-    assert (one.residents["a"].phase, one.residents["a"].asleep, one.residents.taken_bytes) == (
-        ResidencyPhase.OUT,
+    assert (one.residents["a"].phase, one.residents["a"].is_asleep, one.residents.used_bytes) == (
+        ResidencyPhase.UNLOADED,
         True,
         1,
     )
     one.call("b")
     one.until(120.0)
-    assert one.residents.taken_bytes == 5
+    assert one.residents.used_bytes == 5
     one.residents.order_sleep("b")
     one.until(125.0)
     call = one.call("a")
     assert call.predicted_s <= WAKE_S + TICK_S
     one.until(130.0)
     assert call.waited_s <= WAKE_S + 2 * TICK_S
-    assert not one.residents["a"].asleep
+    assert not one.residents["a"].is_asleep
 
 
 def test_those_that_sleep_are_ended_where_their_processes_are_in_the_way():
@@ -217,7 +217,7 @@ def test_those_that_sleep_are_ended_where_their_processes_are_in_the_way():
     one.call("b")
     one.until(120.0)
     assert [name for name, *_ in one.left] == ["a"]
-    assert (one.residents["b"].phase, one.residents.taken_bytes) == (ResidencyPhase.IN, 4)
+    assert (one.residents["b"].phase, one.residents.used_bytes) == (ResidencyPhase.LOADED, 4)
 
 
 def test_one_that_sleeps_can_be_unloaded_and_its_process_is_gone():
@@ -229,4 +229,4 @@ def test_one_that_sleeps_can_be_unloaded_and_its_process_is_gone():
     one.until(110.0)
     one.residents.order_unload("a", hold=True)
     one.until(115.0)
-    assert (one.residents.taken_bytes, one.residents["a"].asleep) == (0, False)
+    assert (one.residents.used_bytes, one.residents["a"].is_asleep) == (0, False)

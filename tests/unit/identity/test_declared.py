@@ -2,7 +2,7 @@ import pytest
 from msgspec import Struct
 
 from maitred.config.sources import parse_yaml
-from maitred.config.walker import Walker
+from maitred.config.walker import StructBuilder
 from maitred.core.errors import ConfigInvalid
 from maitred.core.limits import LimitKind
 from maitred.core.tenancy import Scope, Tenant
@@ -64,7 +64,7 @@ class Sections(Struct, frozen=True, kw_only=True):
 
 def read(text, env=ENV):
     root, faults = parse_yaml(text, "f")
-    walker = Walker(env)
+    walker = StructBuilder(env)
     sections = walker.build(Sections, root)
     return sections, [str(fault) for fault in [*faults, *walker.faults]]
 

@@ -8,7 +8,7 @@ import pytest
 from maitred.core.answer import Outcome, RequestContext
 from maitred.core.log_context import LOG_CONTEXT, LogContext
 from maitred.observe.config import LogConfig
-from maitred.observe.logs import JsonFormatter, RequestLog, set_up
+from maitred.observe.logs import JsonFormatter, RequestLog, configure_logging
 
 
 def ended(outcome, released_s=None):
@@ -63,7 +63,7 @@ def root():
 
 
 def test_a_flood_is_counted(root, capsys):
-    set_up(LogConfig(burst=3))
+    configure_logging(LogConfig(burst=3))
     log = logging.getLogger("maitred.test")
     for number in range(1_237):
         log.warning("%d is away", number)
@@ -77,7 +77,7 @@ def test_a_flood_is_counted(root, capsys):
 
 @pytest.mark.parametrize("shape", ["text", "json"])
 def test_a_line_says_for_which_request_it_was_written(root, capsys, shape):
-    set_up(LogConfig(format=shape))
+    configure_logging(LogConfig(format=shape))
     log = logging.getLogger("maitred.test")
     in_hand = LogContext("req-7")
     in_hand.trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -19,7 +19,7 @@ SPANS = [
 def seen():
     with collecting() as collector:
         exporter = Exporter(TracesConfig(endpoint=collector.url, service_name="front"))
-        exporter.take(TraceContext(TRACE, ROOT, sampled=False, state="vendor=7"), SPANS)
+        exporter.export(TraceContext(TRACE, ROOT, sampled=False, state="vendor=7"), SPANS)
         exporter.close()
         return {span.name: span for span in collector.spans}
 

@@ -7,7 +7,7 @@ import pytest
 from maitred.core.answer import Outcome, RequestContext
 from maitred.core.errors import QueueFull, Saturated
 from maitred.core.tenancy import Principal
-from maitred.observe.recent import POINTS, RecentTraffic
+from maitred.observe.recent import MAX_POINTS, RecentTraffic
 from tests.support.clock import FakeClock
 
 
@@ -33,9 +33,9 @@ def test_a_second_counts_what_ended_in_it():
 
 def test_ten_minutes_are_kept_and_no_more():
     recent = RecentTraffic(FakeClock())
-    for number in range(POINTS + 50):
+    for number in range(MAX_POINTS + 50):
         recent.tick(number, 0)
-    assert len(recent.points) == POINTS
+    assert len(recent.points) == MAX_POINTS
     assert recent.points[0].waiting == 50
 
 
@@ -43,7 +43,7 @@ def test_times_are_those_of_ten_seconds_and_as_exact_as_a_chart_shows():
     recent, chance = RecentTraffic(FakeClock()), random.Random(7)
     times_s = sorted(chance.lognormvariate(-2, 1) for _ in range(4000))
     for time_s in times_s:
-        recent.first_token(time_s)
+        recent.on_first_token(time_s)
     median_s, tail_s = recent.tick(0, 0).ttft_s
     assert median_s == pytest.approx(times_s[2000], rel=0.08)
     assert tail_s == pytest.approx(times_s[3800], rel=0.08)
@@ -61,8 +61,8 @@ def test_a_long_answer_counts_with_some_of_its_gaps():
 
 def test_times_beyond_every_bound_count_too():
     recent = RecentTraffic(FakeClock())
-    recent.first_token(10_000.0)
-    recent.first_token(0.0)
+    recent.on_first_token(10_000.0)
+    recent.on_first_token(0.0)
     assert recent.tick(0, 0).ttft_s[1] > 100
 
 
@@ -83,7 +83,7 @@ def test_refusals_for_one_reason_are_one_entry_and_the_newest_is_last():
         )
         if number == 50:
             recent.on_request_end(of("other", outcome=Outcome.FAILED, failure=QueueFull()))
-    other, acme = recent.refusals.values()
+    other, acme = recent.rejections.values()
     assert (acme.count, acme.message, acme.at, acme.retry_after_s) == (100, "No room 99.", clock.now_s, 3.0)
     assert (other.tenant, other.code, other.count) == ("other", "queue_full", 1)
 
@@ -92,9 +92,9 @@ def test_what_is_known_of_tenants_and_refusals_is_bounded():
     recent = RecentTraffic(FakeClock())
     for number in range(2000):
         recent.on_request_end(of(f"t{number}", outcome=Outcome.REFUSED, failure=QueueFull()))
-    assert len(recent.refusals) == 50
+    assert len(recent.rejections) == 50
     assert len(recent.tenants) == 500
-    assert recent.tenants["team"].requests == recent.tenants["team"].refused == 2000  # a team is in each of them
+    assert recent.tenants["team"].requests == recent.tenants["team"].rejected == 2000  # a team is in each of them
     assert "t1999" in recent.tenants
     assert "t0" not in recent.tenants
 
@@ -102,4 +102,4 @@ def test_what_is_known_of_tenants_and_refusals_is_bounded():
 def test_who_is_refused_before_a_model_is_known_is_seen():
     recent = RecentTraffic(FakeClock())
     recent.on_request_end(of(model="", outcome=Outcome.REFUSED, failure=Saturated(), principal=None))
-    assert [one.tenant for one in recent.refusals.values()] == [""]
+    assert [one.tenant for one in recent.rejections.values()] == [""]

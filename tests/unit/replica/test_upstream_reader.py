@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, ReplicaLost
 from maitred.core.request import FinishReason, Usage
 from maitred.replica.upstream.dialects import DIALECTS
-from maitred.replica.upstream.openai_stream import OpenAIStreamParser, how_broken
+from maitred.replica.upstream.openai_stream import OpenAIStreamParser, failure_details
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
 
@@ -44,14 +44,14 @@ def read(data, size=None, **how):
         if batch is not None:
             parts += batch.parts
             usage = batch.usage or usage
-    answer.ended()
+    answer.on_end()
     return parts, usage
 
 
 def fails(data, **how):
     with pytest.raises(ReplicaLost) as caught:
         read(data, **how)
-    return how_broken(caught.value)
+    return failure_details(caught.value)
 
 
 @given(st.integers(1, len(WHOLE)))
@@ -71,7 +71,7 @@ def test_neither_a_role_nor_a_count_is_a_part_of_an_answer():
     answer = reader()
     assert answer.feed(ROLE) is None
     assert answer.feed(chunk("", role="assistant", usage={"prompt_tokens": 7, "completion_tokens": 0})) is None
-    assert not answer.begun
+    assert not answer.has_begun
     batch = answer.feed(chunk("He"))
     assert ([part.text for part in batch.parts], batch.usage) == (["He"], Usage(7, 0))
 

@@ -16,9 +16,9 @@ from maitred.replica.health.breaker import BreakerState
 from maitred.replica.http.pool import OpenConnections
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import DIALECTS
-from maitred.replica.upstream.errors import ServerError, error_in, parse_retry_after, to_failure
-from maitred.replica.upstream.external_load import ServerLoad, load_in
-from maitred.replica.upstream.probe import window_in
+from maitred.replica.upstream.errors import ServerError, make_failure, parse_error, parse_retry_after
+from maitred.replica.upstream.external_load import ServerLoad, parse_load
+from maitred.replica.upstream.probe import parse_window
 from maitred.replica.upstream.replica import UpstreamReplica
 from maitred.replica.upstream.request_body import encode_body
 from maitred.wire.openai.decode import decode_chat
@@ -108,7 +108,7 @@ def test_usage_comes_with_every_chunk_where_it_can():
     ],
 )
 def test_errors_in_every_shape(fields, error):
-    assert error_in(fields) == error
+    assert parse_error(fields) == error
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_errors_in_every_shape(fields, error):
     ],
 )
 def test_whose_fault_a_status_is(status, kind):
-    failure = to_failure("there", status, ServerError("Key sk-123 has no money."), None)
+    failure = make_failure("there", status, ServerError("Key sk-123 has no money."), None)
     assert type(failure) is kind
     assert ("sk-123" in failure.message) == (kind is InvalidRequest)
 
@@ -137,11 +137,11 @@ def test_a_prompt_that_is_too_long_is_called_so():
         "the request exceeds the available context size",
         "max_tokens=5000 cannot be greater than max_model_len=1024.",
     ):
-        assert type(to_failure("there", 400, ServerError(message), None)) is ContextLengthExceeded
+        assert type(make_failure("there", 400, ServerError(message), None)) is ContextLengthExceeded
 
 
 def test_when_to_come_back():
-    assert to_failure("there", 429, None, 7.5).retry_after_s == 7.5
+    assert make_failure("there", 429, None, 7.5).retry_after_s == 7.5
     assert parse_retry_after("1500", "9") == 1.5
     assert parse_retry_after(None, "9") == 9
     assert parse_retry_after("nan", "Wed, 21 Oct 2026 07:28:00 GMT") is None
@@ -150,12 +150,12 @@ def test_when_to_come_back():
 
 def test_the_window_in_a_list_of_models():
     entries = [{"id": "a", "max_model_len": 8}, {"id": "b", "context_window": 16}, {"id": "c"}]
-    assert [window_in({"data": entries}, name) for name in "abcd"] == [8, 16, None, None]
-    assert window_in(entries, "a") == 8
-    assert window_in({"data": [{"id": "a", "max_model_len": "8"}, None]}, "a") is None
-    assert window_in("nothing", "a") is None
-    assert window_in({"data": [{"id": "a", "meta": {"n_ctx": 1024, "n_ctx_train": 2048}}]}, "a") == 1024
-    assert window_in({"data": [{"id": "a", "meta": None}]}, "a") is None
+    assert [parse_window({"data": entries}, name) for name in "abcd"] == [8, 16, None, None]
+    assert parse_window(entries, "a") == 8
+    assert parse_window({"data": [{"id": "a", "max_model_len": "8"}, None]}, "a") is None
+    assert parse_window("nothing", "a") is None
+    assert parse_window({"data": [{"id": "a", "meta": {"n_ctx": 1024, "n_ctx_train": 2048}}]}, "a") == 1024
+    assert parse_window({"data": [{"id": "a", "meta": None}]}, "a") is None
 
 
 def test_tool_calls_are_put_together_from_their_pieces():
@@ -187,9 +187,9 @@ vllm:kv_cache_usage_perc{engine="0"} 0.25
 vllm:kv_cache_usage_perc{engine="1"} 0.5
 vllm:gpu_cache_usage_perc NaN
 """
-    gauges = DIALECTS["vllm"].gauges
-    assert load_in(page, gauges) == ServerLoad(5.0, 7.0, 0.5)
-    assert load_in("vllm:num_requests_running\nvllm:num_requests_waiting oops", gauges) == ServerLoad()
+    gauges = DIALECTS["vllm"].load_gauges
+    assert parse_load(page, gauges) == ServerLoad(5.0, 7.0, 0.5)
+    assert parse_load("vllm:num_requests_running\nvllm:num_requests_waiting oops", gauges) == ServerLoad()
 
 
 async def test_what_cannot_be_written_for_a_server_leaves_nothing_open_there():
@@ -200,4 +200,4 @@ async def test_what_cannot_be_written_for_a_server_leaves_nothing_open_there():
             async with upstream.send(TextRequest("r", {"messages": MESSAGES, "sound": True}, 1)):
                 pass
         assert upstream.open_streams == 0
-        assert upstream.status.breaker is BreakerState.CLOSED, "it is not the server's fault"
+        assert upstream.status.breaker_state is BreakerState.CLOSED, "it is not the server's fault"

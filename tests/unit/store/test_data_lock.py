@@ -15,7 +15,7 @@ from pathlib import Path
 from maitred.store.data_lock import lock_path
 
 async def hold():
-    async with lock_path(Path(sys.argv[1]), alone=True):
+    async with lock_path(Path(sys.argv[1]), exclusive=True):
         print("held", flush=True)
         await asyncio.sleep(60)
 
@@ -25,20 +25,20 @@ asyncio.run(hold())
 
 async def test_two_that_must_be_alone_are_not_let_in_together(tmp_path):
     file = tmp_path / "data" / "gateway.lock"
-    async with lock_path(file, alone=True):
+    async with lock_path(file, exclusive=True):
         with pytest.raises(ConfigInvalid, match=r"Another gateway uses .*/data") as refused:
-            async with lock_path(file, alone=True, patience_s=0):
+            async with lock_path(file, exclusive=True, timeout_s=0):
                 pass
         assert "store.folder" in refused.value.message
-    async with lock_path(file, alone=True, patience_s=0):
+    async with lock_path(file, exclusive=True, timeout_s=0):
         pass
 
 
 async def test_those_that_count_together_share_it_and_keep_out_who_counts_alone(tmp_path):
     file = tmp_path / "gateway.lock"
-    async with lock_path(file, alone=False), lock_path(file, alone=False, patience_s=0):
+    async with lock_path(file, exclusive=False), lock_path(file, exclusive=False, timeout_s=0):
         with pytest.raises(ConfigInvalid):
-            async with lock_path(file, alone=True, patience_s=0):
+            async with lock_path(file, exclusive=True, timeout_s=0):
                 pass
 
 
@@ -49,11 +49,11 @@ async def test_a_gateway_that_was_killed_keeps_nobody_out(tmp_path):
         assert holder.stdout is not None
         assert await holder.stdout.readline() == b"held\n"
         with pytest.raises(ConfigInvalid):
-            async with lock_path(file, alone=True, patience_s=0):
+            async with lock_path(file, exclusive=True, timeout_s=0):
                 pass
     finally:
         holder.kill()
-    async with lock_path(file, alone=True):
+    async with lock_path(file, exclusive=True):
         pass
     await holder.wait()
 
@@ -61,5 +61,5 @@ async def test_a_gateway_that_was_killed_keeps_nobody_out(tmp_path):
 async def test_a_lock_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "gateway.lock").mkdir()
     with pytest.raises(StoreUnavailable, match="cannot be taken"):
-        async with lock_path(tmp_path / "gateway.lock", alone=True):
+        async with lock_path(tmp_path / "gateway.lock", exclusive=True):
             pass

@@ -26,34 +26,34 @@ def glance(tmp_path, writer):
 
 
 def test_it_sees_what_is_committed_and_nothing_else(writer, glance):
-    mark = glance.mark()
-    assert (glance.at(COUNT), glance.mark()) == (0, mark)
+    mark = glance.change_token()
+    assert (glance.read(COUNT), glance.change_token()) == (0, mark)
     writer.execute("BEGIN IMMEDIATE")
     writer.execute("INSERT INTO things VALUES (1)")
-    assert (glance.at(COUNT), glance.mark()) == (0, mark)
+    assert (glance.read(COUNT), glance.change_token()) == (0, mark)
     writer.execute("COMMIT")
-    assert glance.at(COUNT) == 1
-    assert glance.mark() not in (None, mark)
+    assert glance.read(COUNT) == 1
+    assert glance.change_token() not in (None, mark)
 
 
 def test_what_is_in_its_way_it_does_not_wait_for(writer, glance):
-    assert glance.at("SELECT count(*) FROM nothing") is None
+    assert glance.read("SELECT count(*) FROM nothing") is None
     writer.execute("PRAGMA journal_mode = DELETE")
     writer.execute("BEGIN EXCLUSIVE")
-    assert glance.at(COUNT) is None
-    assert glance.mark() is None
+    assert glance.read(COUNT) is None
+    assert glance.change_token() is None
     writer.execute("COMMIT")
-    assert glance.at(COUNT) == 0
+    assert glance.read(COUNT) == 0
 
 
 def test_a_mark_is_never_had_twice(writer, glance):
     marks = set()
     for _ in range(5):
-        marks.add(glance.mark())
+        marks.add(glance.change_token())
         glance.close()
     assert len(marks) == 5
 
 
 def test_a_file_that_is_not_there_is_not_made(tmp_path):
-    assert SqliteChangeProbe(tmp_path / "none.db").mark() is None
+    assert SqliteChangeProbe(tmp_path / "none.db").change_token() is None
     assert not (tmp_path / "none.db").exists()

@@ -8,7 +8,7 @@ import pytest
 from maitred.core.answer import Outcome
 from maitred.core.errors import StoreUnavailable
 from maitred.store.journal import Journal, JournalPosition
-from maitred.store.orphan_journal import open_orphan, orphans
+from maitred.store.orphan_journal import journal_folders, open_orphan
 from tests.support.usage_events import usage_event
 
 
@@ -19,7 +19,7 @@ def make(folder, **options):
 def adopted(folder):
     """What all orphans in a folder hold; they are removed."""
     events = []
-    for path in orphans(folder):
+    for path in journal_folders(folder):
         with open_orphan(path) as orphan:
             if orphan is not None:
                 events += [event for batch in orphan.batches(2) for event in batch]
@@ -36,7 +36,7 @@ def test_what_was_recorded_is_read_from_any_position(tmp_path):
     events = [usage_event(number) for number in range(10)]
     positions = [journal.record(event) for event in events]
     assert len(files(tmp_path)) > 2
-    assert [event for event, _ in journal.read(journal.start, 100)] == events
+    assert [event for event, _ in journal.read(journal.first_position, 100)] == events
     assert journal.read(positions[4], 2) == list(zip(events[5:7], positions[5:7], strict=True))
     assert journal.read(positions[-1], 100) == []
 
@@ -101,7 +101,7 @@ def test_one_orphan_has_one_adopter_at_a_time(tmp_path):
     journal = make(tmp_path)
     journal.record(usage_event(1))
     journal.close()
-    (path,) = orphans(tmp_path)
+    (path,) = journal_folders(tmp_path)
     with open_orphan(path) as first, open_orphan(path) as second:
         assert first is not None
         assert second is None
@@ -186,7 +186,7 @@ def test_a_full_disk_refuses_and_takes_half_an_entry_back(tmp_path, file_limit):
         file_limit(resource.RLIM_INFINITY)
     assert after == size
     journal.record(usage_event(4))
-    assert [event.id for event, _ in journal.read(journal.start, 9)] == ["u-000001", "u-000004"]
+    assert [event.id for event, _ in journal.read(journal.first_position, 9)] == ["u-000001", "u-000004"]
 
 
 def test_half_an_entry_that_cannot_be_taken_back_ends_its_segment(tmp_path, monkeypatch):

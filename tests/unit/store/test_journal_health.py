@@ -6,7 +6,7 @@ import pytest
 
 from maitred.core.errors import StoreUnavailable
 from maitred.store.journal import Journal
-from maitred.store.orphan_journal import open_orphan, orphans
+from maitred.store.orphan_journal import journal_folders, open_orphan
 from tests.support.usage_events import usage_event
 
 
@@ -38,7 +38,7 @@ def test_a_journal_is_healthy_until_an_entry_cannot_be_written_and_from_when_one
     journal.check()
     assert journal.healthy
     journal.record(usage_event(3))
-    assert [event.id for event, _ in journal.read(journal.start, 9)] == ["u-000001", "u-000003"]
+    assert [event.id for event, _ in journal.read(journal.first_position, 9)] == ["u-000001", "u-000003"]
 
 
 def test_the_probe_leaves_nothing_behind(journal, full, tmp_path):
@@ -63,7 +63,7 @@ def test_a_death_within_the_probe_looks_like_one_within_an_entry(journal, full, 
         patched.setattr(os, "ftruncate", lambda file, size: None)
         journal.check()
     journal.close()
-    (folder,) = orphans(tmp_path)
+    (folder,) = journal_folders(tmp_path)
     with open_orphan(folder) as orphan:
         assert orphan is not None
         assert [event.id for batch in orphan.batches(9) for event in batch] == ["u-000001"]

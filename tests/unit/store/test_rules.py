@@ -9,7 +9,7 @@ from maitred.core.errors import InvalidRequest
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.tenancy import ApiKey, KeySecret, Scope, Tenant
 from maitred.store.rules import (
-    changed,
+    apply_changes,
     check_key,
     check_limit,
     check_overlap,
@@ -189,10 +189,10 @@ def test_overlaps_that_cannot_be(overlap_s: float) -> None:
 
 def test_changes_are_converted_and_the_rest_stays() -> None:
     tenant = Tenant(id="acme", name="Acme", tags=("a",))
-    after = changed(tenant, {"weight": 2, "models": ["m"], "tags": []}, frozenset({"weight", "models", "tags"}))
+    after = apply_changes(tenant, {"weight": 2, "models": ["m"], "tags": []}, frozenset({"weight", "models", "tags"}))
     assert after == Tenant(id="acme", name="Acme", weight=2.0, models=("m",), tags=())
     key = ApiKey(id="k", tenant="acme", secrets=(KeySecret(bytes(range(32)), 5.0),))
-    assert changed(key, {"scopes": (Scope.ADMIN,)}, frozenset({"scopes"})).secrets == key.secrets
+    assert apply_changes(key, {"scopes": (Scope.ADMIN,)}, frozenset({"scopes"})).secrets == key.secrets
 
 
 @pytest.mark.parametrize(
@@ -200,5 +200,5 @@ def test_changes_are_converted_and_the_rest_stays() -> None:
 )
 def test_changes_that_cannot_be(changes: dict[str, object], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        changed(Tenant(id="acme"), changes, frozenset({"weight"}))
+        apply_changes(Tenant(id="acme"), changes, frozenset({"weight"}))
     assert caught.value.param == param

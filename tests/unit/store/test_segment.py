@@ -5,7 +5,7 @@ import zlib
 import pytest
 
 from maitred.core.errors import StoreUnavailable
-from maitred.store.segment import BeginRecord, Segment, UsageRecord, frame
+from maitred.store.segment import BeginRecord, Segment, UsageRecord, encode_frame
 from tests.support.usage_events import usage_event
 
 FIRST_FORMAT = zlib.decompress(
@@ -22,7 +22,7 @@ FIRST_FORMAT = zlib.decompress(
 
 def test_what_was_written_in_the_first_format_is_read(tmp_path):
     path = tmp_path / "1.segment"
-    path.write_bytes(FIRST_FORMAT + frame(UsageRecord(usage_event(3))))
+    path.write_bytes(FIRST_FORMAT + encode_frame(UsageRecord(usage_event(3))))
     segment = Segment(path)
     assert [entry for entry, _ in segment] == [
         BeginRecord(usage_event(1, time_s=12.5, charges={})),
@@ -35,7 +35,7 @@ def test_what_was_written_in_the_first_format_is_read(tmp_path):
 def test_entries_come_back_as_they_were_written(tmp_path):
     entries = [BeginRecord(usage_event(1)), UsageRecord(usage_event(2)), UsageRecord(usage_event(3, ttft_s=0.25))]
     path = tmp_path / "1.segment"
-    path.write_bytes(b"".join(map(frame, entries)))
+    path.write_bytes(b"".join(map(encode_frame, entries)))
     segment = Segment(path)
     assert [entry for entry, _ in segment] == entries
     assert segment.damage is None
@@ -43,14 +43,14 @@ def test_entries_come_back_as_they_were_written(tmp_path):
 
 def test_reading_goes_on_where_an_entry_ended(tmp_path):
     path = tmp_path / "1.segment"
-    path.write_bytes(frame(UsageRecord(usage_event(1))) + frame(UsageRecord(usage_event(2))))
+    path.write_bytes(encode_frame(UsageRecord(usage_event(1))) + encode_frame(UsageRecord(usage_event(2))))
     (_, end), *_ = Segment(path)
     assert [entry.event.id for entry, _ in Segment(path, end)] == ["u-000002"]
 
 
 def test_zeros_are_not_an_entry(tmp_path):
     path = tmp_path / "1.segment"
-    path.write_bytes(frame(UsageRecord(usage_event(1))) + bytes(4096))
+    path.write_bytes(encode_frame(UsageRecord(usage_event(1))) + bytes(4096))
     segment = Segment(path)
     assert len(list(segment)) == 1
     assert segment.damage is not None
@@ -60,7 +60,7 @@ def test_zeros_are_not_an_entry(tmp_path):
 
 def test_an_entry_of_a_later_version_is_reported_not_guessed(tmp_path):
     path = tmp_path / "1.segment"
-    good = frame(UsageRecord(usage_event(1)))
+    good = encode_frame(UsageRecord(usage_event(1)))
     payload = b"\x92\x07\xc0"  # a tag that nobody knows
     path.write_bytes(good + struct.pack("<III", len(payload), len(payload) ^ 0x4D544431, zlib.crc32(payload)) + payload)
     segment = Segment(path)

@@ -1,6 +1,6 @@
 import pytest
 
-from maitred.config.checks import conflicts
+from maitred.config.checks import find_conflicts
 from maitred.config.tree import Config
 from maitred.core.errors import ConfigInvalid
 from maitred.core.secret import Secret
@@ -57,7 +57,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
 
 def test_a_secret_that_can_be_guessed_and_a_key_without_a_certificate_are_conflicts():
     link = LinkConfig(secret=Secret("short", "{env: A}"), key_file="engine.key")
-    found = {conflict.keys[0]: conflict.message for conflict in conflicts(Config(engine_link=link))}
+    found = {conflict.keys[0]: conflict.message for conflict in find_conflicts(Config(engine_link=link))}
     assert "guessed" in found["engine_link.secret"]
     assert "short" not in found["engine_link.secret"].replace("shorter", "")
     assert "engine_link.certificate_file" in found["engine_link.key_file"]

@@ -93,12 +93,12 @@ class DirectoryAdmin:
                     return
                 raise
             reply = encode(made.answer)
-            await self.store.remember(name, body_hash, *(made.again or (200, reply)))
+            await self.store.store_reply(name, body_hash, *(made.again or (200, reply)))
         await exchange.respond(reply)
 
     async def _replayed(self, exchange: HttpExchange, name: str, body_hash: bytes) -> bool:
         """Answers as before, if the request came before."""
-        known = await self.store.remembered(name, body_hash)
+        known = await self.store.find_reply(name, body_hash)
         if known is not None:
             status, reply = known
             await exchange.respond(reply, status=status, headers=[_REPLAYED])

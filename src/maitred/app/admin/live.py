@@ -19,7 +19,7 @@ from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.metrics import DispatchSnapshot, TenantActivity
 from maitred.observe.diagnosis.finding import DiagnosisFinding
 from maitred.observe.live_diagnosis import LiveDiagnosis
-from maitred.observe.metrics.engines import Engines, EngineState
+from maitred.observe.metrics.engines import EngineState, EngineStates
 from maitred.observe.recent import RecentTraffic, TenantTraffic
 from maitred.wire.admin.live import (
     CreditBody,
@@ -65,7 +65,7 @@ class LiveState:
         self,
         in_flight: InFlightLimiter,
         dispatchers: Mapping[str, Dispatcher],
-        engines: Callable[[], Engines],
+        engines: Callable[[], EngineStates],
         replicas: ReplicaAdmin,
         recent: RecentTraffic,
         admission: Admission,
@@ -136,7 +136,7 @@ class LiveState:
             ],
             replicas=self._replica_bodies(states),
             tenants=tenants,
-            refusals=list(reversed(self._recent.refusals.values())),
+            refusals=list(reversed(self._recent.rejections.values())),
             limits_known=limits_known,
             findings=None if findings is None else [_finding_body(finding) for finding in findings],
         )
@@ -253,7 +253,7 @@ def _tenant_body(name: str, traffic: TenantTraffic, waiting: int, running: int, 
         waiting=waiting,
         running=running,
         requests=traffic.requests,
-        refused=traffic.refused,
+        refused=traffic.rejected,
         prompt_tokens=traffic.prompt_tokens,
         output_tokens=traffic.output_tokens,
         limits=limits,

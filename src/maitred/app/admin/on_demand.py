@@ -9,7 +9,7 @@ from collections.abc import Callable
 from maitred.core.clock import Clock
 from maitred.core.errors import Conflict, ResourceNotFound
 from maitred.fleet.policy.model_residency import ModelResidency, ResidencyPhase
-from maitred.fleet.residency.footprint import mebibytes
+from maitred.fleet.residency.footprint import format_mebibytes
 from maitred.fleet.residency.manager import ModelManager
 from maitred.wire.admin.responses import LoadableBody, LoadableList, LoadableState
 
@@ -34,7 +34,7 @@ class OnDemandModelAdmin:
         names = list(self._manager.replicas)
         return LoadableList(
             budget_bytes=self._models.budget_bytes if names else None,
-            taken_bytes=self._models.taken_bytes,
+            taken_bytes=self._models.used_bytes,
             data=[self._body(name) for name in names],
         )
 
@@ -81,9 +81,10 @@ class OnDemandModelAdmin:
         available_bytes = self._models.available_bytes_for(residency.name)
         if residency.memory_bytes > available_bytes:
             raise Conflict(
-                f"{residency.name} takes {mebibytes(residency.memory_bytes)}, and of "
-                f"{mebibytes(self._models.budget_bytes)} "
-                f"only {mebibytes(available_bytes)} are left beside what is pinned: {self._pinned_except(residency)}. "
+                f"{residency.name} takes {format_mebibytes(residency.memory_bytes)}, and of "
+                f"{format_mebibytes(self._models.budget_bytes)} "
+                f"only {format_mebibytes(available_bytes)} are left beside what is pinned: "
+                f"{self._pinned_except(residency)}. "
                 "Unpin one of "
                 "these, or raise residency.memory_bytes."
             )
@@ -91,30 +92,31 @@ class OnDemandModelAdmin:
     def _check_leaves_memory(self, residency: ModelResidency) -> None:
         """Raises Conflict if the model does not fit, or if another model could never be loaded beside it."""
         self._check_fits(residency)
-        for other in self._models.all.values():
-            if other is residency or other.pinned or other.held or residency.pinned:
+        for other in self._models.models.values():
+            if other is residency or other.is_pinned or other.is_held or residency.is_pinned:
                 continue
             left_bytes = self._models.available_bytes_for(other.name) - residency.memory_bytes
             if other.memory_bytes > left_bytes:
                 raise Conflict(
                     f"With {residency.name} pinned, {other.name} could never be loaded: it takes "
-                    f"{mebibytes(other.memory_bytes)}, and {mebibytes(max(0, left_bytes))} would be left. Unload "
+                    f"{format_mebibytes(other.memory_bytes)}, and {format_mebibytes(max(0, left_bytes))} would be "
+                    "left. Unload "
                     f"{other.name} with `hold` first, or raise residency.memory_bytes."
                 )
 
     def _pinned_except(self, residency: ModelResidency) -> str:
-        pinned = [other for other in self._models.all.values() if other.pinned and other is not residency]
-        return ", ".join(f"{other.name} ({mebibytes(other.memory_bytes)})" for other in pinned) or "nothing"
+        pinned = [other for other in self._models.models.values() if other.is_pinned and other is not residency]
+        return ", ".join(f"{other.name} ({format_mebibytes(other.memory_bytes)})" for other in pinned) or "nothing"
 
     def _body(self, name: str) -> LoadableBody:
         residency, replica = self._models[name], self._manager.replicas[name]
-        queue = self._manager.line(name)
+        queue = self._manager.queue(name)
         now_s = self._clock.monotonic_s()
         return LoadableBody(
             model=name,
             state=self._state(residency),
-            pinned=residency.pinned,
-            held=residency.held,
+            pinned=residency.is_pinned,
+            held=residency.is_held,
             reserved_bytes=residency.memory_bytes,
             measured_bytes=self._manager.measured_bytes.get(name),
             waiting=queue.waiting,
@@ -122,32 +124,32 @@ class OnDemandModelAdmin:
             loads=replica.loads,
             unloads=replica.unloads,
             failures=replica.failures,
-            idle_s=None if residency.worked_s is None else round(max(0.0, now_s - residency.worked_s), 3),
-            predicted_load_s=round(residency.ready_in_s, 3),
-            ready_in_s=None if residency.held else round(self._manager.ready_in_s(name), 3),
+            idle_s=None if residency.last_served_s is None else round(max(0.0, now_s - residency.last_served_s), 3),
+            predicted_load_s=round(residency.expected_start_s, 3),
+            ready_in_s=None if residency.is_held else round(self._manager.ready_in_s(name), 3),
         )
 
     def _state(self, residency: ModelResidency) -> LoadableState:
         match residency.phase:
-            case ResidencyPhase.OUT if residency.held:
+            case ResidencyPhase.UNLOADED if residency.is_held:
                 return LoadableState.HELD
-            case ResidencyPhase.OUT if residency.asleep and residency.asked_s is None:
+            case ResidencyPhase.UNLOADED if residency.is_asleep and residency.needed_since_s is None:
                 return LoadableState.ASLEEP
-            case ResidencyPhase.LOADING if residency.asleep:
+            case ResidencyPhase.LOADING if residency.is_asleep:
                 return LoadableState.WAKING
-            case ResidencyPhase.OUT:
-                return LoadableState.OUT if residency.asked_s is None else LoadableState.WAITING
+            case ResidencyPhase.UNLOADED:
+                return LoadableState.OUT if residency.needed_since_s is None else LoadableState.WAITING
             case ResidencyPhase.LOADING:
                 return LoadableState.LOADING
-            case ResidencyPhase.IN:
-                is_leaving = residency.dismissed or residency.name in self._models.closed_s
+            case ResidencyPhase.LOADED:
+                is_leaving = residency.unload_ordered or residency.name in self._models.draining_since_s
                 return LoadableState.DRAINING if is_leaving else LoadableState.SERVING
-            case ResidencyPhase.LEAVING if residency.naps:
+            case ResidencyPhase.UNLOADING if residency.sleep_ordered:
                 return LoadableState.DRAINING
-            case ResidencyPhase.LEAVING:
+            case ResidencyPhase.UNLOADING:
                 return LoadableState.UNLOADING
 
 
 def _check_unpinned(residency: ModelResidency) -> None:
-    if residency.pinned:
+    if residency.is_pinned:
         raise Conflict(f"{residency.name} is pinned. Unpin it first.")

@@ -92,7 +92,7 @@ class PinAdmin:
                 param="model",
             )
         tenant, tokens = pin_prefix.tenant or own_organisation, await _tokenize(model, pin_prefix)
-        ready_clients = {replica: client for replica, client in model.clients.items() if client.ready}
+        ready_clients = {replica: client for replica, client in model.clients.items() if client.is_ready}
         if not ready_clients:
             raise Conflict(
                 f"No engine runs {pin_prefix.model} now, so there is no cache to pin in. Load the model first."
@@ -113,7 +113,7 @@ class PinAdmin:
             del self._pins[old.id]  # the engines have replaced it
         errors = await asyncio.gather(*(self._compute(client, request) for client in ready_clients.values()))
         for (replica, client), error in zip(ready_clients.items(), errors, strict=True):
-            if error is None and client.ready:
+            if error is None and client.is_ready:
                 pinned.epochs[replica] = client.epoch
         if not pinned.epochs:
             raise next(error for error in errors if error is not None)
@@ -156,7 +156,7 @@ class PinAdmin:
         if not self._pins:
             return
         for pin in self._pins.values():
-            is_held = client.ready and not client.asleep and client.epoch == pin.epochs.get(replica)
+            is_held = client.is_ready and not client.is_asleep and client.epoch == pin.epochs.get(replica)
             if pin.model == model and not is_held:
                 pin.epochs.pop(replica, None)
 

@@ -17,13 +17,13 @@ import msgspec
 from maitred.core.clock import Clock
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound, StoreUnavailable
 from maitred.core.rollout import RolloutPhase, RolloutState
-from maitred.observe.metrics.rollouts import RolloutsState
-from maitred.routing.pools.names import ModelNames
+from maitred.observe.metrics.rollouts import RolloutMetricsState
+from maitred.routing.pools.names import NameResolver
 from maitred.routing.rollout.config import RolloutConfig, TrialConfig
 from maitred.routing.rollout.faults import rollout_faults
 from maitred.routing.rollout.live import LiveRollout, LiveRollouts
 from maitred.routing.rollout.trial import TrialDecision
-from maitred.store.rollouts import Change
+from maitred.store.rollouts import RolloutChange
 from maitred.wire.admin.requests import StartRollout, WeighRollout
 from maitred.wire.admin.responses import RolloutBody
 from maitred.wire.admin.times import to_iso
@@ -41,7 +41,7 @@ class RolloutPersistence(Protocol):
         """Returns the stored rollouts."""
         ...
 
-    async def change(self, name: str, change: Change) -> RolloutState:
+    async def change(self, name: str, change: RolloutChange) -> RolloutState:
         """Replaces the state of a rollout by the state that `change` makes of it."""
         ...
 
@@ -65,7 +65,7 @@ class RolloutAdmin:
         self,
         store: RolloutPersistence,
         live: LiveRollouts,
-        names: ModelNames,
+        names: NameResolver,
         clock: Clock,
         *,
         interval_s: float = _SYNC_INTERVAL_S,
@@ -95,10 +95,10 @@ class RolloutAdmin:
         Raises:
             StoreUnavailable: The store cannot be reached.
         """
-        await self._store.declare({name: config.as_json() for name, config in declared.items()})
+        await self._store.declare({name: config.to_json() for name, config in declared.items()})
         return await self._store.all()
 
-    def reconfigure(self, names: ModelNames, states: Sequence[RolloutState] | None = None) -> None:
+    def reconfigure(self, names: NameResolver, states: Sequence[RolloutState] | None = None) -> None:
         """Uses another table of model names from now on.
 
         Args:
@@ -145,23 +145,23 @@ class RolloutAdmin:
         phase = _PHASES.get(decision)
         if phase is None or automatic == "none" or (phase is RolloutPhase.PROMOTED and automatic != "promote"):
             return
-        result = rollout.verdict()
+        result = rollout.result()
         reason = ", ".join(result.faults) or f"as good as {rollout.config.stable}"
         decided = state.moved(phase, self._clock.wall_s(), f"{reason}, after {result.canary_requests} requests")
         self._unstored[state.name] = decided
         rollout.apply_state(decided)
-        self._names.rollouts = self._live.main
+        self._names.rollout_models = self._live.default_models
         self._log_change(decided)
         self._decision_made.set()
 
-    def state(self, copies: Mapping[tuple[str, str], int]) -> RolloutsState:
+    def state(self, copies: Mapping[tuple[str, str], int]) -> RolloutMetricsState:
         """Returns the state of all rollouts for metrics.
 
         Args:
             copies: Rollout and outcome -> number of shadow copies.
         """
         live = self._live.items()
-        return RolloutsState(
+        return RolloutMetricsState(
             weight={name: rollout.state.weight for name, rollout in live},
             requests={(name, version): n for name, rollout in live for version, n in rollout.requests.items()},
             evidence={
@@ -195,7 +195,7 @@ class RolloutAdmin:
             settings = _merge_settings(request, None if current is None else current.settings)
             self._check_settings(request.name, settings)
             previous = current or RolloutState(name=request.name, settings={}, trial=0)
-            return previous.started(settings.as_json(), self._clock.wall_s())
+            return previous.started(settings.to_json(), self._clock.wall_s())
 
         return await self._change(request.name, change)
 
@@ -226,7 +226,7 @@ class RolloutAdmin:
 
     async def end(self, name: str) -> RolloutBody:
         """Ends a rollout; raises Conflict if its name would lead to no model without it."""
-        if self._names.model(name) is None:
+        if self._names.resolve_model(name) is None:
             raise Conflict(
                 f"Nothing would be served as {name} without its rollout. Roll it back, promote it, or remove it from "
                 "routing.rollouts."
@@ -242,7 +242,7 @@ class RolloutAdmin:
     def _move_state(self, name: str, current: RolloutState | None, phase: RolloutPhase) -> RolloutState:
         return _require_existing(name, current).moved(phase, self._clock.wall_s(), "an operator decided so")
 
-    async def _change(self, name: str, change: Change) -> RolloutBody:
+    async def _change(self, name: str, change: RolloutChange) -> RolloutBody:
         state = await self._store.change(name, change)
         await self._apply_change(name, state.phase)
         return self.get(name)
@@ -256,7 +256,7 @@ class RolloutAdmin:
 
     def _check_settings(self, name: str, config: RolloutConfig) -> None:
         """Raises InvalidRequest if the settings or the name of a rollout are invalid."""
-        if name not in self._live and self._names.find(name) is None and not self._names.is_alias(name):
+        if name not in self._live and self._names.resolve(name) is None and not self._names.is_alias(name):
             raise InvalidRequest(
                 f"No such model: {name[:200]!r}. A rollout begins behind a name that is served; a new name is given "
                 "one in routing.rollouts.",
@@ -273,14 +273,14 @@ class RolloutAdmin:
                 state = _resolve_conflict(state, decided)
             config = msgspec.convert(state.settings, RolloutConfig)
             if state.phase is not RolloutPhase.ENDED and any(
-                self._names.model(model) is None for model in (config.stable, config.canary)
+                self._names.resolve_model(model) is None for model in (config.stable, config.canary)
             ):
                 if state.name in self._live:
                     log.warning("The rollout %s names a model that is not served here. It is left out.", state.name)
                 continue
             applicable.append(state)
         self._live.apply_states(applicable)
-        self._names.rollouts = self._live.main
+        self._names.rollout_models = self._live.default_models
 
     def _log_change(self, state: RolloutState) -> None:
         self._count_decision(state.name, state.phase)
@@ -332,7 +332,7 @@ def _merge_settings(request: StartRollout, previous: Mapping[str, Any] | None) -
 
 
 def _body(rollout: LiveRollout) -> RolloutBody:
-    state, config, result = rollout.state, rollout.config, rollout.verdict()
+    state, config, result = rollout.state, rollout.config, rollout.result()
     return RolloutBody(
         name=state.name,
         stable=config.stable,

@@ -14,9 +14,9 @@ from maitred.app.admin.on_demand import OnDemandModelAdmin
 from maitred.core.errors import ReplicaUnavailable
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.endpoint import EndpointState
-from maitred.fleet.engines import Engine
+from maitred.fleet.engines import ManagedEngine
 from maitred.fleet.local import LocalEngine
-from maitred.fleet.residency.on_demand_replica import model_memory
+from maitred.fleet.residency.on_demand_replica import process_memory_bytes
 from maitred.fleet.sleepable import SleepableReplica
 from maitred.wire.admin.responses import LoadableBody, LoadableState, SleeperBody, SleepState
 
@@ -44,7 +44,7 @@ class SleepableModelAdmin:
     """
 
     def __init__(
-        self, on_demand: OnDemandModelAdmin, resident: Mapping[str, tuple[Dispatcher, Iterable[Engine]]]
+        self, on_demand: OnDemandModelAdmin, resident: Mapping[str, tuple[Dispatcher, Iterable[ManagedEngine]]]
     ) -> None:
         self.on_demand = on_demand
         self._resident = resident
@@ -91,23 +91,23 @@ class SleepableModelAdmin:
 
     def _resident_body(self, name: str) -> SleeperBody:
         sleepables = [sleepable for _, sleepable in self._sleepable[name]]
-        connected = [sleepable for sleepable in sleepables if sleepable.link.ready]
+        connected = [sleepable for sleepable in sleepables if sleepable.client.is_ready]
         state = SleepState.AWAKE
         if not connected:
             state = SleepState.AWAY
-        elif any(sleepable.draining for sleepable in connected):
+        elif any(sleepable.is_draining for sleepable in connected):
             state = SleepState.DRAINING
-        elif any(sleepable.waking for sleepable in connected):
+        elif any(sleepable.is_waking for sleepable in connected):
             state = SleepState.WAKING
-        elif all(sleepable.link.asleep for sleepable in connected):
+        elif all(sleepable.client.is_asleep for sleepable in connected):
             state = SleepState.ASLEEP
         pids = [engine.pid for engine in self._resident[name][1] if isinstance(engine, LocalEngine)]
         return SleeperBody(
             model=name,
             state=state,
             engines=len(sleepables),
-            measured_bytes=sum(model_memory(pid) for pid in pids if pid is not None) if pids else None,
-            wakes_in_s=round(max((sleepable.link.wakes_in_s for sleepable in connected), default=0.0), 3),
+            measured_bytes=sum(process_memory_bytes(pid) for pid in pids if pid is not None) if pids else None,
+            wakes_in_s=round(max((sleepable.client.wakes_in_s for sleepable in connected), default=0.0), 3),
         )
 
 
@@ -128,7 +128,7 @@ def _check(dispatcher: Dispatcher, sleepables: Iterable[tuple[EndpointState, Sle
 
 def _on_report(sleepable: SleepableReplica, check: Callable[[], None]) -> None:
     """Checks a sleepable engine after its report: without waiting requests no dispatch follows that would check it."""
-    if not sleepable.settled:
+    if not sleepable.is_settled:
         check()
 
 

@@ -97,7 +97,7 @@ class StoreHealth:
     def state(self) -> AccountsState:
         """Returns the state of all accounts now."""
         ledger, leases = self._stores.ledger, self._admission.leases
-        recorded = ledger.totals()
+        recorded = ledger.token_totals()
         return AccountsState(
             leases_held=leases.active,
             leases_late=leases.late,

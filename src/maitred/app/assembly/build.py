@@ -65,7 +65,7 @@ def draft_generation(
     steps = {name: model.degradation for name, model in config.models.items()}
     if local is not None:
         steps[local.name] = config.model.degradation
-    ladders = {name: DegradationLadder(each, skipped=requests.degradation_skipped) for name, each in steps.items()}
+    ladders = {name: DegradationLadder(each, skipped=requests.on_degradation_skipped) for name, each in steps.items()}
     router = Router(catalog, read_routes(config, catalog), live)
     return GenerationDraft(config, served, router, {**served.endpoints(), **registry.endpoints}, ladders)
 
@@ -103,7 +103,7 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         metrics.render,
         clock,
         embedding=Embedder(draft.router, dispatchers, admission, clock),
-        feedback=FeedbackRoutes(stores.feedback, metrics.feedback.given).routes(),
+        feedback=FeedbackRoutes(stores.feedback, metrics.feedback.on_feedback).routes(),
         admin=admin_routes(
             *(
                 stores.directory,
@@ -122,6 +122,6 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         stores_up=parts.store_health.stores_up,
         check_stores=parts.store_health.check_stores,
         retry_budget=parts.retry_budget,
-        begin=None if traces is None else traces.begin,
+        begin=None if traces is None else traces.start_trace,
     )
     return ConfigGeneration(config, edge, draft.upstream_models, [*draft.endpoints], control, watching)

@@ -106,7 +106,7 @@ class ModelQueues:
             return None
         placement = self._balancers[name] = PrefixCacheBalancer(balancer)
         for name_of_post, link in links.items():
-            link.follow_blocks(partial(placement.on_block_update, name_of_post))
+            link.subscribe_blocks(partial(placement.on_block_update, name_of_post))
         return placement
 
 
@@ -114,8 +114,8 @@ def _link_of(endpoint: AnyEndpoint) -> EngineClient | None:
     """Of an engine of our own, which tells what its cache holds."""
     replica: object = endpoint.replica
     if isinstance(replica, OnDemandReplica):
-        return replica.engine.link
-    return replica.link if isinstance(replica, SleepableReplica) else None
+        return replica.engine.client
+    return replica.client if isinstance(replica, SleepableReplica) else None
 
 
 @asynccontextmanager

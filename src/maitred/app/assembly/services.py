@@ -33,16 +33,16 @@ from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions
 from maitred.core.clock import Clock
 from maitred.core.tenancy import ANONYMOUS
-from maitred.fleet.engines import LocalEngines
-from maitred.observe.logs import set_up
+from maitred.fleet.engines import EngineGroup
+from maitred.observe.logs import configure_logging
 from maitred.observe.metrics.registry import Metrics
 from maitred.observe.observer_batch import ObserverBatch
 from maitred.observe.recent import RecentTraffic
 from maitred.observe.timelines import TimelineBuffer
 from maitred.observe.traces import TraceObserver
-from maitred.routing.escalation.schemas import Schemas
+from maitred.routing.escalation.schemas import SchemaChecker
 from maitred.routing.rollout.live import LiveRollouts
-from maitred.store.orphan_journal import NOTHING, SurvivingWork
+from maitred.store.orphan_journal import NOTHING_SURVIVED, SurvivingWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class GatewayResources:
     local: LocalModel | None
     on_demand: OnDemandModelSet
     encoders: EncoderModels
-    schemas: Schemas
+    schemas: SchemaChecker
     grammars: GrammarValidator
 
 
@@ -126,11 +126,11 @@ class GatewayServices:
         server, identity = config.server, config.identity
         access = self.resources.access
         if config.log != before.log:
-            set_up(config.log)
+            configure_logging(config.log)
         self.in_flight.reconfigure(server.max_in_flight)
         self.retry_budget.reconfigure(server.retry_share, server.retry_allowance)
         for engine in self.registry.engines.values():
-            engine.link.unread_tokens = server.unread_tokens
+            engine.client.pause_at_tokens = server.unread_tokens
         access.refresher.reconfigure(identity.refresh_s, identity.max_stale_s)
         access.identity.reconfigure(ANONYMOUS if server.serves_anyone else None)
         self.admission.reconfigure(config.admission)
@@ -145,10 +145,10 @@ class GatewayServices:
 @asynccontextmanager
 async def open_resources(
     config: Config,
-    engines: LocalEngines | None,
+    engines: EngineGroup | None,
     clock: Clock,
     show_key: Callable[[str], None],
-    outlived: SurvivingWork = NOTHING,
+    outlived: SurvivingWork = NOTHING_SURVIVED,
 ) -> AsyncIterator[GatewayResources]:
     """Opens all of it. Engines begin to start, those of the `model` section have begun, and none is waited for.
 

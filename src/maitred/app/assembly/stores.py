@@ -29,7 +29,7 @@ from maitred.store.feedback import FeedbackStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
 from maitred.store.location import database_url
-from maitred.store.orphan_journal import NOTHING, SurvivingWork
+from maitred.store.orphan_journal import NOTHING_SURVIVED, SurvivingWork
 from maitred.store.rollouts import RolloutStore
 from maitred.store.usage import UsageQueries
 
@@ -54,7 +54,9 @@ class GatewayStores:
 
 
 @asynccontextmanager
-async def open_stores(config: Config, clock: Clock, outlived: SurvivingWork = NOTHING) -> AsyncIterator[GatewayStores]:
+async def open_stores(
+    config: Config, clock: Clock, outlived: SurvivingWork = NOTHING_SURVIVED
+) -> AsyncIterator[GatewayStores]:
     """Opens everything; usage that dead gateways left behind is in the ledger before this returns.
 
     Whoever serves holds the `tenures` of the store before.
@@ -102,8 +104,8 @@ async def restore_rates(stores: GatewayStores, clock: Clock) -> None:
     if isinstance(stores.counters, MemoryCounters):
         refill_s = await stores.directory.longest_refill_s()
         since_s = clock.wall_s() - min(10 * refill_s, _MOST_RECALLED_S)
-        taken = await stores.ledger.taken_since(since_s)
-        stores.counters.recall(taken.counters, taken.since_s, refill_s)
+        taken = await stores.ledger.rate_usage_since(since_s)
+        stores.counters.restore_buckets(taken.counters, taken.since_s, refill_s)
 
 
 async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: AsyncExitStack) -> Counters:
@@ -120,7 +122,7 @@ async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: As
     from maitred.store.counters.redis import RedisCounters
 
     gateway = new_object_id("gateway")
-    return await stack.enter_async_context(RedisCounters(config.counters, clock, gateway, spent=ledger.spent))
+    return await stack.enter_async_context(RedisCounters(config.counters, clock, gateway, read_spent=ledger.spent))
 
 
 @asynccontextmanager

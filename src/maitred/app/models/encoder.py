@@ -17,7 +17,7 @@ from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.digest import fingerprint_of
 from maitred.engine.models.source import find_model
 from maitred.fleet.local import LocalEngine, engine_command
-from maitred.fleet.remote import FingerprintCheck, RemoteEngine, attached
+from maitred.fleet.remote import FingerprintCheck, RemoteEngine, make_remote_engine
 from maitred.routing.catalog import ServedModel
 from maitred.text.tokenizer import Tokenizer
 
@@ -52,7 +52,7 @@ class EncoderModels:
             ReplicaUnavailable: The process of one cannot start.
         """
         for engine in self.engines.values():
-            await engine.started()
+            await engine.wait_started()
 
 
 @asynccontextmanager
@@ -80,17 +80,17 @@ async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncI
     engine: LocalEngine | RemoteEngine
     if settings.engine_address is not None:
         same = FingerprintCheck(await asyncio.to_thread(fingerprint_of, folder))
-        engine = attached(settings.engine_address, config.engine_link, same)
+        engine = make_remote_engine(settings.engine_address, config.engine_link, same)
     else:
         silence_timeout_s = config.engine_link.silence_timeout_s
         command = engine_command(folder, settings.engine(), log=config.log)
         engine = LocalEngine(command, clock=clock, silence_timeout_s=silence_timeout_s)
     async with engine:
         dispatcher = Dispatcher(
-            name, [Endpoint(settings.engine_address or "local", engine.link)], config.dispatch, clock
+            name, [Endpoint(settings.engine_address or "local", engine.client)], config.dispatch, clock
         )
         async with running(dispatcher.run(), "encoder dispatch"):
-            yield EncoderModels([ServedEncoder(ServedModel(name, engine.link, tokenizer), engine, dispatcher)])
+            yield EncoderModels([ServedEncoder(ServedModel(name, engine.client, tokenizer), engine, dispatcher)])
 
 
 def _check_reads(folder: Path) -> None:

@@ -14,14 +14,14 @@ from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.engine.models.digest import fingerprint_of
 from maitred.engine.models.source import find_model
-from maitred.fleet.engines import LocalEngines
-from maitred.fleet.local import Command, LocalEngine, engine_command, listens_at
-from maitred.fleet.remote import FingerprintCheck, RemoteEngine, attached
+from maitred.fleet.engines import EngineGroup
+from maitred.fleet.local import CommandFactory, LocalEngine, engine_command, socket_address
+from maitred.fleet.remote import FingerprintCheck, RemoteEngine, make_remote_engine
 
 
 async def make_engines(
-    config: Config, command: Command | None, clock: Clock, ipc: IpcDirectory | None = None
-) -> LocalEngines:
+    config: Config, command: CommandFactory | None, clock: Clock, ipc: IpcDirectory | None = None
+) -> EngineGroup:
     """All of them; enter what comes back to start them.
 
     Args:
@@ -36,27 +36,27 @@ async def make_engines(
     folder = find_model(config.model.folder)
     if config.model.attached:
         same = FingerprintCheck(await asyncio.to_thread(fingerprint_of, folder))
-        engines = LocalEngines(
-            {address: attached(address, config.engine_link, same) for address in config.model.attached},
+        engines = EngineGroup(
+            {address: make_remote_engine(address, config.engine_link, same) for address in config.model.attached},
         )
     else:
         engines = _started_here(config, command or _command(config, folder), clock, ipc)
     return _bounded(engines, config)
 
 
-def engines_in(ipc: IpcDirectory, config: Config) -> LocalEngines:
+def engines_in(ipc: IpcDirectory, config: Config) -> EngineGroup:
     """Those that another process of this gateway keeps."""
     silence_timeout_s = config.engine_link.silence_timeout_s
     engines = {
-        name: RemoteEngine(listens_at(ipc.engine_address(name)), silence_timeout_s=silence_timeout_s)
+        name: RemoteEngine(socket_address(ipc.engine_address(name)), silence_timeout_s=silence_timeout_s)
         for name in _names(config)
     }
-    return _bounded(LocalEngines(engines), config)
+    return _bounded(EngineGroup(engines), config)
 
 
-def _bounded(engines: LocalEngines, config: Config) -> LocalEngines:
+def _bounded(engines: EngineGroup, config: Config) -> EngineGroup:
     for engine in engines.values():
-        engine.link.unread_tokens = config.server.unread_tokens
+        engine.client.pause_at_tokens = config.server.unread_tokens
     return engines
 
 
@@ -65,20 +65,20 @@ def _names(config: Config) -> list[str]:
     return [f"local-{number}" for number in range(count)] if count > 1 else ["local"]
 
 
-def _command(config: Config, folder: Path) -> Command:
+def _command(config: Config, folder: Path) -> CommandFactory:
     each = replace(config.engine, machine_share=config.engine.machine_share / config.model.replicas)
     return engine_command(folder, each, config.dispatch.service.weights, config.log)
 
 
-def _started_here(config: Config, command: Command, clock: Clock, ipc: IpcDirectory | None) -> LocalEngines:
+def _started_here(config: Config, command: CommandFactory, clock: Clock, ipc: IpcDirectory | None) -> EngineGroup:
     silence_timeout_s = config.engine_link.silence_timeout_s
-    engines: LocalEngines = LocalEngines(
+    engines: EngineGroup = EngineGroup(
         {
             name: LocalEngine(
                 command,
                 clock=clock,
                 silence_timeout_s=silence_timeout_s,
-                others_serve=lambda: engines.ready,
+                others_serve=lambda: engines.is_ready,
                 folder=None if ipc is None else ipc.engine_address(name),
             )
             for name in _names(config)

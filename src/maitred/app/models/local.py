@@ -6,7 +6,7 @@ from maitred.app.admin.pins import PinnableModel
 from maitred.config.tree import Config
 from maitred.dispatch.request import AnyEndpoint, Endpoint
 from maitred.engine.models.source import find_model
-from maitred.fleet.engines import LocalEngines
+from maitred.fleet.engines import EngineGroup
 from maitred.fleet.sleepable import SleepableReplica
 from maitred.routing.catalog import ServedModel
 from maitred.text.answer_format import AnswerFormat
@@ -24,7 +24,7 @@ class LocalModel:
     """
 
     model: ServedModel
-    engines: LocalEngines
+    engines: EngineGroup
 
     @property
     def name(self) -> str:
@@ -33,15 +33,15 @@ class LocalModel:
 
     def endpoints(self) -> list[AnyEndpoint]:
         """For dispatch; each can sleep."""
-        return [Endpoint(name, SleepableReplica(engine.link)) for name, engine in self.engines.items()]
+        return [Endpoint(name, SleepableReplica(engine.client)) for name, engine in self.engines.items()]
 
     @property
     def pinnable(self) -> PinnableModel:
         """For prefixes that stay."""
-        return PinnableModel(self.model.tokenizer, {name: engine.link for name, engine in self.engines.items()})
+        return PinnableModel(self.model.tokenizer, {name: engine.client for name, engine in self.engines.items()})
 
 
-def local_model(config: Config, engines: LocalEngines) -> LocalModel:
+def local_model(config: Config, engines: EngineGroup) -> LocalModel:
     """What requests need to know of the model that these engines run.
 
     Raises:

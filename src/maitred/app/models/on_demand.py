@@ -21,7 +21,7 @@ from maitred.engine.models.source import find_model
 from maitred.fleet.local import LocalEngine, engine_command
 from maitred.fleet.policy.model_residency import ModelResidency, ResidencyPhase
 from maitred.fleet.policy.residency import ResidencyPolicy
-from maitred.fleet.residency.footprint import Footprint, measure_footprint, mebibytes
+from maitred.fleet.residency.footprint import Footprint, estimate_footprint, format_mebibytes
 from maitred.fleet.residency.load_times import LoadTimes
 from maitred.fleet.residency.manager import ModelManager
 from maitred.fleet.residency.on_demand_replica import ModelDescription, OnDemandReplica
@@ -59,7 +59,7 @@ class OnDemandModelSet:
     def pinnable(self) -> dict[str, PinnableModel]:
         """For prefixes that stay."""
         return {
-            model.name: PinnableModel(model.tokenizer, {"local": self.replicas[model.name].engine.link})
+            model.name: PinnableModel(model.tokenizer, {"local": self.replicas[model.name].engine.client})
             for model in self.models
         }
 
@@ -75,13 +75,13 @@ class OnDemandModelSet:
     def on_wanted(self, name: str) -> None:
         """A request for it was refused that could not wait for its load."""
         if name in self.replicas:
-            self._manager.want(name)
+            self._manager.mark_wanted(name)
 
     @asynccontextmanager
     async def running(self, dispatchers: Mapping[str, Dispatcher]) -> AsyncIterator[None]:
         """They come and go for as long as the block lasts."""
         for name, replica in self.replicas.items():
-            self._manager.attend(replica, dispatchers[name].core)
+            self._manager.add_model(replica, dispatchers[name].core)
             dispatchers[name].on_dispatched(partial(self._manager.check, name))
         if not self.replicas:
             yield
@@ -96,18 +96,18 @@ class OnDemandModelSet:
             budget_bytes=residents.budget_bytes if self.replicas else None,
             models={
                 name: ResidentState(
-                    resident=residents[name].phase is ResidencyPhase.IN,
+                    resident=residents[name].phase is ResidencyPhase.LOADED,
                     loading=residents[name].phase is ResidencyPhase.LOADING,
-                    asleep=residents[name].phase is ResidencyPhase.OUT and residents[name].asleep,
+                    asleep=residents[name].phase is ResidencyPhase.UNLOADED and residents[name].is_asleep,
                     reserved_bytes=residents[name].counted_bytes,
                     measured_bytes=self._manager.measured_bytes.get(name, 0),
                     loads=replica.loads,
-                    load_s=replica.load_s,
+                    load_s=replica.total_load_s,
                     failures=replica.failures,
                     unloads=replica.unloads,
                     sleeps=replica.sleeps,
                     wakes=replica.wakes,
-                    predicted_load_s=residents[name].ready_in_s,
+                    predicted_load_s=residents[name].expected_start_s,
                 )
                 for name, replica in self.replicas.items()
             },
@@ -129,7 +129,7 @@ def open_local_models(config: Config, clock: Clock) -> OnDemandModelSet:
             ModelResidency(
                 name,
                 model.memory_bytes or footprints[name].total_bytes,
-                pinned=model.pinned,
+                is_pinned=model.pinned,
                 keep_alive_s=settings.keep_alive_s,
                 load_s=footprints[name].load_s,
             )
@@ -141,9 +141,9 @@ def open_local_models(config: Config, clock: Clock) -> OnDemandModelSet:
     _check_fits(residents, footprints)
     times = LoadTimes(data_folder(config.store) / "load-times.json")
     for name, (_, folder) in chosen.items():
-        if (took_s := times.load_time(folder)) is not None:
-            residents[name].load.observe(took_s)
-    residence = ModelManager(residents, clock, lambda name, seconds: times.learn(chosen[name][1], seconds))
+        if (took_s := times.expected_load_s(folder)) is not None:
+            residents[name].load_time.observe(took_s)
+    residence = ModelManager(residents, clock, lambda name, seconds: times.record(chosen[name][1], seconds))
     replicas: dict[str, OnDemandReplica] = {}
     models: list[ServedModel] = []
     for name, (model, folder) in chosen.items():
@@ -154,7 +154,7 @@ def open_local_models(config: Config, clock: Clock) -> OnDemandModelSet:
             expected_start_s=footprint.load_s,
             clock=clock,
         )
-        engine.link.unread_tokens = config.server.unread_tokens
+        engine.client.pause_at_tokens = config.server.unread_tokens
         replicas[name] = OnDemandReplica(name, engine, footprint, partial(residence.ready_in_s, name), clock)
         tokenizer = Tokenizer.load(folder)
         answers = AnswerFormat.of(tokenizer, model.tool_parser, model.reasoning_parser)
@@ -169,18 +169,18 @@ def _footprint(name: str, folder: Path, model: TextModelConfig, budget_bytes: in
             f"models.{name}.path: the model in {folder} computes embeddings, and is served as encoder.path. Only "
             "models that generate are loaded on demand."
         )
-    return measure_footprint(folder, replace(model.engine), budget_bytes)
+    return estimate_footprint(folder, replace(model.engine), budget_bytes)
 
 
 def _check_fits(residents: ResidencyPolicy, footprints: Mapping[str, Footprint]) -> None:
     """Raises ConfigInvalid where a model could never be loaded: a server that refuses it later would be a trap."""
-    for name, resident in residents.all.items():
+    for name, resident in residents.models.items():
         room_bytes = residents.available_bytes_for(name)
         if resident.memory_bytes > room_bytes:
             pinned = residents.budget_bytes - room_bytes
-            beside = f", of which other models are pinned in {mebibytes(pinned)}" if pinned else ""
+            beside = f", of which other models are pinned in {format_mebibytes(pinned)}" if pinned else ""
             raise ConfigInvalid(
                 f"models.{name} can never be loaded: it takes {footprints[name]}, and all models together may take "
-                f"{mebibytes(residents.budget_bytes)}{beside}. Raise residency.memory_bytes, or lower "
+                f"{format_mebibytes(residents.budget_bytes)}{beside}. Raise residency.memory_bytes, or lower "
                 f"models.{name}.engine.kv_memory_bytes."
             )

@@ -10,8 +10,8 @@ from maitred.app.models.on_demand import OnDemandModelSet
 from maitred.config.tree import Config
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.request import AnyEndpoint
-from maitred.fleet.engines import Engine
-from maitred.observe.metrics.engines import Engines, EngineState
+from maitred.fleet.engines import ManagedEngine
+from maitred.observe.metrics.engines import EngineState, EngineStates
 from maitred.replica.engine.client import EngineClient
 from maitred.routing.catalog import AnyModel
 
@@ -30,7 +30,7 @@ class EngineRegistry:
 
     models: Sequence[AnyModel]
     endpoints: Mapping[str, Sequence[AnyEndpoint]]
-    engines: Mapping[tuple[str, str], Engine]
+    engines: Mapping[tuple[str, str], ManagedEngine]
     pinnable: Mapping[str, PinnableModel]
     starting: Sequence[str]
 
@@ -44,14 +44,14 @@ class EngineRegistry:
         """To our own engines, by model."""
         links: dict[str, list[EngineClient]] = {}
         for (model, _), engine in self.engines.items():
-            links.setdefault(model, []).append(engine.link)
+            links.setdefault(model, []).append(engine.client)
         return links
 
     def addresses(self, local: LocalModel | None) -> dict[str, str]:
         """Where the engines of the model that is always there listen, by name."""
-        return {} if local is None else {name: str(engine.link.address) for name, engine in local.engines.items()}
+        return {} if local is None else {name: str(engine.client.address) for name, engine in local.engines.items()}
 
-    def states(self) -> Engines:
+    def states(self) -> EngineStates:
         """How our own engines are."""
         return {where: _state_of(engine) for where, engine in self.engines.items()}
 
@@ -67,7 +67,7 @@ def open_registry(
     models: list[AnyModel] = [*on_demand.models]
     endpoints = on_demand.endpoints()
     pinnable = on_demand.pinnable
-    engines: dict[tuple[str, str], Engine] = {}
+    engines: dict[tuple[str, str], ManagedEngine] = {}
     if local is not None:
         models.append(local.model)
         endpoints[local.name] = local.endpoints()
@@ -81,6 +81,6 @@ def open_registry(
     return registry
 
 
-def _state_of(engine: Engine) -> EngineState:
-    up = engine.link.ready
-    return EngineState(up, engine.restarts, engine.link.load(), engine.link.card() if up else None)
+def _state_of(engine: ManagedEngine) -> EngineState:
+    up = engine.client.is_ready
+    return EngineState(up, engine.restarts, engine.client.load(), engine.client.card() if up else None)

@@ -8,14 +8,14 @@ from maitred.core.answer import InferenceRequest
 from maitred.core.errors import ModelNotFound
 from maitred.core.rollout import RolloutVersion
 from maitred.core.tenancy import Principal
-from maitred.replica.upstream.address import Address
+from maitred.replica.upstream.address import UpstreamUrl
 from maitred.routing.auto.tiers import AutoModel
 from maitred.routing.catalog import AnyModel, Catalog
 from maitred.routing.escalation.config import EscalationConfig
 from maitred.routing.pools.config import PoolConfig, RoutesConfig
-from maitred.routing.pools.names import ModelNames
+from maitred.routing.pools.names import NameResolver
 from maitred.routing.pools.requirements import RequestRequirements
-from maitred.routing.pools.route_table import CachedRoute, RoutePlan, Routes, RouteTarget, VersionSplit
+from maitred.routing.pools.route_table import CachedRoute, RoutePlan, RouteTarget, RoutingTable, VersionSplit
 from maitred.routing.rollout.live import LiveRollout, LiveRollouts
 
 LOCAL_ONLY = "local-only"
@@ -50,7 +50,7 @@ class Router:
         self._catalog = catalog
         self._rollouts = LiveRollouts() if rollouts is None else rollouts
         routes = routes or read_routes(Config(), catalog)
-        self._routes = Routes(routes)
+        self._routes = RoutingTable(routes)
         self._pools = routes.pools
         self._auto = {name: AutoModel(auto) for name, auto in routes.auto.items()}
         self._cached_routes: dict[tuple[str, frozenset[str] | None], CachedRoute] = {}
@@ -81,7 +81,7 @@ class Router:
     ) -> RoutePlan | None:
         """The models that are larger than the one which has answered; None: there is none that it may go to."""
         auto, needs = self._auto_of(request.model), _needs_of(request, principal)
-        return None if auto is None else self._routes.route_to_larger(needs, auto.preference(request), route_plan)
+        return None if auto is None else self._routes.route_to_larger(needs, auto.preference_for(request), route_plan)
 
     def tells_logprobs(self, target: RouteTarget) -> bool:
         """Whether log-probabilities may be asked of a model that nobody has asked for."""
@@ -101,27 +101,27 @@ class Router:
         route_plan = self._build_route(RequestRequirements(name, allowed=principal.may_use))
         if route_plan is None:
             raise ModelNotFound(_not_found(name, self.models_for(principal)), param="model")
-        return self.model(route_plan.first())
+        return self.model(route_plan.first_target())
 
     def models_behind(self, name: str | None = None) -> list[AnyModel]:
         """What serves a name first, or may be chosen for it; or everything. Nothing where a name leads nowhere."""
         if name is None:
             return list(self._catalog)
         if (auto := self._auto_of(name)) is not None:
-            return [model for each in auto.names for model in self.models_behind(each)]
-        route_plan = self._routes.route_plan(RequestRequirements(name))
-        return [] if route_plan is None else [self.model(route_plan.first())]
+            return [model for each in auto.model_names for model in self.models_behind(each)]
+        route_plan = self._routes.make_plan(RequestRequirements(name))
+        return [] if route_plan is None else [self.model(route_plan.first_target())]
 
     def models_for(self, principal: Principal) -> list[str]:
         """The names that this caller may use and that can be listed."""
         return [
             name
-            for name in self._routes.names.listed
+            for name in self._routes.names.listed_names
             if self._build_route(RequestRequirements(name, allowed=principal.may_use))
         ]
 
     @property
-    def names(self) -> ModelNames:
+    def names(self) -> NameResolver:
         """The table of names."""
         return self._routes.names
 
@@ -129,14 +129,15 @@ class Router:
         """Whether it may go wherever the name leads, and the name is nobody's to choose behind."""
         free = not (request.needs or request.local_only or principal.tags) and request.sampling.top_logprobs is None
         anywhere = request.regions is None and principal.regions is None
-        return free and anywhere and not (self._auto or self._routes.names.rollouts or self._rollouts)
+        return free and anywhere and not (self._auto or self._routes.names.rollout_models or self._rollouts)
 
     def _cached_route(self, name: str, principal: Principal) -> CachedRoute | None:
         """What the table says to such requests; None: the name leads nowhere for this caller."""
         road = self._cached_routes.get((name, principal.models))
         if (
             road is None
-            and (road := self._routes.cached_route(RequestRequirements(name, allowed=principal.may_use))) is not None
+            and (road := self._routes.make_cached_route(RequestRequirements(name, allowed=principal.may_use)))
+            is not None
         ):
             if len(self._cached_routes) >= _MOST_ROADS:
                 self._cached_routes.clear()
@@ -146,13 +147,13 @@ class Router:
     def _build_route(
         self, needs: RequestRequirements, request: InferenceRequest | None = None, sticky: str | None = None
     ) -> RoutePlan | None:
-        """See `Routes`; without a request as for one of which nothing is known."""
+        """See `RoutingTable`; without a request as for one of which nothing is known."""
         if (rollout := self._rollout_of(needs.model)) is not None:
             return self._routes.route_by_rollout(needs, _version_split(rollout, sticky))
         auto = self._auto_of(needs.model)
         if auto is None:
-            return self._routes.route_plan(needs)
-        return self._routes.route_by_preference(needs, auto.preference(request))
+            return self._routes.make_plan(needs)
+        return self._routes.route_by_preference(needs, auto.preference_for(request))
 
     def _rollout_of(self, name: str) -> LiveRollout | None:
         """What is tried behind a name; None: nothing."""
@@ -165,14 +166,16 @@ class Router:
 
 def read_routes(config: Config, catalog: Catalog) -> RoutesConfig:
     """The whole table: every model under its own name, and what the configuration adds."""
-    return config.routing.table({model.name: _pool_of(config.models.get(model.name), config) for model in catalog})
+    return config.routing.make_routes_config(
+        {model.name: _pool_of(config.models.get(model.name), config) for model in catalog}
+    )
 
 
 def _version_split(rollout: LiveRollout, sticky: str | None) -> VersionSplit:
     """The two versions behind a name, and which of them a request is to get; without a key, the main one."""
     config = rollout.config
     if sticky is None:
-        version = RolloutVersion.CANARY if rollout.main == config.canary else RolloutVersion.STABLE
+        version = RolloutVersion.CANARY if rollout.default_model == config.canary else RolloutVersion.STABLE
     else:
         version = rollout.split.version_for(sticky)
     return VersionSplit(rollout.state.name, config.stable, config.canary, version)
@@ -194,7 +197,7 @@ def _pool_of(model: TextModelConfig | None, config: Config) -> PoolConfig:
         return PoolConfig(region=config.model.region)
     local = model.local
     if local is None:
-        local = all(Address(upstream.url).private for upstream in model.upstreams)
+        local = all(UpstreamUrl(upstream.url).is_private for upstream in model.upstreams)
     return PoolConfig(capabilities=model.capabilities, local=local, region=model.region)
 
 

@@ -50,7 +50,7 @@ class UpstreamModels:
                     server,
                     exact=False,
                     admin_state=server.status.admin_state,
-                    external_load=None if server.dialect.gauges is None else server.external_load,
+                    external_load=None if server.dialect.load_gauges is None else server.external_load,
                 )
                 for server in servers
             ]
@@ -134,12 +134,14 @@ class Upstreams:
 
     async def refresh(self, served: UpstreamModels) -> None:
         """Takes a first look at those that are new, so that they need not begin as if they were away."""
-        from maitred.replica.upstream.probe import Probe
+        from maitred.replica.upstream.probe import HealthProbe
 
         known = {server.status for server in self.current.all()}
         unseen = [server for server in served.all() if server.status not in known]
         if unseen:
-            looks = [asyncio.create_task(Probe(server).check(), name=f"look at {server.name}") for server in unseen]
+            looks = [
+                asyncio.create_task(HealthProbe(server).check(), name=f"look at {server.name}") for server in unseen
+            ]
             _, late = await asyncio.wait(looks, timeout=_FIRST_LOOK_S)
             for look in late:
                 look.cancel()
@@ -151,13 +153,13 @@ class Upstreams:
         staying = {server.status for server in served.all()}
         for server in self.current.all():
             if server.status not in staying:
-                server.status.join(PoolHealth(health.outliers, []))  # what runs there is compared with nobody
+                server.status.join_pool(PoolHealth(health.outliers, []))  # what runs there is compared with nobody
         self.current = served
         self._tokenizers = {name: config.tokenizer for name, config in configs.items()}
         self._peers = {name: self._peers.get(name) or PoolHealth(health.outliers, []) for name in served.servers}
         for name, servers in served.servers.items():
             for server in servers:
-                server.status.join(self._peers[name])
+                server.status.join_pool(self._peers[name])
                 server.status.reconfigure(server.config.probe_every_s, health)
         self._probes.begin(served.all())
 
@@ -169,12 +171,12 @@ class Upstreams:
         """For metrics."""
         return {
             (name, server.name): UpstreamState(
-                server.status.up,
+                server.status.is_up,
                 server.open_streams,
-                server.reported.running,
-                server.reported.waiting,
-                server.reported.kv_usage,
-                server.status.breaker,
+                server.reported_load.running,
+                server.reported_load.waiting,
+                server.reported_load.kv_usage,
+                server.status.breaker_state,
                 server.weight,
             )
             for name, servers in self.current.servers.items()
@@ -190,7 +192,7 @@ class Upstreams:
         health: HealthConfig,
     ) -> "UpstreamReplica":
         here = self.current.servers.get(name, ())
-        before = next((server for server in here if server.is_at(config)), None)
+        before = next((server for server in here if server.is_same_server(config)), None)
         if before is not None and before.settings == (config, model.context_tokens, model.max_choices):
             return before
         return _upstream(config, name, model, connections, health, before)
@@ -202,7 +204,7 @@ class Upstreams:
         if known is None:
             return TextModel(name, servers, _tokenizer(config), reprompts=config.reprompts)
         same = self._tokenizers.get(name) == config.tokenizer
-        return known.at(servers, known.tokenizer if same else _tokenizer(config), reprompts=config.reprompts)
+        return known.with_replicas(servers, known.tokenizer if same else _tokenizer(config), reprompts=config.reprompts)
 
 
 @asynccontextmanager
@@ -238,9 +240,9 @@ async def open_upstreams(
 
 
 async def _probing(server: "UpstreamReplica") -> None:
-    from maitred.replica.upstream.probe import Probe
+    from maitred.replica.upstream.probe import HealthProbe
 
-    await Probe(server).run()
+    await HealthProbe(server).run()
 
 
 def _upstream(
@@ -261,7 +263,7 @@ def _upstream(
             context_tokens=model.context_tokens,
             max_choices=model.max_choices,
             health=health,
-            before=before,
+            previous=before,
         )
     except (OSError, ssl.SSLError) as error:
         raise ConfigInvalid(f"The certificates in {config.ca_file} cannot be used: {error}.") from error

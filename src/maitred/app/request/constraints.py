@@ -47,7 +47,7 @@ async def constrain(
     said = None if constraint is None else await validator.validate(organisation, constraint)
     grammar = said
     if isinstance(request.prompts[0], Conversation):  # there is but one
-        answers, inside = model.format, model.format.opens_thought(model.tokenizer, prompts[0])
+        answers, inside = model.answer_format, model.answer_format.opens_thought(model.tokenizer, prompts[0])
         arguments = {tool.name: await _arguments(validator, organisation, tool) for tool in _callable(answers, rules)}
         grammar = answer_grammar(answers, inside=inside, said=said, tools=rules, arguments=arguments)
         if grammar is not None and grammar is not said:
@@ -79,7 +79,7 @@ def rules_for(model: ServedModel, request: InferenceRequest) -> ToolRules | None
         Unsupported: The model knows no tools.
     """
     rules = None if request.tools is None else request.tools()
-    if rules is not None and model.format.calls is None:
+    if rules is not None and model.answer_format.calls is None:
         raise Unsupported(NO_TOOLS.format(name=model.name), param="tools")
     return rules
 

@@ -20,10 +20,10 @@ from maitred.core.errors import MaitredError
 from maitred.core.money import Price, to_usd
 from maitred.core.request import FinishReason
 from maitred.routing.auto.config import AutoModels
-from maitred.routing.escalation.checks import CheckFailure, choice_texts, is_refusal, mean_logprob, schema_in
+from maitred.routing.escalation.checks import CheckFailure, collect_choices, is_refusal, mean_logprob, requested_schema
 from maitred.routing.escalation.config import EscalationConfig
 from maitred.routing.escalation.schema import SchemaResult
-from maitred.routing.escalation.schemas import Schemas
+from maitred.routing.escalation.schemas import SchemaChecker
 from maitred.routing.pools.route_table import RoutePlan
 
 Begin = Callable[[InferenceRequest, RoutePlan], AbstractAsyncContextManager[ResponseStream]]
@@ -31,9 +31,9 @@ Begin = Callable[[InferenceRequest, RoutePlan], AbstractAsyncContextManager[Resp
 
 
 @asynccontextmanager
-async def open_schemas(autos: AutoModels) -> AsyncIterator[Schemas]:
+async def open_schemas(autos: AutoModels) -> AsyncIterator[SchemaChecker]:
     """Opens the process that checks answers against schemas, once the first check needs it."""
-    async with Schemas(waits=not any(auto.escalation.schema for auto in autos.values())) as schemas:
+    async with SchemaChecker(start_lazily=not any(auto.escalation.schema for auto in autos.values())) as schemas:
         yield schemas
 
 
@@ -42,7 +42,7 @@ def may_escalate(config: EscalationConfig, request: InferenceRequest) -> bool:
 
     Of a stream only where its caller has said so: it would come all at once, and late.
     """
-    return config.looks and (config.unasked and request.whole if request.escalate is None else request.escalate)
+    return config.is_enabled and (config.unasked and request.whole if request.escalate is None else request.escalate)
 
 
 def with_scores(request: InferenceRequest) -> InferenceRequest:
@@ -60,21 +60,21 @@ class AnswerChecker:
         schemas: Puts answers to their schemas; None: it is not done.
     """
 
-    def __init__(self, config: EscalationConfig, schemas: Schemas | None) -> None:
+    def __init__(self, config: EscalationConfig, schemas: SchemaChecker | None) -> None:
         self.config = config
         self._schemas = schemas
         self._openings = [opening.strip().lower().replace("’", "'") for opening in config.openings]
 
     async def failure(self, request: InferenceRequest, parts: list[TextDelta]) -> CheckFailure | None:
         """The first check that one of the choices fails; None: all stand all that can be made."""
-        config, choices = self.config, choice_texts(parts)
+        config, choices = self.config, collect_choices(parts)
         if any(said.finish is FinishReason.DEADLINE for said in choices):
             return None  # there is no time left in which another one could do better
         if config.refusal and any(is_refusal(said, self._openings) for said in choices):
             return CheckFailure.REFUSAL
         if config.schema and (schema := _schema_of(request)) is not None and self._schemas is not None:
             for said in choices:
-                if not said.calls_tools and await self._schemas.check(schema, said.text) is SchemaResult.BREAKS:
+                if not said.has_tool_calls and await self._schemas.check(schema, said.text) is SchemaResult.INVALID:
                     return CheckFailure.SCHEMA
         if config.logprob is not None:
             means = [mean for said in choices if (mean := mean_logprob(said)) is not None]
@@ -165,4 +165,4 @@ def _schema_of(request: InferenceRequest) -> Any:  # noqa: ANN401 - whatever the
     """Returns the schema that the answer is to follow; None: the caller named none."""
     if request.to_openai is None or not {"response_format", "guided_json"}.intersection(request.needs):
         return None
-    return schema_in(request.to_openai())
+    return requested_schema(request.to_openai())

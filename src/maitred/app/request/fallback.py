@@ -46,7 +46,7 @@ class FallbackStream(PushStream):
         self.first_failure: MaitredError | None = None
 
     async def __aenter__(self) -> Self:
-        await self._start(self._route_plan.first())
+        await self._start(self._route_plan.first_target())
         return self
 
     async def __aexit__(
@@ -87,7 +87,7 @@ class FallbackStream(PushStream):
     async def _start(self, target: RouteTarget) -> None:
         """Begins at a model, or at one of those after it."""
         while True:
-            self._context.arm = self._route_plan.arm_at(target)
+            self._context.arm = self._route_plan.arm_for(target)
             try:
                 work = await self._start_model(target)
                 self._batches = aiter(await work.__aenter__())
@@ -100,12 +100,12 @@ class FallbackStream(PushStream):
     def _next(self, failure: MaitredError) -> RouteTarget:
         """Starts the model that follows a failed one; raises the first failure where none follows."""
         self.first_failure = self.first_failure or failure
-        target = self._route_plan.after(failure)
+        target = self._route_plan.next_target(failure)
         if target is None:
             if self.first_failure is failure:
                 raise failure
             raise self.first_failure from failure
-        self._context.reset_for_fallback(f"{target.rank}={target.name}")
+        self._context.reset_for_fallback(f"{target.reason}={target.name}")
         return target
 
 

@@ -47,7 +47,7 @@ from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.core.text_replica import TextRequest
 from maitred.core.timeline import SpanName
 from maitred.dispatch.request import DispatchRequest
-from maitred.routing.escalation.schemas import Schemas
+from maitred.routing.escalation.schemas import SchemaChecker
 from maitred.routing.pools.route_table import RoutePlan, RouteTarget
 from maitred.text.tokenizer import Tokenizer
 
@@ -85,7 +85,7 @@ class Pipeline:
         max_choices: int = 128,
         least_itl_s: float = 0.0,
         retries: RetryPolicy | None = None,
-        schemas: Schemas | None = None,
+        schemas: SchemaChecker | None = None,
         trials: RolloutObserver | None = None,
         grammars: GrammarValidator | None = None,
     ) -> None:
@@ -352,7 +352,7 @@ class Pipeline:
     def ready(self, model: str | None = None) -> bool:
         """Whether a model, or any model, can serve; implements `InferenceService.ready`."""
         served = self._router.models_behind(model)
-        return any(each.ready() and self._flow_controller.serving(each.name) for each in served)
+        return any(each.is_ready() and self._flow_controller.serving(each.name) for each in served)
 
 
 @asynccontextmanager

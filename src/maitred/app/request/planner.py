@@ -100,7 +100,7 @@ class RequestPlanner:
         self, variant: DegradedRequest, principal: Principal, context: RequestContext
     ) -> RequestPlan:
         """Plans a waiting request at the model that it moves to; raises what stands against it there."""
-        there = self._router.route(variant.ask, principal).first()
+        there = self._router.route(variant.ask, principal).first_target()
         return self._predict(there, await self._tokenize(there, variant.ask, context), principal, context)
 
     def overflow_request(
@@ -112,7 +112,7 @@ class RequestPlanner:
             return None
         variant = overflowing(request, to)
         try:
-            self._router.route(variant.ask, principal).first()
+            self._router.route(variant.ask, principal).first_target()
         except MaitredError:
             return None
         return variant
@@ -196,7 +196,7 @@ class RequestPlanner:
                     return plan
             request, there = variant.ask, target
             if request.model != reading.request.model:
-                there = self._router.route(request, principal).first()
+                there = self._router.route(request, principal).first_target()
             plan = self._predict(there, await self._tokenize(there, request, context), principal, context)
             return plan if there is target else replace(plan, instead_of=refusal)
 

@@ -73,7 +73,7 @@ class RolloutObserver:
         """
         arm = route_plan.arm
         rollout = None if arm is None else self._live.get(arm.rollout)
-        if arm is None or rollout is None or not arm.tried or not rollout.on_trial:
+        if arm is None or rollout is None or not arm.tried or not rollout.is_on_trial:
             return answers
         return self._on_trial(rollout, arm, answers, route_plan, request, context, serve)
 
@@ -92,13 +92,17 @@ class RolloutObserver:
             return observation_from(arm, answers, context, now_s)
 
         entry = PendingObservation(arm.version, context.started_s, so_far)
-        rollout.enter(entry)
+        rollout.add_pending(entry)
         copy: ShadowRequest | None = None
         try:
             async with answers as answer:
                 # Only what was taken is copied, whatever becomes of it: so that says nothing of how the copy will fare.
-                if route_plan.copy_to is not None and context.arm == arm and rollout.split.shadows(context.request_id):
-                    copy = self.shadows.begin(rollout, request, context, route_plan.copy_to, serve)
+                if (
+                    route_plan.shadow_target is not None
+                    and context.arm == arm
+                    and rollout.split.is_shadowed(context.request_id)
+                ):
+                    copy = self.shadows.begin(rollout, request, context, route_plan.shadow_target, serve)
                 yield answer if copy is None else _tapped(answer, copy.on_delta)
         except (asyncio.CancelledError, GeneratorExit) as left:
             ours = bool(left.args) and isinstance(left.args[0], MaitredError)
@@ -121,7 +125,7 @@ class RolloutObserver:
             self._rollouts.apply_decision(rollout, rollout.advance(self._clock.monotonic_s()))
 
     def _compared(self, rollout: LiveRollout, seen: TrialObservation) -> None:
-        self._rollouts.apply_decision(rollout, rollout.compared(seen))
+        self._rollouts.apply_decision(rollout, rollout.record_comparison(seen))
 
 
 async def _tapped(answer: ResponseStream, heard: Callable[[list[TextDelta]], None]) -> AsyncIterator[list[TextDelta]]:

@@ -23,7 +23,7 @@ from maitred.core.ids import new_object_id
 from maitred.core.rollout import RolloutArm, RolloutVersion
 from maitred.core.tenancy import Principal, Scope
 from maitred.routing.pools.route_table import RouteTarget
-from maitred.routing.rollout.agreement import agree, with_calls
+from maitred.routing.rollout.agreement import agree, append_tool_calls
 from maitred.routing.rollout.live import LiveRollout
 from maitred.routing.rollout.trial import TrialObservation
 
@@ -236,7 +236,7 @@ def texts_of(parts: Sequence[TextDelta]) -> list[str]:
     """Returns the text and the tool calls of each choice of an answer."""
     count = 1 + max((part.index for part in parts), default=-1)
     return [
-        with_calls(
+        append_tool_calls(
             "".join(part.text for part in parts if part.index == index),
             [part.extra for part in parts if part.index == index and part.extra],
         )

@@ -54,8 +54,8 @@ class TokenizedRequest(Struct, frozen=True):
         model, prompt = self.model, self.prompts[number]
         reader = None
         if isinstance(self.request.prompts[number], Conversation):
-            reader = answer_reader(model.format, model.tokenizer, prompt, self.rules)
-        marks = NO_MARKS if reader is None else model.format.marks.bytes_of
+            reader = answer_reader(model.answer_format, model.tokenizer, prompt, self.rules)
+        marks = NO_MARKS if reader is None else model.answer_format.marks.bytes_of
         return OutputProcessor(
             model.tokenizer, prompt, self.request, ends=self.card.eos_token_ids, marks=marks, reader=reader
         )

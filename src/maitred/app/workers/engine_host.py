@@ -11,10 +11,10 @@ from maitred.app.models.engines import make_engines
 from maitred.app.workers.ipc import IpcDirectory
 from maitred.config.tree import Config
 from maitred.core.clock import SystemClock
-from maitred.fleet.local import Command
+from maitred.fleet.local import CommandFactory
 
 
-async def run_engine_host(config: Config, command: Command | None, ipc: IpcDirectory) -> int:
+async def run_engine_host(config: Config, command: CommandFactory | None, ipc: IpcDirectory) -> int:
     """Runs the engines until SIGTERM or SIGINT comes.
 
     Args:
@@ -34,7 +34,7 @@ async def run_engine_host(config: Config, command: Command | None, ipc: IpcDirec
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stopped.set)
     async with engines:
-        start_task = asyncio.create_task(engines.started(), name="engine start")
+        start_task = asyncio.create_task(engines.wait_started(), name="engine start")
         stop_task = asyncio.create_task(stopped.wait(), name="end")
         await asyncio.wait([start_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
         try:

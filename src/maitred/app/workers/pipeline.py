@@ -13,7 +13,7 @@ from maitred.app.request.pipeline import Pipeline
 from maitred.config.tree import Config
 from maitred.core.answer import InferenceRequest, RequestContext, ResponseStream
 from maitred.routing.pools.config import RoutesConfig
-from maitred.routing.pools.names import ModelNames
+from maitred.routing.pools.names import NameResolver
 
 
 class ForwardToController(Exception):
@@ -52,20 +52,20 @@ class LocalModelNames:
     """
 
     def __init__(self, routes: RoutesConfig, pools: Collection[str]) -> None:
-        self._names = ModelNames(routes)
+        self._names = NameResolver(routes)
         self._routes = routes
         self._pools = pools
         self.on_trial: frozenset[str] = frozenset()
 
     def serves(self, name: str) -> bool:
         """Whether this worker can reach every model to which a request for that name may be routed."""
-        entry = self._names.find(name)
+        entry = self._names.resolve(name)
         if entry is None or self._names.is_auto(name) or self._names.canonical(name) in self.on_trial:
             return False
         targets = [*entry.targets]
         if (chains := self._routes.fallbacks.get(entry.name)) is not None:
             for fallback in (*chains.general, *chains.context_length, *chains.content_policy):
-                fallback_entry = self._names.find(fallback)
+                fallback_entry = self._names.resolve(fallback)
                 if fallback_entry is None:
                     return False
                 targets += fallback_entry.targets

@@ -73,7 +73,7 @@ class SubmissionTracker:
     @property
     def is_connected(self) -> bool:
         """Whether this worker is connected to the engine. It is not yet if either has just been started."""
-        return self._engine.ready
+        return self._engine.is_ready
 
     async def wait_connected(self) -> None:
         """Waits until the engine is connected, for at most `_ENGINE_CONNECT_TIMEOUT_S`."""
@@ -530,7 +530,7 @@ _log = logging.getLogger(__name__)
 _ATTEMPT_RESULTS = {
     AttemptOutcome.SUCCESS: AttemptResult.SUCCESS,
     AttemptOutcome.FAILURE: AttemptResult.FAILURE,
-    AttemptOutcome.NEITHER: AttemptResult.NEITHER,
+    AttemptOutcome.NEUTRAL: AttemptResult.NEITHER,
 }
 
 
@@ -545,7 +545,7 @@ class RemoteUpstreamStatus(UpstreamStatus):
 
     def start_attempt(self) -> BreakerAttempt:
         """Returns an attempt without a meaning: the controller keeps the circuit breaker."""
-        return BreakerAttempt(0, probe=False, begun_s=0.0)
+        return BreakerAttempt(0, is_probe=False, started_s=0.0)
 
     def on_first_part(self, attempt: BreakerAttempt) -> None:
         """Does nothing: the controller learns of the first token from the dispatch."""

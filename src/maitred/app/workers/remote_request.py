@@ -316,7 +316,7 @@ class RemoteRequest:
             return
         (upstream, attempt), self._attempt = self._attempt, None
         upstream.open_streams -= 1
-        upstream.status.on_end(attempt, _OUTCOMES.get(result, AttemptOutcome.NEITHER))
+        upstream.status.on_end(attempt, _OUTCOMES.get(result, AttemptOutcome.NEUTRAL))
         if result is AttemptResult.UNREACHABLE:
             upstream.status.on_unreachable("a worker could not reach it")
 

@@ -48,8 +48,8 @@ from maitred.core.tenancy import ANONYMOUS
 from maitred.dispatch.request import AnyEndpoint
 from maitred.engine.models.digest import fingerprint_of
 from maitred.engine.models.source import find_model
-from maitred.fleet.engines import LocalEngines
-from maitred.fleet.remote import FingerprintCheck, RemoteEngine, attached
+from maitred.fleet.engines import EngineGroup
+from maitred.fleet.remote import FingerprintCheck, RemoteEngine, make_remote_engine
 from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity
 from maitred.identity.providers import token_issuers
@@ -103,7 +103,7 @@ async def run_worker(
             [reporter],
             pipeline.rate_limit_status,
             RetryAdvisor(RetryBudget(config.server.retry_share, config.server.retry_allowance), clock),
-            begin=None if traces is None else traces.begin,
+            begin=None if traces is None else traces.start_trace,
             max_body_bytes=config.server.max_body_bytes,
             body_timeout_s=config.server.body_timeout_s,
             clock=clock,
@@ -342,7 +342,7 @@ async def _open_pipeline(
     submissions: dict[str, dict[str, SubmissionTracker]] = {}
     if local is not None:
         submissions[local.name] = {
-            name: SubmissionTracker(engine.link, controller) for name, engine in local.engines.items()
+            name: SubmissionTracker(engine.client, controller) for name, engine in local.engines.items()
         }
     flow_controller = RemoteFlowController(
         controller, endpoints_by_name, submissions, config.admission, config.dispatch.recoveries
@@ -378,18 +378,18 @@ def _upstream_status(upstream: "UpstreamReplica") -> RemoteUpstreamStatus:
     return RemoteUpstreamStatus(upstream.name, upstream.config.probe_every_s)
 
 
-async def _open_engines(config: Config, snapshot: ControllerSnapshot) -> LocalEngines:
+async def _open_engines(config: Config, snapshot: ControllerSnapshot) -> EngineGroup:
     """Opens this worker's own connections to the engines that the controller supervises."""
     fingerprint_check = FingerprintCheck(await asyncio.to_thread(fingerprint_of, find_model(config.model.folder)))
     is_attached = bool(config.model.attached)
-    engines = LocalEngines(
+    engines = EngineGroup(
         {
-            name: attached(address, config.engine_link, fingerprint_check)
+            name: make_remote_engine(address, config.engine_link, fingerprint_check)
             if is_attached
             else RemoteEngine(parse_address(address), silence_timeout_s=config.engine_link.silence_timeout_s)
             for name, address in snapshot.engines.items()
         }
     )
     for engine in engines.values():
-        engine.link.unread_tokens = config.server.unread_tokens
+        engine.client.pause_at_tokens = config.server.unread_tokens
     return engines

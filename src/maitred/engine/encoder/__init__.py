@@ -1,1 +1,1 @@
-"""Text to vectors: encoders of the BERT family and pooled decoders, computed in batches without padding."""
+"""Embedding models: encoders of the BERT family and pooled decoders, computed in batches without padding."""

@@ -1,4 +1,4 @@
-"""Everything of an encoder's process but the socket."""
+"""Assembly of an encoder's process, without its socket."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,38 +17,38 @@ from maitred.engine.encoder.shape import is_bert
 
 
 class TextEncoder(Protocol):
-    """A loaded model that turns texts into vectors; see `Encoder` and `PooledDecoder`."""
+    """Loaded model that turns texts into vectors; see `BertEncoder` and `PooledDecoder`."""
 
     @property
     def context_tokens(self) -> int:
-        """The longest text."""
+        """Maximum tokens of a text."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """Size of the vocabulary; token ids are below it."""
         ...
 
     @property
     def dimensions(self) -> int:
-        """Length of a vector."""
+        """Number of dimensions of a vector."""
         ...
 
     def encode(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """fp32 ``[texts, dimensions]`` on the CPU."""
+        """Computes the vectors: fp32 ``[texts, dimensions]`` on the CPU."""
         ...
 
 
 def build_encoder(
     model: Path, config: EngineConfig, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[EncoderEngine, ModelCard]:
-    """Reads the model and warms it up.
+    """Loads the model, warms it up and makes its engine and model card.
 
     Args:
-        model: Folder with the model.
-        config: The `engine` section; what concerns a KV cache and generation has no effect.
-        dtype: Of weights and activations.
-        device: Where to run.
+        model: Folder of the model.
+        config: The `engine` section; settings of the KV cache and of generation have no effect.
+        dtype: Type of weights and activations.
+        device: Device of the model.
 
     Raises:
         ConfigInvalid: The model cannot be read.

@@ -12,7 +12,7 @@ from maitred.engine.config import Device, EngineConfig, PoolingMode
 
 
 class EncoderConfig(Struct, frozen=True, kw_only=True):
-    """Which model computes embeddings (`POST /v1/embeddings`), beside the one that generates text."""
+    """Settings of the model that computes embeddings (`POST /v1/embeddings`), beside the one that generates text."""
 
     path: Annotated[
         str,
@@ -71,11 +71,11 @@ class EncoderConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> Path:
-        """Where the model lies."""
+        """Folder of the model."""
         return Path(self.path)
 
     def engine(self) -> EngineConfig:
-        """The same for the engine's process."""
+        """Returns the settings of the engine's process."""
         return EngineConfig(
             device=self.device,
             pooling=self.pooling,

@@ -1,7 +1,8 @@
-"""A decoder whose last rows are pooled: Qwen3-Embedding, E5-Mistral and their kin, or any model that generates.
+"""Embedding model made from a decoder whose last rows are pooled: Qwen3-Embedding, E5-Mistral and similar models.
 
-It is the generator's own forward pass (`engine.models.decoder`) without its output projection and without a KV cache:
-a text is computed whole, in one step, and nothing of it is needed afterwards.
+It uses the generator's forward pass (`engine.models.decoder`) without output projection and without KV cache: a text is
+computed whole, in one step, and none of its keys and values are needed afterwards. Any model that generates can be
+used.
 """
 
 from collections.abc import Sequence
@@ -26,12 +27,12 @@ from maitred.engine.models.weights import load_weights
 
 
 class PooledDecoder:
-    """A loaded decoder that turns texts into vectors.
+    """Loaded decoder that turns texts into vectors.
 
     Args:
-        decoder: Without a head: its "logits" are its last rows.
-        pooling: What is made of them.
-        context_tokens: The longest text.
+        decoder: Decoder without a head: its "logits" are its last rows.
+        pooling: How the last rows become a vector.
+        context_tokens: Maximum tokens of a text.
     """
 
     def __init__(self, decoder: Decoder, pooling: Pooling, context_tokens: int) -> None:
@@ -46,16 +47,16 @@ class PooledDecoder:
     def load(
         cls, folder: Path, *, dtype: torch.dtype, device: torch.device, pooling: PoolingMode | None = None
     ) -> "PooledDecoder":
-        """Reads a checkpoint, with a head or without one.
+        """Loads a checkpoint, with a head or without one.
 
         Args:
-            folder: The model.
-            dtype: Of weights and activations.
-            device: Where to run.
-            pooling: What the operator says; None: what the files say, or the last token.
+            folder: Folder of the model.
+            dtype: Type of weights and activations.
+            device: Device of the model.
+            pooling: Configured pooling; None: as the model's files say, or the last token.
 
         Raises:
-            ConfigInvalid: It is not one that maitred runs, or it is broken.
+            ConfigInvalid: The checkpoint is not supported, or it is broken.
         """
         path = folder / "config.json"
         fields = read_object(path)
@@ -72,13 +73,14 @@ class PooledDecoder:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """One vector for each text.
+        """Computes one vector for each text.
 
         Args:
             texts: Token ids, each text at least one and at most `context_tokens`.
 
         Returns:
-            fp32 ``[texts, dimensions]`` on the CPU. What one text gets does not depend on the others, but for rounding.
+            fp32 ``[texts, dimensions]`` on the CPU. The vector of a text does not depend on the other texts, but for
+            rounding.
         """
         batch = pack_rows(texts, self._decoder.device)
         rows = self._decoder.forward(_step(batch, [len(text) for text in texts]), self._nothing)
@@ -86,7 +88,7 @@ class PooledDecoder:
 
 
 def _step(batch: PackedRows, lengths: Sequence[int]) -> ForwardBatch:
-    """All texts from their beginning, and the last rows of all of them."""
+    """Makes a batch of one chunk per text, with all rows as logit rows."""
     chunks: list[BatchChunk] = []
     for length in lengths:
         chunks.append(BatchChunk(chunks[-1].end_row if chunks else 0, length, context_before=0, block_table=[]))
@@ -96,20 +98,20 @@ def _step(batch: PackedRows, lengths: Sequence[int]) -> ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class TextsPlan:
-    """What every layer of a step needs."""
+    """Plan of a step for `WholeTextAttention`."""
 
     angles: Tensor
     buckets: list[PrefillBucket]
 
 
 class WholeTexts:
-    """Attention of chunks that are whole texts: the step's own keys are all there is, and none is kept.
+    """Attention backend for chunks that are whole texts: only the step's own keys are used, and none is stored.
 
     Implements `maitred.engine.kernels.backend.AttentionBackend`, on any device.
 
     Args:
         config: Shape of the model.
-        device: Where the model runs.
+        device: Device of the model.
     """
 
     graphable = False
@@ -124,7 +126,7 @@ class WholeTexts:
         return TextsPlan(self._table[batch.positions], buckets)
 
     def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: TextsPlan) -> Tensor:
-        """One call for each bucket."""
+        """Computes the attention of each bucket in one call."""
         config = self._config
         heads = qkv.view(len(qkv), -1, config.head_dim)
         queries, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)

@@ -1,12 +1,11 @@
-"""An encoder as an engine: texts in, one vector for each, a batch per step.
+"""Engine for embeddings: texts in, one vector for each out, one batch per step.
 
-It has the same outside as `maitred.engine.engine.Engine`, so the same server, protocol, link and dispatcher carry it. A
-request is a prompt whose answer is one delta without tokens. Where the other engine has a KV cache, this one has a
-waiting room: its load report counts the texts that are here as if they held blocks, so a gateway sends about two
-batches ahead and keeps the rest in its fair queue.
+It has the same interface as `maitred.engine.engine.Engine`, so the same server, protocol, client and dispatcher serve
+it. A request is a prompt whose answer is one delta without tokens. There is no KV cache. Its load report counts waiting
+texts as if they held blocks, so a gateway sends about two batches ahead and keeps the rest in its fair queue.
 
-Batches are formed anew for every step (continuous batching) from the head of the line, until the next text would be
-too much. They are packed, so it does not matter that long and short texts meet in one.
+A new batch is formed for every step (continuous batching) from the head of the queue, until the next text would exceed
+the limit. Batches are packed, so long and short texts can share one.
 """
 
 from collections import defaultdict
@@ -24,20 +23,20 @@ from maitred.fairness.fair_queue import FairQueue, QueueEntry, QueueOrderConfig,
 from maitred.wire.frames import Rejection, TokenOutput
 
 BLOCK_TOKENS = 16
-"""What a block of the waiting room is."""
+"""Tokens of a block in the load report, by which waiting texts are counted."""
 
 
 class EncoderModel(Protocol):
-    """Computes vectors."""
+    """Function that computes the vectors of texts."""
 
     def __call__(self, texts: Sequence[Sequence[int]]) -> Sequence[bytes]:
-        """One vector for each text, as `TokenDelta.embedding` has it."""
+        """Computes one vector for each text, in the form of `TokenDelta.embedding`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """One that waits."""
+    """Text that waits for its batch."""
 
     owner: Hashable
     request: EngineRequest
@@ -57,16 +56,16 @@ class _Text:
 
 
 class EncoderEngine:
-    """Runs texts in batches.
+    """Engine that computes the vectors of texts in batches.
 
     Args:
-        encode: Computes a batch.
-        clock: Times it.
-        line: In which order texts are taken.
-        vocab_size: Token ids at or above it are refused.
-        context_tokens: Longest text.
-        max_sequences: Texts that may be here at once before gateways are told to wait; nothing is refused.
-        step_tokens: Tokens of a batch at most, but for one text that is longer.
+        encode: Computes the vectors of a batch.
+        clock: Clock of the measurements and deadlines.
+        line: Order of the fair queue.
+        vocab_size: Size of the vocabulary; other token ids are rejected.
+        context_tokens: Maximum tokens of a text.
+        max_sequences: Waiting texts from which on the load report shows no free sequence; no text is rejected for it.
+        step_tokens: Maximum tokens of a batch, except for a single text that is longer.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class EncoderEngine:
         self._clock = clock
         self._line: FairQueue[_Text] = make_queue(line)
         self._entries: dict[Hashable, dict[str, QueueEntry[_Text]]] = defaultdict(dict)
-        """Owner -> request id -> what waits."""
+        """Owner -> request id -> queue entry."""
         self._meter = StepMeter()
         self._vocab_size = vocab_size
         self._context_tokens = context_tokens
@@ -96,7 +95,7 @@ class EncoderEngine:
         self._step_s = 0.0
 
     def max_idle_s(self) -> float | None:
-        """0 while anything waits; else None: until somebody asks."""
+        """Returns 0 while any text waits; else None: the engine may sleep until the next request."""
         return 0.0 if len(self._line) else None
 
     @property
@@ -105,10 +104,10 @@ class EncoderEngine:
         return len(self._line) > 0
 
     def submit(self, owner: Hashable, request: EngineRequest) -> None:
-        """Takes a text in.
+        """Enqueues a text of an owner.
 
         Raises:
-            ValueError: It can never be computed here; the message says why, and nothing was taken.
+            ValueError: The text can never be computed here; the message says why, and the text was not enqueued.
         """
         if request.id in self._entries[owner]:
             raise ValueError(f"A request with the id {request.id} is already running.")
@@ -127,7 +126,7 @@ class EncoderEngine:
         self._tokens += text.tokens
 
     def cancel(self, owner: Hashable, request_id: str, index: int | None) -> None:
-        """Ends a request that waits; what is unknown or done is ignored."""
+        """Cancels a waiting request; an unknown or finished request is ignored."""
         entry = self._entries[owner].get(request_id)
         if entry is not None:
             self._line.remove(entry)
@@ -135,26 +134,26 @@ class EncoderEngine:
             self._cancelled += 1
 
     def pause(self, owner: Hashable, request_id: str, *, paused: bool) -> None:
-        """There is nothing to pause: an answer comes all at once."""
+        """Does nothing: an answer is one delta, so it cannot be paused."""
 
     def set_asleep(self, *, asleep: bool) -> None:
-        """It stays awake: an encoder is small."""
+        """Does nothing: an encoder is small, so it never sleeps."""
 
     def unpin(self, scope: str, name: str) -> None:
-        """Nothing is kept here."""
+        """Does nothing: there is no cache with pinned prefixes."""
 
     def rejections(self) -> list[tuple[Hashable, Rejection]]:
-        """There are none: what is taken can be computed."""
+        """Returns no rejections: every enqueued text can be computed."""
         return []
 
     def cancel_owner(self, owner: Hashable) -> None:
-        """The owner is gone: ends all its requests."""
+        """Cancels all requests of an owner that has disconnected."""
         for request_id in list(self._entries[owner]):
             self.cancel(owner, request_id, None)
         del self._entries[owner]
 
     def step(self) -> dict[Hashable, list[TokenOutput]]:
-        """Computes one batch; the vectors by owner."""
+        """Computes one batch and returns the vectors by owner."""
         start_s = self._clock.monotonic_s()
         outputs: dict[Hashable, list[TokenOutput]] = defaultdict(list)
         batch = self._batch(start_s, outputs)
@@ -175,11 +174,11 @@ class EncoderEngine:
         return outputs
 
     def block_update(self, *, whole: bool = False) -> BlockUpdate | None:
-        """There is no prefix cache."""
+        """Returns None: there is no prefix cache."""
         return None
 
     def load(self) -> LoadReport:
-        """Where things stand."""
+        """Returns the load report of the engine."""
         waiting = len(self._line)
         return LoadReport(
             waiting=waiting,
@@ -199,7 +198,7 @@ class EncoderEngine:
         )
 
     def _batch(self, now_s: float, outputs: dict[Hashable, list[TokenOutput]]) -> list[_Text]:
-        """Takes the next ones out of the line; those whose time is over get an end instead."""
+        """Dequeues the texts of the next batch; expired texts get an end instead."""
         batch: list[_Text] = []
         tokens = 0
         while (entry := self._line.head(now_s)) is not None:

@@ -1,6 +1,6 @@
-"""The forward pass of a BERT-class encoder.
+"""Forward pass of a BERT-class encoder.
 
-A post-norm transformer (Devlin et al., 2019), whose last rows are pooled into one vector.
+The model is a post-norm transformer (Devlin et al., 2019), whose last rows are pooled into one vector.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from maitred.engine.encoder.weights import EncoderLayerWeights, EncoderWeights, 
 
 
 class Encoder:
-    """A loaded encoder.
+    """Loaded BERT-class encoder that turns texts into vectors.
 
     Args:
-        shape: Its shape.
-        weights: Its parameters.
+        shape: Shape of the encoder.
+        weights: Parameters of the encoder.
     """
 
     def __init__(self, shape: EncoderShape, weights: EncoderWeights) -> None:
@@ -33,44 +33,45 @@ class Encoder:
     def load(
         cls, folder: Path, *, dtype: torch.dtype, device: torch.device, pooling: PoolingMode | None = None
     ) -> "Encoder":
-        """Reads a checkpoint.
+        """Loads a checkpoint of the BERT family.
 
         Args:
-            folder: The model.
-            dtype: Of weights and activations.
-            device: Where to run.
-            pooling: What the operator says; None: what the files say, or the mean.
+            folder: Folder of the model.
+            dtype: Type of weights and activations.
+            device: Device of the model.
+            pooling: Configured pooling; None: as the model's files say, or the mean.
 
         Raises:
-            ConfigInvalid: It is not one that maitred runs, or it is broken.
+            ConfigInvalid: The checkpoint is not supported, or it is broken.
         """
         shape = EncoderShape.load(folder, pooling)
         return cls(shape, load_encoder_weights(folder, shape, dtype, device))
 
     @property
     def dimensions(self) -> int:
-        """Length of a vector."""
+        """Number of dimensions of a vector."""
         return self.shape.hidden_size * len(self.shape.pooling.modes)
 
     @property
     def context_tokens(self) -> int:
-        """The longest text."""
+        """Maximum tokens of a text."""
         return self.shape.context_tokens
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """Size of the vocabulary; token ids are below it."""
         return self.shape.vocab_size
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """One vector for each text.
+        """Computes one vector for each text.
 
         Args:
             texts: Token ids, each text at least one and at most `shape.context_tokens`.
 
         Returns:
-            fp32 ``[texts, dimensions]`` on the CPU. What one text gets does not depend on the others, but for rounding.
+            fp32 ``[texts, dimensions]`` on the CPU. The vector of a text does not depend on the other texts, but for
+            rounding.
         """
         weights = self._weights
         batch = pack(texts, weights.words.device)
@@ -86,7 +87,7 @@ class Encoder:
         return self._norm(rows + layer.down(_activated(layer.up(rows), self.shape.activation)), layer.output_norm)
 
     def _attend(self, qkv: Tensor, batch: PackedBatch) -> Tensor:
-        """Every token of a text looks at all of that text."""
+        """Computes the attention: each token of a text attends to the whole text."""
         out = qkv.new_empty(len(qkv), self.shape.hidden_size)
         for group in batch.groups:
             out[group.targets] = self._attend_group(qkv[group.rows], group)[group.places]

@@ -1,8 +1,8 @@
-"""What sentence-transformers' files say of a model: what follows the transformer, and how long its texts were.
+"""Files of sentence-transformers: the modules that follow a model's transformer, and its maximum text length.
 
-``modules.json`` lists what follows the transformer, ``1_Pooling/config.json`` says how its rows become one vector, and
-``sentence_bert_config.json`` how long the texts of its training were. Imports nothing heavy: the gateway asks here
-whether a folder holds a model whose answers are vectors.
+``modules.json`` lists the modules that follow the transformer, ``1_Pooling/config.json`` says how its rows become one
+vector, and ``sentence_bert_config.json`` how long the texts of its training were. This module imports nothing heavy:
+the gateway uses it to find out whether a folder contains an embedding model.
 """
 
 import json
@@ -23,15 +23,17 @@ _LEGACY: Mapping[str, PoolingMode] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""One field for each, true or false; newer files have one field, `pooling_mode`. Several are laid side by side in this
-order."""
+"""Boolean field of older files -> mode; newer files have one field, `pooling_mode`.
+
+The vectors of several modes are concatenated in this order.
+"""
 
 
 class Pooling(Struct, frozen=True, kw_only=True):
-    """How the rows of a text become its vector.
+    """Method by which the rows of a text become its vector.
 
     Attributes:
-        modes: Each gives as many numbers as a row has; several stand one behind the other.
+        modes: Modes of pooling. Each gives as many numbers as a row has; several are concatenated.
         normalised: Whether the vector is scaled to length 1.
     """
 
@@ -40,27 +42,27 @@ class Pooling(Struct, frozen=True, kw_only=True):
 
 
 def has_modules(folder: Path) -> bool:
-    """Whether sentence-transformers saved the model: then it is one whose answers are vectors, whatever its family."""
+    """Returns whether sentence-transformers saved the model, which is then an embedding model, whatever its family."""
     return (folder / "modules.json").is_file()
 
 
 def longest_text(folder: Path) -> int | None:
-    """In tokens, with those that the tokenizer adds; None: the files do not say."""
+    """Reads the maximum tokens of a text, including those that the tokenizer adds; None: the files do not say."""
     path = folder / "sentence_bert_config.json"
     longest = read_object(path).get("max_seq_length") if path.is_file() else None
     return None if longest is None else int(longest)
 
 
 def read_pooling(folder: Path, otherwise: PoolingMode, wanted: PoolingMode | None = None) -> Pooling:
-    """What the files say, or what stands for it.
+    """Reads the pooling of a model from its files, with a default and an override.
 
     Args:
-        folder: The model.
-        otherwise: What its family commonly does, for a folder whose files say nothing.
-        wanted: What the operator says; goes before the files.
+        folder: Folder of the model.
+        otherwise: Common pooling of its family, for a folder without such files.
+        wanted: Configured pooling, which has precedence over the files.
 
     Raises:
-        ConfigInvalid: Something follows the transformer that maitred does not compute.
+        ConfigInvalid: A module follows the transformer that maitred does not support.
     """
     if not has_modules(folder):
         return Pooling(modes=(wanted or otherwise,))
@@ -95,16 +97,16 @@ def _modes_in(path: Path) -> tuple[PoolingMode, ...]:
 
 
 def _ordered(settings: Mapping[str, Any]) -> list[str]:
-    """The older fields: those that are known in their order, then any others."""
+    """Returns the older fields: known ones in their order, then any others."""
     others = [name for name in settings if name.startswith("pooling_mode_") and name not in _LEGACY]
     return [name for name in _LEGACY if name in settings] + others
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A file that holds a JSON object.
+    """Reads a file that contains a JSON object.
 
     Raises:
-        ConfigInvalid: It is not there, or holds something else.
+        ConfigInvalid: The file is missing, or contains something else.
     """
     fields = read_json(path)
     if not isinstance(fields, dict):
@@ -113,7 +115,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever JSON is
-    """A file that holds JSON; raises as `read_object`."""
+    """Reads a file that contains JSON; raises as `read_object`."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""A batch of texts as one run of rows, without padding, and which of them attend to each other.
+"""Packed batch of texts as one run of rows without padding, and groups of texts for their attention.
 
-All but the attention of an encoder looks at one token at a time, so texts of any lengths lie one behind the other and
-nothing is computed that nobody asked for. Only for the attention are they laid side by side, in groups of similar
-length: a group is as wide as its longest text, and what it has too many is masked.
+Every operation of an encoder except attention works on one token at a time, so texts of any lengths are concatenated
+and no padding is computed. Only for the attention are they arranged side by side, in groups of similar length: a group
+is as wide as its longest text, and the padding is masked.
 """
 
 from collections.abc import Sequence
@@ -13,27 +13,27 @@ import torch
 from torch import Tensor
 
 _WASTE = 0.25
-"""Part of a group's places that may be padding."""
+"""Maximum share of padding in a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextGroup:
-    """Texts that attend side by side, `B` of them, the longest `L` tokens."""
+    """Texts that attend side by side: `B` texts, the longest of `L` tokens."""
 
     rows: Tensor
-    """``[B * L]``: which row of the batch stands at each place; padding repeats the first."""
+    """``[B * L]``: row of the batch at each place of the group; padding repeats the first row."""
     filled: Tensor | None
-    """``[B, 1, 1, L]``: the places that are no padding; None: there is none."""
+    """``[B, 1, 1, L]``: whether a place is no padding; None: there is no padding."""
     places: Tensor
-    """Which of the ``B * L`` places are no padding, in the order of..."""
+    """Indices of the ``B * L`` places that are no padding, in the order of `token_rows`."""
     targets: Tensor
-    """...their rows in the batch."""
+    """Rows of the batch at the places that are no padding."""
     texts: int
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """`T` tokens of `N` texts, one text behind the other."""
+    """Rows of a batch: `T` tokens of `N` texts, one text behind the other."""
 
     tokens: Tensor
     """``[T]``"""
@@ -44,18 +44,18 @@ class PackedRows:
     lengths: Tensor
     """``[N]``"""
     text_of: Tensor
-    """``[T]``: which text a row belongs to."""
+    """``[T]``: index of the text that a row belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch(PackedRows):
-    """A batch as an encoder computes it."""
+    """Rows of a batch with groups for the attention of an encoder."""
 
     groups: list[TextGroup]
 
 
 def pack(texts: Sequence[Sequence[int]], device: torch.device) -> PackedBatch:
-    """Lays the texts, each of at least one token, one behind the other, and side by side for the attention."""
+    """Concatenates texts, each of at least one token, and groups them for the attention."""
     rows = pack_rows(texts, device)
     lengths, starts = rows.lengths.cpu(), rows.starts.cpu()
     groups = [_group(lengths[chosen], starts[chosen], device) for chosen in grouped(lengths.tolist())]
@@ -63,7 +63,7 @@ def pack(texts: Sequence[Sequence[int]], device: torch.device) -> PackedBatch:
 
 
 def pack_rows(texts: Sequence[Sequence[int]], device: torch.device) -> PackedRows:
-    """Lays the texts, each of at least one token, one behind the other."""
+    """Concatenates texts, each of at least one token."""
     lengths = [len(text) for text in texts]
     starts = [0, *accumulate(lengths)][:-1]
     lengths_there = torch.tensor(lengths)
@@ -77,7 +77,7 @@ def pack_rows(texts: Sequence[Sequence[int]], device: torch.device) -> PackedRow
 
 
 def grouped(lengths: Sequence[int]) -> list[list[int]]:
-    """The texts, by index, in groups of which no more than a part is padding; the longest first."""
+    """Groups texts, by index, so that no group has too much padding; the longest come first."""
     groups: list[list[int]] = []
     longest = filled = 0
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

@@ -1,7 +1,7 @@
-"""From the last rows of texts to one vector for each (Reimers and Gurevych, "Sentence-BERT", 2019).
+"""Pooling of the last rows of texts to one vector for each (Reimers and Gurevych, "Sentence-BERT", 2019).
 
-A decoder's rows see only what is before them, so its last row is the one that has read the whole text; where all rows
-are averaged, later ones may count for more (Muennighoff, "SGPT", 2022).
+A decoder's row attends only to rows before it, so only its last row has read the whole text. Where all rows are
+averaged, later rows may have larger weights (Muennighoff, "SGPT", 2022).
 """
 
 import torch
@@ -14,12 +14,12 @@ from maitred.engine.encoder.packing import PackedRows
 
 
 def pool(rows: Tensor, batch: PackedRows, pooling: Pooling) -> Tensor:
-    """One vector for each text.
+    """Pools the rows of each text to one vector.
 
     Args:
         rows: fp32 ``[T, hidden_size]``, of all texts.
-        batch: Which text each row belongs to.
-        pooling: What is made of them.
+        batch: Texts that the rows belong to.
+        pooling: Modes and normalisation.
 
     Returns:
         fp32 ``[N, hidden_size * modes]``

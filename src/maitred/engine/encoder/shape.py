@@ -1,7 +1,6 @@
-"""What a checkpoint says of an encoder: its layers from ``config.json``, and what becomes of their last rows.
+"""Shape of an encoder, read from its ``config.json``, and the pooling of its last rows.
 
-Where sentence-transformers' files say nothing of that (`modules`), the rows are averaged and the mean is scaled to
-length 1.
+Without files of sentence-transformers (`modules`), the rows are averaged and the mean is scaled to length 1.
 """
 
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 
 class EncoderShape(Struct, frozen=True, kw_only=True):
-    """The shape of a BERT-class encoder (Devlin et al., 2019), and what becomes of its last layer."""
+    """Shape of a BERT-class encoder (Devlin et al., 2019), with the pooling of its last layer."""
 
     vocab_size: int
     hidden_size: int
@@ -34,26 +33,26 @@ class EncoderShape(Struct, frozen=True, kw_only=True):
     layers: int
     heads: int
     positions: int
-    """Rows of the table of positions."""
+    """Number of rows of the position table."""
     first_position: int
-    """Which row the first token gets: RoBERTa's table begins with rows that padding was given."""
+    """Row of the position table for the first token: RoBERTa's table begins with rows for padding."""
     token_types: int
     norm_epsilon: float
     activation: Activation
     context_tokens: int
-    """Longest input, with the tokens that the tokenizer adds."""
+    """Maximum tokens of an input, including those that the tokenizer adds."""
     pooling: Pooling
 
     @classmethod
     def load(cls, folder: Path, pooling: PoolingMode | None = None) -> "EncoderShape":
-        """Reads a checkpoint's own description.
+        """Reads the shape from a checkpoint's configuration.
 
         Args:
-            folder: The checkpoint.
-            pooling: What the operator says; goes before what the files say.
+            folder: Folder of the checkpoint.
+            pooling: Configured pooling, which has precedence over the files.
 
         Raises:
-            ConfigInvalid: The folder is no checkpoint, or its model is not one that maitred runs.
+            ConfigInvalid: The folder contains no checkpoint, or its model is not supported.
         """
         path = folder / "config.json"
         fields = read_object(path)
@@ -66,12 +65,12 @@ class EncoderShape(Struct, frozen=True, kw_only=True):
 
 
 def is_encoder(folder: Path) -> bool:
-    """Whether the model in this folder is one whose answers are vectors."""
+    """Returns whether the model in this folder is an embedding model."""
     return is_bert(folder) or has_modules(folder)
 
 
 def is_bert(folder: Path) -> bool:
-    """Whether the model in this folder is of a family that reads texts in both directions."""
+    """Returns whether the model in this folder is of a family with bidirectional attention."""
     path = folder / "config.json"
     return path.is_file() and read_object(path).get("model_type") in _FAMILIES
 

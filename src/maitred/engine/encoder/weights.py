@@ -1,4 +1,4 @@
-"""An encoder's tensors, in the form that it computes with: queries, keys and values are one matrix."""
+"""Weights of an encoder in the form of the computation: queries, keys and values are one matrix."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,12 @@ from maitred.engine.models.weights import Checkpoint
 
 _PREFIXES = ("", "bert.", "roberta.")
 _UNUSED = ("pooler.", "cls.", "lm_head.")
-"""Heads of other tasks, which a checkpoint may bring along."""
+"""Name prefixes of heads for other tasks, which a checkpoint may contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A layer norm."""
+    """Parameters of a layer norm."""
 
     gain: Tensor
     shift: Tensor
@@ -25,7 +25,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class EncoderLayerWeights:
-    """One layer."""
+    """Weights of one encoder layer."""
 
     qkv: Linear
     attention_output: Linear
@@ -37,12 +37,12 @@ class EncoderLayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class EncoderWeights:
-    """All of an encoder."""
+    """Weights of a whole encoder."""
 
     words: Tensor
     """``[vocab_size, hidden_size]``"""
     positions: Tensor
-    """``[positions, hidden_size]``, the embedding of the first token type added: no input has another one."""
+    """``[positions, hidden_size]``, with the embedding of the first token type added: no other type is used."""
     norm: Norm
     layers: list[EncoderLayerWeights]
 

@@ -1,1 +1,1 @@
-"""Decode steps recorded once and replayed: what a GPU spares the host."""
+"""Graphs of decode steps: recorded once and replayed, which saves the host's kernel launches."""

@@ -1,9 +1,9 @@
-"""A decoder whose steps of decodes alone are replayed from graphs, each for a size of batch.
+"""Decoder that replays steps of decodes from graphs, one graph for each batch size.
 
-Such a step launches some hundred small kernels, and for small models to launch them takes longer than to run them. A
-graph launches all of them at once, but always the same ones, on the same memory: so a batch is copied into the buffers
-of the next larger size, and the rows that are left compute a token that nobody asked for, in a block of the cache that
-nobody has. Steps with prompts in them, or larger than the largest size, are computed as they come.
+Such a step launches some hundred small kernels, and for small models the launches take longer than the kernels. A graph
+launches all kernels together, but always the same kernels on the same memory. So a batch is copied into the buffers of
+the next larger size. The remaining rows compute padding tokens, in a block of the cache that no sequence uses. Steps
+with prompts, or larger than the largest size, are computed without a graph.
 """
 
 from bisect import bisect_left
@@ -18,30 +18,30 @@ from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.kv_cache import KVCache
 
 _TOKEN, _POSITION, _SLOT, _LENGTH, _TABLE = range(5)
-"""Columns of a row's inputs; its block table is all from the last one on."""
+"""Columns of a row's inputs; the block table takes all columns from the last one on."""
 
 
 def graph_sizes(most: int) -> list[int]:
-    """Batch sizes to record, rising: powers of two up to 8, then steps of 8 up to 64, then of 32.
+    """Returns the batch sizes to record, rising: powers of two up to 8, then steps of 8 up to 64, then of 32.
 
-    Padding then wastes few rows where a row costs something, and the number of graphs stays small.
+    With these sizes padding wastes few rows, and the number of graphs stays small.
 
     Args:
-        most: Of the largest batch; 0: none.
+        most: Size of the largest batch; 0: no graphs.
     """
     sizes = [1, 2, 4, *range(8, 65, 8), *range(96, most + 1, 32)]
     return sorted({size for size in sizes if size <= most} | ({most} if most else set()))
 
 
 class GraphedDecoder:
-    """Computes steps, those of decodes alone by replaying graphs.
+    """Decoder that computes steps, and replays graphs for steps of decodes alone.
 
     Args:
-        decoder: The model; its attention is graphable.
-        cache: All graphs read and write it. Its last block is written by rows that pad.
-        sizes: Of batches, rising.
-        table_width: Blocks of the longest sequence.
-        make_graph: A new graph.
+        decoder: Decoder of the model; its attention is graphable.
+        cache: Cache that all graphs read and write. Padding rows write to its last block.
+        sizes: Batch sizes, rising.
+        table_width: Number of blocks of the longest sequence.
+        make_graph: Makes a new graph.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class GraphedDecoder:
         self._cache = cache
         self._sizes = list(sizes)
         self._replayed = 0
-        # They share memory, which the largest is the first to take.
+        # All graphs share one memory pool, so the largest is recorded first.
         self._graphs = {
             size: _DecodeGraph(decoder, cache, size, table_width, make_graph()) for size in reversed(self._sizes)
         }
 
     @property
     def replayed(self) -> int:
-        """Steps that came from a graph."""
+        """Number of steps that were replayed from a graph."""
         return self._replayed
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
-        """See `Decoder`. The logits are overwritten by the next step."""
+        """Computes one step, as `Decoder.forward`; the next step overwrites the logits."""
         rows = len(batch.token_ids)
         place = bisect_left(self._sizes, rows)
         if batch.chunks or place == len(self._sizes) or cache is not self._cache:
@@ -78,7 +78,7 @@ class GraphedDecoder:
 
 
 class _DecodeGraph:
-    """The graph of one size."""
+    """Graph of the decode steps of one batch size."""
 
     def __init__(self, decoder: Decoder, cache: KVCache, size: int, table_width: int, graph: DeviceGraph) -> None:
         self._decoder = decoder
@@ -90,7 +90,7 @@ class _DecodeGraph:
         idle[:_TABLE] = torch.tensor([0, 0, scratch * cache.block_tokens, 1])
         self._idle = idle
         device = decoder.device
-        # One copy a step brings all that a step needs to know. Pinned, the device fetches it by itself.
+        # One copy per step transfers all inputs. From pinned memory the device copies asynchronously.
         self._staged = idle.repeat(size, 1)
         self._copied: torch.cuda.Event | None = None
         if device.type == "cuda":
@@ -101,16 +101,16 @@ class _DecodeGraph:
         self._logits = graph.capture(self._run)
 
     def compute(self, batch: ForwardBatch) -> Tensor:
-        """The logits that the batch asks for."""
+        """Replays the graph for a batch and returns the logits of the batch's `logit_rows`."""
         rows = len(batch.token_ids)
         staged = self._staged
         if self._copied is not None:
-            self._copied.synchronize()  # a step of which nothing was sampled has not been waited for
+            self._copied.synchronize()  # without sampling, the host has not waited for the last copy
         staged[:rows, _TOKEN] = batch.token_ids
         staged[:rows, _POSITION] = batch.positions
         staged[:rows, _SLOT] = batch.slots
         staged[:rows, _LENGTH] = batch.decode_lengths
-        # What is left behind a row's blocks is the number of some block, and never read.
+        # Entries behind a row's blocks are valid block numbers, and never read.
         staged[:rows, _TABLE : _TABLE + batch.decode_tables.shape[1]] = batch.decode_tables
         staged[rows : self._filled] = self._idle
         self._filled = rows
@@ -124,7 +124,7 @@ class _DecodeGraph:
         return self._logits[wanted.to(self._logits.device)]
 
     def _run(self) -> Tensor:
-        """The step as a function of the inputs: everything here is on the device, and of a size that never changes."""
+        """Computes the step from the device's inputs, with tensors of constant size on the device only."""
         inputs = self._inputs
         return self._decoder.forward(
             ForwardBatch(

@@ -1,4 +1,4 @@
-"""A computation that is recorded once and replayed on the same memory."""
+"""Device graph: a computation that is recorded once and replayed on the same memory."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -7,33 +7,35 @@ import torch
 from torch import Tensor
 
 _WARM_UPS = 2
-"""Runs before the recording, in which libraries choose kernels and take their workspaces."""
+"""Runs before the recording, in which libraries choose kernels and allocate their workspaces."""
 
 
 class DeviceGraph(Protocol):
-    """Records what is launched on a device, addresses and all; what it reads and writes stays where it is."""
+    """Recording of the kernels launched on a device; their inputs and outputs keep their addresses."""
 
     def capture(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Records a computation.
+        """Records a computation on the device.
 
         Args:
             compute: Launches the same work whenever it is called, and never waits for the device.
 
         Returns:
-            Where every replay leaves the result.
+            The tensor that every replay writes the result to.
         """
         ...
 
     def replay(self) -> None:
-        """Computes once more, with what the tensors hold that `compute` read."""
+        """Repeats the computation, with the current content of the tensors that `compute` read."""
         ...
 
 
 class CudaGraph:
-    """A CUDA graph. All of an engine share one pool of memory, so the largest should be captured first.
+    """CUDA graph; implements `DeviceGraph`.
+
+    All graphs of an engine share one memory pool, so the largest should be captured first.
 
     Args:
-        pool: Of `torch.cuda.graph_pool_handle`.
+        pool: Result of `torch.cuda.graph_pool_handle`.
     """
 
     def __init__(self, pool: Any) -> None:  # noqa: ANN401 - torch names the type to itself alone
@@ -41,8 +43,8 @@ class CudaGraph:
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, compute: Callable[[], Tensor]) -> Tensor:
-        """See `DeviceGraph`."""
-        # Recorded must be what runs later, not the choices of a first run: these are made on another stream before.
+        """Records a computation after warm-up runs on another stream."""
+        # The recording must not contain the choices of a first run, so warm-up runs on another stream make them before.
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -53,5 +55,5 @@ class CudaGraph:
             return compute()
 
     def replay(self) -> None:
-        """See `DeviceGraph`."""
+        """Replays the recorded computation once more."""
         self._graph.replay()

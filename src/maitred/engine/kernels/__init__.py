@@ -1,1 +1,1 @@
-"""The arithmetic of a step where plain torch is too slow, each kernel beside its plain-torch reference."""
+"""Kernels for a step where plain torch is too slow, each with its plain-torch reference."""

@@ -1,4 +1,4 @@
-"""Attention on a CPU: one compiled kernel for all rows of a step, decodes and chunks alike."""
+"""Attention backend for CPUs: one compiled kernel for all rows of a step, decodes and chunks alike."""
 
 import ctypes
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.rotary import rotary_table, rotate
 
 _WORTH_A_THREAD = 1 << 20
-"""Multiply-adds below which handing a share to another thread costs more than it saves."""
+"""Minimum multiply-adds of a thread's share; below it, waking the thread costs more than it saves."""
 _ROWS_WORTH_A_THREAD = 32
-"""The same for rows that are rotated and stored."""
+"""Minimum rows of a thread's share when rows are rotated and stored."""
 _RUN_ROWS = 32
-"""A chunk is cut into runs of so many rows, which threads can share out evenly."""
+"""Maximum rows of a run; chunks are cut into runs, which threads can share out evenly."""
 
 
 _KINDS = {torch.float32: FP32, torch.bfloat16: BF16, torch.int8: INT8}
@@ -30,20 +30,20 @@ _PLACES = {name: STEP_FIELDS.index(name) for name in STEP_FIELDS}
 
 @dataclass(frozen=True, slots=True)
 class CPUPlan:
-    """What the step's fields point to, for as long as it is computed."""
+    """Memory that the step's fields point to; it lives as long as the step is computed."""
 
     batch: ForwardBatch
     tables: Array
-    """Of the decodes, then of the chunks."""
+    """Block tables of the decodes, then of the chunks."""
     runs: Array
 
 
 class CPUAttention:
-    """The backend for processors.
+    """Attention backend for CPUs.
 
     Args:
         config: Shape of the model.
-        threads: How many share the rows of a step; torch's own number unless given.
+        threads: Number of threads that share the rows of a step; torch's own number unless given.
     """
 
     graphable = False
@@ -56,7 +56,7 @@ class CPUAttention:
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def plan(self, batch: ForwardBatch, cache: KVCache) -> CPUPlan:
-        """Cuts the step into runs of rows, and points at them."""
+        """Cuts the step into runs of rows, and stores their addresses in the step's fields."""
         config, step = self._config, self._step
         tables, runs = _tables(batch), _runs(batch)
         rows, length = runs[:, 2], runs[:, 3]
@@ -71,7 +71,7 @@ class CPUAttention:
         return CPUPlan(batch, tables, runs)
 
     def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: CPUPlan) -> Tensor:
-        """Rotates and stores all rows, then computes them; `plan` is the latest one that this backend has made."""
+        """Rotates and stores all rows, then attends; `plan` must be the latest plan of this backend."""
         config = self._config
         if qkv.dtype == torch.float32:
             queries = qkv
@@ -89,18 +89,18 @@ class CPUAttention:
         return attended.to(qkv.dtype)
 
     def counter(self, name: str) -> int:
-        """The address of one of the step's fields."""
+        """Returns the address of one of the step's fields."""
         return ctypes.addressof(self._step) + 8 * _PLACES[name]
 
     def record(self, tape: Tape, layer: int, qkv: int, attended: int, cache: KVCache) -> None:
-        """Adds a layer's attention to a tape; `plan` is called before it is played.
+        """Adds the attention of one layer to a tape; `plan` must be called before the tape is played.
 
         Args:
-            tape: To be played as long as the backend and the cache live.
-            layer: Which one.
+            tape: Tape that is played no longer than the backend and the cache live.
+            layer: Index of the layer.
             qkv: Address of fp32 ``[T, (heads + 2 * kv_heads) * head_dim]``.
-            attended: Of ``[T, heads * head_dim]``.
-            cache: What is written and read.
+            attended: Address of fp32 ``[T, heads * head_dim]``.
+            cache: Cache that is written and read.
         """
         for entry, fields, counter, worth in self._calls(layer, qkv, self._config.qkv_features, attended, cache):
             tape.add(entry, fields, self.counter(counter), worth)
@@ -108,7 +108,7 @@ class CPUAttention:
     def _calls(
         self, layer: int, heads: int, stride: int, attended: int, cache: KVCache
     ) -> list[tuple[CompiledEntry, list[int], str, int]]:
-        """What is called, on which fields, how many parts it has, and how many of them are worth a thread."""
+        """Returns the calls of a layer: entry, fields, name of the part counter, and minimum parts per thread."""
         config, kind = self._config, _KINDS[cache.keys.dtype]
         parts = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
         fields = [ctypes.addressof(self._step), heads, stride, attended]
@@ -123,8 +123,8 @@ class CPUAttention:
 
 
 def _tables(batch: ForwardBatch) -> Array:
-    """The block tables of the decodes, then of the chunks, int32 ``[D + chunks, most blocks]``."""
-    # Numba compiles anew for every memory order that it meets, and that must not happen in a request.
+    """Makes the block tables of the decodes, then of the chunks, int32 ``[D + chunks, most blocks]``."""
+    # Numba compiles a kernel again for every new memory order, which must not happen during a request.
     of_decodes: Array = batch.decode_tables.contiguous().numpy()
     if not batch.chunks:
         return of_decodes
@@ -138,7 +138,7 @@ def _tables(batch: ForwardBatch) -> Array:
 
 
 def _runs(batch: ForwardBatch) -> Array:
-    """All rows of the step, decodes first; see `RUN_FIELDS`."""
+    """Makes the runs of all rows of the step, decodes first; see `RUN_FIELDS`."""
     decodes = batch.num_decodes
     of_chunks = [
         (table, chunk.start_row + start, min(_RUN_ROWS, chunk.length - start), chunk.context_before + start + 1)
@@ -155,6 +155,6 @@ def _runs(batch: ForwardBatch) -> Array:
 
 
 def _address(array: Array) -> int:
-    """Where it is; `ndarray.ctypes` would make an object of five for it."""
+    """Returns the address of an array; `ndarray.ctypes` would create five objects for it."""
     address: int = array.__array_interface__["data"][0]
     return address

@@ -1,8 +1,8 @@
-"""The gate of an MLP (Shazeer, 2020), row by row.
+"""Gated activation of an MLP (SwiGLU; Shazeer, 2020), computed row by row.
 
-Torch shares the elements of all rows out among threads, wherever that cuts a row, and computes the ends of a share by
-another route than its middle. So a row's last bits depend on how many rows there are. Here a row is always computed
-from its beginning, in one pass that writes no product in between.
+Torch shares the elements of all rows out among threads and may cut a row anywhere. It computes the ends of a share in
+another way than its middle. So a row's last bits depend on the number of rows. Here each row is computed from its
+beginning, in one pass that stores no intermediate product.
 """
 
 from functools import cache
@@ -19,34 +19,34 @@ from maitred.engine.kernels.simd import EDITION, exponential
 
 
 class GatedActivation(Protocol):
-    """``silu(gate) * up`` of ``[gate, up]`` side by side."""
+    """Function that computes ``silu(gate) * up`` of ``[gate, up]`` side by side."""
 
     def __call__(self, gate_up: Tensor) -> Tensor:
-        """``[T, 2 * inner]`` -> ``[T, inner]``."""
+        """Maps ``[T, 2 * inner]`` to ``[T, inner]``."""
         ...
 
 
 def gate(gate_up: Tensor) -> Tensor:
-    """The specification, in torch."""
+    """Computes the gated activation in torch; this is the specification."""
     opening, up = gate_up.chunk(2, dim=-1)
     return functional.silu(opening) * up
 
 
 def gate_fused(gate_up: Tensor) -> Tensor:
-    """The same for contiguous fp32 rows on a CPU."""
+    """Computes the gated activation of contiguous fp32 rows on a CPU in one pass."""
     gated = torch.empty(len(gate_up), gate_up.shape[1] // 2)
     gate_rows().run(len(gated), [gate_up.data_ptr(), gated.data_ptr(), gated.shape[1]])
     return gated
 
 
 def make_gate(dtype: torch.dtype, device: torch.device) -> GatedActivation:
-    """The fastest for these activations."""
+    """Returns the fastest gated activation for this type and device."""
     return gate_fused if device.type == "cpu" and dtype == torch.float32 else gate
 
 
 @cache
 def gate_rows() -> CompiledEntry:
-    """The gate of rows. Fields: ``[gate, up]`` of all rows, result, its width."""
+    """Compiles the gated activation of rows. Fields: ``[gate, up]`` of all rows, result, its width."""
     own, rows_at_a_time, edition = COUNT + 1, ROWS_AT_A_TIME, EDITION
 
     def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer

@@ -1,14 +1,14 @@
-"""Work that threads take parts of: a compiled function, and the record of numbers that it works by.
+"""Jobs that threads share: a compiled function, and the record of numbers that it works on.
 
-A *job* is a row of int64: counts, sizes and addresses. The first three fields are the same for all: what nobody has
-taken yet, how many threads have come, and how many rows (or whatever a function calls its parts) there are. Threads
-take the next parts until none is left, so one that others keep from its core takes fewer. Who computes a part does not
-change the result.
+A *job* is an array of int64: counts, sizes and addresses. The first three fields are the same for all jobs: the next
+part, the number of threads that have entered, and the number of parts (rows, for example). Threads take the next parts
+until none is left, so a thread that loses its core takes fewer parts. The result does not depend on which thread
+computes a part.
 
-Threads are those that torch and MKL compute on: OpenMP's, entered through the function by which compiled code enters
-them (``GOMP_parallel``, GNU's libgomp ABI). A step goes from one product to the next by way of attention: with threads
-of its own, attention would find OpenMP's still spinning on the cores that it needs, and the next product would find
-them asleep.
+The threads are those of OpenMP, on which torch and MKL compute too. They are started through the function that compiled
+code uses (``GOMP_parallel``, GNU's libgomp ABI). In a step, attention lies between two products. If attention had its
+own threads, OpenMP's threads would still spin on the cores that it needs, and would be asleep when the next product
+begins.
 """
 
 import ctypes
@@ -24,18 +24,18 @@ from maitred.engine.compiled import compiled_entry
 from maitred.engine.kernels.torch_library import torch_library
 
 NEXT, SEAT, COUNT = range(3)
-"""Fields that all jobs begin with."""
+"""Indices of the fields that all jobs begin with: next part, next thread number, and number of parts."""
 ROWS_AT_A_TIME = 4
-"""That a thread takes of work that goes row by row."""
+"""Rows that a thread takes at a time from a job that goes row by row."""
 FP32, BF16, INT8 = range(3)
-"""Kinds of numbers behind an address; bf16 as the bits that it is."""
+"""Kinds of numbers behind an address; bf16 is read as its bits."""
 
 
 class CompiledEntry:
-    """A compiled function that takes a job, for any number of threads.
+    """Compiled function that computes a job, on any number of threads.
 
     Args:
-        function: Of the job's address. What it names must be compiled functions, intrinsics and plain numbers.
+        function: Function of the job's address. It may refer to compiled functions, intrinsics and plain numbers only.
         fast: Whether sums may be reordered; see `maitred.engine.compiled`.
     """
 
@@ -45,7 +45,7 @@ class CompiledEntry:
         self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
 
     def __call__(self, job: "ctypes.Array[ctypes.c_int64]", threads: int = 1) -> None:
-        """Returns when the job is done."""
+        """Computes a job and returns when it is done."""
         together = enter_together()
         if threads > 1 and together is not None:
             together(self.address, ctypes.addressof(job), threads, 0)
@@ -53,24 +53,24 @@ class CompiledEntry:
             self._alone(ctypes.addressof(job))
 
     def run(self, count: int, fields: Sequence[int], threads: int = 1) -> None:
-        """The same from the fields behind those that all jobs have."""
+        """Makes a job from its own fields, without the common ones, and computes it."""
         if count:
             self(make_job(fields, count), threads)
 
 
 def make_job(fields: Sequence[int], count: int = 0) -> "ctypes.Array[ctypes.c_int64]":
-    """A job that nobody has begun."""
+    """Makes a new job from its own fields and its number of parts."""
     return (ctypes.c_int64 * (COUNT + 1 + len(fields)))(0, 0, count, *fields)
 
 
 def bits_of(number: float) -> int:
-    """How a job holds an fp32 number; `maitred.engine.kernels.simd.float_of_bits` reads it."""
+    """Returns an fp32 number as a job's field; `maitred.engine.kernels.simd.float_of_bits` reads it."""
     return int(np.float32(number).view(np.int32))
 
 
 @cache
 def enter_together() -> Any:  # noqa: ANN401 - a C function
-    """OpenMP's own way to run a function on several threads; None where torch has another OpenMP."""
+    """Returns OpenMP's function to run a function on several threads; None: torch has another OpenMP."""
     function = getattr(torch_library(), "GOMP_parallel", None)
     if function is None:
         return None
@@ -80,7 +80,7 @@ def enter_together() -> Any:  # noqa: ANN401 - a C function
 
 @intrinsic  # type: ignore[untyped-decorator]
 def take(typing_context: Any, job: Any, field: Any, share: Any) -> Any:  # noqa: ANN401 - the code generator's own types
-    """The value of a job's field, and nobody else gets it: adds `share` to it."""
+    """Adds `share` to a job's field atomically and returns its previous value, which no other thread gets."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
         fields = context.make_array(job)(context, builder, value=arguments[0]).data
@@ -109,7 +109,7 @@ int8s = _pointer_to(types.int8)
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def numbers(typing_context: Any, address: Any, kind: Any) -> Any:  # noqa: ANN401 - the code generator's own types
-    """A pointer to numbers of a kind, which must be a constant."""
+    """Converts an address to a pointer to numbers of a kind, which must be a constant."""
     if not isinstance(kind, types.IntegerLiteral):
         return None
     target = types.CPointer({FP32: types.float32, BF16: types.uint16, INT8: types.int8}[kind.literal_value])

@@ -19,21 +19,21 @@ from maitred.engine.kernels.simd import float_of_bits
 
 
 class AddNorm(Protocol):
-    """``stream += addend`` in place, then the norm of the sum."""
+    """Function that computes ``stream += addend`` in place, then the norm of the sum."""
 
     def __call__(self, stream: Tensor, addend: Tensor, gain: Tensor, epsilon: float) -> Tensor:
-        """``[T, hidden]`` each, and ``[hidden]`` for the gain; returns the normalised rows."""
+        """Takes two ``[T, hidden]`` tensors and a gain ``[hidden]``; returns the normalised rows."""
         ...
 
 
 def add_norm(stream: Tensor, addend: Tensor, gain: Tensor, epsilon: float) -> Tensor:
-    """The specification, in torch."""
+    """Computes residual sum and norm in torch; this is the specification."""
     stream += addend
     return functional.rms_norm(stream, gain.shape, gain, epsilon)
 
 
 def add_norm_fused(stream: Tensor, addend: Tensor, gain: Tensor, epsilon: float) -> Tensor:
-    """The same for contiguous fp32 rows on a CPU."""
+    """Computes residual sum and norm of contiguous fp32 rows on a CPU in one pass."""
     normalised = torch.empty_like(stream)
     rows = (stream.data_ptr(), addend.data_ptr(), gain.data_ptr(), normalised.data_ptr())
     norm_rows().run(len(stream), norm_fields(*rows, stream.shape[1], epsilon))
@@ -41,19 +41,19 @@ def add_norm_fused(stream: Tensor, addend: Tensor, gain: Tensor, epsilon: float)
 
 
 def make_add_norm(dtype: torch.dtype, device: torch.device) -> AddNorm:
-    """The fastest for these activations."""
+    """Returns the fastest implementation for this type and device."""
     return add_norm_fused if device.type == "cpu" and dtype == torch.float32 else add_norm
 
 
 def norm_fields(stream: int, addend: int, gain: int, normalised: int, width: int, epsilon: float) -> list[int]:
-    """Of a job of `norm_rows`.
+    """Makes the fields of a job of `norm_rows`.
 
     Args:
         stream: Address of the rows.
-        addend: Of what is added to them in place; 0: nothing is.
-        gain: Of the gains.
-        normalised: Of the result.
-        width: Of a row.
+        addend: Address of the rows that are added to the stream in place; 0: nothing is added.
+        gain: Address of the gains.
+        normalised: Address of the result.
+        width: Width of a row.
         epsilon: Added to the mean of squares.
     """
     return [stream, addend, gain, normalised, width, bits_of(epsilon)]
@@ -61,7 +61,7 @@ def norm_fields(stream: int, addend: int, gain: int, normalised: int, width: int
 
 @cache
 def norm_rows() -> CompiledEntry:
-    """Sum and norm of rows; see `norm_fields`."""
+    """Compiles residual sum and norm of rows; see `norm_fields`."""
     own, rows_at_a_time = COUNT + 1, ROWS_AT_A_TIME
 
     def norm(address: Any) -> None:  # noqa: ANN401 - a C pointer
@@ -90,7 +90,7 @@ def norm_rows() -> CompiledEntry:
 
 @cache
 def norm_heads() -> CompiledEntry:
-    """The norm of every query and key head in place.
+    """Compiles the norm of every query and key head in place.
 
     Fields: rows, floats from one row to the next, gains, heads, width of a head, bits of epsilon.
     """

@@ -1,13 +1,13 @@
-"""Compiled work over the paged KV cache: attention of decodes and of prefill chunks, and rotate-and-store.
+"""Compiled kernels over the paged KV cache: attention of decodes and prefill chunks, and rotate-and-store.
 
 Attention is two small products per block with a softmax between them (see `simd`). The scores of a whole sequence fit
 into the first-level cache, so they are kept and normalised in one go; an online softmax (Milakov and Gimelshein, 2018)
 would save no memory traffic here and cost a rescaling per block. The rows of a step are independent, so threads take
 runs of them as they come.
 
-A row is added up in the same order whether it is a decode or one of a chunk, and whatever is computed beside it. Its
-result is the same to the last bit, so that an answer that was preempted, or lost its engine, goes on exactly as it
-would have: what is computed again is what was there.
+A row is summed up in the same order whether it is a decode or belongs to a chunk, and whatever rows are computed beside
+it. Its result is the same to the last bit. So an answer that was preempted, or lost its engine, continues exactly as it
+would have: recomputed values equal the lost ones.
 """
 
 import math
@@ -35,28 +35,34 @@ from maitred.engine.kernels.registers import REGISTERS, VECTOR_LANES
 from maitred.engine.kernels.simd import EDITION, add_weighted_rows, copy_numbers, narrowed, scale_strip, softmax_strips
 
 _STRIP = 16
-"""Tokens, or numbers of a head, that go side by side at most: a register of AVX-512, two of AVX2."""
+"""Maximum tokens, or numbers of a head, side by side: one register of AVX-512, two of AVX2."""
 _LEAST = np.float32(1e-30)
-"""What is smaller is rounded to zero, not divided by."""
+"""Smaller magnitudes are rounded to zero instead of being divided by."""
 
 Array = np.ndarray[Any, Any]
 
 RUN_FIELDS = 4
-"""Of a run, int64: its block table, its first row in the step, its rows, tokens that its first row attends to."""
+"""Number of int64 fields of a run: block table, first row in the step, rows, tokens that the first row attends to."""
 STEP_FIELDS = (
     "rows", "runs", "attended", "positions", "slots", "tables", "table_blocks", "runs_at", "scratch", "scratch_bytes"
 )  # fmt: skip
-"""What changes from step to step, int64: how many rows, runs, and tokens that rows attend to; addresses of int64
-``positions`` and ``slots`` ``[rows]``, of the block tables, int32 ``[tables, table_blocks]``, and of the runs
-``[runs, RUN_FIELDS]``; and scratch of so many bytes for each thread, see `scratch_bytes`."""
+"""Names of the int64 fields that change from step to step.
+
+They are the numbers of rows, of runs, and of tokens that rows attend to; the addresses of int64 ``positions`` and
+``slots`` ``[rows]``, of the block tables, int32 ``[tables, table_blocks]``, and of the runs ``[runs, RUN_FIELDS]``; and
+the address of the scratch memory, of `scratch_bytes` for each thread.
+"""
 _ROWS, _RUNS, _ATTENDED, _POSITIONS, _SLOTS, _TABLES, _TABLE_BLOCKS, _RUNS_AT, _SCRATCH, _SCRATCH_BYTES = range(
     len(STEP_FIELDS)
 )
 _STEP_FIELDS = len(STEP_FIELDS)
 LAYER_FIELDS = ("step", "heads", "stride", "attended", "keys", "values", "key_scales", "value_scales", "kv_heads")
-"""Of both jobs of a layer's attention, behind those that all have: the address of the step's fields; of the queries
-(for `rotation`: of all heads), fp32 ``[rows, stride]``; of the result, ``[rows, heads * head_dim]``; of the layer's
-part of the cache; and of how many heads that holds."""
+"""Names of the own fields of both attention jobs of a layer.
+
+They are the address of the step's fields; of the queries (for `rotation_kernel`: of all heads), fp32
+``[rows, stride]``; of the result, ``[rows, heads * head_dim]``; of the layer's part of the cache; and its number of KV
+heads.
+"""
 (
     _STEP, _HEADS, _STRIDE, _RESULT, _KEYS, _VALUES, _KEY_SCALES, _VALUE_SCALES, _KV_HEADS
 ) = range(COUNT + 1, COUNT + 1 + len(LAYER_FIELDS))  # fmt: skip
@@ -65,9 +71,9 @@ _LAYER_FIELDS = _KV_HEADS + 1
 
 
 def rows_together(group: int) -> int:
-    """Rows of a chunk that share every cached element that is loaded: as many as have their sums in registers.
+    """Returns how many rows of a chunk share each load from the cache: as many as keep their sums in registers.
 
-    With AVX-512, that is; with fewer registers they go in parts.
+    This holds with AVX-512; with fewer registers the rows are split into parts.
     """
     if group <= 4:
         return 3
@@ -75,22 +81,22 @@ def rows_together(group: int) -> int:
 
 
 def scratch_bytes(head_dim: int, group: int, block_tokens: int, blocks: int) -> int:
-    """What a thread writes while it attends to so many blocks at most: a multiple of a cache line."""
+    """Returns the scratch memory of a thread that attends to so many blocks at most: a multiple of a cache line."""
     width: int = _score_width(blocks, block_tokens)
     return -(-rows_together(group) * group * (2 * head_dim + width) * 4 // 64) * 64
 
 
 def tile_size(lines: int, unroll: int, lanes: int, registers: int, vector_lanes: int) -> tuple[int, int]:
-    """How many lines are summed up at once, and how many strips, so that all their sums stay in registers.
+    """Returns how many lines and how many strips are summed up together, so that all sums stay in registers.
 
-    Beside the sums there are the strips themselves and a weight, which is in all lanes of a register.
+    Registers also hold the strips themselves and one weight, broadcast to all lanes.
 
     Args:
-        lines: Heads of all rows that go together.
-        unroll: Sums that a line has of each strip.
+        lines: Number of heads of all rows that are computed together.
+        unroll: Independent sums that a line has for each strip.
         lanes: Numbers of a strip.
         registers: Vector registers of the processor.
-        vector_lanes: Numbers of each.
+        vector_lanes: Fp32 numbers of a register.
     """
     strip = -(-lanes // vector_lanes)
     strips = 2 if 2 * strip * (lines * unroll + 1) < registers else 1
@@ -99,9 +105,9 @@ def tile_size(lines: int, unroll: int, lanes: int, registers: int, vector_lanes:
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _score_width(blocks: int, block_tokens: int) -> int:
-    """Scores of a row, with room for a strip that comes along with the last one.
+    """Returns the number of scores of a row, with space for a strip beyond the last block.
 
-    Rows are an odd number of cache lines apart: by a power of two, all would be in each other's place in the cache.
+    Rows are an odd number of cache lines apart: with a power of two, all rows would map to the same cache set.
     """
     return (blocks + 1) // 2 * 2 * block_tokens + 16
 
@@ -115,22 +121,22 @@ def attention(
     registers: int = REGISTERS,
     vector_lanes: int = VECTOR_LANES,
 ) -> CompiledEntry:
-    """Attention of runs of rows, compiled for one model's shape. A decode is a run of one row.
+    """Compiles the attention of runs of rows for one model's shape. A decode is a run of one row.
 
-    Its job has `LAYER_FIELDS`; its parts are tokens that are attended to, but it goes by the step's runs.
+    The job has `LAYER_FIELDS`. Its parts are counted in attended tokens, but threads take runs of the step.
 
     Args:
-        head_dim: Of the model.
-        block_tokens: Of the cache.
-        group: Query heads that share a cached one.
-        kind: What the cache holds. In int8, keys and values have scales: a score is multiplied with its key's, a weight
-            with its value's.
+        head_dim: Head size of the model.
+        block_tokens: Block size of the cache.
+        group: Query heads that share a KV head.
+        kind: Kind of the cache's numbers. In int8, keys and values have scales: a score is multiplied with the scale of
+            its key, a weight with the scale of its value.
         registers: Vector registers of the processor.
-        vector_lanes: Fp32 numbers of each.
+        vector_lanes: Fp32 numbers of a register.
     """
     key_lanes, value_lanes = math.gcd(_STRIP, block_tokens), math.gcd(_STRIP, head_dim)
-    # How many sums a result has decides how it is rounded, so it must not depend on how many rows go together. It is as
-    # many as keep the arithmetic units busy with one row, and leave those of all rows in registers.
+    # The number of partial sums decides the rounding, so it must not depend on how many rows are computed together. It
+    # keeps the arithmetic units busy with one row, and keeps the sums of all rows in registers.
     enough = registers * vector_lanes // 64
     unroll = math.gcd(enough // min(group, enough), math.gcd(head_dim, block_tokens))
     unroll = 1 << (unroll.bit_length() - 1)
@@ -246,14 +252,14 @@ def attention(
 
 @cache
 def rotation(kind: int) -> CompiledEntry:
-    """Turns queries and keys in place and stores keys and values, in one pass over the fused projection.
+    """Compiles a pass over the fused projection that rotates queries and keys and stores keys and values.
 
-    Its job has `LAYER_FIELDS`, of which ``heads`` is where the projection is, fp32 ``[rows, heads + 2 * kv_heads,
-    head_dim]``; and behind them the address of the rotary table, fp32 ``[context_tokens, head_dim]``, the number of
-    query heads, the size of a head, and that of a block.
+    The job has `LAYER_FIELDS`, of which ``heads`` is the address of the projection, fp32 ``[rows, heads + 2 * kv_heads,
+    head_dim]``. Further fields are the address of the rotary table, fp32 ``[context_tokens, head_dim]``, the number of
+    query heads, the size of a head, and the size of a block.
 
     Args:
-        kind: What the cache holds.
+        kind: Kind of the cache's numbers.
     """
     scaled, rows_at_a_time = kind == INT8, ROWS_AT_A_TIME
 

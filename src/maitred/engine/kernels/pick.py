@@ -1,4 +1,4 @@
-"""Rows picked out of others, side by side."""
+"""Compiled gather of rows: copies selected rows side by side."""
 
 from functools import cache
 from typing import Any
@@ -10,7 +10,7 @@ from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, CompiledEntr
 
 @cache
 def pick_rows() -> CompiledEntry:
-    """Copies rows by their numbers. Fields: rows, their width, int64 numbers of those that are picked, result."""
+    """Compiles a copy of rows by index. Fields: rows, their width, int64 indices of the selected rows, result."""
     own, rows_at_a_time = COUNT + 1, ROWS_AT_A_TIME
 
     def pick(address: Any) -> None:  # noqa: ANN401 - a C pointer

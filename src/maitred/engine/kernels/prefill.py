@@ -2,8 +2,8 @@
 
 Many prompts arrive at once, and most chunks are short. A call per chunk and layer would cost more in dispatch than in
 arithmetic. So chunks are sorted into buckets of similar length and context, each bucket is padded to a rectangle, and
-a layer does one gather and one ``scaled_dot_product_attention`` per bucket. Rows, masks and tables are worked out
-once per step. Lengths and contexts within a bucket differ by less than a factor of two, so padding at most doubles
+a layer does one gather and one ``scaled_dot_product_attention`` per bucket. Rows, masks and tables are computed once
+per step. Lengths and contexts within a bucket differ by less than a factor of two, so padding at most doubles
 either side of the score matrix, and the number of calls grows with the logarithm of the sizes, not with the chunks.
 """
 
@@ -24,20 +24,20 @@ class PrefillBucket:
     """Chunks that are computed as one rectangle of ``B`` sequences and ``L`` rows each."""
 
     rows: Tensor
-    """int64 ``[B, L]``: rows of the step; a short chunk repeats its last one."""
+    """int64 ``[B, L]``: rows of the step; a short chunk repeats its last row."""
     kept: Tensor
-    """int64 ``[N]``: which of the ``B * L`` results are real …"""
+    """int64 ``[N]``: indices of the real results among ``B * L``."""
     kept_rows: Tensor
-    """… and the rows of the step that they belong to."""
+    """int64 ``[N]``: rows of the step that the real results belong to."""
     tables: Tensor | None
-    """int64 ``[B, n]``; None where no chunk has context, so that the step's own keys are all there is."""
+    """int64 ``[B, n]``, block tables; None: no chunk has context, so only the step's own keys are attended to."""
     mask: Tensor | None
-    """``[B, 1, L, S]``, added to the scores; None where plain causality says it."""
+    """``[B, 1, L, S]``, added to the scores; None: a causal mask is enough."""
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, layer: int, cache: KVCache, attended: Tensor
     ) -> None:
-        """Computes the bucket's rows of `attended`; all arguments but the cache are ``[T, heads, head_dim]``."""
+        """Writes the bucket's rows of `attended`; all tensors are ``[T, heads, head_dim]``."""
         if self.tables is None:
             bucket_keys, bucket_values = keys[self.rows], values[self.rows]
         else:
@@ -56,13 +56,13 @@ class PrefillBucket:
 def plan_buckets(
     chunks: Sequence[BatchChunk], block_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> list[PrefillBucket]:
-    """Sorts a step's chunks into buckets.
+    """Sorts a step's chunks into buckets of similar length and context.
 
     Args:
-        chunks: Of one step.
+        chunks: Chunks of one step.
         block_tokens: Tokens per KV block.
-        dtype: Of the activations, hence of the masks.
-        device: Where the buckets are used.
+        dtype: Type of the activations, and so of the masks.
+        device: Device of the buckets.
     """
     alike: dict[tuple[int, int], list[BatchChunk]] = defaultdict(list)
     for chunk in chunks:

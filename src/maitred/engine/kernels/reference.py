@@ -13,18 +13,18 @@ from maitred.engine.models.rotary import rotary_table, rotate
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """Rows of one sequence, and where it lives in the cache."""
+    """Rows of one sequence, and its blocks in the cache."""
 
     first_row: int
     last_row: int
     context: int
-    """Tokens up to and with the last row."""
+    """Tokens up to and including the last row."""
     blocks: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class ReferencePlan:
-    """The step, one span per sequence."""
+    """Plan of a step: one span per sequence."""
 
     slots: Tensor
     angles: Tensor
@@ -32,11 +32,11 @@ class ReferencePlan:
 
 
 class ReferenceAttention:
-    """Softmax attention written out (Vaswani et al., 2017), in fp32 whatever the cache holds.
+    """Softmax attention written out (Vaswani et al., 2017), in fp32 whatever the type of the cache.
 
     Args:
         config: Shape of the model.
-        device: Where the model runs.
+        device: Device of the model.
     """
 
     graphable = False
@@ -60,7 +60,7 @@ class ReferenceAttention:
         return ReferencePlan(batch.slots, self._table[batch.positions], spans)
 
     def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: ReferencePlan) -> Tensor:
-        """Rotates and writes all rows, then takes the sequences one by one."""
+        """Rotates and writes all rows, then computes the sequences one by one."""
         config = self._config
         heads = qkv.view(len(qkv), -1, config.head_dim)
         queries, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
@@ -73,7 +73,7 @@ class ReferenceAttention:
         return attended.flatten(1)
 
     def _attend_one(self, queries: Tensor, layer: int, cache: KVCache, span: RowSpan) -> Tensor:
-        """``[L, heads, head_dim]`` queries of the last L tokens of a sequence."""
+        """Computes the attention of ``[L, heads, head_dim]`` queries, the last L tokens of a sequence."""
         group = self._config.group_size
 
         def per_query_head(tokens: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""How many numbers a processor holds beside its arithmetic units, by which kernels choose their tiles.
+"""Vector registers of the processor, by which kernels choose the size of their tiles.
 
-A tile whose sums outgrow the registers is added to memory instead: it computes the same, several times slower.
+If the sums of a tile do not fit into the registers, they are kept in memory: the result is the same, several times
+slower.
 """
 
 import llvmlite.binding
@@ -8,7 +9,10 @@ from numba.core import config
 
 
 def processor_features() -> frozenset[str]:
-    """What machine code may use here, in LLVM's words; as ``NUMBA_CPU_FEATURES`` says, if it is set."""
+    """Returns the instruction sets that compiled code may use, in LLVM's names.
+
+    ``NUMBA_CPU_FEATURES`` has precedence over the host's own.
+    """
     named = config.CPU_FEATURES
     if named is not None:
         return frozenset(word[1:] for word in named.split(",") if word.startswith("+"))
@@ -20,4 +24,4 @@ _WIDE = "avx512f" in processor_features()
 VECTOR_LANES = 16 if _WIDE else 8
 """Fp32 numbers of a vector register."""
 REGISTERS = 32 if _WIDE else 16
-"""Vector registers. What has neither AVX-512 nor AVX2 holds as much in other pieces, or is slower with any tile."""
+"""Vector registers. Processors without AVX-512 and AVX2 hold as much in other forms, or are slower with any tile."""

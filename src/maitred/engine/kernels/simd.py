@@ -1,10 +1,11 @@
-"""One explicit SIMD primitive for Numba: a few rows of weights times a strip of a matrix.
+"""Explicit SIMD primitives for Numba, mainly a few rows of weights times a strip of a matrix.
 
-Attention over a block of cached tokens is twice the same small product. Scores are ``queries [g, head_dim] x keys
+Attention over a block of cached tokens consists of two small products of the same form. Scores are ``queries [g,
+head_dim] x keys
 [head_dim, tokens]``, and the answer is ``probabilities [g, tokens] x values [tokens, head_dim]``. Written as Numba
-loops, the compiler cannot see that the arrays do not overlap and leaves much of it scalar. So the inner tile is
-emitted as LLVM vector instructions: strips of one or two vector registers, every matrix element loaded once for as many
-query heads as have their sums in registers.
+loops, the compiler cannot see that the arrays do not overlap and leaves much of it scalar. So the inner tile is emitted
+as LLVM vector instructions. Strips are one or two vector registers wide, and every matrix element is loaded once for as
+many query heads as have their sums in registers.
 """
 
 # ruff: noqa: ANN401 - values of the code generator have no types of their own
@@ -18,7 +19,10 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 EDITION = 8
-"""Raise it with every change to this file. Numba's cache on disk watches the file of a kernel, not what it uses."""
+"""Version of the emitted code; raise it with every change to this file.
+
+Numba's cache on disk checks only the file of a kernel, not the files that it uses.
+"""
 
 _LOG2_E = float(np.float32(1.4426950408889634))
 _LN_2_HIGH, _LN_2_LOW = float(np.float32(0.693359375)), float(np.float32(-2.12194440e-4))
@@ -28,7 +32,7 @@ _POLYNOMIAL = tuple(
         1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1,
     )
 )  # fmt: skip
-"""Of e**r - 1 - r over r**2, highest power first."""
+"""Coefficients of (e**r - 1 - r) / r**2, highest power first."""
 
 _FLOAT = ir.FloatType()
 _INT8 = ir.IntType(8)
@@ -66,7 +70,7 @@ def add_weighted_rows(
     of multiply-adds). `at_once` is how many of the group are summed up together, the others after them; it changes no
     result.
 
-    The same goes for further `strips`, `matrix_hop` elements from one to the next, whose sums are `sums_hop` apart.
+    Further `strips` are computed likewise: they are `matrix_hop` elements apart, and their sums `sums_hop` elements.
     Each weight is loaded once for all of them; the order of a sum is the same.
     """
     constants = (group, at_once, lanes, unroll, strips)
@@ -129,7 +133,7 @@ def add_weighted_rows(
 
 @intrinsic  # type: ignore[untyped-decorator]
 def copy_numbers(typing_context: Any, target: Any, target_at: Any, source: Any, source_at: Any, count: Any) -> Any:
-    """``target[:count] = source[:count]`` of flat arrays that do not overlap, which a loop cannot promise."""
+    """Computes ``target[:count] = source[:count]`` of flat arrays that do not overlap."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to = _pointer(context, builder, target, arguments[0], arguments[1])
@@ -143,7 +147,7 @@ def copy_numbers(typing_context: Any, target: Any, target_at: Any, source: Any, 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def scale_strip(typing_context: Any, numbers: Any, at: Any, scales: Any, scales_at: Any, lanes: Any) -> Any:
-    """``numbers[:lanes] *= scales[:lanes]``, of flat fp32 arrays, `lanes` a constant."""
+    """Computes ``numbers[:lanes] *= scales[:lanes]`` of flat fp32 arrays, `lanes` a constant."""
     if not isinstance(lanes, types.IntegerLiteral):
         return None
     vector = ir.VectorType(_FLOAT, lanes.literal_value)
@@ -161,10 +165,10 @@ def scale_strip(typing_context: Any, numbers: Any, at: Any, scales: Any, scales_
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def softmax_strips(typing_context: Any, scores: Any, at: Any, padded: Any, count: Any, scale: Any, lanes: Any) -> Any:
-    """Turns `count` scores, times `scale`, into probabilities in place, and zeroes those behind them up to `padded`.
+    """Turns `count` scores, times `scale`, into probabilities in place, and zeroes the scores up to `padded`.
 
     `scores` is flat fp32, `padded` a multiple of the constant `lanes`. A lane adds up every ``lanes``-th number, and
-    zeros change no sum: so what comes out depends on the scores alone, and not on how much lies behind them.
+    zeros change no sum. So the result depends on the scores alone, not on the length of the padding.
     """
     if not isinstance(lanes, types.IntegerLiteral):
         return None
@@ -187,7 +191,7 @@ def softmax_strips(typing_context: Any, scores: Any, at: Any, padded: Any, count
             return strip_at, builder.icmp_signed("<", numbers, count)
 
         def over_strips(start: Any, step: Callable[[Any, Any, Any], Any]) -> Any:
-            """Folds the strips into a vector, each by its address, which of its numbers count, and what was before."""
+            """Folds all strips into a vector; `step` gets an address, a mask and the vector so far."""
             folded = cgutils.alloca_once_value(builder, start)
             builder.store(start, folded)
             with cgutils.for_range(builder, strips) as loop:
@@ -223,7 +227,7 @@ def softmax_strips(typing_context: Any, scores: Any, at: Any, padded: Any, count
 
 @intrinsic  # type: ignore[untyped-decorator]
 def exponential(typing_context: Any, x: Any) -> Any:
-    """e**x for x <= 0 in fp32, in operations that vectorise.
+    """Computes e**x for x <= 0 in fp32, in operations that vectorise.
 
     x = n ln 2 + r, ln 2 in two parts; a polynomial gives e**r, and n goes into the exponent's bits (Cephes' expf,
     Moshier, 1992).
@@ -237,7 +241,7 @@ def exponential(typing_context: Any, x: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def float_of_bits(typing_context: Any, bits: Any) -> Any:
-    """The fp32 number that an int32 spells."""
+    """Reinterprets an int32 as an fp32 number."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], _FLOAT)
@@ -247,7 +251,7 @@ def float_of_bits(typing_context: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def narrowed(typing_context: Any, number: Any, array: Any) -> Any:
-    """An fp32 number as `array` holds it: itself, or, for uint16, the bits of the nearest bf16 (ties to even)."""
+    """Converts an fp32 number to the type of `array`: for uint16, the bits of the nearest bf16 (ties to even)."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if array.dtype == types.float32:
@@ -265,7 +269,7 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -
 
 
 def _load(builder: Any, place: Any, dtype: Any, vector: Any) -> Any:
-    """A strip as fp32; bf16 is the upper half of an fp32 number."""
+    """Loads a strip as fp32; bf16 is the upper half of an fp32 number."""
     if dtype == types.float32:
         return builder.load(builder.bitcast(place, vector.as_pointer()), align=4)
     wide = ir.VectorType(_INT32, vector.count)
@@ -278,7 +282,7 @@ def _load(builder: Any, place: Any, dtype: Any, vector: Any) -> Any:
 
 
 def _splat(builder: Any, scalar: Any, vector: Any) -> Any:
-    """The same number in every lane."""
+    """Broadcasts a number to all lanes of a vector."""
     undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, scalar, _INT32(0))
     return builder.shuffle_vector(
@@ -287,7 +291,7 @@ def _splat(builder: Any, scalar: Any, vector: Any) -> Any:
 
 
 def _across(builder: Any, numbers: Any, join: Callable[[Any, Any], Any]) -> Any:
-    """All lanes joined, in every lane."""
+    """Reduces all lanes, and returns the result in every lane."""
     width = numbers.type.count
     while width > 1:
         width //= 2
@@ -297,7 +301,7 @@ def _across(builder: Any, numbers: Any, join: Callable[[Any, Any], Any]) -> Any:
 
 
 def _exponential(builder: Any, x: Any) -> Any:
-    """See `exponential`; of a number or of a vector, each operation as it is written."""
+    """Emits the code of `exponential`, for a number or a vector, without reordering operations."""
     kind = x.type
     lanes = kind.count if isinstance(kind, ir.VectorType) else 0
     whole = ir.VectorType(_INT32, lanes) if lanes else _INT32

@@ -1,9 +1,9 @@
-"""A step as a list of compiled calls that is played from its beginning to its end without the interpreter.
+"""Tape: a step recorded as a list of compiled calls, which is played without the interpreter.
 
-A decoder layer is a dozen calls. Made from Python, each costs tens of microseconds: arguments are checked, results
-allocated, the interpreter's lock given up and taken back. In a small model that is more than the arithmetic. But all of
-it is known beforehand: which functions, on which buffers, in which order. Only how many rows there are changes from
-step to step. So the calls are written down once, and a step is one call that goes through the list.
+A decoder layer is a dozen calls. From Python, each call costs tens of microseconds: arguments are checked, results
+allocated, the interpreter's lock released and acquired. In a small model that is more than the arithmetic. But the
+functions, their buffers and their order are known beforehand; only the number of rows changes from step to step. So the
+calls are recorded once, and a step is one call that goes through the list.
 """
 
 import ctypes
@@ -18,15 +18,15 @@ from numba.extending import intrinsic
 from maitred.engine.kernels.job import CompiledEntry, enter_together, longs, make_job
 
 ALONE = 1 << 62
-"""Parts that are worth a second thread, of a call that sees to its threads itself."""
+"""Grain of a call that manages its threads itself: no number of parts is worth a second thread."""
 _CALL_FIELDS = 4
 
 
 class Tape:
-    """Calls in order.
+    """Recorded list of compiled calls, played in order.
 
     Args:
-        threads: Most that share a call.
+        threads: Maximum number of threads that share a call.
     """
 
     def __init__(self, threads: int) -> None:
@@ -36,14 +36,14 @@ class Tape:
         self._header: ctypes.Array[ctypes.c_int64] | None = None
 
     def add(self, entry: CompiledEntry, fields: list[int], counter: int, worth: int) -> None:
-        """Writes a call down.
+        """Records a call at the end of the tape.
 
         Args:
-            entry: What is called.
-            fields: Of its job, behind those that all jobs have.
-            counter: Address of an int64 that says, when the tape is played, how many parts there are. With none, the
-                call is left out.
-            worth: So many parts are worth a thread; 0: one part is worth all of them.
+            entry: Compiled function that is called.
+            fields: Own fields of its job, without the common ones.
+            counter: Address of an int64 that holds the number of parts when the tape is played. With 0 parts, the call
+                is skipped.
+            worth: Minimum parts per thread; 0: one part is enough for all threads.
         """
         job = make_job(fields)
         self._kept += [entry, job]
@@ -91,7 +91,7 @@ def _play(address: Any) -> None:  # noqa: ANN401 - a C pointer
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call(typing_context: Any, entry: Any, job: Any) -> Any:  # noqa: ANN401 - the code generator's own types
-    """Calls ``void entry(job)``."""
+    """Emits a call of ``void entry(job)``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
         kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
@@ -103,7 +103,7 @@ def call(typing_context: Any, entry: Any, job: Any) -> Any:  # noqa: ANN401 - th
 
 @intrinsic  # type: ignore[untyped-decorator]
 def enter(typing_context: Any, together: Any, entry: Any, job: Any, threads: Any) -> Any:  # noqa: ANN401
-    """Calls ``void together(entry, job, threads, flags)``."""
+    """Emits a call of ``void together(entry, job, threads, flags)``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
         long, number = ir.IntType(64), ir.IntType(32)

@@ -1,4 +1,4 @@
-"""The library that torch computes on CPUs with, for what is in it and torch does not show."""
+"""Access to torch's CPU library, for functions in it that torch does not expose."""
 
 import ctypes
 from functools import cache
@@ -9,7 +9,7 @@ import torch
 
 @cache
 def torch_library() -> ctypes.CDLL | None:
-    """OpenMP and, where torch was built with it, MKL are in it; None: this torch has no such file."""
+    """Loads torch's CPU library, which contains OpenMP and possibly MKL; None: this torch has no such file."""
     try:
         return ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
     except (OSError, StopIteration):

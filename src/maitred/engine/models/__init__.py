@@ -1,1 +1,1 @@
-"""Decoder-only language models: what a checkpoint says of itself, its weights, and the forward pass."""
+"""Decoder-only language models: configuration, weights and forward pass."""

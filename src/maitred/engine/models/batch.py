@@ -1,12 +1,12 @@
-"""What one step hands to the model: the tokens of all sequences side by side, and where each one's KV lives.
+"""Batch of one step: the tokens of all sequences side by side, and the KV slot of each token.
 
 Rows are tokens, decodes first::
 
     row      0   1   2 | 3   4   5   6 | 7   8  …
              decode ×3 | chunk 0       | chunk 1      (each chunk: consecutive tokens of one sequence)
 
-The KV of every row is written, layer by layer, before any row of that layer attends. So a chunk may count on blocks
-that another chunk of the same step fills, which is how requests that arrive together share a prefix.
+The KV of every row is written, layer by layer, before any row of that layer attends. So a chunk may use blocks that
+another chunk of the same step fills. In this way requests that arrive together share a prefix.
 """
 
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class BatchChunk:
-    """Consecutive tokens of one sequence."""
+    """Consecutive prompt tokens of one sequence in a step."""
 
     start_row: int
     length: int
@@ -28,27 +28,27 @@ class BatchChunk:
 
     @property
     def end_row(self) -> int:
-        """One past the last row."""
+        """Index of the row after the last one."""
         return self.start_row + self.length
 
     @property
     def context(self) -> int:
-        """Tokens that the last row attends to: all before it, and itself."""
+        """Number of tokens that the last row attends to: all before it, and itself."""
         return self.context_before + self.length
 
 
 @dataclass(slots=True)
 class ForwardBatch:
-    """One step of ``T`` tokens: ``D`` decodes and any number of chunks."""
+    """Batch of one step with ``T`` tokens: ``D`` decodes and any number of chunks."""
 
     token_ids: Tensor
     """int64 ``[T]``"""
     positions: Tensor
     """int64 ``[T]``"""
     slots: Tensor
-    """int64 ``[T]``: where each token's KV goes, ``block * block_tokens + offset``."""
+    """int64 ``[T]``: slot of each token's KV, ``block * block_tokens + offset``."""
     logit_rows: Tensor
-    """int64 ``[R]``: rows whose logits are wanted."""
+    """int64 ``[R]``: rows whose logits are computed."""
     num_decodes: int = 0
     decode_tables: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int32))
     """int32 ``[D, max_blocks]``, rows padded with any valid block."""
@@ -56,10 +56,10 @@ class ForwardBatch:
     """int32 ``[D]``: tokens to attend to, the new one included."""
     chunks: list[BatchChunk] = field(default_factory=list)
     greedy: bool = False
-    """Whether of each row's logits nothing is wanted but the largest; others may be given as minus infinity then."""
+    """Whether only the largest logit of each row is needed; then others may be minus infinity."""
 
     def to(self, device: torch.device) -> "ForwardBatch":
-        """The same with its tensors on a device; what lies behind a chunk's row stays a list."""
+        """Returns the batch with its tensors on a device; the lists of its chunks stay on the host."""
         if self.token_ids.device.type == device.type:
             return self
         return replace(
@@ -73,5 +73,5 @@ class ForwardBatch:
         )
 
     def without_chunks(self) -> "ForwardBatch":
-        """Its decodes alone; the tensors of the rows stay as long as they are."""
+        """Returns the batch with its decodes alone; the tensors of the rows keep their length."""
         return replace(self, chunks=[])

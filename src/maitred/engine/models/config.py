@@ -1,4 +1,4 @@
-"""What a checkpoint says of its own shape: Hugging Face's ``config.json``, read into one struct for all families.
+"""Configuration of a decoder: Hugging Face's ``config.json``, read into one struct for all families.
 
 The families differ in five small things (biases, norms on query and key heads, rotary scaling, an explicit head size,
 tied embeddings), and each is a field here. So the decoder never asks which family it runs.
@@ -15,7 +15,7 @@ from maitred.core.errors import ConfigInvalid
 
 
 class RotaryConfig(Struct, frozen=True):
-    """How positions turn query and key vectors (Su et al., "RoFormer", 2021), and how that is stretched.
+    """Rotary embedding (Su et al., "RoFormer", 2021) with the scaling of its frequencies.
 
     `linear` divides every frequency by `factor`; `llama3` divides the low ones only, blending between the two
     wavelengths that `low_frequency_factor` and `high_frequency_factor` mark off (Llama 3.1's rule).
@@ -30,7 +30,7 @@ class RotaryConfig(Struct, frozen=True):
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
-    """The shape of a decoder-only model."""
+    """Shape of a decoder-only model."""
 
     architecture: str
     """The checkpoint's own class name, such as ``Qwen2ForCausalLM``."""
@@ -42,24 +42,28 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     kv_heads: int
     head_dim: int
     context_tokens: int
-    """Prompt and answer together. No more than the sliding window, where the checkpoint has one: within it, a sliding
-    window changes nothing, and past it the answer would differ from the model's own."""
+    """Maximum tokens of prompt and answer together.
+
+    It is no more than the sliding window, if the checkpoint has one. Within the window, a sliding window changes
+    nothing;
+    beyond it, the answer would differ from the model's own.
+    """
     norm_epsilon: float
     rotary: RotaryConfig = RotaryConfig()
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
-    """RMS norm on every query and key head before the rotation (Qwen3)."""
+    """Whether every query and key head has an RMS norm before the rotation (Qwen3)."""
     tied_embeddings: bool = False
-    """The output projection is the embedding table."""
+    """Whether the output projection is the embedding table."""
     stored_dtype: str = "float32"
-    """Type the checkpoint was saved in."""
+    """Type in which the checkpoint was saved."""
     eos_token_ids: tuple[int, ...] = ()
 
     @property
     def group_size(self) -> int:
-        """Query heads that share one key/value head."""
+        """Number of query heads that share one key/value head."""
         return self.heads // self.kv_heads
 
     @property
@@ -167,11 +171,11 @@ _FAMILIES: dict[str, Callable[[Mapping[str, Any]], dict[str, bool]]] = {
     "Qwen3ForCausalLM": _qwen3_traits,
 }
 _HEADLESS = {name.replace("ForCausalLM", "Model"): name for name in _FAMILIES}
-"""What a model is called that was saved without its head, for embeddings."""
+"""Architecture of a model that was saved without its head, for embeddings -> the architecture with a head."""
 
 
 def _sliding_window(fields: Mapping[str, Any]) -> int | None:
-    """Tokens that a layer with a sliding window sees; None when every layer sees the whole context."""
+    """Returns the sliding window in tokens; None: every layer attends to the whole context."""
     if not fields.get("use_sliding_window", True):
         return None
     layer_types = fields.get("layer_types")
@@ -182,7 +186,7 @@ def _sliding_window(fields: Mapping[str, Any]) -> int | None:
 
 
 def _rotary(fields: Mapping[str, Any]) -> RotaryConfig:
-    """Newer checkpoints keep all of it under ``rope_parameters``, older ones under ``rope_scaling``, theta aside."""
+    """Parses the rotary settings under ``rope_parameters`` (new) or ``rope_scaling`` and ``rope_theta`` (old)."""
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     theta = float(rope.get("rope_theta") or fields.get("rope_theta") or 10_000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
@@ -208,7 +212,7 @@ def _rotary(fields: Mapping[str, Any]) -> RotaryConfig:
 
 
 def _eos_token_ids(fields: Mapping[str, Any]) -> tuple[int, ...]:
-    """One id, a list of ids, or none."""
+    """Returns the end-of-text tokens from one id, a list of ids, or none."""
     ids = fields.get("eos_token_id")
     if ids is None:
         return ()

@@ -1,7 +1,7 @@
-"""The forward pass: a pre-norm transformer decoder with rotary positions and a gated MLP (Touvron et al., 2023).
+"""Forward pass of a pre-norm transformer decoder with rotary positions and a gated MLP (Touvron et al., 2023).
 
-One function for all families. What differs between them is data: a bias that is there or not, a norm on the heads
-that is there or not. On a CPU in fp32 the same steps are taken without the interpreter; see `recording`.
+One function serves all families. They differ only in data: optional biases, and optional norms on the heads. On a CPU
+in fp32 the same operations run without the interpreter; see `recording`.
 """
 
 from dataclasses import replace
@@ -23,13 +23,14 @@ from maitred.engine.models.weights import Weights
 
 
 class Decoder:
-    """A loaded model, ready to run.
+    """Loaded decoder model, ready to run.
 
     Args:
-        config: Its shape.
-        weights: Its parameters.
-        attention: Where its attention is computed.
-        accelerated: With operations of torch alone, which any device has; see `maitred.engine.device.ComputeDevice`.
+        config: Shape of the model.
+        weights: Parameters of the model.
+        attention: Attention backend.
+        accelerated: Whether to use only torch's own operations, which any device supports; see
+            `maitred.engine.device.ComputeDevice`.
     """
 
     def __init__(
@@ -47,22 +48,22 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of weights and activations; the KV cache is best of the same."""
+        """Type of weights and activations; the KV cache is best of the same type."""
         return self._weights.final_norm.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self._weights.embedding.device
 
     @property
     def graphable(self) -> bool:
-        """Whether its steps of decodes can be recorded; see `AttentionBackend`."""
+        """Whether steps of decodes can be recorded as graphs; see `AttentionBackend`."""
         return self._attention.graphable
 
     @property
     def forms(self) -> dict[str, int]:
-        """See `Weights`."""
+        """Number of linears of each kind, as `Weights.linear_kinds`."""
         return self._weights.forms
 
     @torch.inference_mode()
@@ -70,8 +71,7 @@ class Decoder:
         """Computes one step and adds its keys and values to the cache.
 
         Returns:
-            Logits of the rows that the batch asks for: fp32 ``[R, vocab_size]``. The memory may be used again by the
-            next step.
+            Logits of the batch's `logit_rows`: fp32 ``[R, vocab_size]``. The next step may reuse the memory.
         """
         if self._recording is not None:
             return self._recording.forward(batch, cache)
@@ -110,12 +110,12 @@ class Decoder:
         )
 
     def reserve(self, rows: int, picked: int, cache: KVCache) -> None:
-        """Takes the memory of a step of so many rows now, `picked` of them with logits, if it is kept at all."""
+        """Allocates the buffers of a step of `rows` rows, if buffers are kept; `logit_rows` of them have logits."""
         if self._recording is not None:
             self._recording.reserve(rows, picked, cache)
 
     def shallow(self, layers: int) -> "Decoder":
-        """The same without its later layers, on the same weights: its answers mean nothing, but it takes their time."""
+        """Returns a decoder of the first layers only, with the same weights, to measure the time that layers take."""
         if layers >= len(self._weights.layers):
             return self
         weights = replace(self._weights, layers=self._weights.layers[:layers])

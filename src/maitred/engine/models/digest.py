@@ -1,9 +1,9 @@
-"""Short hashes of the model in a folder, for gateways and engines to compare.
+"""Fingerprints of a model's files, which gateways and engines compare.
 
-Reading 140 GB to start a gateway would be too much, so of the weights it is the index of every file (names, types,
-shapes, offsets) that is hashed, and of every tensor `SLICES` pieces at even distances. A fine-tuned, merged, converted
-or truncated checkpoint differs in them; a single number changed by hand may not. It is against mistakes that this
-guards: against strangers there is the secret. Imports nothing heavy: gateways run it too.
+Reading 140 GB to start a gateway would take too long. So of the weights only the index of every file (names, types,
+shapes, offsets) and, of every tensor, `SLICES` pieces at even distances are hashed. A fine-tuned, merged, converted
+or truncated checkpoint differs in them; a single number changed by hand may not. The fingerprint protects against
+mistakes; the secret protects against attackers. This module imports nothing heavy, since gateways use it too.
 """
 
 import hashlib
@@ -20,13 +20,16 @@ from maitred.core.request import ModelFingerprint
 SLICES = 16
 SLICE_BYTES = 4096
 _MOST_INDEX_BYTES = 100_000_000
-"""What the format allows for the index of one file (safetensors, "Format": the header has at most 100 MB)."""
+"""Maximum index size of one file (safetensors, "Format": the header has at most 100 MB)."""
 _NOTES = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"})
-"""Fields of ``config.json`` that say nothing of what is computed; the type that is computed in is in the model card."""
+"""Fields of ``config.json`` that do not change the computation; the computation type is in the model card."""
 
 
 def fingerprint_of(folder: Path) -> ModelFingerprint:
-    """The hashes of what is there. A file that cannot be understood counts as its bytes: judging it is others' work."""
+    """Computes the fingerprint of a model's folder.
+
+    A file that cannot be parsed is hashed as bytes: the loader reports it.
+    """
     return ModelFingerprint(
         shape=shape_digest(folder),
         tokenizer=_of_json(folder / "tokenizer.json"),
@@ -35,18 +38,18 @@ def fingerprint_of(folder: Path) -> ModelFingerprint:
 
 
 def shape_digest(folder: Path) -> str:
-    """The part of `fingerprint_of` that says what is computed."""
+    """Hashes the part of the fingerprint that describes the computation."""
     return _of_json(folder / "config.json", _NOTES)
 
 
 def weights_digest(folder: Path) -> str:
-    """The part of `fingerprint_of` that says with what."""
+    """Hashes the part of the fingerprint that describes the weights."""
     stamps = weights_stamps(folder)
     return _of_weights(tuple(folder / name for name, _, _ in stamps), stamps) if stamps else ""
 
 
 def weights_stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, bytes and time of the last change of all files with weights."""
+    """Returns name, size and modification time of all files with weights."""
     files = [(path.name, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
     return tuple((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
@@ -56,7 +59,7 @@ def _short(hashed: "hashlib._Hash") -> str:
 
 
 def _of_json(path: Path, without: frozenset[str] = frozenset()) -> str:
-    """Of what it says, however it is written."""
+    """Hashes the content of a JSON file, independently of its formatting."""
     if not path.is_file():
         return ""
     data = path.read_bytes()
@@ -71,9 +74,9 @@ def _of_json(path: Path, without: frozenset[str] = frozenset()) -> str:
 
 @lru_cache(maxsize=4)
 def _of_weights(files: tuple[Path, ...], stamps: tuple[tuple[str, int, int], ...]) -> str:
-    """Of all tensors by their names, so that it does not matter how they are spread over files.
+    """Hashes all tensors by name, independently of how they are distributed over files.
 
-    It is remembered while the files have the same stamps.
+    The result is cached while the files have the same stamps.
     """
     tensors: dict[str, bytes] = {}
     for path in files:
@@ -86,7 +89,7 @@ def _of_weights(files: tuple[Path, ...], stamps: tuple[tuple[str, int, int], ...
 
 
 def _tensors_in(file: BinaryIO, name: str) -> dict[str, bytes]:
-    """Name -> hash of each tensor's type, shape and slices."""
+    """Returns name -> hash of each tensor's type, shape and slices."""
     size = file.seek(0, 2)
     file.seek(0)
     try:

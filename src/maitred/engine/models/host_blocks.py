@@ -1,4 +1,4 @@
-"""KV blocks in the host's memory: where what preempted sequences had computed waits for them."""
+"""KV blocks in the host's memory, to which blocks of preempted sequences are swapped out."""
 
 import logging
 import time
@@ -16,14 +16,14 @@ logger = logging.getLogger("maitred.engine")
 
 
 class HostBlocks:
-    """Slots, each with room for one block of all layers.
+    """Slots in host memory, each for one KV block of all layers.
 
-    On a GPU the memory is pinned, so that the device copies by itself, in the order of its stream: a step's kernels
-    wait for the copies before them, and the host for none.
+    On a GPU the memory is pinned, so the device copies asynchronously, in the order of its stream. A step's kernels
+    wait for the copies before them, and the host waits for none.
 
     Args:
-        cache: Whose blocks, or another of the same form.
-        slots: How many there are.
+        cache: Cache whose blocks are copied, or another one of the same shape.
+        slots: Number of slots.
     """
 
     def __init__(self, cache: KVCache, slots: int) -> None:
@@ -33,7 +33,7 @@ class HostBlocks:
                 _pin(kept)
 
     def move(self, cache: KVCache, moves: Iterable[BlockCopy]) -> None:
-        """Copies out and back, one after the other; the order counts."""
+        """Copies blocks out and back, in the given order."""
         for block, slot, out in moves:
             for part, kept in zip(cache.parts, self._parts, strict=True):
                 if out:
@@ -42,7 +42,7 @@ class HostBlocks:
                     part[:, block].copy_(kept[slot], non_blocking=True)
 
     def seconds_per_block(self, cache: KVCache, block: int) -> float:
-        """What copying a block takes, one way; tried with this block, which keeps what it holds."""
+        """Measures the time to copy a block in one direction, with a given block, whose content is preserved."""
         device = cache.keys.device
         slots = min(_TRIED_BLOCKS, len(self._parts[0]))
         moves = [BlockCopy(block, slot, out) for slot in range(slots) for out in (True, False)]
@@ -56,7 +56,10 @@ class HostBlocks:
 
 
 def _pin(tensor: torch.Tensor) -> None:
-    """Locks the memory in place. Torch's own pinned memory comes in powers of two, which could double a budget."""
+    """Pins the memory of a tensor.
+
+    Torch's own pinned memory is allocated in powers of two, which could double a budget.
+    """
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     fault = runtime.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
     if int(fault):

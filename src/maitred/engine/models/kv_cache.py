@@ -1,12 +1,13 @@
-"""Keys and values of all tokens that live, in fixed-size blocks that the scheduler hands out.
+"""KV cache: keys and values of all live tokens, in fixed-size blocks that the scheduler allocates.
 
-One tensor for values, ``[layers, blocks, kv_heads, block_tokens, head_dim]``, and one for keys whose last two sides are
-swapped: a decode then computes the scores of a whole block's tokens at once, one per SIMD lane, and never sums across
-lanes. A block of a layer is one piece of memory, so a prefill gathers whole blocks.
+There is one tensor for values, ``[layers, blocks, kv_heads, block_tokens, head_dim]``, and one for keys whose last two
+dimensions are swapped. So a decode computes the scores of all tokens of a block together, one per SIMD lane, and never
+sums across lanes. A block of a layer is one piece of memory, so a prefill gathers whole blocks.
 
 In int8, the key and the value of every token and head have a scale of their own, fp32 ``[layers, blocks, kv_heads,
-block_tokens]``: the scales of a block are vectors beside it. A block's one scale would have to grow while its tokens
-arrive, and what is stored of a token would depend on when the others came; so nothing but the token decides.
+block_tokens]``: the scales of a block are vectors beside it. With one scale per block, the scale would have to grow
+while tokens arrive, and the stored values of a token would depend on when the others came. With its own scale, they
+depend on the token alone.
 """
 
 import numpy as np
@@ -19,14 +20,14 @@ _SCALE_BYTES = 4
 
 
 class KVCache:
-    """Room for ``num_blocks * block_tokens`` tokens.
+    """Memory for the keys and values of ``num_blocks * block_tokens`` tokens.
 
     Args:
         config: Shape of the model.
-        num_blocks: Blocks to hold.
+        num_blocks: Number of blocks.
         block_tokens: Tokens per block.
         dtype: Type of the entries: fp32, bf16 or int8.
-        device: Where they live.
+        device: Device of the cache.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         keys, values = self._sides(config, block_tokens)
-        # Zeros, not whatever was there: a masked-out value weighs nothing, but 0 * NaN would still be NaN.
+        # Zeros, not uninitialised memory: a masked value has the weight 0, but 0 * NaN would still be NaN.
         self.keys: Tensor = _zeros((config.layers, num_blocks, *keys), dtype, device)
         self.values: Tensor = _zeros((config.layers, num_blocks, *values), dtype, device)
         self.rounded = dtype == torch.int8
@@ -44,18 +45,18 @@ class KVCache:
         self.value_scales: Tensor = _zeros(scales, torch.float32, device)
 
     def _sides(self, config: ModelConfig, block_tokens: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        """How a block of one layer lies in memory: its keys, and its values."""
+        """Returns the shape of a block of one layer: of its keys, and of its values."""
         kv_heads, head_dim = config.kv_heads, config.head_dim
         return (kv_heads, head_dim, block_tokens), (kv_heads, block_tokens, head_dim)
 
     @property
     def parts(self) -> list[Tensor]:
-        """All that belongs to blocks, each ``[layers, blocks, …]``."""
+        """Tensors that consist of blocks, each ``[layers, blocks, …]``."""
         return [self.keys, self.values, *([self.key_scales, self.value_scales] if self.rounded else [])]
 
     @classmethod
     def bytes_per_block(cls, config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> int:
-        """Memory of one block over all layers, keys and values together."""
+        """Returns the memory of one block over all layers, keys and values together."""
         head_bytes = config.head_dim * dtype.itemsize + (_SCALE_BYTES if dtype == torch.int8 else 0)
         return 2 * config.layers * config.kv_heads * head_bytes * block_tokens
 
@@ -69,10 +70,10 @@ class KVCache:
         self.values[layer][blocks, :, offsets] = values.to(self.values.dtype)
 
     def touch(self, layers: int, blocks: int) -> None:
-        """Writes zeros into the first blocks of the first layers, so that they have memory of their own.
+        """Writes zeros into the first blocks of the first layers, so that the system allocates their memory.
 
-        The system shows one page of zeros in place of all that was never written. Reading that takes less time than
-        reading a cache.
+        The system maps all pages that were never written to one page of zeros. Reading that page takes less time than
+        reading a used cache.
         """
         for part in self.parts:
             part[:layers, :blocks].zero_()
@@ -87,13 +88,13 @@ class KVCache:
 
 
 def _rounded(heads: Tensor) -> tuple[Tensor, Tensor]:
-    """``[T, kv_heads, head_dim]`` as integers up to 127, and their scales ``[T, kv_heads]``."""
+    """Quantises ``[T, kv_heads, head_dim]`` to integers up to 127, with scales ``[T, kv_heads]``."""
     highest = heads.abs().amax(dim=2).float()
     return (heads.float() * (127 / highest.clamp(min=1e-30))[..., None]).round(), highest / 127
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Zeros; on a CPU in memory that is handed out when it is first written, so that a cache costs what is used."""
+    """Allocates zeros; on a CPU, the system provides the memory when it is first written."""
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # torch.zeros writes every page. NumPy, which knows no bf16, asks the system for pages that are zero already.

@@ -1,4 +1,4 @@
-"""From a folder to a model that runs."""
+"""Loading of a model from a folder to a decoder that runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from maitred.engine.weights_cache.config import WeightsCacheConfig
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model and its shape."""
+    """Decoder of a loaded model with its configuration."""
 
     config: ModelConfig
     decoder: Decoder
@@ -34,19 +34,19 @@ def load_model(
     attention: AttentionKernels = "auto",
     cache: WeightsCacheConfig = WeightsCacheConfig(enabled=False),  # noqa: B008 - frozen
 ) -> LoadedModel:
-    """Reads a checkpoint and picks the kernels for the device.
+    """Reads a checkpoint and chooses the kernels for the device.
 
     Args:
-        folder: Holds ``config.json`` and safetensors files.
+        folder: Folder with ``config.json`` and safetensors files.
         dtype: fp32 or bf16, for weights, activations and KV cache.
-        device: Where to run.
-        scheme: How the weights of products are rounded.
-        accelerated: See `maitred.engine.device.ComputeDevice`.
-        attention: Whose kernels compute attention, if it is.
-        cache: Where the weights are kept in the form that they are computed with.
+        device: Device of the model.
+        scheme: Quantisation of the linears' weights.
+        accelerated: Whether the device is an accelerator; see `maitred.engine.device.ComputeDevice`.
+        attention: Attention kernels on an accelerator.
+        cache: Cache of converted weights.
 
     Raises:
-        ConfigInvalid: The checkpoint is not one that maitred runs, or it is broken.
+        ConfigInvalid: The checkpoint is not supported, or it is broken.
     """
     device = torch.device(device)
     config = ModelConfig.load(folder)

@@ -1,9 +1,9 @@
-"""The forward pass on a CPU in fp32, written onto a tape: the same steps as the decoder's, in the same order.
+"""Forward pass on a CPU in fp32, recorded on a tape: the same operations as the decoder's, in the same order.
 
-Behind the last layer's attention only those rows are computed whose logits are wanted: of a prompt, the last one.
+After the last layer's attention, only rows that need logits are computed: of a prompt, the last one.
 
-All that a step computes goes into buffers that are kept from step to step: as large as was foreseen, or as the largest
-step so far. For a larger one they are made anew, and the tape with them; the same if another cache is to be used.
+All results of a step are written to buffers that are kept from step to step. They are as large as was reserved, or as
+the largest step so far. For a larger step, or for another cache, the buffers and the tape are made again.
 """
 
 import ctypes
@@ -27,22 +27,22 @@ from maitred.engine.models.weights import LayerWeights, Weights
 
 _LEAST_ROWS = 32
 _ELEMENTS_WORTH_A_THREAD = 1 << 14
-"""Of rows that are normalised or gated: some ten microseconds."""
+"""Elements per thread when rows are normalised or gated: some ten microseconds of work."""
 
 
 def taped(weights: Weights) -> bool:
-    """Whether all of a model's products can be written onto a tape."""
+    """Returns whether all linears of a model can be recorded on a tape."""
     single = weights.final_norm.dtype == torch.float32
     return single and all(isinstance(product, TapedLinear) for product in weights.products)
 
 
 class StepRecorder:
-    """A model's steps on a CPU.
+    """Forward pass of a model on a CPU, with its buffers and its tape.
 
     Args:
         config: Shape of the model.
-        weights: Its parameters, `taped`.
-        attention: Where its attention is computed.
+        weights: Parameters of the model, for which `can_record` is true.
+        attention: Attention backend.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, attention: CPUAttention) -> None:
@@ -53,11 +53,11 @@ class StepRecorder:
         self._search = weights.head.search() if isinstance(weights.head, ScreenedLinear) else None
 
     def reserve(self, rows: int, picked: int, cache: KVCache) -> None:
-        """Makes the buffers for steps of up to so many rows, `picked` of them with logits, and takes their memory."""
+        """Allocates and touches the buffers of steps of up to `rows` rows, `logit_rows` of them with logits."""
         self._make_buffers(rows, picked, cache).touch()
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
-        """See `maitred.engine.models.decoder.Decoder.forward`."""
+        """Computes one step; as `maitred.engine.models.decoder.Decoder.forward`."""
         rows, picked = len(batch.token_ids), len(batch.logit_rows)
         rooms = self._buffers
         if rooms is None or rooms.cache is not cache or rows > rooms.most_rows or picked > rooms.most_picked:
@@ -68,13 +68,13 @@ class StepRecorder:
         searches = batch.greedy and self._search is not None and self._search.begins(picked)
         rooms.begin(batch, searches=searches)
         rooms.tape.play()
-        del plan  # what it holds had to live until now
+        del plan  # its memory had to live until the tape was played
         if searches and self._search is not None:
             self._search.record(rooms.found[:picked])
         return rooms.logits[:picked]
 
     def _make_buffers(self, rows: int, picked: int, cache: KVCache) -> "_StepBuffers":
-        self._buffers = None  # gives its memory back before more is asked for
+        self._buffers = None  # frees the old memory before the new is allocated
         rooms = _StepBuffers(self._config, self._weights, rows, picked, cache)
         rooms.record(self._attention)
         self._buffers = rooms
@@ -82,7 +82,7 @@ class StepRecorder:
 
 
 class _StepBuffers:
-    """The buffers of a step of so many rows at most, and the tape that computes in them."""
+    """Buffers of a step of limited size, and the tape that computes in them."""
 
     def __init__(self, config: ModelConfig, weights: Weights, most_rows: int, most_picked: int, cache: KVCache) -> None:
         self.most_rows, self.most_picked, self.cache = most_rows, most_picked, cache
@@ -105,13 +105,13 @@ class _StepBuffers:
         self.found = torch.zeros(most_picked, dtype=torch.int64)
 
     def touch(self) -> None:
-        """Has the system find the memory of all rows now. What their logits take comes when it is written."""
+        """Writes zeros to all buffers but the logits', so that the system allocates their memory."""
         by_rows = (self._stream, self._normed, self._addend, self._qkv, self._attended, self._gate_up, self._gated)
         for buffer in (*by_rows, self._reserve):
             buffer.zero_()
 
     def begin(self, batch: ForwardBatch, *, searches: bool) -> None:
-        """Puts in what a step begins with, and whether it searches for the largest logits or computes them all."""
+        """Copies a step's inputs into the buffers, and sets whether the step searches logits or computes them all."""
         picked = len(batch.logit_rows)
         self._stream[: len(batch.token_ids)] = self._weights.embedding[batch.token_ids]
         self._picks[:picked] = batch.logit_rows
@@ -119,7 +119,7 @@ class _StepBuffers:
         self._scored.value, self._searched.value = (0, picked) if searches else (picked, 0)
 
     def record(self, attention: CPUAttention) -> None:
-        """Writes all layers and the head down."""
+        """Records all layers and the head on a new tape."""
         weights, epsilon = self._weights, self._config.norm_epsilon
         self.tape = Tape(attention.threads)
         self._rows = attention.counter("rows")
@@ -165,16 +165,16 @@ class _StepBuffers:
             self.tape.add(norm_heads(), [*fields, bits_of(epsilon)], self._rows, _worth(self._qkv))
 
     def _product(self, linear: Linear, rows: Tensor, out: Tensor) -> None:
-        # To ask whether it is one takes a tenth of a millisecond, and `taped` has asked.
+        # An isinstance check of the protocol takes a tenth of a millisecond, and `can_record` has done it.
         product = cast(TapedLinear, linear)
         product.record(self.tape, rows.data_ptr(), out.data_ptr(), self._rows, self._reserve.data_ptr(), len(out))
 
 
 def _worth(rows: Tensor) -> int:
-    """How many of these rows are worth a thread, in passes over them that do little to each number."""
+    """Returns the minimum rows per thread for passes that do little work for each number."""
     return max(1, _ELEMENTS_WORTH_A_THREAD // rows.shape[1])
 
 
 def _rounded_up(count: int) -> int:
-    """To the next power of two, so that a few sizes are all that there are."""
+    """Rounds up to the next power of two, so that buffers have few different sizes."""
     return max(_LEAST_ROWS, 1 << (count - 1).bit_length())

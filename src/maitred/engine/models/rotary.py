@@ -1,4 +1,4 @@
-"""The angles by which positions turn query and key vectors, tabulated once."""
+"""Rotary embedding: table of the angles by which positions rotate query and key vectors."""
 
 import math
 
@@ -9,7 +9,7 @@ from maitred.engine.models.config import ModelConfig, RotaryConfig
 
 
 def rotary_table(config: ModelConfig, device: torch.device | str = "cpu") -> Tensor:
-    """Cosines and sines for every position: fp32 ``[context_tokens, head_dim]``, cosines in the first half.
+    """Computes cosines and sines of every position: fp32 ``[context_tokens, head_dim]``, cosines in the first half.
 
     Pair ``i`` of a head is its elements ``i`` and ``i + head_dim / 2``, as the checkpoints of all supported families
     lay them out.
@@ -20,7 +20,7 @@ def rotary_table(config: ModelConfig, device: torch.device | str = "cpu") -> Ten
 
 
 def _frequencies(rotary: RotaryConfig, head_dim: int) -> Tensor:
-    """Radians per token of each pair, fp32 ``[head_dim / 2]``."""
+    """Returns the radians per token of each pair, fp32 ``[head_dim / 2]``."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / rotary.theta**exponents
     if rotary.scaling == "linear":
@@ -35,7 +35,7 @@ def _frequencies(rotary: RotaryConfig, head_dim: int) -> Tensor:
 
 
 def rotate(heads: Tensor, table: Tensor) -> Tensor:
-    """Turns ``heads`` ``[T, n, head_dim]`` by the rows ``[T, head_dim]`` of a rotary table, in fp32."""
+    """Rotates ``heads`` ``[T, n, head_dim]`` by the rows ``[T, head_dim]`` of a rotary table, in fp32."""
     half = heads.shape[-1] // 2
     cosines, sines = table[:, None, :half], table[:, None, half:]
     first, second = heads[..., :half].float(), heads[..., half:].float()

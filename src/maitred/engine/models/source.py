@@ -1,8 +1,8 @@
-"""Where a model's files are: a folder that the operator names, or a snapshot of a model on Hugging Face's hub.
+"""Lookup of a model's files: a folder that the operator names, or a snapshot of a model on Hugging Face's hub.
 
 A hub id is looked up in the local cache of the hub's client first, whose layout is
-``<cache>/models--<owner>--<name>/{refs/<revision>, snapshots/<commit>/}``. Only what is not there is fetched, by that
-client, into that cache; ``HF_HUB_OFFLINE=1`` forbids it.
+``<cache>/models--<owner>--<name>/{refs/<revision>, snapshots/<commit>/}``. A model that is not in the cache is
+downloaded by that client into the cache; ``HF_HUB_OFFLINE=1`` forbids it.
 """
 
 import os
@@ -16,14 +16,14 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 Download = Callable[[str, str, Path], Path]
-"""From a hub id, a revision and a cache folder to the folder of the snapshot."""
+"""Function from a hub id, a revision and a cache folder to the folder of the snapshot."""
 
 _FILES = ("*.json", "*.safetensors", "*.jinja")
-"""What maitred reads of a repository; weights in other formats stay where they are."""
+"""Patterns of the files that maitred reads; weights in other formats are not downloaded."""
 
 
 def download_snapshot(name: str, revision: str, cache: Path) -> Path:
-    """Fetches a model with the hub's own client."""
+    """Downloads a model with the hub's own client."""
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(name, revision=revision, cache_dir=cache, allow_patterns=list(_FILES)))
@@ -36,16 +36,16 @@ def find_model(
     env: Mapping[str, str] | None = None,
     download: Download = download_snapshot,
 ) -> Path:
-    """Resolves what the operator wrote to a folder with a checkpoint.
+    """Resolves a configured folder or hub id to a folder with a checkpoint.
 
     Args:
-        source: A folder, or a hub id such as ``Qwen/Qwen2.5-0.5B-Instruct``.
+        source: Folder, or hub id such as ``Qwen/Qwen2.5-0.5B-Instruct``.
         revision: Branch, tag or commit of a hub id.
         env: The process environment, unless given.
-        download: Fetches what is not in the cache.
+        download: Downloads a model that is not in the cache.
 
     Raises:
-        ConfigInvalid: Nothing is there; the text says how to name a folder instead.
+        ConfigInvalid: There is no such model; the text says how to name a folder instead.
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
@@ -78,7 +78,7 @@ def _fetched(name: str, revision: str, cache: Path, download: Download) -> Path:
 
 
 def _hub_cache(env: Mapping[str, str]) -> Path:
-    """The folder that the hub's own client would use."""
+    """Returns the cache folder that the hub's own client would use."""
     if cache := env.get("HF_HUB_CACHE"):
         return Path(cache).expanduser()
     if home := env.get("HF_HOME"):
@@ -87,7 +87,7 @@ def _hub_cache(env: Mapping[str, str]) -> Path:
 
 
 def _snapshot(repository: Path, revision: str) -> Path | None:
-    """The folder of one revision, if it is complete enough to have a configuration."""
+    """Returns the folder of one revision, if it contains a configuration."""
     try:
         commit = (repository / "refs" / revision).read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""The KV cache as kernels of GPUs read it: whole tokens side by side, keys and values alike."""
+"""KV cache in the layout of GPU kernels: whole tokens side by side, for keys and values alike."""
 
 import torch
 from torch import Tensor
@@ -8,10 +8,10 @@ from maitred.engine.models.kv_cache import KVCache
 
 
 class TokenMajorCache(KVCache):
-    """Keys and values, each ``[layers, blocks, block_tokens, kv_heads, head_dim]``.
+    """KV cache with keys and values, each ``[layers, blocks, block_tokens, kv_heads, head_dim]``.
 
-    It is the layout that FlashInfer calls NHD and that torch's `varlen_attn` takes with a block table. A token of a
-    layer is one piece of memory, so what a step writes is written in whole pieces.
+    FlashInfer calls this layout NHD, and torch's `varlen_attn` takes it with a block table. A token of a layer is one
+    piece of memory, so a step writes whole pieces.
     """
 
     def _sides(self, config: ModelConfig, block_tokens: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
@@ -19,12 +19,12 @@ class TokenMajorCache(KVCache):
         return side, side
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """See `KVCache`."""
+        """Stores one layer's keys and values at their slots, as `KVCache.write`."""
         for entries, rows in ((self.keys, keys), (self.values, values)):
             entries[layer].flatten(0, 1).index_copy_(0, slots, rows.to(entries.dtype))
 
     def gather(self, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
-        """See `KVCache`."""
+        """Reads whole sequences of one layer, as `KVCache.gather`."""
         return self.keys[layer][tables].flatten(1, 2), self.values[layer][tables].flatten(1, 2)
 
 
@@ -37,9 +37,10 @@ def make_cache(
     *,
     accelerated: bool,
 ) -> KVCache:
-    """A cache laid out as the kernels of the target read it.
+    """Makes a KV cache in the layout of the device's kernels.
 
-    On an accelerator it has one block more, which the scheduler never hears of: the rows that pad a batch write there.
+    On an accelerator the cache has one additional block, unknown to the scheduler: the rows that pad a batch write
+    there.
     """
     if not accelerated:
         return KVCache(config, num_blocks, block_tokens, dtype, device)

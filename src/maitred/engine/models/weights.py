@@ -1,4 +1,4 @@
-"""A checkpoint's tensors, read from safetensors files and put into the form that the decoder computes with.
+"""Weights of a decoder, read from safetensors files and converted to the form of the computation.
 
 Queries, keys and values are fused into one matrix, and so are the gate and the up projection: fewer and larger matrix
 products. Files are mapped, not read, and each tensor is dropped once it is converted, so loading peaks little above
@@ -25,12 +25,12 @@ from maitred.engine.weights_cache.cached import load_cached
 from maitred.engine.weights_cache.config import WeightsCacheConfig
 
 MakeLinear = Callable[..., Linear]
-"""From a weight, and a bias if there is one, to a product; see `make_linear`."""
+"""Function from a weight, and a bias if there is one, to a linear; see `make_linear`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer."""
+    """Weights of one decoder layer."""
 
     attention_norm: Tensor
     qkv: Linear
@@ -44,25 +44,27 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All of a model."""
+    """Weights of a whole model."""
 
     embedding: Tensor
-    """``[vocab_size, hidden_size]``, in the type that the checkpoint stores: looked up, never multiplied, so a bf16
-    table is exact and half the size."""
+    """``[vocab_size, hidden_size]``, in the checkpoint's type.
+
+    The table is looked up, never multiplied, so a bf16 table is exact and half the size.
+    """
     layers: list[LayerWeights]
     final_norm: Tensor
     head: Linear
 
     @property
     def products(self) -> Iterator[Linear]:
-        """All of them: those of the layers, then the head."""
+        """Linears of the model: those of the layers, then the head."""
         for layer in self.layers:
             yield from (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
         yield self.head
 
     @property
     def forms(self) -> dict[str, int]:
-        """How many products are computed in which form; see `maitred.engine.kernels.linear.KINDS`."""
+        """Number of linears of each kind; see `maitred.engine.kernels.linear.KINDS`."""
         return dict(Counter(product.kind for product in self.products))
 
 
@@ -80,12 +82,12 @@ def load_weights(
 
     Args:
         folder: The checkpoint.
-        config: Its shape.
-        dtype: To compute with.
-        device: Where to run.
-        head: With the output projection; without it, the last rows are passed on as they are.
-        scheme: How the weights of products are rounded.
-        accelerated: In the form that an accelerator computes with.
+        config: Shape of the model.
+        dtype: Type of the computation.
+        device: Device of the weights.
+        head: Whether to read the output projection; without it, the last rows are returned as they are.
+        scheme: Quantisation of the linears' weights.
+        accelerated: Whether the linears are for an accelerator.
 
     Raises:
         ConfigInvalid: A file is missing or broken, or tensors do not match what ``config.json`` announces.
@@ -109,10 +111,10 @@ def keep_weights(
     scheme: Quantization = "none",
     accelerated: bool = False,
 ) -> Weights:
-    """The same, but mapped from the cache if they are there, and put there if not.
+    """Loads weights as `load_weights`, mapped from the cache if present, and stored there otherwise.
 
     Raises:
-        ConfigInvalid: See `load_weights`.
+        ConfigInvalid: The checkpoint cannot be read, as in `load_weights`.
     """
 
     def make() -> Weights:
@@ -124,12 +126,12 @@ def keep_weights(
 
 
 class Checkpoint:
-    """The open safetensors files of a folder: ``model.safetensors``, or the shards that an index lists.
+    """Open safetensors files of a folder: ``model.safetensors``, or the shards that an index lists.
 
     Args:
-        folder: The checkpoint.
+        folder: Folder of the checkpoint.
         dtype: Type that tensors are converted to.
-        device: Where they go.
+        device: Device of the tensors.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
@@ -152,7 +154,7 @@ class Checkpoint:
         return name in self._file_of
 
     def stored(self, name: str, *shape: int) -> Tensor:
-        """The tensor of that name, which must have that shape, in the type it was saved in."""
+        """Reads a tensor, which must have that shape, in the type of the checkpoint."""
         path = self._file_of.get(name)
         if path is None:
             raise ConfigInvalid(f"{self._folder} has no tensor {name}, which its config.json asks for. Is it complete?")
@@ -169,27 +171,30 @@ class Checkpoint:
                 f"Tensor {name} in {path} is of type {stored.dtype}; quantised weights are not supported."
             )
         self._unread.discard(name)
-        # A copy even where the device fits: the file's mapping must not be what the model computes on for ever.
+        # A copy even on the same device: the model must not compute on the mapping of the file.
         return stored.to(device=self._device, copy=True)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """The tensor of that name, which must have that shape, in the type to compute with."""
+        """Reads a tensor, which must have that shape, in the type of the computation."""
         return self.stored(name, *shape).to(self.dtype)
 
     def fused(self, names: Iterable[str], rows: Iterable[int], *columns: int) -> Tensor:
-        """Tensors stacked along their first dimension."""
+        """Reads tensors and stacks them along their first dimension."""
         return torch.cat([self.tensor(name, count, *columns) for name, count in zip(names, rows, strict=True)])
 
     def ignore(self, name: str) -> None:
-        """Marks a tensor, if it is there, as one that is known and not needed."""
+        """Marks a tensor, if it exists, as known and not needed."""
         self._unread.discard(name)
 
     def ignore_all(self, prefix: str) -> None:
-        """The same for every tensor whose name begins so."""
+        """Marks every tensor whose name begins with a prefix as known and not needed."""
         self._unread -= {name for name in self._unread if name.startswith(prefix)}
 
     def check_nothing_left(self) -> None:
-        """Raises unless every tensor was used: an unknown one means that the model computes something we do not."""
+        """Raises ConfigInvalid unless every tensor was read or ignored.
+
+        An unknown tensor means that the model computes something that this decoder does not.
+        """
         unread = sorted(name for name in self._unread if not name.endswith("rotary_emb.inv_freq"))
         if unread:
             shown = ", ".join(unread[:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
@@ -200,7 +205,7 @@ class Checkpoint:
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> the file that holds it."""
+    """Returns tensor name -> the file that contains it."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     try:
         if single.is_file():
@@ -221,7 +226,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
 
 def _assemble(checkpoint: Checkpoint, config: ModelConfig, linear: MakeLinear, head: MakeLinear | None) -> Weights:
     hidden = config.hidden_size
-    # Saved without its head, a model has no name for what is not the head.
+    # A model that was saved without its head has tensor names without the prefix.
     prefix = "" if "embed_tokens.weight" in checkpoint else "model."
     embedding = checkpoint.stored(f"{prefix}embed_tokens.weight", config.vocab_size, hidden)
     layers = [_layer(checkpoint, config, linear, f"{prefix}layers.{index}.") for index in range(config.layers)]

@@ -1,1 +1,1 @@
-"""Weights in the form that is computed with, kept in a file and mapped: made once, shared by all that run the model."""
+"""Cache of converted weights: written to a file once, and mapped by all engines that run the model."""

@@ -1,4 +1,4 @@
-"""Weights from the cache, or made and put there: what a model's loader calls."""
+"""Loading of weights through the cache: mapped if present, else converted and stored."""
 
 import logging
 import os
@@ -23,11 +23,11 @@ W = TypeVar("W")
 
 
 def cache_folder(config: WeightsCacheConfig, env: Mapping[str, str] | None = None) -> Path:
-    """Where kept weights are, by the settings or by the XDG base directories."""
+    """Returns the folder of the cache, by the settings or by the XDG base directories."""
     if config.folder:
         return Path(config.folder).expanduser()
     cache = (os.environ if env is None else env).get("XDG_CACHE_HOME", "")
-    # The specification says that a relative path counts as none.
+    # The specification says that a relative path is ignored.
     return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "maitred" / "weights"
 
 
@@ -39,18 +39,18 @@ def load_cached(
     device: torch.device,
     **form: object,
 ) -> W:
-    """Weights that are mapped if they can be, and made if they must be.
+    """Loads weights: mapped from the cache if possible, else made and stored.
 
     Args:
         make: Reads the checkpoint.
-        structs: The dataclasses that the weights are made of.
-        config: Where they are kept, if so.
-        folder: The checkpoint.
-        device: Only what a CPU computes with is kept: that of others is in their own memory.
-        form: What else decides how the weights look; see `cache_key`.
+        structs: Dataclasses that the weights consist of.
+        config: Settings of the cache.
+        folder: Folder of the checkpoint.
+        device: Device of the weights. Only a CPU's are cached: other devices compute from their own memory.
+        form: Further values that determine the weights; see `cache_key`.
 
     Raises:
-        ConfigInvalid: From `make`.
+        ConfigInvalid: `make` cannot read the checkpoint.
     """
 
     def made() -> W:
@@ -65,12 +65,12 @@ def load_cached(
 
 @dataclass(frozen=True)
 class CachedWeights:
-    """Keeps one model's weights in one form.
+    """Cached weights of one model in one form.
 
     Attributes:
-        shelf: Where.
-        key: Under which name; it holds all that they depend on.
-        structs: The dataclasses that they are made of, by their names.
+        shelf: Store of the files.
+        key: Key of the weights; it depends on everything that determines them.
+        structs: Dataclasses that the weights consist of, by name.
     """
 
     shelf: WeightsCacheStore
@@ -78,9 +78,9 @@ class CachedWeights:
     structs: Mapping[str, type]
 
     def get(self, make: Callable[[], W]) -> W:
-        """The weights, mapped; made before that, if need be.
+        """Returns the weights, mapped from the cache; makes and stores them first if necessary.
 
-        Where they cannot be kept, they are what `make` gives: a cache that fails costs time, and nothing else.
+        If the weights cannot be stored, the result of `make` is returned: a failing cache costs only time.
         """
         try:
             return cast(W, self._mapped())
@@ -117,7 +117,7 @@ class CachedWeights:
         return weights
 
     def _write(self, file: BinaryIO, parts: WeightParts) -> None:
-        needed = sum(placed.tensor.nbytes for placed in parts.tensors.values())  # at most: zeros take no room
+        needed = sum(placed.tensor.nbytes for placed in parts.tensors.values())  # upper bound: zeros take no disk
         if needed > self.shelf.most_bytes:
             raise OSError(f"{needed} bytes are more than engine.weights_cache.most_bytes, {self.shelf.most_bytes}")
         write_tensors(file, parts.tensors, parts.plan)

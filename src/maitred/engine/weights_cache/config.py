@@ -1,4 +1,4 @@
-"""The settings of `engine.weights_cache`. Imports nothing heavy: gateways read them too."""
+"""Settings of the `engine.weights_cache` section. The module imports nothing heavy: gateways read them too."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 
 class WeightsCacheConfig(Struct, frozen=True, kw_only=True):
-    """Weights as a CPU computes with them, kept on disk.
+    """Settings of the cache on disk for weights as a CPU computes with them.
 
     An engine that finds its model there maps the file instead of converting the checkpoint: it starts in seconds, and
     all engines of one machine that run the model share its memory.

@@ -1,4 +1,4 @@
-"""What kept weights depend on, as one short name: when any of it is different, so is the name."""
+"""Key of cached weights: a short hash of everything that the weights depend on."""
 
 import hashlib
 import json
@@ -14,19 +14,20 @@ from maitred.engine.kernels.registers import VECTOR_LANES
 from maitred.engine.models.digest import shape_digest, weights_digest, weights_stamps
 
 _FORMAT = 6
-"""Count this up when a linear keeps its weights otherwise under the same name."""
+"""Version of the stored form; raise it when a linear stores its weights differently under the same name."""
 
 
 def cache_key(folder: Path, form: Mapping[str, object]) -> str:
-    """The name under which a model's weights are kept.
+    """Computes the key under which a model's weights are cached.
 
-    It holds for this model, this processor, these versions, and as many threads, for which MKL lays weights out.
+    The key depends on the model, the processor, the versions, and the number of threads, for which MKL lays weights
+    out.
 
     Args:
-        folder: The checkpoint.
-        form: What else decides how its weights are computed with, such as their type; JSON can say it.
+        folder: Folder of the checkpoint.
+        form: Further values that determine the weights, such as their type; JSON can represent them.
     """
-    # The digest reads samples. A number that was changed by hand shows in the file's date.
+    # The digest reads samples only; a number that was changed by hand changes the file's modification time.
     depends_on = [
         *(_FORMAT, __version__, shape_digest(folder), weights_digest(folder), weights_stamps(folder)),
         *(dict(form), _processor(), VECTOR_LANES),
@@ -41,7 +42,7 @@ def cache_key(folder: Path, form: Mapping[str, object]) -> str:
 
 
 def _processor() -> list[str]:
-    """Its name and what it can do; MKL lays weights out for both."""
+    """Returns the processor's name and features, on which MKL's layout depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:

@@ -1,11 +1,11 @@
-"""A file as memory, at an address of one's choice, and shared with every process that maps it too.
+"""Mapped file at an address of one's choice, whose memory is shared by all processes that map it.
 
-The mapping is private: what is written to a page makes a copy of that page and never reaches the file. Nobody should
-write, but MKL keeps books in the first page of a weight that it computes with; all other pages stay shared.
+The mapping is private: a write copies the page and never reaches the file. Only MKL writes: it keeps records in the
+first page of a weight that it computes with. All other pages stay shared.
 
-Python's own `mmap` leaves the address to the system. MKL finds a packed weight again only at an address that is like
-the one it was packed at (see `engine.kernels.linear.packed`), so a piece of address space is reserved first, and the
-file is mapped into it where it fits.
+Python's own `mmap` leaves the address to the system. MKL finds a packed weight only at an address with the alignment of
+the address it was packed at (see `engine.kernels.linear.packed`). So a piece of address space is reserved first, and
+the file is mapped into it at an aligned address.
 """
 
 import ctypes
@@ -20,19 +20,19 @@ import torch
 from torch import Tensor
 
 _FIXED = 0x10
-"""``MAP_FIXED``: the same on Linux and macOS; Python's `mmap` does not name it."""
+"""``MAP_FIXED`` of Linux and macOS; Python's `mmap` does not define it."""
 _FAILED = ctypes.c_void_p(-1).value
 
 
 class MappedFile:
-    """A whole file in memory, until nobody holds a tensor of it any more.
+    """Whole file mapped into memory, until no tensor of it exists any more.
 
     Args:
-        path: Not empty, and never changed: whoever writes it anew puts another file in its place.
-        alignment: The address is a multiple of it. Bytes.
+        path: File that is not empty, and never changed: a writer replaces it by another file.
+        alignment: Alignment of the address in bytes.
 
     Raises:
-        OSError: It cannot be opened or mapped.
+        OSError: The file cannot be opened or mapped.
     """
 
     def __init__(self, path: Path, alignment: int) -> None:
@@ -42,7 +42,7 @@ class MappedFile:
         weakref.finalize(self, _libc().munmap, self._address, self.size_bytes)
 
     def tensor(self, offset: int, shape: list[int], dtype: torch.dtype) -> Tensor:
-        """What lies at an offset, as a tensor that keeps the file mapped."""
+        """Returns a tensor on the memory at an offset; it keeps the file mapped."""
         count = dtype.itemsize
         for side in shape:
             count *= side
@@ -56,7 +56,7 @@ class MappedFile:
 
 
 def _map(descriptor: int, size: int, alignment: int) -> int:
-    """Maps a file at a multiple of `alignment`. Returns the address."""
+    """Maps a file at a multiple of `alignment`, and returns the address."""
     libc = _libc()
     reserved = libc.mmap(None, size + alignment, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if reserved == _FAILED:

@@ -1,7 +1,7 @@
-"""Takes weights apart into named tensors, and puts them together again.
+"""Conversion of weights to named tensors with a plan, and back.
 
-Weights are dataclasses of tensors, of linears and of further ones. What they were, but for the tensors' contents, is
-their *plan*: a tree that JSON can say.
+Weights are dataclasses of tensors, linears and further dataclasses. Their *plan* is a tree in JSON that describes
+everything except the tensors' contents.
 """
 
 from collections.abc import Mapping
@@ -14,19 +14,19 @@ from maitred.engine.kernels.linear import KINDS, Linear
 from maitred.engine.weights_cache.tensor_file import AlignedTensor
 
 _TENSOR_ALIGNMENT = 64
-"""A line of the processor's cache: what torch's own allocator gives."""
+"""Cache line of the processor: the alignment of torch's own allocator."""
 
 Plan = Any
-"""``null``, ``"name of a tensor"``, a list of plans, or an object with a `struct` or a `linear`."""
+"""Plan of weights: ``null``, a tensor's name, a list of plans, or an object with a `struct` or a `linear`."""
 
 
 @dataclass
 class WeightParts:
-    """What weights consist of.
+    """Weights taken apart into a plan and named tensors.
 
     Attributes:
-        plan: How they are put together.
-        tensors: By the names that the plan uses. One that occurs twice is there once.
+        plan: Plan by which the weights are assembled.
+        tensors: Tensors by their names in the plan. A tensor that occurs twice is stored once.
     """
 
     plan: Plan = None
@@ -35,7 +35,7 @@ class WeightParts:
 
     @classmethod
     def of(cls, weights: object) -> "WeightParts":
-        """Takes weights apart; nothing is copied."""
+        """Takes weights apart, without copies."""
         parts = cls()
         parts.plan = parts._take(weights, "")
         return parts
@@ -63,15 +63,15 @@ class WeightParts:
 
 
 def put_together(plan: Plan, tensors: Mapping[str, Tensor], structs: Mapping[str, type]) -> Any:  # noqa: ANN401
-    """The weights that a plan is of.
+    """Assembles weights from their plan and tensors.
 
     Args:
-        plan: From `WeightParts`.
-        tensors: By their names.
-        structs: The dataclasses that occur in it, by their names.
+        plan: Plan from `WeightParts`.
+        tensors: Tensors by name.
+        structs: Dataclasses that occur in the plan, by name.
 
     Raises:
-        LookupError, TypeError: The plan names what is not there: another version has made it.
+        LookupError, TypeError: The plan refers to something unknown: another version has made it.
     """
     if plan is None:
         return None

@@ -1,8 +1,8 @@
-"""The folder of kept weights: one file per key, written by one process while others wait for it, and never too many.
+"""Folder of cached weights: one file per key, written by one process while others wait, within a size limit.
 
-A file is written under another name, which is locked meanwhile, and appears under its own when it is whole. A writer
-that dies gives its lock back and leaves nothing that anybody would read. The files that were not used for longest go
-first; those who have one mapped keep it until they end.
+A file is written under a temporary name, which is locked meanwhile, and renamed when it is complete. A writer that dies
+releases its lock and leaves no file that would be read. The least recently used files are evicted first; a process that
+has mapped an evicted file keeps its memory until it ends.
 """
 
 import fcntl
@@ -19,20 +19,20 @@ _SUFFIX = ".weights"
 _UNFINISHED = ".unfinished"
 _LOOK_S = 0.05
 WAIT_S = 300.0
-"""For another process that is writing the same; then one does without."""
+"""Maximum wait for another process that is writing the same file; after it, the weights are not cached."""
 
 logger = logging.getLogger("maitred.engine")
 
 
 @dataclass(frozen=True)
 class WeightsCacheStore:
-    """A folder of kept weights.
+    """Store of cached weights in a folder.
 
     Attributes:
-        folder: Made when something is written.
-        most_bytes: Of disk, for all together.
-        now_s: A clock that only goes forward.
-        sleep: Lets time pass.
+        folder: Folder of the files, created at the first write.
+        most_bytes: Maximum disk space of all files together.
+        now_s: Monotonic clock.
+        sleep: Function that waits for a time.
     """
 
     folder: Path
@@ -41,27 +41,27 @@ class WeightsCacheStore:
     sleep: Callable[[float], None] = time.sleep
 
     def path(self, key: str) -> Path:
-        """Where the weights of a key are, if they are there."""
+        """Returns the path of the file for a key."""
         return self.folder / f"{key}{_SUFFIX}"
 
     def used(self, key: str) -> None:
-        """Notes that somebody has just opened it."""
+        """Marks a file as used, by its modification time."""
         try:
             os.utime(self.path(key))
-        except OSError as fault:  # it is another's, or was thrown away this moment
+        except OSError as fault:  # the file belongs to another user, or has just been evicted
             logger.debug("%s cannot be marked as used: %s", self.path(key), fault)
 
     @contextmanager
     def writing(self, key: str, *, wait_s: float = WAIT_S) -> Iterator[BinaryIO | None]:
-        """Puts a file there, unless somebody else has meanwhile.
+        """Opens a new file for writing, unless another process has just written it.
 
         Yields:
-            An empty file to write; None: another process has put it there. When the block ends without an exception
-            the file is there; with one, nothing is.
+            An empty file to write; None: another process has written it. The file is stored when the block ends without
+            an exception, and discarded otherwise.
 
         Raises:
-            TimeoutError: Another process is writing it, and does not come to an end.
-            OSError: The folder cannot be made or written to.
+            TimeoutError: Another process has been writing the file for too long.
+            OSError: The folder cannot be created or written to.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = self.folder / f"{key}{_UNFINISHED}"
@@ -82,13 +82,13 @@ class WeightsCacheStore:
                 raise
 
     def tidy(self, keep: str) -> None:
-        """Throws away what was not used for longest until all fits into `most_bytes`, but never `keep`."""
+        """Evicts the least recently used files until all fit into `max_bytes`, but never `keep_key`."""
         kept = []
         for path in self.folder.glob(f"*{_SUFFIX}"):
             try:
                 status = path.stat()
             except OSError:
-                continue  # another process has thrown it away
+                continue  # another process has evicted it
             kept.append((status.st_mtime_ns, status.st_blocks * 512, path))
         total = sum(size for _, size, _ in kept)
         for _, size, path in sorted(kept):
@@ -102,7 +102,7 @@ class WeightsCacheStore:
             _remove_abandoned(path)
 
     def _locked(self, path: Path, until_s: float) -> BinaryIO:
-        """The file at `path`, which nobody else has locked, and which is still the one at `path`."""
+        """Opens and locks the file at `path`, and checks that it is still the file at `path`."""
         while True:
             file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
             try:
@@ -128,7 +128,7 @@ def _identity(path: Path) -> int | None:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Removes what a writer that died has left; one that lives has it locked."""
+    """Removes the file of a writer that has died; a living writer holds its lock."""
     try:
         with path.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

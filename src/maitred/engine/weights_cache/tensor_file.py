@@ -1,12 +1,12 @@
-"""Tensors in one file, each at an address that its reader can compute on.
+"""File format for tensors, each at an address that its reader can compute on.
 
     magic number | length of the index | SHA-256 of the index | index (JSON) | ... tensor ... tensor
 
-Numbers are little-endian 64-bit. The index says what else the writer has to say, how long the file is, and for every
-tensor its type, shape and place, a multiple of what it asked for. Pieces that are zero are not written: they take no
-disk, and reading them takes no memory until somebody does.
+Numbers are little-endian 64-bit. The index contains the writer's notes, the length of the file, and type, shape and
+offset of every tensor. An offset is a multiple of the tensor's alignment. Pieces that are zero are not written: they
+take no disk, and no memory until they are read.
 
-Safetensors, which the checkpoints come in, aligns tensors to eight bytes and has no holes; that is why this is not it.
+Safetensors, the format of checkpoints, is not used, since it aligns tensors to eight bytes and has no holes.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ _MAGIC = b"MAITRED\0"
 _HEAD = struct.Struct("<8sQ32s")
 _MOST_INDEX_BYTES = 1 << 28
 _PIECE_BYTES = 4 << 20
-"""Written at once. Large: a file system that can then keeps the file in large pages, too."""
+"""Bytes of a write. Large pieces let a file system keep the file in large pages."""
 
 
 class BrokenFile(Exception):
-    """A file is not one of these, or not a whole one; the text says why."""
+    """A file has another format, or is incomplete; the text says why."""
 
 
 class _Entry(msgspec.Struct, array_like=True):
@@ -49,11 +49,11 @@ class _Index(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class AlignedTensor:
-    """A tensor to be written.
+    """Tensor to be written, with the alignment of its address.
 
     Attributes:
-        tensor: On the CPU.
-        alignment: Its address will be a multiple of it. Bytes; a power of two.
+        tensor: Tensor on the CPU.
+        alignment: Alignment of its address in bytes; a power of two.
     """
 
     tensor: Tensor
@@ -61,10 +61,10 @@ class AlignedTensor:
 
 
 def write_tensors(file: BinaryIO, tensors: Mapping[str, AlignedTensor], notes: Any) -> None:  # noqa: ANN401 - JSON
-    """Writes tensors, and `notes` (whatever JSON can say), into an empty file.
+    """Writes tensors, and `notes` in JSON, into an empty file.
 
     Raises:
-        OSError: The disk is full, or fails.
+        OSError: The disk is full or fails.
     """
     entries: dict[str, _Entry] = {}
     place = 0
@@ -75,7 +75,7 @@ def write_tensors(file: BinaryIO, tensors: Mapping[str, AlignedTensor], notes: A
         place += placed.tensor.nbytes
     alignment = max((placed.alignment for placed in tensors.values()), default=1)
     index = _Index(notes, alignment, 0, entries)
-    # The index is in front, so how long it is moves all tensors; room for the digits that it grows by is left.
+    # The index precedes the tensors, so its length moves them; space for its growing digits is reserved.
     start = -(-(_HEAD.size + len(msgspec.json.encode(index)) + 16 * len(entries) + 32) // alignment) * alignment
     for entry in entries.values():
         entry.offset += start
@@ -91,11 +91,11 @@ def write_tensors(file: BinaryIO, tensors: Mapping[str, AlignedTensor], notes: A
 
 
 def map_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """The tensors of a file, mapped and not read, and its notes.
+    """Maps the tensors of a file without reading them, and returns them with its notes.
 
     Raises:
-        FileNotFoundError: There is none.
-        BrokenFile: It cannot be used.
+        FileNotFoundError: There is no such file.
+        BrokenFile: The file cannot be used.
     """
     try:
         with path.open("rb") as file:

@@ -1,1 +1,1 @@
-"""Decisions about engines on one machine: pure, with the clock as an argument."""
+"""Decisions about the engines on one machine: pure, with the clock as an argument."""

@@ -1,162 +1,168 @@
-"""One model that can be in memory or not: what it takes, how long it loads, how it is used."""
+"""Residency of one model: its memory, its load times and its use."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-_FOLLOW = 0.5
-"""Weight of the newest measurement. Loads are few, and what slows them (a cold file cache, a busy machine) comes and
-goes."""
+_NEWEST_WEIGHT = 0.5
+"""Weight of the newest measurement.
+
+Loads are few, and the causes that slow them (a cold file cache, a busy machine) come and go.
+"""
 
 
 class ResidencyPhase(StrEnum):
-    """Where a model is."""
+    """Phase of a model between being unloaded and loaded."""
 
-    OUT = "out"
+    UNLOADED = "out"
     LOADING = "loading"
-    IN = "in"
-    LEAVING = "leaving"
-    """Its process is being ended; until that is gone, its memory is taken."""
+    LOADED = "in"
+    UNLOADING = "leaving"
+    """The process is being ended; until it is gone, its memory counts as used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDemand:
-    """What a model has to do now."""
+    """Demand for a model now: requests that wait and that run."""
 
     waiting: int = 0
     running: int = 0
 
     @property
     def any(self) -> bool:
-        """Whether it has anything to do."""
+        """Whether any request waits or runs."""
         return bool(self.waiting or self.running)
 
 
 class MovingEstimate:
-    """A duration that follows what is measured.
+    """Estimate of a duration, as a moving average of its measurements.
 
     Args:
-        guess_s: What stands for it before the first measurement.
+        guess_s: Estimate before the first measurement.
     """
 
-    __slots__ = ("_initial_s", "measured", "seconds")
+    __slots__ = ("_initial_s", "count", "seconds")
 
     def __init__(self, guess_s: float) -> None:
         self._initial_s = self.seconds = guess_s
-        self.measured = 0
+        self.count = 0
 
     def observe(self, seconds: float) -> None:
-        """It took so long."""
-        self.seconds = seconds if not self.measured else self.seconds + _FOLLOW * (seconds - self.seconds)
-        self.measured += 1
+        """Adds a measurement to the average."""
+        self.seconds = seconds if not self.count else self.seconds + _NEWEST_WEIGHT * (seconds - self.seconds)
+        self.count += 1
 
-    def observe_others(self, ratio: float) -> None:
-        """Others took so many times what had been guessed; believed until it is measured itself."""
-        if not self.measured:
+    def scale_guess(self, ratio: float) -> None:
+        """Scales the guess by the ratio that others have measured; without effect after the first own measurement."""
+        if not self.count:
             self.seconds = self._initial_s * ratio
 
     @property
     def ratio(self) -> float:
-        """What it takes, in times of what had been guessed."""
+        """Estimate divided by the guess."""
         return self.seconds / self._initial_s if self._initial_s else 1.0
 
 
 class ModelResidency:
-    """A model and its history.
+    """Model that can be in memory or not, with its history.
 
     Args:
         name: The name that requests use.
-        memory_bytes: What it takes while it is in, as estimated.
-        pinned: Never unloaded.
-        keep_alive_s: Unloaded after it was idle for so long, even if nobody needs the room; None: never for that.
-        load_s: How long its first load is expected to take.
+        memory_bytes: Memory that it takes while it is loaded, as estimated.
+        is_pinned: Whether it is never unloaded.
+        keep_alive_s: Idle time after which it is unloaded even if no other model needs the memory; None: it is not.
+        load_s: Expected time of its first load.
 
     Attributes:
-        phase: Where it is...
-        since_s: ...and since when.
-        asked_s: Since when it is needed and not there; None: it is not.
-        used_s: When it last had something to do.
-        gap_s: How long it usually has nothing to do in between; infinite before that has been seen once.
-        served: Whether it has had anything to do since it was loaded.
+        phase: Its phase...
+        phase_since_s: ...and since when it has it.
+        needed_since_s: Since when it is needed and not loaded; None: it is not needed, or is loaded.
+        last_demand_s: When it last had a request that waited or ran.
+        usual_idle_s: Usual length of its idle times; infinite before the first one.
+        has_served: Whether it has had a request since it was loaded.
         not_before_s: After a load that failed, when the next one may be tried.
-        wanted: Whether it is to be loaded though no request waits for it.
-        dismissed: Whether the operator has told it to go...
-        naps: ...and to keep its process, so that it is back soon.
-        asleep: Whether it has kept it: out, or on its way in from there.
-        asleep_bytes: What that takes.
-        held: Whether it is not to be loaded until he says so.
-        worked_s: When it last did something for anybody; None: it never has.
-        load: From the start of its process until it can serve.
-        waking: The same, from its sleep.
-        drain: From the end of its turn until its last answer is complete.
-        spell: For how long it has something to do at a time.
+        is_wanted: Whether it is to be loaded though no request waits for it.
+        unload_ordered: Whether the operator has ordered its unload...
+        sleep_ordered: ...and to keep its process, so that it is back soon.
+        is_asleep: Whether its process sleeps: it is unloaded, or loading from there.
+        asleep_bytes: Memory that the sleeping process takes.
+        is_held: Whether it is not to be loaded until the operator says so.
+        last_served_s: When it last had a request while it was loaded; None: never.
+        load_time: Time from the start of its process until it can serve.
+        wake_time: Time from sleep until it can serve.
+        drain_time: Time from the end of its turn until its last answer is complete.
+        busy_time: Length of a time without idleness.
     """
 
     def __init__(
-        self, name: str, memory_bytes: int, *, pinned: bool = False, keep_alive_s: float | None = None, load_s: float
+        self, name: str, memory_bytes: int, *, is_pinned: bool = False, keep_alive_s: float | None = None, load_s: float
     ) -> None:
         self.name = name
         self.memory_bytes = memory_bytes
-        self.pinned = pinned
+        self.is_pinned = is_pinned
         self.keep_alive_s = keep_alive_s
-        self.phase = ResidencyPhase.OUT
-        self.since_s = 0.0
-        self.asked_s: float | None = None
-        self.used_s = 0.0
-        self.gap_s = float("inf")
-        self.served = False
+        self.phase = ResidencyPhase.UNLOADED
+        self.phase_since_s = 0.0
+        self.needed_since_s: float | None = None
+        self.last_demand_s = 0.0
+        self.usual_idle_s = float("inf")
+        self.has_served = False
         self.not_before_s = float("-inf")
-        self.wanted = pinned
-        self.dismissed = self.held = self.naps = self.asleep = False
+        self.is_wanted = is_pinned
+        self.unload_ordered = self.is_held = self.sleep_ordered = self.is_asleep = False
         self.asleep_bytes = 0
-        self.worked_s: float | None = None
-        self.load = MovingEstimate(load_s)
-        self.waking = MovingEstimate(load_s)
-        self.drain = MovingEstimate(0.0)
-        self.spell = MovingEstimate(0.5)
-        self._busy_s: float | None = None
+        self.last_served_s: float | None = None
+        self.load_time = MovingEstimate(load_s)
+        self.wake_time = MovingEstimate(load_s)
+        self.drain_time = MovingEstimate(0.0)
+        self.busy_time = MovingEstimate(0.5)
+        self._busy_since_s: float | None = None
 
     @property
     def counted_bytes(self) -> int:
-        """What it takes as things stand."""
-        if self.asleep and self.phase in (ResidencyPhase.OUT, ResidencyPhase.LEAVING):
+        """Memory that it counts for in its present phase."""
+        if self.is_asleep and self.phase in (ResidencyPhase.UNLOADED, ResidencyPhase.UNLOADING):
             return self.asleep_bytes
-        return 0 if self.phase is ResidencyPhase.OUT else self.memory_bytes
+        return 0 if self.phase is ResidencyPhase.UNLOADED else self.memory_bytes
 
     @property
-    def ready_in_s(self) -> float:
-        """How long it should take to come."""
-        return self.waking.seconds if self.asleep else self.load.seconds
+    def expected_start_s(self) -> float:
+        """Expected time to load it, or to wake it if it sleeps."""
+        return self.wake_time.seconds if self.is_asleep else self.load_time.seconds
 
-    def enter(self, phase: ResidencyPhase, now_s: float) -> None:
-        """It is there from now on."""
-        wanted_back = self.phase is ResidencyPhase.LEAVING and self.wanted
-        self.phase, self.since_s = phase, now_s
-        if phase is ResidencyPhase.IN:
-            self.served, self.wanted, self.asked_s, self.used_s = False, False, None, now_s
-            self.asleep = False
-        elif phase is ResidencyPhase.OUT:
-            self.wanted, self.dismissed, self.naps = self.pinned or wanted_back, False, False
+    def enter_phase(self, phase: ResidencyPhase, now_s: float) -> None:
+        """Moves the model to a phase."""
+        wanted_back = self.phase is ResidencyPhase.UNLOADING and self.is_wanted
+        self.phase, self.phase_since_s = phase, now_s
+        if phase is ResidencyPhase.LOADED:
+            self.has_served, self.is_wanted, self.needed_since_s, self.last_demand_s = False, False, None, now_s
+            self.is_asleep = False
+        elif phase is ResidencyPhase.UNLOADED:
+            self.is_wanted, self.unload_ordered, self.sleep_ordered = self.is_pinned or wanted_back, False, False
 
     def observe(self, demand: ModelDemand, now_s: float) -> None:
-        """This is what it has to do now."""
-        there = self.phase is ResidencyPhase.IN
+        """Notes the present demand for the model."""
+        is_loaded = self.phase is ResidencyPhase.LOADED
         if demand.any:
-            if self._busy_s is None and self.used_s:
-                gap_s = now_s - self.used_s
-                self.gap_s = gap_s if self.gap_s == float("inf") else self.gap_s + _FOLLOW * (gap_s - self.gap_s)
-            self.used_s = now_s
-            self.served = self.served or there
-            self.worked_s = now_s if there else self.worked_s
-            self._busy_s = now_s if self._busy_s is None else self._busy_s
-        elif self._busy_s is not None:
-            if there:
-                self.spell.observe(now_s - max(self._busy_s, self.since_s))
-            self._busy_s = None
-        if not there:
-            needed = not self.held and (demand.waiting > 0 or self.wanted)
-            self.asked_s = (now_s if self.asked_s is None else self.asked_s) if needed else None
+            if self._busy_since_s is None and self.last_demand_s:
+                idle_s = now_s - self.last_demand_s
+                self.usual_idle_s = (
+                    idle_s
+                    if self.usual_idle_s == float("inf")
+                    else self.usual_idle_s + _NEWEST_WEIGHT * (idle_s - self.usual_idle_s)
+                )
+            self.last_demand_s = now_s
+            self.has_served = self.has_served or is_loaded
+            self.last_served_s = now_s if is_loaded else self.last_served_s
+            self._busy_since_s = now_s if self._busy_since_s is None else self._busy_since_s
+        elif self._busy_since_s is not None:
+            if is_loaded:
+                self.busy_time.observe(now_s - max(self._busy_since_s, self.phase_since_s))
+            self._busy_since_s = None
+        if not is_loaded:
+            needed = not self.is_held and (demand.waiting > 0 or self.is_wanted)
+            self.needed_since_s = (now_s if self.needed_since_s is None else self.needed_since_s) if needed else None
 
     def next_use_s(self, now_s: float) -> float:
-        """For how long an idle model is expected to stay idle in all, counted from its last use."""
-        idle_s = now_s - self.used_s
-        return max(idle_s, self.gap_s) if self.served else idle_s
+        """Returns for how long an idle model is expected to stay idle in all, counted from its last use."""
+        idle_s = now_s - self.last_demand_s
+        return max(idle_s, self.usual_idle_s) if self.has_served else idle_s

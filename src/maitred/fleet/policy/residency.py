@@ -1,20 +1,20 @@
-"""Which models are in memory: load on demand, unload the least recently used, never above the budget, never thrash.
+"""Residency policy: load on demand, unload the least recently used, never exceed the budget, never thrash.
 
-The model that has been needed for longest is loaded next, one at a time. Where there is no room, others must go. Which
-of them may, is where least-recently-used alone fails: with three models in turn and room for two it unloads each model
-just before it is needed, and loads all the time. Here a model that was loaded has a *turn*: so many times what its load
-took (`turn_loads`), so that while all have work at most one part in ``1 + turn_loads`` of the time of a place in memory
-goes into loading, however the load alternates. What waits for other models meanwhile is served together when they
-come. During its turn a model may go only when it is idle and is not expected to be needed before it could be loaded
-again: the break-even point of renting against buying (Karlin, Manasse, Rudolph and Sleator, "Competitive snoopy
-caching", 1988), with the usual length of its idle times in place of the unknown future.
+The model that has been needed for longest is loaded next, one at a time. Where memory is lacking, others must be
+unloaded. Least-recently-used alone fails to choose them: with three models in turn and memory for two it unloads each
+model just before it is needed, and loads all the time. Here a model that was loaded has a *turn*: a multiple of its
+load time (`turn_loads`), so that while all have work at most one part in ``1 + turn_loads`` of the time of a share of
+memory goes into loading, however the load alternates. Requests for other models that arrive meanwhile are served
+together when these are loaded. During its turn a model may be unloaded only when it is idle and is not expected to be
+needed before it could be loaded again: the break-even point of renting against buying (Karlin, Manasse, Rudolph and
+Sleator, "Competitive snoopy caching", 1988), with the usual length of its idle times in place of the unknown future.
 
-After its turn a model stays for as long as nobody needs its room. Then the idle ones go first, the one that is expected
-to stay idle for longest before others; of those that are busy, the one that was loaded first. It is sent nothing new,
-its running answers come to their end, its queue keeps its order and waits for its next turn.
+After its turn a model stays for as long as no other needs its memory. Then the idle ones are unloaded first, the one
+that is expected to stay idle for longest before others; of the busy ones, the one that was loaded first. It is sent
+nothing new, its running answers come to their end, and its queue keeps its order and waits for its next turn.
 
-So nobody starves: whoever is needed first waits at most for the rest of the turns of those that must go, for their
-running answers, and for a load.
+So no model starves: the one that is needed first waits at most for the rest of the turns of those that must be
+unloaded, for their running answers, and for a load.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,256 +23,288 @@ from dataclasses import dataclass
 from maitred.fleet.policy.model_residency import ModelDemand, ModelResidency, MovingEstimate, ResidencyPhase
 
 _IDLE = ModelDemand()
-LEAST_TURN_S = 1.0
-"""However short its load was: who waits for a model must have been let in before it goes."""
+MIN_TURN_S = 1.0
+"""Shortest turn, however short the load was: requests that wait for a model must be dispatched before its turn ends."""
 
 Demands = Mapping[str, ModelDemand]
 
 
 @dataclass(frozen=True, slots=True)
 class ResidencyActions:
-    """What is to be done now."""
+    """Actions that a decision orders."""
 
     load: str | None = None
     unload: tuple[str, ...] = ()
     sleep: tuple[str, ...] = ()
-    """These go and keep their processes."""
-    closed: frozenset[str] = frozenset()
-    """These get nothing new: they are to go when their answers are complete."""
+    """Models to unload that keep their processes."""
+    draining: frozenset[str] = frozenset()
+    """Models that get no new requests: they are unloaded when their answers are complete."""
 
 
 class ResidencyPolicy:
-    """The models of one machine.
+    """Policy that decides which models of one machine are in memory.
 
     Args:
-        residents: Each of them, by name.
-        budget_bytes: What those that are in may take together.
-        turn_loads: How long a turn is, in times of the model's own load.
+        models: The models.
+        budget_bytes: Memory that the loaded models may take together.
+        turn_loads: Length of a turn, as a multiple of the model's load time.
 
     Attributes:
-        unload: From the order to unload until the memory is free.
-        closed_s: Those that are to go and have work still, and since when.
+        unload_time: Time from the order to unload until the memory is free.
+        draining_since_s: Models that are to be unloaded and still have running requests, and since when.
     """
 
-    def __init__(self, residents: Iterable[ModelResidency], budget_bytes: int, turn_loads: float) -> None:
-        self.all = {resident.name: resident for resident in residents}
+    def __init__(self, models: Iterable[ModelResidency], budget_bytes: int, turn_loads: float) -> None:
+        self.models = {model.name: model for model in models}
         self.budget_bytes = budget_bytes
         self._turn_loads = turn_loads
-        self.unload = MovingEstimate(0.2)
-        self.closed_s: dict[str, float] = {}
+        self.unload_time = MovingEstimate(0.2)
+        self.draining_since_s: dict[str, float] = {}
 
     def __getitem__(self, name: str) -> ModelResidency:
-        return self.all[name]
+        return self.models[name]
 
     @property
-    def taken_bytes(self) -> int:
-        """What all take that are not out, and those that sleep."""
-        return sum(one.counted_bytes for one in self.all.values())
+    def used_bytes(self) -> int:
+        """Memory of all models that are not unloaded, and of those that sleep."""
+        return sum(model.counted_bytes for model in self.models.values())
 
     def available_bytes_for(self, name: str) -> int:
-        """The most that a model could ever have: all but what others are pinned in."""
-        return self.budget_bytes - sum(one.memory_bytes for one in self.all.values() if one.pinned and one.name != name)
+        """Returns the most memory that a model could ever have: the budget less the models that others have pinned."""
+        return self.budget_bytes - sum(
+            model.memory_bytes for model in self.models.values() if model.is_pinned and model.name != name
+        )
 
     # --- decisions ---
 
     def decide(self, now_s: float, demands: Demands) -> ResidencyActions:
-        """What to do. What it orders is to be begun at once; a second call before anything has changed orders no more.
+        """Decides what to do, and notes it as begun.
+
+        The caller must begin the actions at once; a second call before anything has changed orders no more.
 
         Args:
             now_s: Now.
-            demands: What each model has to do; nothing for those that are not named.
+            demands: Demand of each model; a model that is not named has none.
         """
-        for one in self.all.values():
-            one.observe(demands.get(one.name, _IDLE), now_s)
-        # One may be all three.
-        going = dict.fromkeys((*self._victims(now_s, demands), *self._outlived(now_s, demands), *self._dismissed()))
-        closed = frozenset(one.name for one in going if demands.get(one.name, _IDLE).running)
-        self.closed_s = {
-            name: since_s for name, since_s in self.closed_s.items() if name in {one.name for one in going}
-        } | {name: now_s for name in closed if name not in self.closed_s}
+        for model in self.models.values():
+            model.observe(demands.get(model.name, _IDLE), now_s)
+        # A model may be in all three groups.
+        leaving = dict.fromkeys(
+            (*self._victims(now_s, demands), *self._idle_too_long(now_s, demands), *self._ordered_to_unload())
+        )
+        draining = frozenset(model.name for model in leaving if demands.get(model.name, _IDLE).running)
+        self.draining_since_s = {
+            name: since_s
+            for name, since_s in self.draining_since_s.items()
+            if name in {model.name for model in leaving}
+        } | {name: now_s for name in draining if name not in self.draining_since_s}
         unload: list[str] = []
         sleep: list[str] = []
-        for one in going:
-            if one.name not in closed:
-                if (since_s := self.closed_s.pop(one.name, None)) is not None:
-                    one.drain.observe(now_s - since_s)
-                (sleep if one.naps and one.phase is ResidencyPhase.IN else unload).append(one.name)
-                one.enter(ResidencyPhase.LEAVING, now_s)
-        head = self._head(now_s)
-        free = self.budget_bytes - self.taken_bytes
-        if head is None or head.memory_bytes - head.counted_bytes > free or self._loading():
-            return ResidencyActions(None, tuple(unload), tuple(sleep), closed)
-        head.enter(ResidencyPhase.LOADING, now_s)
-        return ResidencyActions(head.name, tuple(unload), tuple(sleep), closed)
+        for model in leaving:
+            if model.name not in draining:
+                if (since_s := self.draining_since_s.pop(model.name, None)) is not None:
+                    model.drain_time.observe(now_s - since_s)
+                (sleep if model.sleep_ordered and model.phase is ResidencyPhase.LOADED else unload).append(model.name)
+                model.enter_phase(ResidencyPhase.UNLOADING, now_s)
+        next_model = self._next_to_load(now_s)
+        free = self.budget_bytes - self.used_bytes
+        if next_model is None or next_model.memory_bytes - next_model.counted_bytes > free or self._loading_model():
+            return ResidencyActions(None, tuple(unload), tuple(sleep), draining)
+        next_model.enter_phase(ResidencyPhase.LOADING, now_s)
+        return ResidencyActions(next_model.name, tuple(unload), tuple(sleep), draining)
 
-    def _there(self) -> list[ModelResidency]:
-        return [one for one in self.all.values() if one.phase is ResidencyPhase.IN]
+    def _loaded_models(self) -> list[ModelResidency]:
+        return [model for model in self.models.values() if model.phase is ResidencyPhase.LOADED]
 
-    def _loading(self) -> ModelResidency | None:
-        return next((one for one in self.all.values() if one.phase is ResidencyPhase.LOADING), None)
+    def _loading_model(self) -> ModelResidency | None:
+        return next((model for model in self.models.values() if model.phase is ResidencyPhase.LOADING), None)
 
-    def _queue(self, now_s: float) -> list[ModelResidency]:
-        """Those that are needed and can be loaded, in the order of their loads."""
-        asked = [
-            one
-            for one in self.all.values()
-            if one.phase is ResidencyPhase.OUT and one.asked_s is not None and not one.held
+    def _load_queue(self, now_s: float) -> list[ModelResidency]:
+        """Returns the models that are needed and can be loaded, in the order of their loads."""
+        needed = [
+            model
+            for model in self.models.values()
+            if model.phase is ResidencyPhase.UNLOADED and model.needed_since_s is not None and not model.is_held
         ]
-        return sorted((one for one in asked if one.not_before_s <= now_s), key=_order)
+        return sorted((model for model in needed if model.not_before_s <= now_s), key=_load_order)
 
-    def _head(self, now_s: float) -> ModelResidency | None:
-        return next(iter(self._queue(now_s)), None)
+    def _next_to_load(self, now_s: float) -> ModelResidency | None:
+        return next(iter(self._load_queue(now_s)), None)
 
     def _victims(self, now_s: float, demands: Demands) -> list[ModelResidency]:
-        """Who has to go: enough of them, or nobody."""
+        """Returns the models to unload for the next load: enough of them, or none."""
         free = self.budget_bytes - sum(
-            one.counted_bytes for one in self.all.values() if one.phase is not ResidencyPhase.LEAVING
+            model.counted_bytes for model in self.models.values() if model.phase is not ResidencyPhase.UNLOADING
         )
-        head = None if self._loading() else self._head(now_s)
-        # A model may turn out larger than was thought. Then somebody must go, whoever's turn it is.
-        over = free < 0
-        lacking = -free if over else head.memory_bytes - head.counted_bytes - free if head is not None else 0
+        next_model = None if self._loading_model() else self._next_to_load(now_s)
+        # A model may turn out larger than estimated. Then a model is unloaded even during its turn.
+        over_budget = free < 0
+        missing_bytes = (
+            -free
+            if over_budget
+            else next_model.memory_bytes - next_model.counted_bytes - free
+            if next_model is not None
+            else 0
+        )
         victims: list[ModelResidency] = []
-        for one in self.all.values():
-            if lacking > 0 and _sleeps(one) and one is not head:
-                victims.append(one)
-                lacking -= one.asleep_bytes
-        for one in sorted(self._there(), key=lambda one: self._preference(one, demands.get(one.name, _IDLE), now_s)):
-            if lacking <= 0:
+        for model in self.models.values():
+            if missing_bytes > 0 and _is_sleeping(model) and model is not next_model:
+                victims.append(model)
+                missing_bytes -= model.asleep_bytes
+        for model in sorted(
+            self._loaded_models(), key=lambda model: self._eviction_key(model, demands.get(model.name, _IDLE), now_s)
+        ):
+            if missing_bytes <= 0:
                 break
-            if not one.pinned and (over or self.may_go_s(one, now_s, demands) <= now_s):
-                victims.append(one)
-                lacking -= one.memory_bytes
-        return victims if lacking <= 0 or over else []
+            if not model.is_pinned and (over_budget or self.evictable_from_s(model, now_s, demands) <= now_s):
+                victims.append(model)
+                missing_bytes -= model.memory_bytes
+        return victims if missing_bytes <= 0 or over_budget else []
 
-    def _preference(self, one: ModelResidency, demand: ModelDemand, now_s: float) -> tuple[bool, float, str]:
-        """Who goes first."""
+    def _eviction_key(self, model: ModelResidency, demand: ModelDemand, now_s: float) -> tuple[bool, float, str]:
+        """Returns the sort key of eviction; the least is unloaded first."""
         return (
-            not one.dismissed and demand.any,
-            one.since_s if demand.any else -one.next_use_s(now_s),
-            one.name,
+            not model.unload_ordered and demand.any,
+            model.phase_since_s if demand.any else -model.next_use_s(now_s),
+            model.name,
         )
 
-    def _outlived(self, now_s: float, demands: Demands) -> list[ModelResidency]:
-        """Who has been idle for so long that its memory is given back though nobody needs it."""
+    def _idle_too_long(self, now_s: float, demands: Demands) -> list[ModelResidency]:
+        """Returns the models that have been idle for longer than their `keep_alive_s`."""
         return [
-            one
-            for one in self._there()
-            if one.keep_alive_s is not None
-            and not (one.pinned or demands.get(one.name, _IDLE).any)
-            and now_s - one.used_s >= one.keep_alive_s
+            model
+            for model in self._loaded_models()
+            if model.keep_alive_s is not None
+            and not (model.is_pinned or demands.get(model.name, _IDLE).any)
+            and now_s - model.last_demand_s >= model.keep_alive_s
         ]
 
-    def _dismissed(self) -> list[ModelResidency]:
-        """Whom the operator has told to go; of those that sleep, too, a process can be ended."""
-        return [one for one in self.all.values() if one.dismissed and (one.phase is ResidencyPhase.IN or _sleeps(one))]
+    def _ordered_to_unload(self) -> list[ModelResidency]:
+        """Returns the models whose unload the operator has ordered; the process of a sleeping one can be ended, too."""
+        return [
+            model
+            for model in self.models.values()
+            if model.unload_ordered and (model.phase is ResidencyPhase.LOADED or _is_sleeping(model))
+        ]
 
-    def turn_s(self, one: ModelResidency) -> float:
-        """How long its turn is."""
-        return max(LEAST_TURN_S, self._turn_loads * one.load.seconds)
+    def turn_s(self, model: ModelResidency) -> float:
+        """Returns the length of the model's turn."""
+        return max(MIN_TURN_S, self._turn_loads * model.load_time.seconds)
 
-    def may_go_s(self, one: ModelResidency, now_s: float, demands: Demands) -> float:
-        """From when on a model that is in may be told to go, as things stand."""
-        over_s = one.since_s + self.turn_s(one)
-        if one.dismissed:
+    def evictable_from_s(self, model: ModelResidency, now_s: float, demands: Demands) -> float:
+        """Returns from when on a loaded model may be told to unload, as things stand."""
+        turn_ends_s = model.phase_since_s + self.turn_s(model)
+        if model.unload_ordered:
             return now_s
-        if demands.get(one.name, _IDLE).any:
-            return over_s
-        if one.next_use_s(now_s) >= one.load.seconds:
+        if demands.get(model.name, _IDLE).any:
+            return turn_ends_s
+        if model.next_use_s(now_s) >= model.load_time.seconds:
             return now_s
-        return min(over_s, one.used_s + one.load.seconds)
+        return min(turn_ends_s, model.last_demand_s + model.load_time.seconds)
 
-    # --- what happened ---
+    # --- events ---
 
-    def loaded(self, name: str, now_s: float, measured_bytes: int) -> None:
-        """A load is complete."""
-        one = self.all[name]
-        if one.asleep:
-            one.waking.observe(now_s - one.since_s)
+    def on_loaded(self, name: str, now_s: float, measured_bytes: int) -> None:
+        """Notes that a load is complete."""
+        model = self.models[name]
+        if model.is_asleep:
+            model.wake_time.observe(now_s - model.phase_since_s)
         else:
-            one.load.observe(now_s - one.since_s)
-            for other in self.all.values():
-                other.load.observe_others(one.load.ratio)
-        one.enter(ResidencyPhase.IN, now_s)
-        self.grew(name, measured_bytes)
+            model.load_time.observe(now_s - model.phase_since_s)
+            for other in self.models.values():
+                other.load_time.scale_guess(model.load_time.ratio)
+        model.enter_phase(ResidencyPhase.LOADED, now_s)
+        self.on_measured(name, measured_bytes)
 
-    def grew(self, name: str, measured_bytes: int) -> None:
-        """A model was measured. It counts as estimated until it takes more: a KV cache fills as it is used."""
-        one = self.all[name]
-        one.memory_bytes = max(one.memory_bytes, measured_bytes)
+    def on_measured(self, name: str, measured_bytes: int) -> None:
+        """Notes the measured memory of a model.
 
-    def unloaded(self, name: str, now_s: float) -> None:
-        """The process of a model that was to go is gone."""
-        one = self.all[name]
-        self.unload.observe(now_s - one.since_s)
-        one.asleep = False
-        one.enter(ResidencyPhase.OUT, now_s)
+        The estimate counts until the model takes more: a KV cache fills as it is used.
+        """
+        model = self.models[name]
+        model.memory_bytes = max(model.memory_bytes, measured_bytes)
 
-    def fell_asleep(self, name: str, now_s: float, measured_bytes: int, wakes_in_s: float) -> None:
-        """A model that was to sleep does."""
-        one = self.all[name]
-        one.asleep, one.asleep_bytes = True, measured_bytes
-        if not one.waking.measured:
-            one.waking = MovingEstimate(wakes_in_s)
-        one.enter(ResidencyPhase.OUT, now_s)
+    def on_unloaded(self, name: str, now_s: float) -> None:
+        """Notes that the process of an unloading model is gone."""
+        model = self.models[name]
+        self.unload_time.observe(now_s - model.phase_since_s)
+        model.is_asleep = False
+        model.enter_phase(ResidencyPhase.UNLOADED, now_s)
 
-    def failed(self, name: str, now_s: float, again_in_s: float) -> None:
-        """A load has failed, and nothing of it is left."""
-        one = self.all[name]
-        one.asleep = False
-        one.enter(ResidencyPhase.OUT, now_s)
-        one.not_before_s, one.asked_s = now_s + again_in_s, None
+    def on_asleep(self, name: str, now_s: float, measured_bytes: int, wakes_in_s: float) -> None:
+        """Notes that a model that was told to sleep does."""
+        model = self.models[name]
+        model.is_asleep, model.asleep_bytes = True, measured_bytes
+        if not model.wake_time.count:
+            model.wake_time = MovingEstimate(wakes_in_s)
+        model.enter_phase(ResidencyPhase.UNLOADED, now_s)
 
-    def want(self, name: str, now_s: float) -> None:
-        """Somebody will come for it who could not wait."""
-        one = self.all[name]
-        if one.phase in (ResidencyPhase.OUT, ResidencyPhase.LEAVING) and not one.wanted:
-            one.wanted = True
-            one.asked_s = now_s if one.asked_s is None else one.asked_s
+    def on_load_failed(self, name: str, now_s: float, retry_in_s: float) -> None:
+        """Notes that a load has failed, and nothing of it is left."""
+        model = self.models[name]
+        model.is_asleep = False
+        model.enter_phase(ResidencyPhase.UNLOADED, now_s)
+        model.not_before_s, model.needed_since_s = now_s + retry_in_s, None
 
-    def asked(self, name: str, now_s: float) -> None:
-        """A request waits for it; noted at once, so that models are loaded in the order in which they were needed."""
-        one = self.all[name]
-        if one.phase is ResidencyPhase.OUT and one.asked_s is None and not one.held:
-            one.asked_s = now_s
+    def mark_wanted(self, name: str, now_s: float) -> None:
+        """Notes that a caller will come back for the model who could not wait."""
+        model = self.models[name]
+        if model.phase in (ResidencyPhase.UNLOADED, ResidencyPhase.UNLOADING) and not model.is_wanted:
+            model.is_wanted = True
+            model.needed_since_s = now_s if model.needed_since_s is None else model.needed_since_s
 
-    # --- what the operator says ---
+    def mark_needed(self, name: str, now_s: float) -> None:
+        """Notes at once that a request waits for the model.
+
+        So models are loaded in the order in which they were needed.
+        """
+        model = self.models[name]
+        if model.phase is ResidencyPhase.UNLOADED and model.needed_since_s is None and not model.is_held:
+            model.needed_since_s = now_s
+
+    # --- orders of the operator ---
 
     def order_load(self, name: str, now_s: float) -> None:
-        """It is loaded as if somebody waited for it, also after a load that has failed. To be called if it fits."""
-        one = self.all[name]
-        one.held = one.dismissed = one.naps = False
-        one.not_before_s = float("-inf")
-        self.want(name, now_s)
+        """Orders a load as if a request waited for it, also after a failed load. To be called if the model fits."""
+        model = self.models[name]
+        model.is_held = model.unload_ordered = model.sleep_ordered = False
+        model.not_before_s = float("-inf")
+        self.mark_wanted(name, now_s)
 
     def order_unload(self, name: str, *, hold: bool) -> None:
-        """It goes when its answers have ended, and comes back when it is needed, or if held when it is told to."""
-        one = self.all[name]
-        one.held, one.wanted, one.naps = hold, False, False
-        one.dismissed = one.phase in (ResidencyPhase.IN, ResidencyPhase.LOADING) or _sleeps(one)
+        """Orders an unload after the running answers.
+
+        The model is loaded again when it is needed or, with `hold`, when the operator orders it.
+        """
+        model = self.models[name]
+        model.is_held, model.is_wanted, model.sleep_ordered = hold, False, False
+        model.unload_ordered = model.phase in (ResidencyPhase.LOADED, ResidencyPhase.LOADING) or _is_sleeping(model)
         if hold:
-            one.asked_s = None
+            model.needed_since_s = None
 
     def order_sleep(self, name: str) -> None:
-        """It gives its memory back when its answers have ended, and keeps its process. One that is out stays out."""
-        one = self.all[name]
-        one.wanted = False
-        one.dismissed = one.naps = one.phase in (ResidencyPhase.IN, ResidencyPhase.LOADING)
+        """Orders the model to free its memory after the running answers and to keep its process.
+
+        A model that is not loaded stays as it is.
+        """
+        model = self.models[name]
+        model.is_wanted = False
+        model.unload_ordered = model.sleep_ordered = model.phase in (ResidencyPhase.LOADED, ResidencyPhase.LOADING)
 
     def pin(self, name: str, now_s: float) -> None:
-        """It is loaded, and stays. To be called if it fits."""
-        self.all[name].pinned = True
+        """Pins the model: it is loaded and never unloaded. To be called if it fits."""
+        self.models[name].is_pinned = True
         self.order_load(name, now_s)
 
     def unpin(self, name: str) -> None:
-        """It stays until others need its room."""
-        one = self.all[name]
-        one.pinned = one.wanted = False
+        """Unpins the model: it stays loaded until others need its memory."""
+        model = self.models[name]
+        model.is_pinned = model.is_wanted = False
 
 
-def _sleeps(one: ModelResidency) -> bool:
-    return one.asleep and one.phase is ResidencyPhase.OUT
+def _is_sleeping(model: ModelResidency) -> bool:
+    return model.is_asleep and model.phase is ResidencyPhase.UNLOADED
 
 
-def _order(one: ModelResidency) -> tuple[bool, float, str]:
-    return not one.pinned, one.asked_s or 0.0, one.name
+def _load_order(model: ModelResidency) -> tuple[bool, float, str]:
+    return not model.is_pinned, model.needed_since_s or 0.0, model.name

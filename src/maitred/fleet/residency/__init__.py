@@ -1,1 +1,1 @@
-"""Several models on one machine that does not hold all of them at once: loaded on demand, unloaded when others wait."""
+"""Residency: several models that share one machine's memory, loaded on demand and unloaded when others are needed."""

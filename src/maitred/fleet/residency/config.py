@@ -1,4 +1,4 @@
-"""The `residency` section: how several models share the memory of one machine."""
+"""Settings of `residency`: how several models share the memory of one machine."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 
 class ResidencyConfig(Struct, frozen=True, kw_only=True):
-    """How the models that are loaded on demand (`models.NAME.path`) share the machine's memory."""
+    """Settings of the memory that models loaded on demand (`models.NAME.path`) share."""
 
     memory_bytes: Annotated[
         Annotated[int, Meta(ge=1 << 20)] | None,

@@ -1,7 +1,7 @@
-"""What a model takes before it was ever loaded: from its files and its settings, so that it need not be tried.
+"""Memory footprint of a model before its first load, from its files and its settings.
 
-Three parts. The *weights* are the tensors of the checkpoint in the type that the engine computes with, and once more
-the embedding table in the type that it is stored in. The *KV cache* is `engine.kv_memory_bytes`, or else what all
+It has three parts. The *weights* are the tensors of the checkpoint in the type that the engine computes with, and once
+more the embedding table in the type that it is stored in. The *KV cache* is `engine.kv_memory_bytes`, or else what all
 sequences could use at full length, and no more than a quarter of the budget. The *process* is Python, torch and the
 working memory of steps.
 """
@@ -16,17 +16,20 @@ from maitred.engine.config import EngineConfig
 from maitred.engine.models.config import ModelConfig
 
 PROCESS_BYTES = 360 << 20
-"""Measured (proportional set size) with the bundled model on a CPU, less its weights: 270 MiB beside another engine,
-which shares its libraries, and 355 MiB alone."""
+"""Memory of an engine process without weights and KV cache.
+
+It was measured (proportional set size) with the bundled model on a CPU, less its weights: 270 MiB beside another
+engine, which shares its libraries, and 355 MiB alone.
+"""
 _KV_SHARE = 4
-"""One part in so many of the budget is the most that a KV cache takes by default."""
+"""Divisor of the budget: one part in so many is the most that a KV cache takes by default."""
 _ITEM_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 _SCALE_BYTES = 4
-"""Of each head's key, and of its value, in a KV cache of int8."""
-_SEARCHED_WEIGHTS = 1 << 24
-"""A head of so many, in fp32, has a copy in 8 bits beside it; see `maitred.engine.kernels.linear.screened`."""
+"""Bytes of the scale of each head's key, and of its value, in a KV cache of int8."""
+_SCREENED_HEAD_WEIGHTS = 1 << 24
+"""Weights of an fp32 head from which on it has a copy in 8 bits; see `maitred.engine.kernels.linear.screened`."""
 _WEIGHT_BYTES = {"int8": 1.02, "int8_weight_only": 1.02, "int4": 0.64, "int4_weight_only": 0.64}
-"""Of a rounded weight, with its part of the scales."""
+"""Bytes of a quantized weight, with its part of the scales."""
 _STORED_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _BASE_LOAD_S = 4.0
 _BYTES_PER_S = 300e6
@@ -35,13 +38,13 @@ _BYTES_PER_S = 300e6
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a model takes.
+    """Memory footprint of a model.
 
     Attributes:
-        engine: The settings of its engine, with the size of the KV cache settled.
-        card: What its engine will say of it, as far as that can be known.
-        weights_bytes: Of the tensors, as they are computed with.
-        load_s: A guess at how long a load takes.
+        engine: Settings of its engine, with the size of the KV cache decided.
+        card: Card that its engine will give, as far as that can be known.
+        weights_bytes: Bytes of the tensors, in the type that is computed with.
+        load_s: Guess at the time of a load.
     """
 
     engine: EngineConfig
@@ -51,55 +54,56 @@ class Footprint:
 
     @property
     def kv_bytes(self) -> int:
-        """Of the KV cache."""
+        """Bytes of the KV cache."""
         return self.engine.kv_memory_bytes or 0
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Bytes of weights, KV cache and process together."""
         return self.weights_bytes + self.kv_bytes + PROCESS_BYTES
 
     def __str__(self) -> str:
         parts = {"weights": self.weights_bytes, "KV cache": self.kv_bytes, "process": PROCESS_BYTES}
-        return f"{mebibytes(self.total_bytes)} ({', '.join(f'{mebibytes(of)} {name}' for name, of in parts.items())})"
+        shares = ", ".join(f"{format_mebibytes(part_bytes)} {name}" for name, part_bytes in parts.items())
+        return f"{format_mebibytes(self.total_bytes)} ({shares})"
 
 
-def measure_footprint(folder: Path, engine: EngineConfig, budget_bytes: int) -> Footprint:
-    """Reads the folder's ``config.json`` and the sizes of its files.
+def estimate_footprint(folder: Path, engine: EngineConfig, budget_bytes: int) -> Footprint:
+    """Estimates the footprint from the folder's ``config.json`` and the sizes of its files.
 
     Args:
-        folder: The model.
-        engine: The settings of its engine.
-        budget_bytes: What all models may take together.
+        folder: Folder of the model.
+        engine: Settings of its engine.
+        budget_bytes: Memory that all models may take together.
 
     Raises:
         ConfigInvalid: The folder holds no model that the engine can run.
     """
     model = ModelConfig.load(folder)
-    # `auto` is bf16 on a GPU and fp32 on a CPU: without a look at the device, the larger one.
+    # `auto` is bf16 on a GPU and fp32 on a CPU; the device is not known here, so the larger one counts.
     item_bytes = _ITEM_BYTES.get(engine.dtype, 4)
     weight_bytes = _WEIGHT_BYTES.get(engine.quantization, item_bytes)
     stored_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     stored_item_bytes = _STORED_BYTES.get(model.stored_dtype, 4)
     embedding_bytes = model.vocab_size * model.hidden_size * stored_item_bytes
     weights_bytes = int(stored_bytes // stored_item_bytes * weight_bytes) + embedding_bytes
-    if weight_bytes == _ITEM_BYTES["fp32"] and model.vocab_size * model.hidden_size >= _SEARCHED_WEIGHTS:
+    if weight_bytes == _ITEM_BYTES["fp32"] and model.vocab_size * model.hidden_size >= _SCREENED_HEAD_WEIGHTS:
         weights_bytes += model.vocab_size * model.hidden_size
     head_bytes = model.head_dim * _ITEM_BYTES.get(engine.kv_dtype, item_bytes)
     head_bytes += _SCALE_BYTES if engine.kv_dtype == "int8" else 0
     token_bytes = 2 * model.layers * model.kv_heads * head_bytes
     block_bytes = token_bytes * engine.block_tokens
-    context = min(engine.context_tokens or model.context_tokens, model.context_tokens)
-    wanted_bytes = -(-context // engine.block_tokens) * engine.max_sequences * block_bytes
+    context_tokens = min(engine.context_tokens or model.context_tokens, model.context_tokens)
+    wanted_bytes = -(-context_tokens // engine.block_tokens) * engine.max_sequences * block_bytes
     kv_bytes = engine.kv_memory_bytes or max(1 << 20, min(wanted_bytes, budget_bytes // _KV_SHARE))
-    capacity = kv_bytes // block_bytes * engine.block_tokens
+    capacity_tokens = kv_bytes // block_bytes * engine.block_tokens
     card = ModelCard(
         name=folder.resolve().name,
-        context_tokens=min(context, capacity),
+        context_tokens=min(context_tokens, capacity_tokens),
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         max_sequences=engine.max_sequences,
-        kv_capacity_tokens=capacity,
+        kv_capacity_tokens=capacity_tokens,
         max_choices=engine.max_sequences,
         dtype=engine.dtype,
         device=engine.device,
@@ -109,6 +113,6 @@ def measure_footprint(folder: Path, engine: EngineConfig, budget_bytes: int) -> 
     )
 
 
-def mebibytes(size: int) -> str:
-    """A size for people."""
+def format_mebibytes(size: int) -> str:
+    """Formats a size in MiB, for messages."""
     return f"{size / (1 << 20):,.0f} MiB"

@@ -1,9 +1,9 @@
-"""A model that comes and goes: its engine is started when the model is loaded and ended when it is unloaded.
+"""Replica that is loaded on demand: its engine is started at a load and ended at an unload.
 
-One that sleeps has kept its engine's process, without what takes the memory, and is back sooner.
+A sleeping replica has kept its engine's process, without the parts that take the memory, and is loaded sooner.
 
-To the queue it is one replica. While it is not there it says when it would be, so requests wait for it; a load that has
-just failed it says too, so they do not.
+Its queue sees one replica. While it is not loaded, its card raises an error with the expected time, so requests wait
+for it; after a load that has just failed the error says so, and requests do not wait.
 """
 
 import asyncio
@@ -20,32 +20,35 @@ from maitred.fleet.local import LocalEngine
 from maitred.fleet.process import Backoff
 from maitred.fleet.residency.footprint import Footprint
 
-_FIRST_S, _MOST_S = 2.0, 300.0
-"""Before a load that failed is tried again: it may cost others their memory, so less often than an engine that died."""
+_FIRST_RETRY_S, _MAX_RETRY_S = 2.0, 300.0
+"""Waits before a failed load is tried again: first and longest.
 
-_REST_S = 600.0
-"""For an engine to fall asleep or to wake: weights that are not kept may be converted again."""
+A load may cost others their memory, so it is tried less often than the restart of an engine that died.
+"""
+
+_SLEEP_TIMEOUT_S = 600.0
+"""Time limit for an engine to fall asleep or to wake: weights that are not kept may be converted again."""
 _HELD_RETRY_S = 10.0
-"""Nobody knows when an operator lets a model come back; who comes again asks rarely."""
+"""`Retry-After` of a held model: the time of its release is unknown, so callers should come back rarely."""
 
 
 class OnDemandReplica:
-    """One model. Implements `maitred.core.replica.Replica`.
+    """Replica of one model that is loaded on demand. Implements `maitred.core.replica.Replica`.
 
     Args:
         name: The name that requests use.
-        engine: Runs it; entered here, again and again.
-        footprint: What is known of the model before it was ever loaded.
-        ready_in_s: When it would be there; asked while it is not.
-        clock: The time.
+        engine: Engine of the model; started and stopped here, again and again.
+        footprint: Facts about the model that are known before its first load.
+        ready_in_s: Returns in how many seconds it would be loaded; called only while it is not.
+        clock: The clock.
 
     Attributes:
-        open: Whether new requests may go to it.
+        is_open: Whether new requests may go to it.
         is_held: Whether its operator keeps it out of memory.
-        loads: How often it was loaded...
-        load_s: ...and how long that took together.
+        loads: Number of loads...
+        total_load_s: ...and the time that they took together.
         failures: Loads that failed.
-        unloads: How often it was unloaded.
+        unloads: Number of unloads.
         sleeps: How often it fell asleep...
         wakes: ...and woke.
     """
@@ -56,30 +59,30 @@ class OnDemandReplica:
         self.name = name
         self.engine = engine
         self.footprint = footprint
-        self.open = self.is_held = False
+        self.is_open = self.is_held = False
         self.loads = self.failures = self.unloads = self.sleeps = self.wakes = 0
-        self.load_s = 0.0
+        self.total_load_s = 0.0
         self._ready_in_s = ready_in_s
         self._clock = clock
-        self._backoff = Backoff(first_s=_FIRST_S, most_s=_MOST_S)
+        self._backoff = Backoff(first_s=_FIRST_RETRY_S, most_s=_MAX_RETRY_S)
         self._failed_until_s = float("-inf")
         self._listeners: list[Callable[[], None]] = []
-        self._entered = False
-        engine.link.on_change(self._notify)
+        self._engine_running = False
+        engine.client.on_change(self._notify)
 
-    # --- the replica ---
+    # --- replica interface ---
 
     def card(self) -> ModelCard:
-        """See `core.ports.Replica`.
+        """Returns the card of the model while it is loaded. Implements `maitred.core.replica.Replica`.
 
         Raises:
-            ModelHeld: It is not there, and stays away.
-            ModelLoading: It is not there, and is loaded if a request waits for it.
-            ModelLoadFailed: It could not be loaded, and is left in peace for a while.
+            ModelHeld: The model is not loaded, and stays so.
+            ModelLoading: The model is not loaded, and is loaded if a request waits for it.
+            ModelLoadFailed: The model could not be loaded, and no load is tried for a while.
             ReplicaUnavailable: Its engine has died and is started again.
         """
-        if self.open:
-            return self.engine.link.card()
+        if self.is_open:
+            return self.engine.client.card()
         if self.is_held:
             raise ModelHeld(retry_after_s=_HELD_RETRY_S)
         failed_for_s = self._failed_until_s - self._clock.monotonic_s()
@@ -89,133 +92,138 @@ class OnDemandReplica:
 
     @property
     def weight(self) -> float:
-        """See `core.ports.Replica`."""
-        return self.engine.link.weight
+        """Weight of its engine. Implements `maitred.core.replica.Replica`."""
+        return self.engine.client.weight
 
     def load(self) -> LoadReport:
-        """See `core.ports.Replica`."""
-        return self.engine.link.load()
+        """Returns the last load report of its engine. Implements `maitred.core.replica.Replica`."""
+        return self.engine.client.load()
 
     def unreported(self) -> int:
-        """See `core.ports.Replica`."""
-        return self.engine.link.unreported()
+        """Returns the number of submitted requests that the last report cannot know of."""
+        return self.engine.client.unreported()
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """See `core.ports.Replica`."""
+        """Calls `listener` after every change and report. Implements `maitred.core.replica.Replica`."""
         self._listeners.append(listener)
 
     def generate(self, request: EngineRequest) -> AbstractAsyncContextManager[TokenStream]:
-        """See `core.ports.Replica`."""
-        return self.engine.link.generate(request)
+        """Submits the request to its engine. Implements `maitred.core.replica.Replica`."""
+        return self.engine.client.generate(request)
 
     def _notify(self) -> None:
         for listener in self._listeners:
             listener()
 
-    # --- coming and going ---
+    # --- load, sleep and unload ---
 
-    def admit(self, is_open: bool) -> None:
-        """Whether new requests may go to it, from now on."""
-        if is_open != self.open:
-            self.open = is_open
+    def set_open(self, is_open: bool) -> None:
+        """Sets whether new requests may go to the replica."""
+        if is_open != self.is_open:
+            self.is_open = is_open
             self._notify()
 
-    def hold(self, is_held: bool) -> None:
-        """Whether it is kept out of memory from now on. Whoever is let in may be loaded at once, whatever failed."""
+    def set_held(self, is_held: bool) -> None:
+        """Sets whether the model is kept out of memory; either way, a failed load delays the next one no longer."""
         self.is_held, self._failed_until_s = is_held, float("-inf")
         self._notify()
 
-    async def load_in(self) -> int:
-        """Starts its engine, or wakes it, and waits until it serves.
+    async def load_model(self) -> int:
+        """Starts the engine, or wakes it, and waits until it serves.
 
         Returns:
-            What its process takes, in bytes.
+            The memory of its process, in bytes.
 
         Raises:
-            ReplicaUnavailable: It cannot be started; nothing of it is left.
+            ReplicaUnavailable: The engine cannot be started; nothing of it is left.
         """
         try:
-            if self._entered:
+            if self._engine_running:
                 await self._set_asleep(asleep=False)
             else:
                 await self.engine.__aenter__()
-                self._entered = True
-                await self.engine.started()
+                self._engine_running = True
+                await self.engine.wait_started()
         except BaseException:
             await self.unload()
             raise
-        return self.measured_bytes()
+        return self.measure_bytes()
 
     async def sleep(self) -> int:
-        """Its engine gives back what it can and keeps its process.
+        """Makes the engine free its memory and keep its process.
 
         Returns:
-            What that takes, in bytes.
+            The memory that the process still takes, in bytes.
 
         Raises:
-            ReplicaUnavailable: It was lost, or does not; nothing of it is left.
+            ReplicaUnavailable: The engine was lost, or does not sleep; nothing of it is left.
         """
-        self.admit(False)
+        self.set_open(False)
         try:
             await self._set_asleep(asleep=True)
         except BaseException:
             await self.unload()
             raise
         self.sleeps += 1
-        return self.measured_bytes()
+        return self.measure_bytes()
 
     async def _set_asleep(self, *, asleep: bool) -> None:
         try:
-            async with asyncio.timeout(_REST_S):
-                await self.engine.link.sleep(asleep=asleep)
+            async with asyncio.timeout(_SLEEP_TIMEOUT_S):
+                await self.engine.client.sleep(asleep=asleep)
         except TimeoutError:
             raise ReplicaUnavailable(f"Its engine did not {'fall asleep' if asleep else 'wake'} in time.") from None
 
     @property
-    def restarted(self) -> bool:
-        """Whether its engine, which was to sleep, is awake: it has died and was started again."""
-        return self._entered and not self.engine.link.asleep
+    def has_restarted(self) -> bool:
+        """Whether its engine, which was told to sleep, is awake: it has died and was started again."""
+        return self._engine_running and not self.engine.client.is_asleep
 
     @property
     def wakes_in_s(self) -> float:
-        """How long its engine says that waking takes."""
-        return self.engine.link.wakes_in_s
+        """Seconds that waking takes, as its engine reports."""
+        return self.engine.client.wakes_in_s
 
-    def loaded(self, took_s: float, *, woken: bool) -> None:
-        """It serves, after so long."""
-        if woken:
+    def on_loaded(self, took_s: float, *, was_asleep: bool) -> None:
+        """Counts a load, or a waking, that has succeeded."""
+        if was_asleep:
             self.wakes += 1
         else:
             self.loads += 1
-            self.load_s += took_s
-        self._backoff = Backoff(first_s=_FIRST_S, most_s=_MOST_S)
+            self.total_load_s += took_s
+        self._backoff = Backoff(first_s=_FIRST_RETRY_S, most_s=_MAX_RETRY_S)
         self._failed_until_s = float("-inf")
 
-    def fail(self) -> float:
-        """Its load has failed. Returns for how many seconds it is left in peace; those who wait for it are told."""
+    def on_load_failed(self) -> float:
+        """Counts a failed load; returns the seconds until the next one may be tried.
+
+        Requests that wait for the model get the error.
+        """
         self.failures += 1
-        again_in_s = self._backoff.wait_s(0.0)
-        self._failed_until_s = self._clock.monotonic_s() + again_in_s
+        retry_in_s = self._backoff.wait_s(0.0)
+        self._failed_until_s = self._clock.monotonic_s() + retry_in_s
         self._notify()
-        return again_in_s
+        return retry_in_s
 
     async def unload(self) -> None:
-        """Ends its engine; its memory is free when this returns. Without one, nothing happens."""
-        self.admit(False)
-        if self._entered:
-            self._entered = False
+        """Ends the engine; its memory is free when this returns. Without an engine, nothing happens."""
+        self.set_open(False)
+        if self._engine_running:
+            self._engine_running = False
             await self.engine.__aexit__(None, None, None)
 
-    def measured_bytes(self) -> int:
-        """What its process takes now, its part of shared memory included; 0 where there is none."""
-        return 0 if self.engine.pid is None else model_memory(self.engine.pid)
+    def measure_bytes(self) -> int:
+        """Measures the memory of the process, its part of shared memory included; 0 where there is none."""
+        return 0 if self.engine.pid is None else process_memory_bytes(self.engine.pid)
 
 
 class ModelDescription:
-    """What a lodger's model is, also while it is not there: requests are checked before they wait for it.
+    """Description of a model that is loaded on demand, also while it is not loaded.
+
+    With it, requests are checked before they wait for the model.
 
     Args:
-        replica: The model's.
+        replica: The model's replica.
     """
 
     def __init__(self, replica: OnDemandReplica) -> None:
@@ -223,14 +231,17 @@ class ModelDescription:
         self._card = replica.footprint.card
 
     def card(self) -> ModelCard:
-        """As its engine says, or has said, or will say as far as the files tell."""
+        """Returns the card that its engine gives, or gave last, or will give as far as the files tell."""
         with suppress(ReplicaUnavailable):
-            self._card = self._replica.engine.link.card()
+            self._card = self._replica.engine.client.card()
         return self._card
 
 
-def model_memory(pid: int) -> int:
-    """The memory of a process: its own and its part of what it shares (PSS), or what is resident if nobody tells."""
+def process_memory_bytes(pid: int) -> int:
+    """Measures the memory of a process: its own and its part of shared memory (PSS).
+
+    Where the system does not report PSS, the resident memory is taken.
+    """
     try:
         process = psutil.Process(pid)
         full = process.memory_full_info()

@@ -1,1 +1,1 @@
-"""What holds a server up: pure rules over what it shows of itself during a few seconds."""
+"""Diagnosis of a server: pure rules that find what delays requests, from its metrics of a few seconds."""

@@ -1,32 +1,31 @@
-"""All rules together, and in which order their findings are told."""
+"""Diagnosis: runs all rules and sorts their findings."""
 
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from maitred.observe.diagnosis.capacity import CAPACITY
+from maitred.observe.diagnosis.capacity import CAPACITY_RULES
 from maitred.observe.diagnosis.finding import DiagnosisFinding, FindingKind
 from maitred.observe.diagnosis.snapshot import HealthSnapshot
-from maitred.observe.diagnosis.surroundings import SURROUNDINGS
+from maitred.observe.diagnosis.surroundings import ENVIRONMENT_RULES
 
-_SEEN_THROUGH_THE_GATEWAY = (FindingKind.UPSTREAM, FindingKind.SLOW_CLIENTS)
+_AFFECTED_BY_GATEWAY = (FindingKind.UPSTREAM, FindingKind.SLOW_CLIENTS)
 
 
-def diagnose(vitals: HealthSnapshot) -> list[DiagnosisFinding]:
-    """What holds requests up, most important first.
+def diagnose(snapshot: HealthSnapshot) -> list[DiagnosisFinding]:
+    """Finds what delays requests, most important first.
 
-    A gateway without CPU time makes servers behind it look slow, and clients before it: both are then suspected only
-    half as much.
+    A gateway without CPU time makes upstream servers look slow, and clients too: the weight of both is then halved.
     """
-    found = [finding for rule in (*CAPACITY, *SURROUNDINGS) for finding in rule(vitals)]
-    if any(finding.kind is FindingKind.GATEWAY for finding in found):
-        found = [
-            replace(finding, weight=finding.weight / 2) if finding.kind in _SEEN_THROUGH_THE_GATEWAY else finding
-            for finding in found
+    findings = [finding for rule in (*CAPACITY_RULES, *ENVIRONMENT_RULES) for finding in rule(snapshot)]
+    if any(finding.kind is FindingKind.GATEWAY for finding in findings):
+        findings = [
+            replace(finding, weight=finding.weight / 2) if finding.kind in _AFFECTED_BY_GATEWAY else finding
+            for finding in findings
         ]
-    return in_order(found)
+    return sort_findings(findings)
 
 
-def in_order(findings: Sequence[DiagnosisFinding]) -> list[DiagnosisFinding]:
-    """The weightiest first; among equals, as they were found."""
+def sort_findings(findings: Sequence[DiagnosisFinding]) -> list[DiagnosisFinding]:
+    """Sorts findings by falling weight; equal ones keep their order."""
     return sorted(findings, key=lambda finding: -finding.weight)

@@ -1,4 +1,4 @@
-"""What a diagnosis finds."""
+"""Findings of a diagnosis: their kinds and fields."""
 
 from enum import StrEnum
 
@@ -6,43 +6,43 @@ from msgspec import Struct
 
 
 class FindingKind(StrEnum):
-    """What holds requests up."""
+    """Kind of a finding: what delays requests."""
 
     KV_MEMORY = "kv_memory"
-    """The KV cache has no room for them."""
+    """The KV cache is too small."""
     COMPUTE = "compute"
-    """The engines compute all the time, and more waits."""
+    """The engines compute all the time, and more requests wait."""
     QUEUE = "queue"
-    """They wait, or are refused, although there is room."""
+    """Requests wait, or are rejected, although there is free capacity."""
     GATEWAY = "gateway"
     """The gateway's own work: reading, tokenising, sending."""
     UPSTREAM = "upstream"
-    """A server of somebody else's, or the way there."""
+    """An upstream server, or the network to it."""
     SLOW_CLIENTS = "slow_clients"
-    """Their readers."""
+    """Clients read their responses slowly."""
     LIMITS = "limits"
-    """What their tenants may use."""
+    """Limits and budgets of tenants reject requests."""
     STORE = "store"
     """The database, the counters or the journal."""
     REPLICA = "replica"
-    """An engine is not there."""
+    """An engine is missing."""
     LEAK = "leak"
-    """Something grows for good. Nothing is held up yet."""
+    """A resource grows permanently. Requests are not delayed yet."""
     CONFIG = "config"
-    """A setting that will."""
+    """A setting that will delay or reject requests."""
 
 
 class DiagnosisFinding(Struct, frozen=True, kw_only=True):
-    """One thing that holds requests up, or will."""
+    """One finding: what delays requests, or will."""
 
     kind: FindingKind
     where: str = ""
     """Model, replica, process or setting; empty: the server as a whole."""
     weight: float
-    """The part of the work that suffers, from 0 to 1: findings are told in this order."""
+    """Part of the work that suffers, from 0 to 1; findings are sorted by it."""
     summary: str
-    """One sentence."""
+    """Summary of the finding in one sentence."""
     evidence: tuple[str, ...] = ()
-    """The figures that it rests on."""
+    """Figures that the finding is based on."""
     remedy: str
     """Which setting to change in which direction, or what to do."""

@@ -1,7 +1,7 @@
-"""What a server did during a few seconds, in the terms that rules need: typed, and without names of metrics.
+"""Snapshot of a server over a few seconds, in the terms of the rules: typed, and without metric names.
 
-Gauges are means over all looks, counters what was added between the first look and the last. Nothing here is a
-judgement; those are in the rules.
+Gauges are means over all scrapes; counters are what was added between the first scrape and the last. The snapshot has
+no judgements; those are in the rules.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,30 +10,30 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayVitals:
-    """The gateway's process."""
+    """Vitals of the gateway's process."""
 
     cpu_share: float = 0.0
     """Seconds of CPU in a second, of all its threads."""
     cpu_wait_share: float = 0.0
     """Seconds in a second that its threads were ready to run and got no core, added up."""
     loop_cpu_share: float = 0.0
-    """Of the thread that has the event loop: the part of the time in which it ran..."""
+    """Part of the time in which the event loop's thread ran."""
     loop_wait_share: float = 0.0
-    """...and in which it was ready to run and got no core."""
+    """Part of the time in which the event loop's thread was ready to run and got no core."""
     open_fds: float = 0.0
     max_fds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineVitals:
-    """One engine."""
+    """Vitals of one engine."""
 
     model: str
     replica: str
     up: float = 1.0
-    """Part of the looks at which it was there."""
+    """Part of the scrapes in which the engine was connected."""
     on_demand: bool = False
-    """Whether it may be away as long as nobody asks for it."""
+    """Whether the engine may be away while no request needs it."""
     restarts: float = 0.0
     busy_share: float = 0.0
     """Part of the time in which it computed steps."""
@@ -52,24 +52,24 @@ class EngineVitals:
 
     @property
     def computed_tokens(self) -> float:
-        """Of prompts and of answers."""
+        """Computed tokens of prompts and of responses."""
         return self.prefill_tokens + self.decode_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueVitals:
-    """The queue of one model in the gateway."""
+    """Vitals of the dispatch queue of one model."""
 
     model: str
     waiting: float = 0.0
     running: float = 0.0
     predicted_wait_s: float = 0.0
     """The longest of all classes."""
-    released: float = 0.0
+    dispatched: float = 0.0
     waited_s: Mapping[str, float] = field(default_factory=dict)
-    """Cause -> what those that were released had waited for it."""
-    refused: Mapping[str, float] = field(default_factory=dict)
-    """By reason."""
+    """Cause -> how long the dispatched requests had waited for it."""
+    rejected: Mapping[str, float] = field(default_factory=dict)
+    """Rejected requests by reason."""
     free_slots: float = 0.0
     total_slots: float = 0.0
     free_kv_tokens: float = 0.0
@@ -77,55 +77,55 @@ class QueueVitals:
 
     @property
     def pressure(self) -> float:
-        """Part of the requests that wait."""
+        """Share of the requests that wait."""
         return self.waiting / (self.waiting + self.running) if self.waiting else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelVitals:
-    """What requests for one model got."""
+    """Latencies of the requests for one model."""
 
     model: str
     answered: float = 0.0
-    """That got tokens."""
+    """Requests that got tokens."""
     prefill_s: float = 0.0
-    """Mean time to the first token, without what they waited in our queue."""
+    """Mean time to first token, without the wait in the queue."""
     tpot_s: float = 0.0
-    """Mean time per token behind the first."""
+    """Mean time per output token after the first."""
     first_token_within_s: float | None = None
-    """The tightest objective for it."""
+    """Tightest objective for the time to first token; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamVitals:
-    """A server of somebody else's."""
+    """Vitals of one upstream server."""
 
     model: str
     upstream: str
     up: float = 1.0
     open_requests: float = 0.0
     waiting: float = 0.0
-    """In it, by its own word."""
+    """Requests that wait in the server, as it reports."""
     kv_usage: float = 0.0
     breaker_open: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreVitals:
-    """What is kept and counted."""
+    """Vitals of the stores: database, counters and journal."""
 
     down: Mapping[str, float] = field(default_factory=dict)
-    """Store -> part of the looks at which it did not answer; only those."""
+    """Store -> part of the scrapes in which it did not answer; only stores that were away."""
     backlog: float = 0.0
     backlog_age_s: float = 0.0
-    """As of the last look."""
+    """Age of the oldest event in the backlog, at the last scrape."""
     leases_late: float = 0.0
     directory_age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthVitals:
-    """How something grows in a process while its load stays the same."""
+    """Growth of a resource of a process at comparable load."""
 
     process: str
     resource: str
@@ -133,37 +133,37 @@ class GrowthVitals:
     trend: float
     """Agreement about the direction, from -1 to 1."""
     level: float
-    """What there is now."""
+    """Current amount of the resource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSnapshot:
-    """All of it."""
+    """Snapshot of a server over a few seconds."""
 
     seconds: float
     ended: float = 0.0
-    """Requests for work."""
+    """Ended requests to models."""
     stalled: float = 0.0
     errors: Mapping[str, float] = field(default_factory=dict)
-    """By code."""
+    """Failed requests by error code."""
     unserved: Mapping[str, float] = field(default_factory=dict)
     """Model -> requests that failed because nothing could run them."""
-    limit_refusals: Mapping[str, float] = field(default_factory=dict)
-    """By the kind of limit."""
-    refused_tenants: Mapping[str, float] = field(default_factory=dict)
-    """Organisation -> its refused requests, whatever the reason."""
+    limit_rejections: Mapping[str, float] = field(default_factory=dict)
+    """Rejected requests by the kind of limit."""
+    rejected_by_tenant: Mapping[str, float] = field(default_factory=dict)
+    """Organisation -> its rejected requests, whatever the reason."""
     gateway: GatewayVitals = GatewayVitals()
     engines: Sequence[EngineVitals] = ()
-    lines: Sequence[QueueVitals] = ()
+    queues: Sequence[QueueVitals] = ()
     models: Sequence[ModelVitals] = ()
     upstreams: Sequence[UpstreamVitals] = ()
     stores: StoreVitals = StoreVitals()
-    growths: Sequence[GrowthVitals] = ()
-    reload_refused: bool = False
-    """Whether the configuration was changed, and the last attempt to put that in force was refused."""
+    growth: Sequence[GrowthVitals] = ()
+    reload_rejected: bool = False
+    """Whether the last reload of the configuration was rejected."""
     pending_settings: float = 0.0
-    """That have changed and wait for a restart."""
+    """Settings that have changed and wait for a restart."""
 
-    def engines_of(self, model: str) -> list[EngineVitals]:
-        """Those that run it."""
+    def engines_for(self, model: str) -> list[EngineVitals]:
+        """Returns the engines that run a model."""
         return [engine for engine in self.engines if engine.model == model]

@@ -1,38 +1,41 @@
-"""Rules about what is around the engines: the gateway itself, servers of others, readers, limits, stores; and leaks."""
+"""Rules about everything but the engines: gateway process, upstream servers, clients, limits, stores and leaks."""
 
 from collections.abc import Iterator
 
-from maitred.observe.diagnosis.capacity import lacks
+from maitred.observe.diagnosis.capacity import waiting_causes
 from maitred.observe.diagnosis.finding import DiagnosisFinding, FindingKind
 from maitred.observe.diagnosis.snapshot import HealthSnapshot
 
-_LOOP_BUSY = 0.85
-"""A thread that is ready to run for more of the time makes every event wait for several others: in an M/D/1 queue the
-mean wait is nearly three times the work from here on (Pollaczek and Khinchine)."""
-_CORES_SHORT = 0.5
+_LOOP_BUSY_SHARE = 0.85
+"""Busy share of the event loop's thread from which on each event waits for several others.
+
+Busy time is time in which the thread is ready to run. In an M/D/1 queue the mean wait is nearly three times the work
+from here on (Pollaczek and Khinchine).
+"""
+_CPU_WAIT_SHARE = 0.5
 """Seconds in a second that threads wait for a core."""
-_FILES_FULL = 0.8
-_SLOW_FIRST_TOKEN_S = 1.0
-_SLOW_TOKEN_S = 0.2
+_OPEN_FILES_SHARE = 0.8
+_SLOW_TTFT_S = 1.0
+_SLOW_TPOT_S = 0.2
 """Five tokens a second, which is about how fast people read: 238 words a minute (M. Brysbaert, *How many words do we
 read per minute?*, Journal of Memory and Language 109, 2019)."""
-_PAUSED = 0.2
-_REFUSED = 0.02
+_PAUSED_SHARE = 0.2
+_REJECTED_SHARE = 0.02
 _BACKLOG_AGE_S = 3.0
 """The ledger writes twice a second."""
 _STALE_DIRECTORY_S = 10.0
-_CERTAIN = 0.6
+_MIN_TREND = 0.6
 """Agreement of pairs about the direction; see `maitred.observe.trend`."""
-_LEAKS = {"memory_bytes": 16 << 20, "open_fds": 20.0, "threads": 4.0, "tasks": 20.0}
-"""Resource -> growth in an hour that is worth a word, if it is also a hundredth of what there is."""
+_LEAK_THRESHOLDS = {"memory_bytes": 16 << 20, "open_fds": 20.0, "threads": 4.0, "tasks": 20.0}
+"""Resource -> least growth in an hour that is reported, if it is also a hundredth of the level."""
 
 
-def gateway(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
-    """The event loop has no time, the machine no core, or the process no file descriptors left."""
-    process = vitals.gateway
+def check_gateway(snapshot: HealthSnapshot) -> Iterator[DiagnosisFinding]:
+    """Finds a gateway process that lacks CPU time or file descriptors."""
+    process = snapshot.gateway
     demand = process.loop_cpu_share + process.loop_wait_share
-    short = process.cpu_wait_share >= _CORES_SHORT and process.cpu_share >= 0.5
-    if demand >= _LOOP_BUSY or short:
+    lacks_cores = process.cpu_wait_share >= _CPU_WAIT_SHARE and process.cpu_share >= 0.5
+    if demand >= _LOOP_BUSY_SHARE or lacks_cores:
         yield DiagnosisFinding(
             kind=FindingKind.GATEWAY,
             weight=min(1.0, max(demand, process.cpu_wait_share)),
@@ -50,7 +53,7 @@ def gateway(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
                 "streams and logprobs sending: send token ids, or ask for whole answers."
             ),
         )
-    if process.max_fds and process.open_fds >= _FILES_FULL * process.max_fds:
+    if process.max_fds and process.open_fds >= _OPEN_FILES_SHARE * process.max_fds:
         yield DiagnosisFinding(
             kind=FindingKind.GATEWAY,
             weight=process.open_fds / process.max_fds,
@@ -60,60 +63,62 @@ def gateway(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
         )
 
 
-def upstream(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
-    """Servers of others are away or slow, or the way there is."""
-    for server in vitals.upstreams:
-        away = max(1.0 - server.up, server.breaker_open)
-        model = next((one for one in vitals.models if one.model == server.model), None)
-        line = next((one for one in vitals.lines if one.model == server.model), None)
-        within_s = (model and model.first_token_within_s) or _SLOW_FIRST_TOKEN_S
+def check_upstreams(snapshot: HealthSnapshot) -> Iterator[DiagnosisFinding]:
+    """Finds upstream servers that are away or slow, or behind a slow network."""
+    for server in snapshot.upstreams:
+        away_share = max(1.0 - server.up, server.breaker_open)
+        model = next((entry for entry in snapshot.models if entry.model == server.model), None)
+        queue_vitals = next((entry for entry in snapshot.queues if entry.model == server.model), None)
+        within_s = (model and model.first_token_within_s) or _SLOW_TTFT_S
         slowness = 0.0
         evidence = [f"{server.open_requests:.1f} of our requests are there; it says that {server.waiting:.1f} wait."]
         if model and model.answered:
             slowness = max(
-                1 - within_s / max(model.prefill_s, within_s), 1 - _SLOW_TOKEN_S / max(model.tpot_s, _SLOW_TOKEN_S)
+                1 - within_s / max(model.prefill_s, within_s), 1 - _SLOW_TPOT_S / max(model.tpot_s, _SLOW_TPOT_S)
             )
             evidence.append(
                 f"Without our own queue, first tokens took {model.prefill_s:.2f} s and further ones "
-                f"{model.tpot_s * 1000:.0f} ms; expected are {within_s:g} s and {_SLOW_TOKEN_S * 1000:.0f} ms."
+                f"{model.tpot_s * 1000:.0f} ms; expected are {within_s:g} s and {_SLOW_TPOT_S * 1000:.0f} ms."
             )
-        elif server.open_requests >= 1 and vitals.seconds >= 2 * within_s:
+        elif server.open_requests >= 1 and snapshot.seconds >= 2 * within_s:
             slowness = 0.5
-            evidence.append(f"None of its answers has begun in {vitals.seconds:.0f} s.")
-        full = line.pressure if line is not None and lacks(line) else 0.0
-        if full:
+            evidence.append(f"None of its answers has begun in {snapshot.seconds:.0f} s.")
+        queue_pressure = queue_vitals.pressure if queue_vitals is not None and waiting_causes(queue_vitals) else 0.0
+        if queue_pressure:
             evidence.append("Requests wait here until it has room for more.")
-        failures = vitals.unserved.get(server.model, 0.0)
-        if away:
-            evidence.append(f"It was away, or kept from requests, at {away:.0%} of the looks; {failures:.0f} failed.")
-        if not (weight := max(away, slowness, full)):
+        failures = snapshot.unserved.get(server.model, 0.0)
+        if away_share:
+            evidence.append(
+                f"It was away, or kept from requests, at {away_share:.0%} of the looks; {failures:.0f} failed."
+            )
+        if not (weight := max(away_share, slowness, queue_pressure)):
             continue
         yield DiagnosisFinding(
             kind=FindingKind.UPSTREAM,
             where=f"{server.model}/{server.upstream}",
             weight=weight,
             summary="A server behind this one, or the network there, is "
-            + ("away." if away >= max(slowness, full) else "slow."),
+            + ("away." if away_share >= max(slowness, queue_pressure) else "slow."),
             evidence=tuple(evidence),
             remedy="Look at that server and at the way there. Meanwhile: a second upstream for the model, "
             "routing.fallbacks to another model, dispatch.hedging for late first tokens.",
         )
 
 
-def slow_clients(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
-    """Answers are not computed because nobody reads them."""
-    paused = sum(engine.paused for engine in vitals.engines)
-    running = sum(engine.running for engine in vitals.engines)
+def check_slow_clients(snapshot: HealthSnapshot) -> Iterator[DiagnosisFinding]:
+    """Finds clients that read their responses too slowly."""
+    paused = sum(engine.paused for engine in snapshot.engines)
+    running = sum(engine.running for engine in snapshot.engines)
     share = paused / (paused + running) if paused >= 1 else 0.0
-    cut = min(1.0, vitals.stalled / vitals.ended) if vitals.ended else 0.0
-    if max(share, cut) >= _PAUSED:
+    cut = min(1.0, snapshot.stalled / snapshot.ended) if snapshot.ended else 0.0
+    if max(share, cut) >= _PAUSED_SHARE:
         yield DiagnosisFinding(
             kind=FindingKind.SLOW_CLIENTS,
             weight=max(share, cut),
             summary="Clients read their answers more slowly than these are computed.",
             evidence=(
                 f"{paused:.1f} sequences are paused for their readers, {running:.1f} run.",
-                f"{vitals.stalled:.0f} of {vitals.ended:.0f} requests were cut because their clients had stopped "
+                f"{snapshot.stalled:.0f} of {snapshot.ended:.0f} requests were cut because their clients had stopped "
                 "reading.",
             ),
             remedy="Nobody else is held up, but connections and memory are: lower server.stall_grace_s to cut them "
@@ -121,22 +126,22 @@ def slow_clients(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
         )
 
 
-def limits(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
-    """Limits and budgets turn requests away."""
-    refused = sum(vitals.limit_refusals.values())
-    share = min(1.0, refused / vitals.ended) if vitals.ended else 0.0
-    if share < _REFUSED:
+def check_limits(snapshot: HealthSnapshot) -> Iterator[DiagnosisFinding]:
+    """Finds limits and budgets that reject requests."""
+    rejected = sum(snapshot.limit_rejections.values())
+    share = min(1.0, rejected / snapshot.ended) if snapshot.ended else 0.0
+    if share < _REJECTED_SHARE:
         return
-    refusals = [each for each in vitals.refused_tenants.items() if each[1]]
-    tenants = sorted(refusals, key=lambda each: -each[1])[:3]
+    rejections = [entry for entry in snapshot.rejected_by_tenant.items() if entry[1]]
+    tenants = sorted(rejections, key=lambda entry: -entry[1])[:3]
     yield DiagnosisFinding(
         kind=FindingKind.LIMITS,
         where=", ".join(tenant for tenant, _ in tenants),
         weight=share,
         summary="Limits turn requests away.",
         evidence=(
-            f"{refused:.0f} of {vitals.ended:.0f} requests: "
-            + ", ".join(f"{count:.0f} by {kind}" for kind, count in sorted(vitals.limit_refusals.items()))
+            f"{rejected:.0f} of {snapshot.ended:.0f} requests: "
+            + ", ".join(f"{count:.0f} by {kind}" for kind, count in sorted(snapshot.limit_rejections.items()))
             + ".",
             *(f"{tenant}: {count:.0f} refused." for tenant, count in tenants),
         ),
@@ -146,12 +151,12 @@ def limits(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
     )
 
 
-def store(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
-    """The database, the counters or the journal do not keep up."""
-    stores = vitals.stores
+def check_stores(snapshot: HealthSnapshot) -> Iterator[DiagnosisFinding]:
+    """Finds a database, counters or a journal that does not keep up."""
+    stores = snapshot.stores
     late = stores.backlog and stores.backlog_age_s >= _BACKLOG_AGE_S
     stale = stores.directory_age_s >= _STALE_DIRECTORY_S
-    refused = vitals.errors.get("store_unavailable", 0.0)
+    refused = snapshot.errors.get("store_unavailable", 0.0)
     if not (late or stale or stores.down or refused):
         return
     yield DiagnosisFinding(
@@ -171,11 +176,11 @@ def store(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
     )
 
 
-def leak(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
-    """Something grows while the load does not."""
-    for growth in vitals.growths:
-        least = max(_LEAKS.get(growth.resource, 0.0), 0.01 * growth.level)
-        if growth.trend < _CERTAIN or growth.per_hour < least:
+def check_leaks(snapshot: HealthSnapshot) -> Iterator[DiagnosisFinding]:
+    """Finds resources that grow while the load does not."""
+    for growth in snapshot.growth:
+        least = max(_LEAK_THRESHOLDS.get(growth.resource, 0.0), 0.01 * growth.level)
+        if growth.trend < _MIN_TREND or growth.per_hour < least:
             continue
         yield DiagnosisFinding(
             kind=FindingKind.LEAK,
@@ -191,9 +196,9 @@ def leak(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
         )
 
 
-def configuration(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
-    """What somebody has written, and what is in force, are not the same."""
-    if vitals.reload_refused:
+def check_configuration(snapshot: HealthSnapshot) -> Iterator[DiagnosisFinding]:
+    """Finds settings that were written but are not in force."""
+    if snapshot.reload_rejected:
         yield DiagnosisFinding(
             kind=FindingKind.CONFIG,
             weight=0.5,
@@ -201,14 +206,22 @@ def configuration(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
             evidence=("The server goes on with the settings that it had before.",),
             remedy="Run `maitred config reload`: it lists the faults. Correct them, and run it again.",
         )
-    if vitals.pending_settings:
+    if snapshot.pending_settings:
         yield DiagnosisFinding(
             kind=FindingKind.CONFIG,
             weight=0.1,
             summary="Settings have changed that need a restart: until then the old ones are in force.",
-            evidence=(f"{vitals.pending_settings:.0f} settings wait.",),
+            evidence=(f"{snapshot.pending_settings:.0f} settings wait.",),
             remedy="`maitred config running` names them. Restart the server when it suits.",
         )
 
 
-SURROUNDINGS = (gateway, upstream, slow_clients, limits, store, leak, configuration)
+ENVIRONMENT_RULES = (
+    check_gateway,
+    check_upstreams,
+    check_slow_clients,
+    check_limits,
+    check_stores,
+    check_leaks,
+    check_configuration,
+)

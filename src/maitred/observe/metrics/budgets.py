@@ -1,8 +1,8 @@
-"""How far budgets are used: of everybody together, of tenants that are named, and the fullest one of the others.
+"""Metrics of budget use: of the whole installation, of named tenants, and of the fullest other tenant.
 
-A budget is counted where all gateways count, so its state is asked for, seldom and for many at once, and not followed
-request by request: what other gateways spend, and a new day, are seen as well. Nobody's budgets are read who has not
-asked for anything since the start.
+Budgets are counted in a store that all gateways share. So their state is read periodically, for many at once, and not
+followed request by request: what other gateways spend, and a new day, are seen as well. Only the budgets of tenants are
+read that have sent requests since the start.
 """
 
 import asyncio
@@ -16,68 +16,70 @@ from maitred.core.answer import RequestContext
 from maitred.core.errors import StoreUnavailable
 from maitred.observe.metrics.tenants import OTHER, LabelCap
 
-_EVERY_S = 15.0
-_MOST_AT_ONCE = 200
-"""Tenants whose budgets are read before others have a turn."""
-_MOST_OTHERS = 1_000
-"""Of those that are not named: looked at in one go."""
+_INTERVAL_S = 15.0
+_MAX_PER_BATCH = 200
+"""Tenants whose budgets are read before other tasks may run."""
+_MAX_OTHERS = 1_000
+"""Most unnamed tenants whose budgets are read in one round."""
 
 
 class BudgetUse(NamedTuple):
-    """One budget of one tenant."""
+    """Use of one budget of one tenant."""
 
     tenant: str
-    """``*``: everybody together."""
+    """Id of the tenant; ``*``: the whole installation."""
     budget: str
-    """Its kind, such as ``usd_per_day``."""
+    """Kind of the budget, such as ``usd_per_day``."""
     model: str
-    """Empty: all models."""
+    """Model of the budget; empty: all models."""
     hard: bool
     share: float
-    """Spent, or held by requests that run; above 1 where a soft budget was passed."""
+    """Share that is spent, or held by running requests; above 1 where a soft budget was exceeded."""
 
 
 ReadBudgets = Callable[[Sequence[str]], Awaitable[Sequence[BudgetUse]]]
-"""The budgets of tenants, and with ``*`` among them those of everybody; may raise StoreUnavailable."""
+"""Function that reads the budgets of tenants, and for ``*`` those of the installation; may raise StoreUnavailable."""
 
 
 class BudgetMetrics(Collector):
-    """Shows them. Implements `maitred.core.answer.RequestObserver`.
+    """Metrics of budget use. Implements `maitred.core.answer.RequestObserver`.
 
     Args:
-        named: How many tenants are told apart, organisations and teams together.
+        max_named: How many tenants have series of their own, organisations and teams together.
 
     Attributes:
-        named: Those that are.
+        tenant_labels: Tenants that have series of their own.
     """
 
-    def __init__(self, named: int) -> None:
-        self.named = LabelCap(named)
+    def __init__(self, max_named: int) -> None:
+        self.tenant_labels = LabelCap(max_named)
         self._others: set[str] = set()
         self._shares: dict[tuple[str, ...], float] = {}
 
     def on_request_end(self, *contexts: RequestContext) -> None:
-        """Notes who asked for work."""
-        asked = [each.principal.tenants for each in contexts if each.principal is not None and each.model]
-        for tenant in dict.fromkeys(tenant for tenants in asked for tenant in tenants):
-            if self.named.label(tenant) == OTHER and len(self._others) < _MOST_OTHERS:
+        """Notes the tenants of ended requests."""
+        tenant_paths = [
+            context.principal.tenants for context in contexts if context.principal is not None and context.model
+        ]
+        for tenant in dict.fromkeys(tenant for tenants in tenant_paths for tenant in tenants):
+            if self.tenant_labels.label(tenant) == OTHER and len(self._others) < _MAX_OTHERS:
                 self._others.add(tenant)
 
     async def run(self, read: ReadBudgets) -> None:
-        """Looks until it is cancelled."""
+        """Reads the budgets periodically until it is cancelled."""
         while True:
             await self.refresh(read)
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(_INTERVAL_S)
 
     async def refresh(self, read: ReadBudgets) -> None:
-        """Looks once; while the counters are away, nothing is told."""
-        tenants = ["*", *self.named.names, *self._others]
+        """Reads the budgets once; while the counters are away, no series are shown."""
+        tenants = ["*", *self.tenant_labels.names, *self._others]
         self._others = set()
         shares: dict[tuple[str, ...], float] = {}
         try:
-            for start in range(0, len(tenants), _MOST_AT_ONCE):
-                for use in await read(tenants[start : start + _MOST_AT_ONCE]):
-                    tenant = use.tenant if use.tenant == "*" else self.named.label(use.tenant)
+            for start in range(0, len(tenants), _MAX_PER_BATCH):
+                for use in await read(tenants[start : start + _MAX_PER_BATCH]):
+                    tenant = use.tenant if use.tenant == "*" else self.tenant_labels.label(use.tenant)
                     labels = (tenant, use.budget, use.model, "true" if use.hard else "false")
                     shares[labels] = max(use.share, shares.get(labels, 0.0))
                 await asyncio.sleep(0)
@@ -86,7 +88,7 @@ class BudgetMetrics(Collector):
         self._shares = shares
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus asks."""
+        """Collects the shares for Prometheus."""
         used = GaugeMetricFamily(
             "maitred_budget_used_ratio",
             "Share of a budget that is spent, or held by requests that run.",

@@ -1,6 +1,6 @@
-"""Metrics of dispatch: who waits, for what and how long, what replicas have left, and how good predictions are.
+"""Metrics of dispatch: waiting requests and their causes, free credits of replicas, and errors of predictions.
 
-Read when somebody scrapes, like the engines' state.
+The state is read at each scrape.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,35 +11,35 @@ from prometheus_client.registry import Collector
 
 
 class QueueTimes(Protocol):
-    """A histogram of seconds."""
+    """Histogram of waiting times in seconds."""
 
     @property
     def counts(self) -> Sequence[int]:
-        """For each bound, and one more for what is longer; not cumulative."""
+        """Counts for each bound, and one more for longer times; not cumulative."""
         ...
 
     @property
     def sum_s(self) -> float:
-        """Of all."""
+        """Sum of all times."""
         ...
 
 
 class CreditState(Protocol):
-    """What one replica has left."""
+    """Credits of one replica for one resource."""
 
     @property
     def free(self) -> int:
-        """That can be given out now; below zero when the engine needs more than was thought."""
+        """Credits that can be given out now; below zero when the engine needs more than was predicted."""
         ...
 
     @property
     def total(self) -> int:
-        """In all."""
+        """Total credits of the replica."""
         ...
 
 
 class DispatchState(Protocol):
-    """The queue of one model at the moment of a scrape; classes are given by their names."""
+    """State of one model's dispatch queue at the moment of a scrape; classes are given by their names."""
 
     @property
     def waiting(self) -> Mapping[str, int]:
@@ -48,7 +48,7 @@ class DispatchState(Protocol):
 
     @property
     def predicted_wait_s(self) -> Mapping[str, float]:
-        """Class -> what a tenant that has nothing here would be told now."""
+        """Class -> predicted wait of a tenant that has no requests here."""
         ...
 
     @property
@@ -58,37 +58,37 @@ class DispatchState(Protocol):
 
     @property
     def queue_s(self) -> Mapping[tuple[str, str], QueueTimes]:
-        """Class and cause -> how long released requests had waited for it."""
+        """Class and cause -> how long dispatched requests had waited for it."""
         ...
 
     @property
     def running(self) -> int:
-        """Requests that were released and have not left."""
+        """Requests that were dispatched and have not left."""
         ...
 
     @property
     def outstanding_tokens(self) -> int:
-        """Their prompts and predicted answers."""
+        """Prompt tokens and predicted output tokens of running requests."""
         ...
 
     @property
     def credits(self) -> Mapping[tuple[str, str], CreditState]:
-        """Replica and resource -> what is left."""
+        """Replica and resource -> its credits."""
         ...
 
     @property
     def trust(self) -> Mapping[str, float]:
-        """Replica -> how much its last word on its load counts, from 0 to 1; without those that never say any."""
+        """Replica -> weight of its last load report, from 0 to 1; without replicas that never report."""
         ...
 
     @property
     def refusals(self) -> Mapping[str, int]:
-        """Reason -> requests that were refused."""
+        """Reason -> requests that were rejected."""
         ...
 
     @property
     def left_waiting(self) -> int:
-        """Requests whose callers left while they waited."""
+        """Requests that were cancelled while they waited."""
         ...
 
     @property
@@ -103,22 +103,22 @@ class DispatchState(Protocol):
 
     @property
     def service_per_s(self) -> float:
-        """What all replicas do together when they are full; 0 while nobody knows."""
+        """Service rate of all replicas together when they are full; 0 while it is not known."""
         ...
 
     @property
     def predictions(self) -> int:
-        """Times to first token that were predicted and came."""
+        """Number of predicted times to first token whose token came."""
         ...
 
     @property
     def ttft_ratio(self) -> Mapping[str, float]:
-        """Quantile -> predicted over actual."""
+        """Quantile -> predicted over actual time to first token."""
         ...
 
     @property
     def ttft_error(self) -> Mapping[str, float]:
-        """Quantile -> relative error."""
+        """Quantile -> relative error of the predicted time to first token."""
         ...
 
 
@@ -178,17 +178,17 @@ _BY_REPLICA: Mapping[str, tuple[str, Callable[[DispatchState], Mapping[str, floa
 
 
 class DispatchMetrics(Collector):
-    """Reads the queues when somebody scrapes.
+    """Metrics of all dispatch queues.
 
     Args:
-        states: Each queue by its model's name.
+        states: Returns the state of each queue by its model's name.
     """
 
     def __init__(self, states: Callable[[], Mapping[str, DispatchState]]) -> None:
         self._states = states
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus asks."""
+        """Collects the state of all queues for Prometheus."""
         states = self._states()
         for name, (text, read) in _GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=["model"])

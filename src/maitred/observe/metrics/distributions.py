@@ -1,8 +1,8 @@
-"""Histograms and summaries of many values that one thread brings at once.
+"""Histograms and summaries that take many values at once from one thread.
 
-The library's take a lock and run through their buckets for every value. A request that ends brings a dozen values and
-one for each gap between its tokens; here they are put aside, and some hundred of them are put in order at once. One
-search for each bound then tells how many are no larger, and none is needed for each value.
+The library's types take a lock and search their buckets for every value. A request that ends brings a dozen values and
+one for each gap between its tokens; here values are pending, and some hundred of them are sorted at once. One search
+for each bound then tells how many are no larger, instead of one search for each value.
 """
 
 from bisect import bisect_right
@@ -12,55 +12,57 @@ from prometheus_client.metrics_core import HistogramMetricFamily, SummaryMetricF
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-_MOST_NEW = 512
-"""Values that are put aside."""
+_MAX_PENDING = 512
+"""Most values that are pending."""
 
 
 class HistogramSeries:
-    """One series.
+    """Series of a histogram.
 
     Args:
-        bounds: Of its buckets, rising; each holds what is no larger.
+        bounds: Ascending upper bounds of its buckets, inclusive.
     """
 
-    __slots__ = ("_bounds", "_count", "_new", "_sum", "_within")
+    __slots__ = ("_bounds", "_count", "_cumulative", "_pending", "_sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
-        self._within = [0] * len(bounds)
-        """For each bound, how many values are no larger."""
+        self._cumulative = [0] * len(bounds)
+        """Number of values up to each bound."""
         self._count = 0
         self._sum = 0.0
-        self._new: list[float] = []
-        """Values that none of these numbers has."""
+        self._pending: list[float] = []
+        """Values that are not in the counts yet."""
 
     def add(self, values: Sequence[float]) -> None:
-        """More values."""
-        self._new += values
-        if len(self._new) >= _MOST_NEW:
-            self._count_new()
+        """Adds values to the series."""
+        self._pending += values
+        if len(self._pending) >= _MAX_PENDING:
+            self._count_pending()
 
-    def shown(self) -> tuple[list[tuple[str, float]], float]:
-        """Buckets as Prometheus has them, each with all that is no larger than its bound, and the sum of all values."""
-        self._count_new()
+    def buckets_and_sum(self) -> tuple[list[tuple[str, float]], float]:
+        """Returns the cumulative buckets in Prometheus' form, and the sum of all values."""
+        self._count_pending()
         bounds = [*map(floatToGoString, self._bounds), "+Inf"]
-        within = [*self._within, self._count]
-        return [(bound, float(count)) for bound, count in zip(bounds, within, strict=True)], self._sum
+        cumulative = [*self._cumulative, self._count]
+        return [(bound, float(count)) for bound, count in zip(bounds, cumulative, strict=True)], self._sum
 
-    def _count_new(self) -> None:
-        new, self._new = self._new, []
-        self._count += len(new)
-        self._sum += sum(new)
-        new.sort()
-        self._within = [n + bisect_right(new, bound) for n, bound in zip(self._within, self._bounds, strict=True)]
+    def _count_pending(self) -> None:
+        values, self._pending = self._pending, []
+        self._count += len(values)
+        self._sum += sum(values)
+        values.sort()
+        self._cumulative = [
+            n + bisect_right(values, bound) for n, bound in zip(self._cumulative, self._bounds, strict=True)
+        ]
 
 
 class LabelledHistograms(Collector):
-    """Histograms with one label. What is asked for first is shown from then on.
+    """Histograms with one label. A series is shown from its first use on.
 
     Args:
         metrics: Name -> its text, and the bounds of its buckets.
-        label: Of all of them.
+        label: Label of all of them.
     """
 
     def __init__(self, metrics: Mapping[str, tuple[str, Sequence[float]]], label: str) -> None:
@@ -69,28 +71,28 @@ class LabelledHistograms(Collector):
         self._series: dict[tuple[str, str], HistogramSeries] = {}
 
     def series(self, name: str, value: str) -> HistogramSeries:
-        """The series of a metric for a value of the label."""
+        """Returns the series of a metric for a value of the label."""
         series = self._series.get((name, value))
         if series is None:
             series = self._series[name, value] = HistogramSeries(self._metrics[name][1])
         return series
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """See `Collector`."""
+        """Collects all histograms for Prometheus."""
         for name, (text, _) in self._metrics.items():
             family = HistogramMetricFamily(name, text, labels=[self._label])
-            for (of, value), series in self._series.items():
-                if of == name:
-                    family.add_metric([value], *series.shown())
+            for (metric, value), series in self._series.items():
+                if metric == name:
+                    family.add_metric([value], *series.buckets_and_sum())
             yield family
 
 
 class LabelledSummaries(Collector):
-    """How many values there were and what they come to together, with one label.
+    """Summaries with one label: how many values there were, and their sum.
 
     Args:
         metrics: Name -> its text.
-        label: Of all of them.
+        label: Label of all of them.
     """
 
     def __init__(self, metrics: Mapping[str, str], label: str) -> None:
@@ -99,13 +101,13 @@ class LabelledSummaries(Collector):
         self._series: dict[str, dict[str, tuple[int, float]]] = {name: {} for name in metrics}
 
     def add(self, name: str, value: str, numbers: Sequence[float]) -> None:
-        """More numbers of a metric, for a value of the label."""
+        """Adds values to a metric, for a value of the label."""
         series = self._series[name]
         count, total = series.get(value, (0, 0.0))
         series[value] = (count + len(numbers), total + sum(numbers))
 
     def collect(self) -> Iterator[SummaryMetricFamily]:
-        """See `Collector`."""
+        """Collects all summaries for Prometheus."""
         for name, series in self._series.items():
             family = SummaryMetricFamily(name, self._metrics[name], labels=[self._label])
             for value, (count, total) in series.items():

@@ -1,4 +1,4 @@
-"""What engines do: not copied step by step, but read from their last load reports when somebody scrapes."""
+"""Metrics of engines, read from their last load reports at each scrape."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from maitred.core.replica import GpuState, LoadReport, ModelCard
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """One engine at the moment of a scrape."""
+    """State of one engine at the moment of a scrape."""
 
     up: bool
     restarts: int
     load: LoadReport
     card: ModelCard | None
-    """None before the engine has been ready."""
+    """Card of its model; None before the engine has been ready."""
 
 
-Engines = Mapping[tuple[str, str], EngineState]
-"""By model and replica."""
+EngineStates = Mapping[tuple[str, str], EngineState]
+"""States of engines by model and replica."""
 
 
 _GAUGES: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
@@ -146,21 +146,23 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
 
 
 class EngineMetrics(Collector):
-    """Reads gateway and engines when somebody scrapes.
+    """Metrics of the gateway's load and of all engines.
 
     Args:
-        in_flight: Requests that are being answered.
-        engines: Each engine by the names of its model and of its replica.
-        tasks: Tasks of the event loop.
+        in_flight: Returns the number of requests that are being answered.
+        engines: Returns the state of each engine by the names of its model and of its replica.
+        tasks: Returns the number of tasks of the event loop.
     """
 
-    def __init__(self, in_flight: Callable[[], int], engines: Callable[[], Engines], tasks: Callable[[], int]) -> None:
+    def __init__(
+        self, in_flight: Callable[[], int], engines: Callable[[], EngineStates], tasks: Callable[[], int]
+    ) -> None:
         self._in_flight = in_flight
         self._engines = engines
         self._tasks = tasks
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus asks."""
+        """Collects the state of all engines for Prometheus."""
         yield GaugeMetricFamily("maitred_in_flight", "Requests that are being answered.", self._in_flight())
         yield GaugeMetricFamily("maitred_process_tasks", "Tasks of the event loop.", self._tasks())
         engines = self._engines()

@@ -1,7 +1,7 @@
-"""Metrics of what callers think of answers, by model and by the side of a rollout.
+"""Metrics of feedback on responses, by model and by the arm of a rollout.
 
-They count what was *said* at this gateway: an opinion that is changed counts again, as it is then, and one that is
-repeated does not. What holds in the end is in the usage, where the last opinion of each request counts alone.
+They count what was *sent* to this gateway: an opinion that is changed counts again, with its new value, and one that is
+repeated does not. Final opinions are in the usage, where the last opinion of each request counts alone.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Summary
@@ -10,26 +10,26 @@ from maitred.core.feedback import FeedbackReceipt
 
 
 class FeedbackMetrics:
-    """Counts opinions.
+    """Metrics of feedback on responses.
 
     Args:
-        registry: Where the metrics are shown.
+        registry: Registry of the metrics.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         arm = ["model", "rollout", "version"]
-        self._verdicts = Counter(
+        self._opinions = Counter(
             "maitred_feedback", "Opinions that were given of answers.", [*arm, "verdict"], registry=registry
         )
         self._scores = Summary(
             "maitred_feedback_score", "Their scores, from 0, bad, to 1, good.", arm, registry=registry
         )
 
-    def given(self, kept: FeedbackReceipt) -> None:
-        """Counts one, unless it says what was said before."""
-        if kept.feedback == kept.before:
+    def on_feedback(self, receipt: FeedbackReceipt) -> None:
+        """Counts one opinion, unless it repeats the last one."""
+        if receipt.feedback == receipt.before:
             return
-        rollout, _, version = kept.rollout.rpartition("=")
-        arm = (kept.model, rollout, version)
-        self._verdicts.labels(*arm, kept.feedback.verdict).inc()
-        self._scores.labels(*arm).observe(kept.feedback.score)
+        rollout, _, version = receipt.rollout.rpartition("=")
+        arm = (receipt.model, rollout, version)
+        self._opinions.labels(*arm, receipt.feedback.verdict).inc()
+        self._scores.labels(*arm).observe(receipt.feedback.score)

@@ -1,8 +1,8 @@
-"""What this process takes of its machine beyond what `prometheus_client` tells: who waits for a core, and for whom.
+"""Metrics of this process beyond those of `prometheus_client`: waits for a CPU core, and worker processes.
 
-How busy an event loop is cannot be read from CPU time alone: on a machine whose cores are taken it gets less than it
+The load of an event loop cannot be read from CPU time alone: on a machine whose cores are taken it gets less than it
 needs and looks idle. The kernel also counts how long each thread was ready to run and got no core (``schedstat``: see
-*Scheduler Statistics* in the kernel's documentation). Ran and waited together are what the loop would have used.
+*Scheduler Statistics* in the kernel's documentation). The sum of both is what the loop would have used.
 """
 
 import threading
@@ -14,21 +14,21 @@ import psutil
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-_SELF = Path("/proc/self")
+_PROC_SELF = Path("/proc/self")
 
 
-class CpuWaits(Collector):
-    """Reads the kernel's counts when somebody scrapes. Make it in the thread of the event loop.
+class CpuWaitMetrics(Collector):
+    """Metrics of CPU waits, from the kernel's counts. Must be made in the thread of the event loop.
 
-    Where the kernel keeps none there are no such series.
+    Where the kernel has no such counts there are no such series.
     """
 
     def __init__(self) -> None:
         self._loop_thread = str(threading.get_native_id())
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus asks."""
-        threads = _threads()
+        """Collects CPU times and waits for Prometheus."""
+        threads = _thread_times()
         if self._loop_thread not in threads:
             return
         ran_s, waited_s = threads[self._loop_thread]
@@ -45,8 +45,8 @@ class CpuWaits(Collector):
         )
 
 
-def resources() -> Mapping[str, float]:
-    """What this process holds now."""
+def process_resources() -> Mapping[str, float]:
+    """Returns the resources that this process holds now."""
     process = psutil.Process()
     with process.oneshot():
         return {
@@ -56,11 +56,11 @@ def resources() -> Mapping[str, float]:
         }
 
 
-def _threads() -> dict[str, tuple[float, float]]:
-    """Thread -> seconds for which it ran, and for which it waited for a core."""
+def _thread_times() -> dict[str, tuple[float, float]]:
+    """Returns for each thread the seconds that it ran, and that it waited for a core."""
     times: dict[str, tuple[float, float]] = {}
     with suppress(OSError):
-        for thread in (_SELF / "task").iterdir():
+        for thread in (_PROC_SELF / "task").iterdir():
             with suppress(OSError, ValueError):  # it has just ended
                 ran_ns, waited_ns, _ = map(int, (thread / "schedstat").read_text().split())
                 times[thread.name] = ran_ns / 1e9, waited_ns / 1e9
@@ -68,17 +68,17 @@ def _threads() -> dict[str, tuple[float, float]]:
 
 
 class WorkerMetrics(Collector):
-    """Looks at their processes when somebody scrapes.
+    """Metrics of the API worker processes.
 
     Args:
-        processes: Their numbers and process ids.
+        processes: Returns their numbers and process ids.
     """
 
     def __init__(self, processes: Callable[[], Sequence[tuple[int, int]]]) -> None:
         self._processes = processes
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus asks."""
+        """Collects the resources of all workers for Prometheus."""
         processes = self._processes()
         yield GaugeMetricFamily("maitred_workers", "API workers that are connected.", len(processes))
         cpu_s = CounterMetricFamily("maitred_worker_cpu_seconds", "CPU time, user and system.", labels=["worker"])
@@ -88,11 +88,11 @@ class WorkerMetrics(Collector):
             try:
                 process = psutil.Process(pid)
                 with process.oneshot():
-                    times, taken, held = process.cpu_times(), process.memory_info(), process.num_fds()
+                    times, memory_info, open_fds = process.cpu_times(), process.memory_info(), process.num_fds()
             except psutil.Error:
                 continue  # it has ended since
             labels = [str(number)]
             cpu_s.add_metric(labels, times.user + times.system)
-            memory.add_metric(labels, taken.rss)
-            files.add_metric(labels, held)
+            memory.add_metric(labels, memory_info.rss)
+            files.add_metric(labels, open_fds)
         yield from (cpu_s, memory, files)

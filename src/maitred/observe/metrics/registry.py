@@ -1,4 +1,4 @@
-"""All Prometheus metrics of a gateway, in one registry. Each is described for people in ``docs/metrics.md``."""
+"""Registry of all Prometheus metrics of a gateway, which ``docs/metrics.md`` describes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -14,60 +14,60 @@ from maitred.observe.config import MetricsConfig, SloConfig
 from maitred.observe.growth import GrowthWatch
 from maitred.observe.metrics.budgets import BudgetMetrics
 from maitred.observe.metrics.dispatch import DispatchMetrics, DispatchState
-from maitred.observe.metrics.engines import EngineMetrics, Engines
+from maitred.observe.metrics.engines import EngineMetrics, EngineStates
 from maitred.observe.metrics.feedback import FeedbackMetrics
-from maitred.observe.metrics.process import CpuWaits, WorkerMetrics, resources
+from maitred.observe.metrics.process import CpuWaitMetrics, WorkerMetrics, process_resources
 from maitred.observe.metrics.reloads import ReloadMetrics, ReloadState
 from maitred.observe.metrics.replicas import ReplicaMetrics, ReplicaStates
 from maitred.observe.metrics.requests import RequestMetrics
 from maitred.observe.metrics.residency import ResidencyMetrics, ResidencyState
-from maitred.observe.metrics.rollouts import RolloutMetrics, RolloutsState
+from maitred.observe.metrics.rollouts import RolloutMetrics, RolloutMetricsState
 from maitred.observe.metrics.steps import StepMetrics
 from maitred.observe.metrics.stores import AccountMetrics, AccountsState
 from maitred.observe.metrics.tenants import TenantMetrics
 from maitred.observe.metrics.upstreams import UpstreamMetrics, UpstreamStates
-from maitred.observe.metrics.vllm_names import vllm_names
+from maitred.observe.metrics.vllm_names import vllm_families
 from maitred.observe.observer_batch import ObserverBatch
 from maitred.observe.samples import MetricSamples, parse_series
 from maitred.observe.slos import SloMetrics
 
-_TEXT = "text/plain; version=0.0.4; charset=utf-8"
-"""Prometheus' text format."""
+_TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Content type of Prometheus' text format."""
 
 
 class Metrics:
-    """All metrics of one gateway, in a registry of their own.
+    """Metrics of one gateway, in a registry of their own.
 
     Args:
         in_flight: Requests that are being answered.
-        engines, accounts, queues, upstreams, residency, replicas, rollouts, reloads: Where things stand; asked at each
+        engines, accounts, queues, upstreams, residency, replicas, rollouts, reloads: Sources of state, read at each
             scrape.
         tasks: Tasks of the event loop.
         workers: Numbers and process ids of API workers.
-        config: What is shown.
-        slos: What is promised, by name.
-        clock: For the windows of these.
-        digest: Tells of ended requests; None: somebody tells the `observers` at once.
+        config: Settings of the metrics.
+        slos: Service level objectives by name.
+        clock: Clock for the windows of the objectives.
+        batch: Batch that delivers ended requests to the `observers`; None: they are delivered directly.
 
     Attributes:
-        observers: What counts ended requests.
-        requests: The one of them that is also told of steps of the degradation ladder.
-        steps: Is told of engines' reports.
-        feedback: Is told what callers think of answers.
-        budgets: Looks at those of tenants that came while it runs.
-        growth: Looks for leaks while it runs.
+        observers: Observers that count ended requests.
+        requests: The observer that also counts skipped steps of the degradation ladder.
+        steps: Metrics of engine steps, fed by the engines' reports.
+        feedback: Metrics of feedback, fed by callers' opinions.
+        budgets: Metrics of budgets; `budgets.run` keeps them fresh.
+        growth: Leak detection; `growth.run` samples the processes.
     """
 
     def __init__(
         self,
         in_flight: Callable[[], int],
-        engines: Callable[[], Engines],
+        engines: Callable[[], EngineStates],
         accounts: Callable[[], AccountsState] = AccountsState,
         queues: Callable[[], Mapping[str, DispatchState]] = dict,
         upstreams: UpstreamStates = dict,
         residency: Callable[[], ResidencyState] = ResidencyState,
         replicas: ReplicaStates = tuple,
-        rollouts: Callable[[], RolloutsState] = RolloutsState,
+        rollouts: Callable[[], RolloutMetricsState] = RolloutMetricsState,
         reloads: Callable[[], ReloadState] = ReloadState,
         *,
         tasks: Callable[[], int] = lambda: 0,
@@ -75,23 +75,23 @@ class Metrics:
         config: MetricsConfig = MetricsConfig(),  # noqa: B008 - frozen
         slos: Mapping[str, SloConfig] = MappingProxyType({}),
         clock: Clock = SystemClock(),  # noqa: B008 - stateless
-        digest: ObserverBatch | None = None,
+        batch: ObserverBatch | None = None,
     ) -> None:
-        self._vllm = config.vllm_names
-        # A creation time for every series would double the scrape, and nobody reads it.
+        self._show_vllm_names = config.vllm_names
+        # A creation time for every series would double the scrape, and it is never read.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self.requests = RequestMetrics(self._registry)
         self.steps = StepMetrics(self._registry)
         self.feedback = FeedbackMetrics(self._registry)
-        self._slos = kept = SloMetrics(slos, clock)
-        self._registry.register(kept)
+        self._slo_metrics = slo_metrics = SloMetrics(slos, clock)
+        self._registry.register(slo_metrics)
         self.budgets = BudgetMetrics(config.tenants)
         self._registry.register(self.budgets)
         self._tenants = TenantMetrics(self._registry, config.tenants)
-        self.observers: list[RequestObserver] = [self.requests, self._tenants, self.budgets, kept]
-        self._digest = digest or ObserverBatch()
-        self._digest.add_observers(*self.observers)
+        self.observers: list[RequestObserver] = [self.requests, self._tenants, self.budgets, slo_metrics]
+        self._batch = batch or ObserverBatch()
+        self._batch.add_observers(*self.observers)
         self._registry.register(EngineMetrics(in_flight, engines, tasks))
         self._registry.register(DispatchMetrics(queues))
         self._registry.register(UpstreamMetrics(upstreams))
@@ -100,49 +100,49 @@ class Metrics:
         self._registry.register(RolloutMetrics(rollouts))
         self._registry.register(ReloadMetrics(reloads))
         self._registry.register(AccountMetrics(accounts))
-        self.growth = GrowthWatch(in_flight, engines, clock, lambda: {**resources(), "tasks": tasks()})
+        self.growth = GrowthWatch(in_flight, engines, clock, lambda: {**process_resources(), "tasks": tasks()})
         self._registry.register(self.growth)
-        self._registry.register(CpuWaits())
+        self._registry.register(CpuWaitMetrics())
         self._registry.register(WorkerMetrics(workers))
         # CPU, memory, open files and start time of this process, under `maitred_process_`.
         ProcessCollector(namespace="maitred", registry=self._registry)
 
     def reconfigure(self, config: MetricsConfig, slos: Mapping[str, SloConfig]) -> None:
-        """Shows and promises this from now on."""
-        self._vllm = config.vllm_names
-        self.budgets.named.reconfigure(config.tenants)
-        self._tenants.named.reconfigure(config.tenants)
-        self._slos.reconfigure(slos)
+        """Applies new settings and objectives."""
+        self._show_vllm_names = config.vllm_names
+        self.budgets.tenant_labels.reconfigure(config.tenants)
+        self._tenants.tenant_labels.reconfigure(config.tenants)
+        self._slo_metrics.reconfigure(slos)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Everything, and its content type: OpenMetrics for whoever accepts it, else Prometheus' text format.
+        """Renders all metrics with their content type: OpenMetrics if accepted, else Prometheus' text format.
 
         Args:
-            accept: The header of that name.
+            accept: The header `Accept` of the scrape.
         """
-        self._digest.fold()
+        self._batch.flush_pending()
         families = list(self._registry.collect())
-        if self._vllm:
-            families += vllm_names(families)
-        scraped: Any = _Scraped(families)
+        if self._show_vllm_names:
+            families += vllm_families(families)
+        registry: Any = _FamilyRegistry(families)
         if "application/openmetrics-text" in accept:
-            # Its way to make names safe would take the colon out of vLLM's, which is as safe as any letter.
-            text = openmetrics.generate_latest(scraped, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+            # Its default escaping would replace the colon in vLLM's names, which is valid in a name.
+            text = openmetrics.generate_latest(registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
             return text, openmetrics.CONTENT_TYPE_LATEST
-        return exposition.generate_latest(scraped), _TEXT
+        return exposition.generate_latest(registry), _TEXT_CONTENT_TYPE
 
     def samples(self) -> MetricSamples:
-        """Everything, as whoever scrapes it reads it."""
-        self._digest.fold()
+        """Returns the samples that a scrape would read."""
+        self._batch.flush_pending()
         return MetricSamples(parse_series(self._registry.collect()))
 
-    def names(self) -> set[str]:
-        """The name of every metric of ours, without the endings that Prometheus adds."""
+    def metric_names(self) -> set[str]:
+        """Returns the name of every metric, without the suffixes that Prometheus adds."""
         return {metric.name for metric in self._registry.collect()}
 
 
-class _Scraped:
-    """What the exposition formats take for a registry."""
+class _FamilyRegistry:
+    """Stand-in for a registry, with families that are collected already."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families

@@ -1,4 +1,4 @@
-"""Metrics of what an operator has said that replicas are to do. Read at a scrape."""
+"""Metrics of the administrative states of replicas, read at each scrape."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -10,26 +10,26 @@ from maitred.core.admin_state import AdminStatus
 
 
 class ReplicaState(Protocol):
-    """One replica at the moment of a scrape."""
+    """State of one replica at the moment of a scrape."""
 
     @property
     def model(self) -> str:
-        """Which it runs."""
+        """Model that the replica runs."""
         ...
 
     @property
     def replica(self) -> str:
-        """Its name."""
+        """Name of the replica."""
         ...
 
     @property
     def state(self) -> AdminStatus:
-        """What it is to do."""
+        """Administrative state, which an operator has set."""
         ...
 
     @property
     def requests(self) -> int:
-        """That it was given and has not ended."""
+        """Requests that were sent to the replica and have not ended."""
         ...
 
 
@@ -37,27 +37,27 @@ ReplicaStates = Callable[[], Sequence[ReplicaState]]
 
 
 class ReplicaMetrics(Collector):
-    """Reads all replicas.
+    """Metrics of all replicas.
 
     Args:
-        states: Their states.
+        states: Returns their states.
     """
 
     def __init__(self, states: ReplicaStates) -> None:
         self._states = states
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus asks."""
+        """Collects the state of all replicas for Prometheus."""
         states = self._states()
-        duty = GaugeMetricFamily(
+        admin_state = GaugeMetricFamily(
             "maitred_replica_duty", "1 for what the replica is to do.", labels=["model", "replica", "state"]
         )
         requests = GaugeMetricFamily(
             "maitred_replica_requests", "Requests that it was given and has not ended.", labels=["model", "replica"]
         )
         for state in states:
-            for name in AdminStatus:
-                duty.add_metric([state.model, state.replica, name.value], float(state.state is name))
+            for status in AdminStatus:
+                admin_state.add_metric([state.model, state.replica, status.value], float(state.state is status))
             requests.add_metric([state.model, state.replica], state.requests)
-        yield duty
+        yield admin_state
         yield requests

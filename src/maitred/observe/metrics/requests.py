@@ -1,4 +1,4 @@
-"""What requests did, counted from their tallies when they end.
+"""Metrics of requests, counted from their contexts when they end.
 
 Labels have bounded values: routes and models as *resolved* here, never as the client wrote them.
 """
@@ -19,8 +19,8 @@ _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1, 1.5, 
 _ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _LENGTH_BUCKETS_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _CHOICES = (1, 2, 4, 8, 16, 32, 64, 128)
-_STEPS: Mapping[str, str] = {"max_tokens": "shorten"}
-"""What was taken from a request -> the step of the degradation ladder that took it, where the two differ."""
+_DEGRADATION_STEPS: Mapping[str, str] = {"max_tokens": "shorten"}
+"""Degradation of a request -> the step of the ladder that caused it, where the two differ."""
 
 _COUNTERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "maitred_requests": ("Requests that ended.", ("route", "outcome", "status")),
@@ -91,55 +91,57 @@ _BY_MODEL: Mapping[str, tuple[str, Sequence[float]]] = {
 
 
 class RequestMetrics:
-    """Counts ended requests. Implements `maitred.core.answer.RequestObserver`."""
+    """Metrics of ended requests. Implements `maitred.core.answer.RequestObserver`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counters = {name: Counter(name, text, labels, registry=registry) for name, (text, labels) in _COUNTERS.items()}
         by_route, by_model = LabelledHistograms(_BY_ROUTE, "route"), LabelledHistograms(_BY_MODEL, "model")
         registry.register(by_route)
         registry.register(by_model)
-        # The library takes a lock and makes a string of every label to find a series.
+        # Cached: the library takes a lock and makes a string of every label to find a series.
         self._counter = cache(lambda name, *labels: counters[name].labels(*labels) if labels else counters[name])
-        self._of_route = by_route.series
-        self._of_model = by_model.series
+        self._route_series = by_route.series
+        self._model_series = by_model.series
 
     def on_request_end(self, *contexts: RequestContext) -> None:
-        """Counts some: each sort of them at once, and then those that something has happened to."""
-        sorts = Tallied([(each.route, each.outcome or Outcome.FAILED, each.status) for each in contexts])
-        for (route, outcome, status), number in sorts.items():
-            self._count("maitred_requests", route, outcome, status, by=number)
-        of_models = Tallied(
-            [(each.model, each.priority or "", each.outcome or Outcome.FAILED) for each in contexts if each.model]
+        """Counts ended requests: first in groups of equal labels, then incidents one by one."""
+        request_counts = Tallied([(ctx.route, ctx.outcome or Outcome.FAILED, ctx.status) for ctx in contexts])
+        for (route, outcome, status), count in request_counts.items():
+            self._count("maitred_requests", route, outcome, status, by=count)
+        model_counts = Tallied(
+            [(ctx.model, ctx.priority or "", ctx.outcome or Outcome.FAILED) for ctx in contexts if ctx.model]
         )
-        for sort, number in of_models.items():
-            self._count("maitred_model_requests", *sort, by=number)
-        for route in {route for route, _, _ in sorts}:
-            took_s = [each.ended_s - each.started_s for each in contexts if each.route == route]
-            self._of_route("maitred_request_seconds", route).add(took_s)
-        got_tokens = [each for each in contexts if each.first_token_s is not None]
-        for model in dict.fromkeys(each.model for each in got_tokens):
-            self._measure(model, [each for each in got_tokens if each.model == model])
+        for labels, count in model_counts.items():
+            self._count("maitred_model_requests", *labels, by=count)
+        for route in {route for route, _, _ in request_counts}:
+            durations_s = [ctx.ended_s - ctx.started_s for ctx in contexts if ctx.route == route]
+            self._route_series("maitred_request_seconds", route).add(durations_s)
+        served = [ctx for ctx in contexts if ctx.first_token_s is not None]
+        for model in dict.fromkeys(ctx.model for ctx in served):
+            self._observe_model(model, [ctx for ctx in served if ctx.model == model])
         for context in contexts:
             self._count_incidents(context)
 
-    def degradation_skipped(self, step: str, reason: str) -> None:
-        """Counts a step of a degradation ladder that was no help, and why."""
+    def on_degradation_skipped(self, step: str, reason: str) -> None:
+        """Counts a step of a degradation ladder that did not help, and why."""
         self._count("maitred_degradation_skips", step, reason)
 
-    def _measure(self, model: str, contexts: Sequence[RequestContext]) -> None:
-        """What requests of one model that got tokens took, whole and in parts, and how long they were."""
-        for name, values in _measured(contexts).items():
+    def _observe_model(self, model: str, contexts: Sequence[RequestContext]) -> None:
+        """Observes latencies and lengths of one model's requests that got tokens."""
+        for name, values in _histogram_values(contexts).items():
             if values:
-                self._of_model(name, model).add(values)
-        self._of_model("maitred_itl_seconds", model).add([gap_s for each in contexts for gap_s in each.gaps_s])
-        self._count("maitred_prompt_tokens", model, by=sum([each.prompt_tokens for each in contexts]))
-        self._count("maitred_cached_tokens", model, by=sum([each.cached_tokens for each in contexts]))
-        self._count("maitred_output_tokens", model, by=sum([each.completion_tokens for each in contexts]))
-        for reason, number in Tallied([reason for each in contexts for reason in each.finish_reasons]).items():
-            self._count("maitred_choices", model, reason, by=number)
+                self._model_series(name, model).add(values)
+        self._model_series("maitred_itl_seconds", model).add(
+            [gap_s for context in contexts for gap_s in context.gaps_s]
+        )
+        self._count("maitred_prompt_tokens", model, by=sum([context.prompt_tokens for context in contexts]))
+        self._count("maitred_cached_tokens", model, by=sum([context.cached_tokens for context in contexts]))
+        self._count("maitred_output_tokens", model, by=sum([context.completion_tokens for context in contexts]))
+        for reason, count in Tallied([reason for context in contexts for reason in context.finish_reasons]).items():
+            self._count("maitred_choices", model, reason, by=count)
 
     def _count_incidents(self, context: RequestContext) -> None:
-        """What happens to few."""
+        """Counts rare events of one request, such as errors and fallbacks."""
         model = context.model
         if context.failure is not None:
             self._count("maitred_errors", model, context.failure.code)
@@ -149,14 +151,16 @@ class RequestMetrics:
             self._count("maitred_stalled_requests")
         if context.clamped_max_tokens is not None:
             self._count("maitred_clamped_requests")
-        if (chosen := context.selection) is not None:
-            self._count("maitred_chosen", chosen.name, chosen.model, chosen.reason)
+        if (selection := context.selection) is not None:
+            self._count("maitred_chosen", selection.name, selection.model, selection.reason)
         for fallback in context.fallbacks:
             self._count("maitred_fallbacks", *fallback.split("=", 1))
-        for failed in context.rejected_answers:
-            self._count("maitred_escalations", failed.model, failed.reason, "replaced" if failed.replaced else "given")
-            if failed.replaced:
-                self._count_tokens(failed.model, failed.usage)
+        for rejected in context.rejected_answers:
+            self._count(
+                "maitred_escalations", rejected.model, rejected.reason, "replaced" if rejected.replaced else "given"
+            )
+            if rejected.replaced:
+                self._count_tokens(rejected.model, rejected.usage)
         if context.hedged:
             self._count("maitred_hedges", model, context.hedged)
         if context.recoveries:
@@ -164,9 +168,9 @@ class RequestMetrics:
         if context.continued:
             self._count("maitred_continued", model, by=context.continued)
         if context.first_token_s is not None:
-            for taken in context.degraded:
-                what = taken.partition("=")[0]
-                self._count("maitred_degraded_requests", _STEPS.get(what, what))
+            for degradation in context.degraded:
+                step = degradation.partition("=")[0]
+                self._count("maitred_degraded_requests", _DEGRADATION_STEPS.get(step, step))
 
     def _count(self, name: str, *labels: Hashable, by: int = 1) -> None:
         self._counter(name, *labels).inc(by)
@@ -177,28 +181,30 @@ class RequestMetrics:
         self._count("maitred_output_tokens", model, by=usage.completion_tokens)
 
 
-def _measured(contexts: Sequence[RequestContext]) -> Mapping[str, Sequence[float]]:
-    """The values of requests that got tokens, by their histograms."""
-    ttft_s = [(each.first_token_s or 0.0) - each.started_s for each in contexts]
-    decode_s = [each.ended_s - (each.first_token_s or 0.0) for each in contexts]
-    queue_s = [sum(each.waited_ms.values()) / 1000 if each.waited_ms else 0.0 for each in contexts]
-    prefill_s = [max(0.0, first_s - waited_s) for first_s, waited_s in zip(ttft_s, queue_s, strict=True)]
-    asks = [each.request for each in contexts if each.request is not None]
+def _histogram_values(contexts: Sequence[RequestContext]) -> Mapping[str, Sequence[float]]:
+    """Returns the values of requests that got tokens, by histogram."""
+    ttft_s = [(context.first_token_s or 0.0) - context.started_s for context in contexts]
+    decode_s = [context.ended_s - (context.first_token_s or 0.0) for context in contexts]
+    queue_s = [sum(context.waited_ms.values()) / 1000 if context.waited_ms else 0.0 for context in contexts]
+    prefill_s = [
+        max(0.0, first_token_after_s - waited_s) for first_token_after_s, waited_s in zip(ttft_s, queue_s, strict=True)
+    ]
+    requests = [context.request for context in contexts if context.request is not None]
     return {
         "maitred_ttft_seconds": ttft_s,
         "maitred_tpot_seconds": [
-            took_s * choices / (each.completion_tokens - choices)
-            for each, took_s in zip(contexts, decode_s, strict=True)
-            if each.completion_tokens > (choices := max(1, len(each.finish_reasons)))
+            decode_time_s * choices / (context.completion_tokens - choices)
+            for context, decode_time_s in zip(contexts, decode_s, strict=True)
+            if context.completion_tokens > (choices := max(1, len(context.finish_reasons)))
         ],
         "maitred_queue_seconds": queue_s,
         "maitred_prefill_seconds": prefill_s,
         "maitred_decode_seconds": decode_s,
         "maitred_inference_seconds": [*map(add, prefill_s, decode_s)],
         "maitred_e2e_seconds": [*map(add, ttft_s, decode_s)],
-        "maitred_request_prompt_tokens": [each.prompt_tokens for each in contexts],
-        "maitred_request_computed_tokens": [each.prompt_tokens - each.cached_tokens for each in contexts],
-        "maitred_request_max_tokens": [request.max_tokens for request in asks if request.max_tokens is not None],
-        "maitred_request_choices": [request.sampling.n for request in asks],
-        "maitred_request_output_tokens": [each.completion_tokens for each in contexts],
+        "maitred_request_prompt_tokens": [context.prompt_tokens for context in contexts],
+        "maitred_request_computed_tokens": [context.prompt_tokens - context.cached_tokens for context in contexts],
+        "maitred_request_max_tokens": [request.max_tokens for request in requests if request.max_tokens is not None],
+        "maitred_request_choices": [request.sampling.n for request in requests],
+        "maitred_request_output_tokens": [context.completion_tokens for context in contexts],
     }

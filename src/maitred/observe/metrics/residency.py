@@ -1,4 +1,4 @@
-"""Metrics of the models that share one machine's memory. Read at a scrape."""
+"""Metrics of the models that share one machine's memory, read at each scrape."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 @dataclass(frozen=True, slots=True)
 class ResidentState:
-    """One model at the moment of a scrape."""
+    """State of one model at the moment of a scrape."""
 
     resident: bool
     loading: bool
@@ -27,10 +27,10 @@ class ResidentState:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyState:
-    """All of them."""
+    """State of all models that are loaded on demand."""
 
     budget_bytes: int | None = None
-    """None: no model is loaded on demand."""
+    """Memory budget; None: no model is loaded on demand."""
     models: Mapping[str, ResidentState] = field(default_factory=dict)
 
 
@@ -56,17 +56,17 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[ResidentState], float]]] = {
 
 
 class ResidencyMetrics(Collector):
-    """Reads all models that are loaded on demand.
+    """Metrics of all models that are loaded on demand.
 
     Args:
-        state: Their state.
+        state: Returns their state.
     """
 
     def __init__(self, state: Callable[[], ResidencyState]) -> None:
         self._state = state
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus asks."""
+        """Collects the state of all models for Prometheus."""
         state = self._state()
         budget = GaugeMetricFamily("maitred_residency_budget_bytes", "What all these models may take together.")
         if state.budget_bytes is not None:
@@ -74,11 +74,11 @@ class ResidencyMetrics(Collector):
         yield budget
         for name, (text, read) in _GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=["model"])
-            for model, one in state.models.items():
-                gauge.add_metric([model], read(one))
+            for model, model_state in state.models.items():
+                gauge.add_metric([model], read(model_state))
             yield gauge
         for name, (text, read) in _COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=["model"])
-            for model, one in state.models.items():
-                counter.add_metric([model], read(one))
+            for model, model_state in state.models.items():
+                counter.add_metric([model], read(model_state))
             yield counter

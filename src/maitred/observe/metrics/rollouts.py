@@ -1,4 +1,4 @@
-"""Metrics of rollouts. Read at a scrape."""
+"""Metrics of rollouts, read at each scrape."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,29 +8,29 @@ from prometheus_client.registry import Collector
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutsState:
-    """All of them, as this gateway sees them."""
+class RolloutMetricsState:
+    """State of all rollouts, as this gateway sees them."""
 
     weight: Mapping[str, float] = field(default_factory=dict)
-    """By name."""
+    """Weight of the canary by name."""
     requests: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """By name and version: those on trial that have ended."""
+    """Ended requests on trial by name and version."""
     evidence: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """By name and fault."""
+    """Evidence by name and fault."""
     copies: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """By name and end."""
+    """Shadow copies by name and end."""
     decisions: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """By name and phase."""
+    """Decisions by name and phase."""
 
 
 class RolloutMetrics(Collector):
-    """Reads them when somebody scrapes."""
+    """Metrics of all rollouts, read at each scrape."""
 
-    def __init__(self, state: Callable[[], RolloutsState]) -> None:
+    def __init__(self, state: Callable[[], RolloutMetricsState]) -> None:
         self._state = state
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus asks."""
+        """Collects the state of all rollouts for Prometheus."""
         state = self._state()
         weight = GaugeMetricFamily(
             "maitred_rollout_weight", "Share of the keys that the canary serves.", labels=["rollout"]

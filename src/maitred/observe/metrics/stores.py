@@ -1,6 +1,6 @@
-"""Metrics of who owes what: leases, the ledger and how far it is from the engines' own counts, and the stores behind.
+"""Metrics of accounting: leases, the ledger and its difference to the engines' counts, and the stores behind.
 
-Read when somebody scrapes, like the engines' state.
+The state is read at each scrape.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,37 +14,37 @@ from maitred.core.request import Usage
 
 @dataclass(frozen=True, slots=True)
 class AccountsState:
-    """The accounts at the moment of a scrape."""
+    """State of the accounting at the moment of a scrape."""
 
     leases_held: int = 0
-    """Requests that hold what they reserved."""
+    """Requests that hold a reservation."""
     leases_late: int = 0
-    """Of these, the ones that have ended; the counters could not be told yet."""
+    """Leases of ended requests that the counters have not settled yet."""
     backlog: int = 0
     """Lines of the ledger that are in the journal only."""
     backlog_age_s: float = 0.0
     directory_age_s: float = 0.0
-    """How old what is known of keys and limits may be."""
+    """Age of what is known of keys and limits, at most."""
     stores_up: Mapping[str, bool] = field(default_factory=dict)
-    """``database`` and ``counters``."""
+    """Store, ``database`` or ``counters`` -> whether it answers."""
     recorded: Mapping[str, Usage] = field(default_factory=dict)
     """Model -> tokens in the ledger since this gateway started."""
     costs_usd: Mapping[str, float] = field(default_factory=dict)
-    """Model -> what these have cost."""
+    """Model -> cost of its tokens in the ledger."""
     soft_budgets_passed: int = 0
-    """Since this gateway started."""
+    """Soft budgets that were exceeded since this gateway started."""
     drift_tokens: Mapping[str, int] = field(default_factory=dict)
     """Model -> output tokens that its engine has counted and the ledger has not."""
 
 
 class AccountMetrics(Collector):
-    """Reads the accounts when somebody scrapes."""
+    """Metrics of leases, ledger and stores, read at each scrape."""
 
     def __init__(self, state: Callable[[], AccountsState]) -> None:
         self._state = state
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus asks."""
+        """Collects the state of the accounting for Prometheus."""
         state = self._state()
         leases = GaugeMetricFamily("maitred_leases", "Reservations of requests.", labels=["state"])
         leases.add_metric(["held"], state.leases_held)

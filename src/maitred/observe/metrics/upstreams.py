@@ -1,4 +1,4 @@
-"""Metrics of servers of others that run models: whether they are there, and what they do. Read at a scrape."""
+"""Metrics of upstream servers: whether they answer, and their load. Read at each scrape."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 @dataclass(frozen=True, slots=True)
 class UpstreamState:
-    """One server at the moment of a scrape; None where it does not say."""
+    """State of one server at the moment of a scrape; None where it does not report a value."""
 
     up: bool
     open_requests: int
@@ -41,17 +41,17 @@ UpstreamStates = Callable[[], Mapping[tuple[str, str], UpstreamState]]
 
 
 class UpstreamMetrics(Collector):
-    """Reads all servers.
+    """Metrics of all upstream servers.
 
     Args:
-        states: Their states.
+        states: Returns their states.
     """
 
     def __init__(self, states: UpstreamStates) -> None:
         self._states = states
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus asks."""
+        """Collects the state of all servers for Prometheus."""
         states = self._states()
         for name, (text, read) in _GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=["model", "upstream"])

@@ -1,11 +1,11 @@
-"""The names that vLLM's servers give their metrics, so that what was built for them can be pointed here.
+"""Metrics under the names of vLLM, so that tools made for vLLM can scrape this gateway.
 
 Dashboards, KEDA's scalers and the routers of Kubernetes' gateways ask for ``vllm:num_requests_waiting`` and its kin.
 Each is made of a metric of ours that counts the same thing, at the moment of the scrape; nothing is counted twice.
 
 The label ``model_name`` is our ``model``. The label ``engine`` is the replica, or `GATEWAY` for what is measured in
 front of all of them: times and lengths of requests, and those that wait in the queue. An autoscaler that adds up
-``vllm:num_requests_waiting`` of a model so sees all who wait; at the engines alone hardly anybody does.
+``vllm:num_requests_waiting`` of a model so sees all waiting requests; at the engines alone hardly any wait.
 
 Names as in vLLM's ``docs/design/metrics.md``, and older ones that dashboards still ask for.
 """
@@ -65,12 +65,12 @@ _RATIOS: Mapping[str, tuple[str, str, str, bool]] = {
         *("maitred_engine_cached_tokens", "maitred_engine_prompt_tokens", False),
     ),
 }
-"""Gauges: what they say, numerator, denominator, and whether they are what the ratio leaves of 1."""
+"""Gauges that are ratios: text, numerator, denominator, and whether the gauge is 1 minus the ratio."""
 _LABELS: Mapping[str, str] = {"model": "model_name", "replica": "engine", "finish_reason": "finished_reason"}
 
 
-def vllm_names(families: Iterable[Metric]) -> Iterator[Metric]:
-    """What vLLM would call it.
+def vllm_families(families: Iterable[Metric]) -> Iterator[Metric]:
+    """Makes vLLM's metrics from ours.
 
     Args:
         families: All metrics of ours.
@@ -80,19 +80,19 @@ def vllm_names(families: Iterable[Metric]) -> Iterator[Metric]:
         for name, sources in table.items():
             family = Metric(name, f"Our {' and '.join(sources)}.", kind)
             for source in sources:
-                family.samples += _renamed(name, source, ours[source].samples)
+                family.samples += _rename_samples(name, source, ours[source].samples)
             yield family
-    for name, (text, part, whole, inverted) in _RATIOS.items():
-        family, parts = Metric(name, text, "gauge"), _by_replica(ours[part])
-        for (model, replica), all_of_it in _by_replica(ours[whole]).items():
-            share = parts[model, replica] / all_of_it if all_of_it else float(inverted)
+    for name, (text, numerator, denominator, inverted) in _RATIOS.items():
+        family, numerators = Metric(name, text, "gauge"), _by_replica(ours[numerator])
+        for (model, replica), total in _by_replica(ours[denominator]).items():
+            share = numerators[model, replica] / total if total else float(inverted)
             family.add_sample(name, {"model_name": model, "engine": replica}, 1.0 - share if inverted else share)
         yield family
     yield _cache_config(ours)
 
 
-def _renamed(name: str, source: str, samples: Iterable[Sample]) -> Iterator[Sample]:
-    """The same samples under another name; those that differ only in what vLLM has no label for are added up."""
+def _rename_samples(name: str, source: str, samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Renames samples; those that differ only in a label that vLLM does not have are added up."""
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in samples:
         known = {_LABELS.get(label, label): value for label, value in sample.labels.items() if label != "class"}

@@ -1,8 +1,9 @@
-"""One connection to one engine, from the proofs of a secret, where there is one, and its `EngineHello` to its end.
+"""Connection to one engine, from its handshake and `EngineHello` to its end.
 
-The streams belong to the connection: it numbers their requests, hands them what every `Step` brings, and fails them
-all, at once, when it ends. It ends the same way whatever the cause (end of the byte stream, half a frame, a broken
-frame, a gap in the sequence, silence), and never comes back; `EngineLink` makes the next one.
+Where a secret is configured, both ends first prove that they know it. The streams belong to the connection: it numbers
+their requests, hands each the output of every `Step`, and fails them all at once when it ends. It ends the same way
+whatever the cause (end of the byte stream, half a frame, a broken frame, a gap in the sequence, silence), and is never
+reused; `EngineClient` opens the next one.
 """
 
 import asyncio
@@ -38,76 +39,80 @@ from maitred.wire.frames import (
 from maitred.wire.link.credentials import channel_binding
 from maitred.wire.link.handshake import MAGIC, GatewayHandshake
 
-_WOKEN_AT_ONCE = 8
-"""Of those who read what a step has brought, so many before the event loop looks at its sockets again. A piece takes
-some 0.05 ms to be sent on, and a request that has just come is accepted, read and begun in several turns of the
-loop: it must not wait in each of them for all the answers under way."""
+_WAKE_BATCH_SIZE = 8
+"""Readers of one step's output that are woken before the event loop looks at its sockets again.
+
+A piece takes some 0.05 ms to be sent on, and a request that has just arrived is accepted, read and started in several
+turns of the loop: it must not wait in each of these turns for all running answers.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 class HeartbeatAction(Enum):
-    """What to do after an interval."""
+    """Action to take after an interval of the heartbeat."""
 
     NOTHING = auto()
-    ASK = auto()
-    GIVE_UP = auto()
+    PING = auto()
+    DISCONNECT = auto()
 
 
 class HeartbeatMonitor:
-    """Counts silent intervals.
+    """Counter of silent intervals, which decides when to ping the engine and when to give it up.
 
     The system ends a connection whose other end has vanished, but a process that hangs keeps its connections: the
     kernel answers for it. So time is cut into intervals. After the first silent interval the engine is pinged (any
-    frame is an answer); after `TICKS` of them it is lost. Intervals are counted, not seconds: if it is this process
-    that was stopped for a minute, that is one interval, and the engine's frames are read before the next one ends.
+    frame is an answer); after `HEARTBEAT_TICKS` of them it is lost. Intervals are counted, not seconds: if it is this
+    process that was stopped for a minute, that is one interval, and the engine's frames are read before the next one
+    ends.
 
-    An engine reads between two steps. Where its measured times foresee a step longer than all that, it is given `STEPS`
-    times as long.
+    An engine reads between two steps. Where its measured times foresee a step longer than all that, it is given
+    `HEARTBEAT_STEPS` times as long.
 
     Args:
-        timeout_s: The most time without a word. It takes 5/6 of it at least, and an engine that answers within 2/3 is
-            never given up.
+        timeout_s: Longest silence. An engine is given up after 5/6 of it at the earliest, and never if it answers
+            within 2/3.
 
     Attributes:
         interval_s: How often to call `tick`.
     """
 
     def __init__(self, timeout_s: float) -> None:
-        self.interval_s = timeout_s / TICKS
-        self._silent = 0
+        self.interval_s = timeout_s / HEARTBEAT_TICKS
+        self._silent_intervals = 0
 
     def on_frame(self) -> None:
-        """Something came."""
-        self._silent = 0
+        """Notes that data has come; the silence starts anew."""
+        self._silent_intervals = 0
 
     def tick(self, load: LoadReport) -> HeartbeatAction:
-        """Another interval is over.
+        """Counts an interval that has ended and returns what to do.
 
         Args:
-            load: The engine's last report, which foresees how long a step takes.
+            load: The engine's last report, which predicts how long a step takes.
         """
-        self._silent += 1
-        if self._silent == 1:
-            return HeartbeatAction.ASK
+        self._silent_intervals += 1
+        if self._silent_intervals == 1:
+            return HeartbeatAction.PING
         step_s = load.times.of(load.step_tokens, 0, chunks=1)
-        if self._silent >= max(TICKS, math.ceil(STEPS * step_s / self.interval_s)):
-            return HeartbeatAction.GIVE_UP
+        if self._silent_intervals >= max(HEARTBEAT_TICKS, math.ceil(HEARTBEAT_STEPS * step_s / self.interval_s)):
+            return HeartbeatAction.DISCONNECT
         return HeartbeatAction.NOTHING
 
 
 class EngineConnection(asyncio.Protocol):
-    """The gateway's end of the engine protocol.
+    """The gateway's end of a connection of the engine protocol.
 
-    Back-pressure: nothing here waits for the socket to drain. What can pile up before a stalled engine is one
-    `Submit` and a few `Cancel` and `Pause` per open request, and the gateway bounds the open requests
-    (`server.max_in_flight`); in the other direction a stream that is not read pauses (see `EngineStream`).
+    Back-pressure: no code here waits for the socket to drain. A stalled engine is owed at most one `Submit` and a few
+    `Cancel` and `Pause` messages per open request, and the gateway bounds the open requests (`server.max_in_flight`).
+    In the other direction, a stream that is not read pauses (see `EngineStream`).
 
     Args:
-        news: Called after every report, once its tokens are handed out, and after the end. Must not raise.
-        blocks: Called with what changes in the prefix cache, without gaps: first of all with the whole. Must not raise.
-        secret: What the engine must know; None: it asks for none.
-        silence_timeout_s: When an engine that says nothing is lost; None: never.
+        on_report: Called after every report, once its tokens are handed out, and after the end. Must not raise.
+        on_block_update: Called with the changes of the prefix cache, without gaps; the first call has the whole
+            content. Must not raise.
+        secret: Secret that the engine must know; None: no secret is used.
+        silence_timeout_s: Time after which an engine that sends nothing counts as lost; None: it never does.
 
     Attributes:
         hello: Done when the engine has introduced itself, or failed with the reason why it did not.
@@ -117,8 +122,8 @@ class EngineConnection(asyncio.Protocol):
 
     def __init__(
         self,
-        news: Callable[[], None] = lambda: None,
-        blocks: Callable[[BlockUpdate], None] = lambda news: None,
+        on_report: Callable[[], None] = lambda: None,
+        on_block_update: Callable[[BlockUpdate], None] = lambda on_report: None,
         *,
         secret: Secret | None = None,
         silence_timeout_s: float | None = None,
@@ -133,33 +138,33 @@ class EngineConnection(asyncio.Protocol):
         self._steps_received = 0
         self._submitted = 0
         self._submits_acked = 0
-        self._on_report = news
-        self._blocks = blocks
+        self._on_report = on_report
+        self._on_block_update = on_block_update
         self._block_updates_received: int | None = None
-        """Number of the last news of blocks; None: the whole was asked for, or has not come yet."""
+        """Sequence number of the last block update; None: the whole content was requested, or has not come yet."""
         self._secret = secret
         self._handshake: GatewayHandshake | None = None
         self._heartbeat = None if silence_timeout_s is None else HeartbeatMonitor(silence_timeout_s)
-        self._beat: asyncio.TimerHandle | None = None
+        self._heartbeat_timer: asyncio.TimerHandle | None = None
 
     @property
-    def alive(self) -> bool:
-        """Whether the engine has said hello and the connection has not ended."""
+    def is_alive(self) -> bool:
+        """Whether the engine has sent its hello and the connection has not ended."""
         return self.hello.done() and not self.ended.done()
 
     @property
     def unreported(self) -> int:
-        """Requests submitted that `load` cannot know of: they were, or may have been, on their way when it was made."""
+        """Submitted requests that `load` cannot know of: they may have been on their way when the report was made."""
         return self._submitted - self._submits_acked
 
-    # --- the gateway's side ---
+    # --- messages to the engine ---
 
     def submit(self, request: EngineRequest, *, pause_at_tokens: int = PAUSE_AT_TOKENS) -> EngineStream:
         """Sends a request and opens its stream, which must be given to `release` in the end.
 
-        On the wire a request's id carries a number that is unique in the connection. Clients may choose ids, and one
-        that leaves and comes back with the same id must not receive tokens that were still travelling to its first
-        request.
+        On the wire the request's id gets a number that is unique in the connection. Clients may choose ids, and a
+        client that sends a second request with the same id must not receive tokens that were still on their way to its
+        first one.
         """
         self._submitted += 1
         wire_id = f"{request.id}/{self._submitted}"
@@ -170,15 +175,15 @@ class EngineConnection(asyncio.Protocol):
         return stream
 
     def set_asleep(self, *, asleep: bool) -> None:
-        """Tells the engine to sleep as soon as nothing runs, or to wake; `load` says when it has."""
+        """Tells the engine to sleep as soon as nothing runs, or to wake; `load` shows when it has done so."""
         self._write(encode_frame(SleepCommand(asleep)))
 
     def unpin(self, scope: str, name: str) -> None:
-        """Lets a prefix go that was pinned."""
+        """Releases a prefix that was pinned."""
         self._write(encode_frame(Unpin(scope, name)))
 
-    def recount(self) -> None:
-        """Asks for the whole of the prefix cache: somebody follows it who has not heard of it, or news were missed."""
+    def request_blocks(self) -> None:
+        """Requests the whole content of the prefix cache, for a new listener or after a missed update."""
         self._block_updates_received = None
         self._write(encode_frame(ResendBlocks()))
 
@@ -192,11 +197,11 @@ class EngineConnection(asyncio.Protocol):
         if self.ended.done():
             return
         self.ended.set_result(reason)
-        if self._beat is not None:
-            self._beat.cancel()
+        if self._heartbeat_timer is not None:
+            self._heartbeat_timer.cancel()
         if not self.hello.done():
             self.hello.set_exception(ReplicaUnavailable(f"The engine's connection ended before its hello: {reason}"))
-            self.hello.exception()  # marked as seen: whoever waits for the hello may have given up
+            self.hello.exception()  # marked as retrieved: nothing may await the hello any more
         if self._transport is not None:
             self._transport.abort()
         for stream in self._streams.values():
@@ -204,7 +209,7 @@ class EngineConnection(asyncio.Protocol):
         self._on_report()
 
     def _send_cancel(self, wire_id: str, index: int | None) -> None:
-        self._write(encode_frame(Cancel(wire_id, index)))  # never after the end: nothing of a failed stream runs
+        self._write(encode_frame(Cancel(wire_id, index)))  # never after the end: a failed stream has no running choices
 
     def _send_pause(self, wire_id: str, paused: bool) -> None:
         self._write(encode_frame(Pause(wire_id, paused)))
@@ -213,10 +218,10 @@ class EngineConnection(asyncio.Protocol):
         assert self._transport is not None, "nothing is sent before it is made"
         self._transport.write(frame)
 
-    # --- the engine's side ---
+    # --- messages from the engine ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
+        """Starts the handshake if there is a secret. Implements `asyncio.Protocol`."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
         if self._secret is not None:
             tls = transport.get_extra_info("ssl_object")
@@ -226,30 +231,30 @@ class EngineConnection(asyncio.Protocol):
             )
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Reads the handshake and the engine's messages. Implements `asyncio.Protocol`."""
         if self.ended.done():
             return
         if self._heartbeat is not None:
             self._heartbeat.on_frame()
-        pushed: dict[EngineStream, None] = {}
+        pushed_streams: dict[EngineStream, None] = {}
         try:
             if self._handshake is not None:
-                data = self._prove(self._handshake, data)
+                data = self._continue_handshake(self._handshake, data)
             elif not self.hello.done() and data.startswith(MAGIC):
                 raise ProtocolViolation("It asks for a secret, and this gateway has none. Set engine_link.secret.")
             for message in self._reader.messages(data):
                 if isinstance(message, Step):
-                    self._on_step(message, pushed)
+                    self._on_step(message, pushed_streams)
                 else:
                     self._on_hello(message)
         except ProtocolViolation as violation:
             _log.error("The engine broke the protocol; its connection is closed: %s", violation)
             self.end(violation.message)
-        # Of several steps that have come at once, each stream has one piece to send on.
-        self._wake([*pushed])
+        # Each stream sends on one piece, also if several steps have come at once.
+        self._wake([*pushed_streams])
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """Ends the connection with the reason of its loss. Implements `asyncio.Protocol`."""
         if exc is not None:
             reason = f"the connection broke: {exc}"
         elif self._handshake is not None and self._handshake.proof_sent:
@@ -258,8 +263,8 @@ class EngineConnection(asyncio.Protocol):
             reason = "the engine closed the connection"
         self.end(reason)
 
-    def _prove(self, handshake: GatewayHandshake, data: bytes) -> bytes:
-        """Goes on with the proofs; the frames that came behind them."""
+    def _continue_handshake(self, handshake: GatewayHandshake, data: bytes) -> bytes:
+        """Continues the handshake; returns the frames that came behind it."""
         self._write(handshake.feed(data))
         if handshake.rest is None:
             return b""
@@ -276,27 +281,29 @@ class EngineConnection(asyncio.Protocol):
             )
         self.load = hello.load
         self.hello.set_result(hello)
-        self._on_blocks(hello.blocks)
-        self._listen()
+        self._handle_blocks(hello.blocks)
+        self._schedule_heartbeat()
 
-    def _listen(self) -> None:
-        """Waits for the end of an interval, if there are intervals."""
+    def _schedule_heartbeat(self) -> None:
+        """Starts the timer of the next heartbeat interval, if there is a heartbeat."""
         if self._heartbeat is not None:
-            self._beat = asyncio.get_running_loop().call_later(self._heartbeat.interval_s, self._tick, self._heartbeat)
+            self._heartbeat_timer = asyncio.get_running_loop().call_later(
+                self._heartbeat.interval_s, self._tick, self._heartbeat
+            )
 
     def _tick(self, heartbeat: HeartbeatMonitor) -> None:
         match heartbeat.tick(self.load):
-            case HeartbeatAction.GIVE_UP:
+            case HeartbeatAction.DISCONNECT:
                 self.end("it does not answer; its process hangs, or the network is cut")
                 return
-            case HeartbeatAction.ASK:
+            case HeartbeatAction.PING:
                 self._write(encode_frame(Ping()))
             case HeartbeatAction.NOTHING:
                 pass
-        self._listen()
+        self._schedule_heartbeat()
 
-    def _on_step(self, step: Step, pushed: dict[EngineStream, None]) -> None:
-        """Hands out what a step has brought; notes who has got something."""
+    def _on_step(self, step: Step, pushed_streams: dict[EngineStream, None]) -> None:
+        """Hands out the output of a step, and notes in `pushed_streams` which streams have got something."""
         if not self.hello.done():
             raise ProtocolViolation("The engine sent a step before its hello.")
         self._steps_received += 1
@@ -305,42 +312,42 @@ class EngineConnection(asyncio.Protocol):
         if not self._submits_acked <= step.submits_heard <= self._submitted:
             raise ProtocolViolation(f"The engine has heard {step.submits_heard} of {self._submitted} requests.")
         self.load, self._submits_acked = step.load, step.submits_heard
-        self._on_blocks(step.blocks)
+        self._handle_blocks(step.blocks)
         streams = self._streams
         for output in step.outputs:
             stream = streams.get(output.request_id)
-            if stream is not None:  # else: left while the message travelled
+            if stream is not None:  # else: released while the message was on its way
                 stream.push(output.delta)
-                pushed[stream] = None
+                pushed_streams[stream] = None
         for rejection in step.rejections:
             stream = streams.get(rejection.request_id)
             if stream is not None:
-                refusal = ReplicaUnavailable if rejection.retryable else CallerError
-                stream.fail(refusal(rejection.message))
+                error_class = ReplicaUnavailable if rejection.retryable else CallerError
+                stream.fail(error_class(rejection.message))
         self._on_report()
 
     def _wake(self, streams: Sequence[EngineStream]) -> None:
-        """Wakes readers, a few at a time."""
-        for stream in streams[:_WOKEN_AT_ONCE]:
+        """Wakes the readers of these streams, a few in each turn of the event loop."""
+        for stream in streams[:_WAKE_BATCH_SIZE]:
             stream.wake()
-        if len(streams) > _WOKEN_AT_ONCE:
-            asyncio.get_running_loop().call_soon(self._wake, streams[_WOKEN_AT_ONCE:])
+        if len(streams) > _WAKE_BATCH_SIZE:
+            asyncio.get_running_loop().call_soon(self._wake, streams[_WAKE_BATCH_SIZE:])
 
-    def _on_blocks(self, news: BlockUpdate | None) -> None:
-        if news is None:
+    def _handle_blocks(self, update: BlockUpdate | None) -> None:
+        if update is None:
             return
-        if not news.whole and self._block_updates_received is None:
-            return  # the whole is on its way, and knows it
+        if not update.whole and self._block_updates_received is None:
+            return  # the whole content is on its way and includes this change
         if (
-            not news.whole
+            not update.whole
             and self._block_updates_received is not None
-            and news.sequence != self._block_updates_received + 1
+            and update.sequence != self._block_updates_received + 1
         ):
-            self.recount()
+            self.request_blocks()
             return
-        self._block_updates_received = news.sequence
-        self._blocks(news)
+        self._block_updates_received = update.sequence
+        self._on_block_update(update)
 
 
-TICKS = 6
-STEPS = 3
+HEARTBEAT_TICKS = 6
+HEARTBEAT_STEPS = 3

@@ -1,9 +1,9 @@
-"""The answer to one request: what the connection has delivered and the reader has not yet taken.
+"""Token stream of one request: output that the connection has delivered and the reader has not yet taken.
 
-The connection pushes, the reader pulls; both live on one event loop, so nothing here is locked and nothing but the
-reader's own wait ever awaits. What piles up is bounded twice. More tokens than `max_tokens` in each of `n` choices are
-a breach of the protocol; and once `PAUSE_AT_TOKENS` lie unread the stream pauses the engine's work by itself, until
-they are read. Beyond that comes only what was on its way.
+The connection pushes and the reader pulls. Both run on one event loop, so there are no locks, and only the reader's own
+wait ever awaits. Unread output is bounded twice. More tokens than `max_tokens` in each of `n` choices are a breach of
+the protocol. Once `PAUSE_AT_TOKENS` are unread, the stream pauses the engine's work by itself until they are read;
+after that, only output that was already on its way arrives.
 """
 
 import asyncio
@@ -13,30 +13,30 @@ from maitred.core.errors import Bug, MaitredError, ProtocolViolation
 from maitred.core.request import EngineRequest, TokenDelta
 
 PAUSE_AT_TOKENS = 512
-"""Many seconds of text for a reader, and a few kilobytes for us."""
+"""Default of the unread tokens at which a stream pauses: many seconds of text for a reader, a few kilobytes for us."""
 
 
 class EngineStream:
-    """Implements `core.ports.TokenStream` for `EngineLink`.
+    """Token stream of one request at an engine. Implements `core.replica.TokenStream`.
 
     Args:
-        wire_id: How the connection and the engine call the request.
-        request: Says which choices, and how many tokens of each, may come.
-        send_cancel: Tells the engine that a choice (or None: all that are left) is no longer wanted.
-        send_pause: Tells the engine to compute no more of the request (True) or to go on.
+        wire_id: Id of the request between connection and engine.
+        request: The request; it says which choices, and how many tokens of each, may come.
+        send_cancel: Tells the engine that a choice (or None: every choice that is left) is no longer wanted.
+        send_pause: Tells the engine to pause the computation of the request (True) or to resume it.
         pause_at_tokens: Unread tokens at which the stream pauses by itself.
     """
 
     __slots__ = (
-        "_cancelled",
+        "_cancelled_choices",
+        "_engine_paused",
         "_failure",
-        "_held",
         "_listener",
         "_pause_at_tokens",
-        "_paused",
+        "_pause_requested",
         "_pending",
         "_pending_tokens",
-        "_running",
+        "_running_choices",
         "_send_cancel",
         "_send_pause",
         "_tokens_left",
@@ -55,9 +55,9 @@ class EngineStream:
     ) -> None:
         self.wire_id = wire_id
         begun = request.begun
-        self._running = set(begun)
+        self._running_choices = set(begun)
         self._tokens_left = sum(request.sampling.max_tokens - len(output) for output in begun.values())
-        self._cancelled: set[int] = set()
+        self._cancelled_choices: set[int] = set()
         self._pending: list[TokenDelta] = []
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -66,26 +66,26 @@ class EngineStream:
         self._send_pause = send_pause
         self._pause_at_tokens = pause_at_tokens
         self._pending_tokens = 0
-        self._held = False
+        self._pause_requested = False
         """Whether the reader has asked for a pause."""
-        self._paused = False
-        """What the engine was told last."""
+        self._engine_paused = False
+        """Whether the engine was last told to pause."""
 
     def __aiter__(self) -> "EngineStream":
         return self
 
     async def __anext__(self) -> list[TokenDelta]:
-        """Everything that came since the last call, waiting if that is nothing.
+        """Returns everything that came since the last call, and waits if that is nothing.
 
         Raises:
-            ReplicaLost: The connection died; what had arrived was handed out before.
-            CallerError: The engine rejected the request; `ReplicaUnavailable` if another one might take it.
+            ReplicaLost: The connection has ended; what had arrived was handed out before.
+            CallerError: The engine rejected the request; `ReplicaUnavailable` if another replica might take it.
             RuntimeError: Two tasks read one stream.
         """
         while not self._pending:
             if self._failure is not None:
                 raise self._failure
-            if not self._running:
+            if not self._running_choices:
                 raise StopAsyncIteration
             if self._waiter is not None:
                 raise RuntimeError("A token stream has one reader; another task is already waiting on this one.")
@@ -94,36 +94,36 @@ class EngineStream:
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._taken()
+        return self._take_pending()
 
-    def listen(self, hear: Callable[[Sequence[TokenDelta]], bool]) -> None:
-        """See `core.ports.TokenStream`."""
-        self._listener = hear
+    def listen(self, on_delta: Callable[[Sequence[TokenDelta]], bool]) -> None:
+        """Offers each batch for which the reader waits to `on_delta` first. Implements `core.replica.TokenStream`."""
+        self._listener = on_delta
 
     def cancel(self, index: int) -> None:
-        """Ends one choice; what of it was not read yet is dropped."""
+        """Ends one choice; its unread output is dropped."""
         self._pending = [delta for delta in self._pending if delta.index != index]
-        if index in self._running:
-            self._running.discard(index)
-            self._cancelled.add(index)
+        if index in self._running_choices:
+            self._running_choices.discard(index)
+            self._cancelled_choices.add(index)
             self._send_cancel(self.wire_id, index)
-            if not self._running:
-                self._rouse()
+            if not self._running_choices:
+                self._wake_reader()
         self._pending_tokens = sum(len(delta.tokens) for delta in self._pending)
-        self._settle_pause()
+        self._sync_pause()
 
     def pause(self) -> None:
-        """See `core.ports.TokenStream`; what is on its way still comes."""
-        self._held = True
-        self._settle_pause()
+        """Pauses the engine's work on the request; output that is on its way still arrives."""
+        self._pause_requested = True
+        self._sync_pause()
 
     def resume(self) -> None:
-        """See `core.ports.TokenStream`; work goes on once no more than the limit is unread."""
-        self._held = False
-        self._settle_pause()
+        """Resumes the engine's work on the request, once no more than `pause_at_tokens` are unread."""
+        self._pause_requested = False
+        self._sync_pause()
 
     def push(self, delta: TokenDelta) -> None:
-        """Takes a delta from the connection.
+        """Adds a delta that the connection has received.
 
         This runs once for every token of every request. It does not wake the reader: see `wake`.
 
@@ -131,9 +131,9 @@ class EngineStream:
             ProtocolViolation: The choice does not exist or had already finished, or there are too many tokens.
         """
         index = delta.index
-        if index not in self._running:
-            if index in self._cancelled:
-                return  # on its way when we cancelled
+        if index not in self._running_choices:
+            if index in self._cancelled_choices:
+                return  # was on its way when the choice was cancelled
             raise ProtocolViolation(
                 f"The engine sent tokens of choice {index} of {self.wire_id}, which is not running."
             )
@@ -141,63 +141,63 @@ class EngineStream:
         if self._tokens_left < 0:
             raise ProtocolViolation(f"The engine sent more tokens of {self.wire_id} than were asked for.")
         if delta.finish is not None:
-            self._running.discard(index)
+            self._running_choices.discard(index)
         self._pending.append(delta)
         self._pending_tokens += len(delta.tokens)
         if self._pending_tokens >= self._pause_at_tokens:
-            self._settle_pause()
+            self._sync_pause()
 
     def wake(self) -> None:
-        """Lets the reader have what was pushed, if it waits; who hears it may spare the reader that."""
-        if self._pending and self._waiter is not None and not self._waiter.done() and not self._on_wake():
+        """Wakes a waiting reader for the pushed output, unless a listener takes the output instead."""
+        if self._pending and self._waiter is not None and not self._waiter.done() and not self._push_to_listener():
             self._waiter.set_result(None)
 
     def fail(self, failure: MaitredError) -> None:
         """Ends the stream with an error, after what is pending. A stream that is complete stays complete."""
-        if self._running:
-            self._running.clear()
+        if self._running_choices:
+            self._running_choices.clear()
             self._failure = failure
-            self._rouse()
+            self._wake_reader()
 
     def close(self) -> None:
-        """The reader leaves: whatever has not finished is cancelled, in one message."""
-        if self._running:
-            self._running.clear()
+        """Closes the stream for its reader: choices that have not finished are cancelled, in one message."""
+        if self._running_choices:
+            self._running_choices.clear()
             self._send_cancel(self.wire_id, None)
         self._pending, self._listener = [], None
         # A read after this would look like a complete answer if it just ended.
         self._failure = self._failure or Bug("A token stream was read after its context was left.")
-        self._rouse()
+        self._wake_reader()
 
-    def _rouse(self) -> None:
+    def _wake_reader(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _on_wake(self) -> bool:
-        """Whether what was pushed has found its way without the reader."""
+    def _push_to_listener(self) -> bool:
+        """Offers the pushed output to the listener; returns whether the reader need not be woken."""
         if self._listener is None:
             return False
         try:
             if not self._listener(self._pending):
                 return False
-        except Exception as error:  # this is where the messages of all are read
+        except Exception as error:  # an exception here would stop the reading of all streams' messages
             self._failure = error
-            self._taken()
+            self._take_pending()
             return False
-        self._taken()
-        return bool(self._running)  # at the end it has to be woken
+        self._take_pending()
+        return bool(self._running_choices)  # the reader is woken for the end
 
-    def _taken(self) -> list[TokenDelta]:
-        """What was pushed; it is not here any more."""
+    def _take_pending(self) -> list[TokenDelta]:
+        """Removes the pending output and returns it."""
         batch, self._pending = self._pending, []
         self._pending_tokens = 0
-        if self._paused:
-            self._settle_pause()
+        if self._engine_paused:
+            self._sync_pause()
         return batch
 
-    def _settle_pause(self) -> None:
-        """Tells the engine if it should hear something new."""
-        paused = self._held or self._pending_tokens >= self._pause_at_tokens
-        if paused != self._paused and self._running:
-            self._paused = paused
+    def _sync_pause(self) -> None:
+        """Tells the engine to pause or to resume if it was last told otherwise."""
+        paused = self._pause_requested or self._pending_tokens >= self._pause_at_tokens
+        if paused != self._engine_paused and self._running_choices:
+            self._engine_paused = paused
             self._send_pause(self.wire_id, paused)

@@ -1,1 +1,4 @@
-"""Whether a replica may be sent to, with which weight, and why not. Pure: the clock and chance are arguments."""
+"""Health of replicas: which may be sent requests, with which weight, and why not. Pure.
+
+Clock and chance are arguments.
+"""

@@ -1,4 +1,4 @@
-"""The circuit breaker of one replica: while requests fail there, none is sent, but for one at a time that finds out.
+"""Circuit breaker of one replica: while requests fail there, none is sent but for one probe at a time.
 
 ::
 
@@ -6,14 +6,15 @@
                           ^                |
                           `--it fails------'
 
-Closed, everything is sent. It is opened by so many failures in a row, or by a rate of them among enough requests. Open,
-nothing is. When its time is over, one request is let through as a probe; while it runs, there is no other. The time is
-drawn with full jitter (see `core.backoff`) below a ceiling that doubles with every opening, so that several gateways do
-not all come back at one moment. A replica has to stay closed for a whole window to be forgiven its openings: one that
-answers its probe and fails again is away for longer each time.
+A closed breaker lets every request through. Consecutive failures open it, and so does a high error rate among enough
+requests. An open breaker lets none through. When its time is over, one request is let through as a probe; while the
+probe runs, there is no other. The time is drawn with full jitter (see `core.backoff`) below a ceiling that doubles with
+every opening, so that several gateways do not all come back at one moment. The count of openings is reset only after
+the breaker has stayed closed for a whole window: a replica that answers its probe and fails again is left alone for
+longer each time.
 
-An attempt belongs to the era in which it was begun. What was sent before the breaker opened, and fails or succeeds
-after, is news of an earlier time and moves nothing.
+An attempt belongs to the epoch in which it was started. An attempt that was sent before the breaker opened, and ends
+after, says nothing of the replica's present state and changes nothing.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from maitred.replica.health.window import OutcomeWindow
 
 
 class BreakerState(StrEnum):
-    """See the module."""
+    """State of a circuit breaker, as the module describes it."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -33,116 +34,116 @@ class BreakerState(StrEnum):
 
 
 class AttemptOutcome(StrEnum):
-    """How an attempt ended, as far as it says something of the replica."""
+    """Outcome of an attempt, as far as it says something of the replica."""
 
     SUCCESS = "success"
     FAILURE = "failure"
-    """The replica's: no connection, a time-out, a 5xx, a broken stream."""
-    NEITHER = "neither"
+    """A failure of the replica: no connection, a time-out, a 5xx, a broken stream."""
+    NEUTRAL = "neither"
     """The caller left, or asked for what no replica would do."""
 
 
 class BreakerAttempt:
-    """One request on its way to a replica. Made by `Breaker.start_attempt`; ends exactly once.
+    """One request on its way to a replica. Made by `CircuitBreaker.start_attempt`; ends exactly once.
 
     Attributes:
-        probe: Whether it is the one that a half-open breaker lets through.
-        begun_s: When.
-        over: Whether it has ended.
+        is_probe: Whether a half-open breaker has let it through as its probe.
+        started_s: Start of the attempt.
+        has_ended: Whether it has ended.
     """
 
-    __slots__ = ("_era", "begun_s", "over", "probe")
+    __slots__ = ("_epoch", "has_ended", "is_probe", "started_s")
 
-    def __init__(self, era: int, *, probe: bool, begun_s: float) -> None:
-        self.probe = probe
-        self.begun_s = begun_s
-        self.over = False
-        self._era = era
+    def __init__(self, epoch: int, *, is_probe: bool, started_s: float) -> None:
+        self.is_probe = is_probe
+        self.started_s = started_s
+        self.has_ended = False
+        self._epoch = epoch
 
 
-class Breaker:
-    """Opens and closes.
+class CircuitBreaker:
+    """Circuit breaker of one replica; it opens by failures and closes by a successful probe.
 
     Args:
         config: The settings.
-        window: What happened lately; the breaker alone writes its outcomes.
-        draw: Evenly from [0, 1).
+        window: Recent outcomes; only the breaker writes outcomes into it.
+        draw: Draws a number evenly from [0, 1).
 
     Attributes:
-        closed: Whether it lets everything through.
-        openings: In a row, without a whole window of peace between them.
+        is_closed: Whether it lets every request through.
+        consecutive_openings: Openings without a whole window of being closed between them.
         closed_since_s: When it was closed; before the first opening, minus infinity.
-        cause: Why it was opened last.
+        cause: Reason for the last opening.
     """
 
     def __init__(self, config: BreakerConfig, window: OutcomeWindow, draw: Callable[[], float]) -> None:
-        self.openings = 0
+        self.consecutive_openings = 0
         self.closed_since_s = float("-inf")
         self.cause = ""
         self._window = window
         self._draw = draw
         self.reconfigure(config)
-        self._era = 0
-        self._fails = 0
-        self.closed = True
-        self._until_s = 0.0
+        self._epoch = 0
+        self._consecutive_failures = 0
+        self.is_closed = True
+        self._open_until_s = 0.0
         self._probe: BreakerAttempt | None = None
 
     def reconfigure(self, config: BreakerConfig) -> None:
-        """Goes by these settings from now on. An open one stays open for as long as it was to."""
+        """Applies new settings. An open breaker stays open for as long as it was to."""
         self._config = config
         self._ceiling = BackoffCeiling(config.first_open_s, config.most_open_s)
         self._window.reconfigure(config.window_s)
 
     def state(self, now_s: float) -> BreakerState:
-        """What it is now."""
-        if self.closed:
+        """Returns the state at this time."""
+        if self.is_closed:
             return BreakerState.CLOSED
-        return BreakerState.OPEN if now_s < self._until_s else BreakerState.HALF_OPEN
+        return BreakerState.OPEN if now_s < self._open_until_s else BreakerState.HALF_OPEN
 
     @property
-    def probing(self) -> bool:
+    def is_probing(self) -> bool:
         """Whether a probe is under way."""
         return self._probe is not None
 
     def remaining_s(self, now_s: float) -> float:
-        """For how long it lets nothing through, whatever happens."""
-        return 0.0 if self.closed else max(0.0, self._until_s - now_s)
+        """Returns for how many seconds the breaker certainly lets no request through."""
+        return 0.0 if self.is_closed else max(0.0, self._open_until_s - now_s)
 
-    def allows(self, now_s: float) -> bool:
-        """Whether `begin` would make an attempt."""
+    def allows_request(self, now_s: float) -> bool:
+        """Returns whether `start_attempt` would return an attempt."""
         state = self.state(now_s)
         return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and self._probe is None)
 
     def start_attempt(self, now_s: float) -> BreakerAttempt | None:
-        """An attempt, which must be given to `ended`; None: nothing is let through now."""
-        if self.closed:
-            return BreakerAttempt(self._era, probe=False, begun_s=now_s)
-        if not self.allows(now_s):
+        """Returns a new attempt, which must be given to `on_end`; None: no request is let through now."""
+        if self.is_closed:
+            return BreakerAttempt(self._epoch, is_probe=False, started_s=now_s)
+        if not self.allows_request(now_s):
             return None
-        self._probe = BreakerAttempt(self._era, probe=True, begun_s=now_s)
+        self._probe = BreakerAttempt(self._epoch, is_probe=True, started_s=now_s)
         return self._probe
 
-    def answered(self, attempt: BreakerAttempt, now_s: float) -> None:
-        """Its first token came. For a probe that is enough: an answer may take minutes, and others wait.
+    def on_first_token(self, attempt: BreakerAttempt, now_s: float) -> None:
+        """Notes the first token of an attempt. It proves a probe: an answer may take minutes, and others wait.
 
-        If it fails after that, it counts as any other.
+        If the request fails after that, it counts as any other failure.
         """
-        if not attempt.over and attempt is self._probe:
+        if not attempt.has_ended and attempt is self._probe:
             self._close(now_s)
-            attempt._era = self._era
+            attempt._epoch = self._epoch
 
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome, now_s: float) -> bool:
-        """It is over.
+        """Ends an attempt with its outcome. A second call changes nothing.
 
         Returns:
-            Whether the breaker has opened by it. A second call changes nothing.
+            Whether this outcome has opened the breaker.
         """
-        if attempt.over:
+        if attempt.has_ended:
             return False
-        attempt.over = True
-        if outcome is not AttemptOutcome.NEITHER:
-            self._window.on_end(now_s, failed=outcome is AttemptOutcome.FAILURE)
+        attempt.has_ended = True
+        if outcome is not AttemptOutcome.NEUTRAL:
+            self._window.record_outcome(now_s, failed=outcome is AttemptOutcome.FAILURE)
         if attempt is self._probe:
             self._probe = None
             if outcome is AttemptOutcome.SUCCESS:
@@ -150,39 +151,39 @@ class Breaker:
             elif outcome is AttemptOutcome.FAILURE:
                 self._open(now_s, "its probe failed")
                 return True
-        elif attempt._era == self._era and self.closed:
-            return self._count(outcome, now_s)
+        elif attempt._epoch == self._epoch and self.is_closed:
+            return self._count_outcome(outcome, now_s)
         return False
 
-    def _count(self, outcome: AttemptOutcome, now_s: float) -> bool:
-        """An outcome while it is closed."""
+    def _count_outcome(self, outcome: AttemptOutcome, now_s: float) -> bool:
+        """Counts an outcome while the breaker is closed; returns whether the breaker has opened."""
         if outcome is AttemptOutcome.SUCCESS:
-            self._fails = 0
+            self._consecutive_failures = 0
         if outcome is not AttemptOutcome.FAILURE:
             return False
-        self._fails += 1
-        if self._fails >= self._config.max_fails:
-            self._open(now_s, f"{self._fails} requests failed in a row")
+        self._consecutive_failures += 1
+        if self._consecutive_failures >= self._config.max_fails:
+            self._open(now_s, f"{self._consecutive_failures} requests failed in a row")
             return True
-        recent = self._window.recent(now_s)
+        recent = self._window.sums(now_s)
         if recent.ended >= self._config.least_requests and recent.error_rate >= self._config.error_rate:
             self._open(now_s, f"{recent.failed} of {recent.ended} requests failed")
             return True
         return False
 
     def _open(self, now_s: float, cause: str) -> None:
-        if self.closed and now_s - self.closed_since_s >= self._config.window_s:
-            self.openings = 0
-        self.openings += 1
+        if self.is_closed and now_s - self.closed_since_s >= self._config.window_s:
+            self.consecutive_openings = 0
+        self.consecutive_openings += 1
         self.cause = cause
-        self.closed = False
-        self._era += 1
-        self._until_s = now_s + self._draw() * self._ceiling.after(self.openings)
+        self.is_closed = False
+        self._epoch += 1
+        self._open_until_s = now_s + self._draw() * self._ceiling.after(self.consecutive_openings)
 
     def _close(self, now_s: float) -> None:
         self._probe = None
-        self.closed = True
-        self._era += 1
-        self._fails = 0
+        self.is_closed = True
+        self._epoch += 1
+        self._consecutive_failures = 0
         self.closed_since_s = now_s
         self._window.clear()  # what failed before it was opened must not open it again

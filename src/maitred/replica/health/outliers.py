@@ -1,12 +1,13 @@
-"""Which replicas of a pool do worse than the others.
+"""Outlier detection: which replicas of a pool do worse than the others.
 
-The terms are Envoy's (outlier detection: ejection, interval, base ejection time, maximum share, panic). What differs:
+The terms are Envoy's (outlier detection: ejection, interval, base ejection time, maximum share, panic). Two things
+differ:
 
-- Envoy compares each host's success rate with the mean of all less 1.9 standard deviations. Among `n` hosts none can be
-  further than ``sqrt(n - 1)`` deviations from a mean that it is part of, so among four none is ever found. Pools here
-  are small, so each replica is compared with the median of the *others*.
-- Times are compared, too, not only errors: a replica that is slow and correct (a hot card, a neighbour) passes every
-  other check.
+- Envoy compares each host's success rate with the mean of all hosts less 1.9 standard deviations. Among `n` hosts none
+  can be further than ``sqrt(n - 1)`` deviations from a mean that it is part of, so among four none is ever found. Pools
+  here are small, so each replica is compared with the median of the *others*.
+- Latencies are compared, too, not only errors: a replica that is slow and correct (a hot card, a noisy neighbour)
+  passes every other check.
 """
 
 from collections.abc import Mapping
@@ -19,42 +20,44 @@ from maitred.replica.health.window import WindowSums
 
 @dataclass(frozen=True, slots=True)
 class OutlierReplica:
-    """One that does worse."""
+    """Replica that does worse than its peers."""
 
     name: str
-    badness: float
+    severity: float
     """How far it is beyond what is allowed; at least 1."""
-    why: str
-    """As the end of a sentence that begins with "because"."""
+    reason: str
+    """Reason, as the end of a sentence that begins with "because"."""
 
 
 def find_outliers(peers: Mapping[str, WindowSums], config: OutlierConfig) -> list[OutlierReplica]:
-    """The outliers, worst first.
+    """Returns the outliers among the replicas, worst first.
 
     Args:
-        peers: What happened lately at each replica that is in use.
+        peers: Recent sums of each replica that is in use.
         config: The settings.
     """
-    found = []
-    failing = {name: each.error_rate for name, each in peers.items() if each.ended >= config.least_requests}
-    for name, rate in failing.items():
-        if len(failing) > 1:
-            others = median(value for other, value in failing.items() if other != name)
-            if rate >= others + config.error_margin:
-                badness = (rate - others) / config.error_margin
-                found.append(
-                    OutlierReplica(name, badness, f"{rate:.0%} of its requests fail, and {others:.0%} of the others'")
+    outliers = []
+    error_rates = {name: item.error_rate for name, item in peers.items() if item.ended >= config.least_requests}
+    for name, rate in error_rates.items():
+        if len(error_rates) > 1:
+            others_median = median(value for other, value in error_rates.items() if other != name)
+            if rate >= others_median + config.error_margin:
+                severity = (rate - others_median) / config.error_margin
+                outliers.append(
+                    OutlierReplica(
+                        name, severity, f"{rate:.0%} of its requests fail, and {others_median:.0%} of the others'"
+                    )
                 )
-    timed = {name: each.typical_s for name, each in peers.items() if each.timed >= config.least_requests}
-    for name, typical_s in timed.items():
-        if len(timed) > 1:
-            others = median(value for other, value in timed.items() if other != name)
-            if typical_s >= config.latency_factor * others:
-                ratio = typical_s / others
-                found.append(
+    latencies_s = {name: item.mean_latency_s for name, item in peers.items() if item.timed >= config.least_requests}
+    for name, typical_s in latencies_s.items():
+        if len(latencies_s) > 1:
+            others_median = median(value for other, value in latencies_s.items() if other != name)
+            if typical_s >= config.latency_factor * others_median:
+                ratio = typical_s / others_median
+                outliers.append(
                     OutlierReplica(name, ratio / config.latency_factor, f"it is {ratio:.1f} times slower than others")
                 )
     worst: dict[str, OutlierReplica] = {}
-    for outlier in sorted(found, key=lambda each: -each.badness):
+    for outlier in sorted(outliers, key=lambda item: -item.severity):
         worst.setdefault(outlier.name, outlier)
     return list(worst.values())

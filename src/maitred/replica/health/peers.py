@@ -1,84 +1,91 @@
-"""The replicas of a pool beside each other: who is left out for being worse, and who can be used."""
+"""Health of a pool: which of its replicas are ejected as outliers, and which can be used."""
 
 import math
 from collections.abc import Iterable
 
 from maitred.replica.health.breaker import BreakerAttempt, BreakerState
 from maitred.replica.health.config import OutlierConfig
-from maitred.replica.health.health import HealthVerdict, ReplicaHealth
+from maitred.replica.health.health import ReplicaAvailability, ReplicaHealth
 from maitred.replica.health.outliers import find_outliers
 
 
 class PoolHealth:
-    """The health of a pool.
+    """Health of all replicas of a pool.
 
-    Of those that are there, never more than the configured share is left out, and at least one that works is not. If
-    all that are not left out fail or go away afterwards, being left out no longer counts: a slow answer is better than
-    none (Envoy's panic).
+    Of the replicas that are present, no more than the configured share is ejected, and at least one that works stays.
+    If all others fail or go away afterwards, ejections no longer count: a slow answer is better than none (Envoy's
+    panic mode).
 
     Args:
         config: The settings.
-        members: Its replicas.
+        members: The replicas of the pool.
     """
 
     def __init__(self, config: OutlierConfig, members: Iterable[ReplicaHealth]) -> None:
         self._config = config
         self._members = {member.name: member for member in members}
-        self._next_s = float("-inf")
+        self._next_sweep_s = float("-inf")
 
     def reconfigure(self, config: OutlierConfig) -> None:
-        """Compares them by these settings from now on."""
+        """Applies new settings to later comparisons."""
         self._config = config
 
     def __getitem__(self, name: str) -> ReplicaHealth:
         return self._members[name]
 
-    def join(self, member: ReplicaHealth) -> None:
-        """A replica is added."""
+    def add(self, member: ReplicaHealth) -> None:
+        """Adds a replica to the pool."""
         self._members[member.name] = member
 
-    def leave(self, name: str) -> None:
-        """A replica is gone."""
+    def remove(self, name: str) -> None:
+        """Removes a replica from the pool."""
         self._members.pop(name, None)
 
-    def panics(self, now_s: float) -> bool:
-        """Whether those that are left out are used all the same, since there is no other."""
-        return not any(member.verdict(now_s).may for member in self._members.values())
+    def in_panic_mode(self, now_s: float) -> bool:
+        """Returns whether ejected replicas are used all the same, because no other is available."""
+        return not any(member.availability(now_s).is_available for member in self._members.values())
 
-    def verdict(self, name: str, now_s: float) -> HealthVerdict:
-        """That of one replica, as `verdicts`."""
-        verdict = self._members[name].verdict(now_s)
-        if verdict.may or not self.panics(now_s):
-            return verdict
-        return self._members[name].verdict(now_s, ejected_too=True)
+    def availability(self, name: str, now_s: float) -> ReplicaAvailability:
+        """Returns the availability of one replica, with panic mode taken into account."""
+        availability = self._members[name].availability(now_s)
+        if availability.is_available or not self.in_panic_mode(now_s):
+            return availability
+        return self._members[name].availability(now_s, ignore_ejection=True)
 
-    def verdicts(self, now_s: float) -> dict[str, HealthVerdict]:
-        """Every replica's. None may be sent to only if none is there whose breaker lets anything through."""
-        panics = self.panics(now_s)
-        return {name: member.verdict(now_s, ejected_too=panics) for name, member in self._members.items()}
+    def availabilities(self, now_s: float) -> dict[str, ReplicaAvailability]:
+        """Returns the availability of every replica.
+
+        No replica is available only if none is present whose breaker lets a request through.
+        """
+        in_panic_mode = self.in_panic_mode(now_s)
+        return {
+            name: member.availability(now_s, ignore_ejection=in_panic_mode) for name, member in self._members.items()
+        }
 
     def start_attempt(self, name: str, now_s: float) -> BreakerAttempt | None:
-        """A request on its way to that replica, as `ReplicaHealth.start_attempt`."""
+        """Returns an attempt for a request to that replica, as `ReplicaHealth.start_attempt` does."""
         member = self._members[name]
-        return member.start_attempt(now_s, ejected_too=member.ejected(now_s) and self.panics(now_s))
+        return member.start_attempt(now_s, ignore_ejection=member.is_ejected(now_s) and self.in_panic_mode(now_s))
 
-    def sweep(self, now_s: float) -> list[str]:
-        """Compares them, if it is time to; returns the names of those that are left out from now on."""
-        if now_s < self._next_s:
+    def eject_outliers(self, now_s: float) -> list[str]:
+        """Compares the replicas if the interval is over, and returns the names of those that are now ejected."""
+        if now_s < self._next_sweep_s:
             return []
-        self._next_s = now_s + self._config.every_s
-        there = [each for each in self._members.values() if not each.absent]
+        self._next_sweep_s = now_s + self._config.every_s
+        present = [replica for replica in self._members.values() if not replica.is_absent]
         working = {
-            each.name: each
-            for each in there
-            if not each.ejected(now_s) and each.breaker.state(now_s) is BreakerState.CLOSED
+            replica.name: replica
+            for replica in present
+            if not replica.is_ejected(now_s) and replica.breaker.state(now_s) is BreakerState.CLOSED
         }
-        room = math.floor(self._config.share * len(there) + 1e-9) - sum(each.ejected(now_s) for each in there)
-        outliers = find_outliers({name: each.recent(now_s) for name, each in working.items()}, self._config)
-        ejected = outliers[: max(0, min(room, len(working) - 1))]
+        ejectable = math.floor(self._config.share * len(present) + 1e-9) - sum(
+            replica.is_ejected(now_s) for replica in present
+        )
+        outliers = find_outliers({name: replica.recent_sums(now_s) for name, replica in working.items()}, self._config)
+        ejected = outliers[: max(0, min(ejectable, len(working) - 1))]
         for outlier in ejected:
-            working[outlier.name].eject(now_s, outlier.why)
+            working[outlier.name].eject(now_s, outlier.reason)
         for member in working.values():
             if all(member.name != outlier.name for outlier in outliers):
-                member.forgive()
+                member.forgive_ejection()
         return [outlier.name for outlier in ejected]

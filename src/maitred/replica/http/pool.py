@@ -1,4 +1,4 @@
-"""The connections to one server: kept while they are of use, and made when none is free."""
+"""Connection pool of one server: keeps idle connections while they are useful, and opens new ones when none is idle."""
 
 import asyncio
 import socket
@@ -11,28 +11,34 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 
 from maitred.replica.http.connection import HttpConnection, Response, ResponseBroken
 
-_KEEP_S = 3.0
-"""Less than servers keep an idle connection (uvicorn 5 s, Node 5 s): the one that closes it should be this end."""
-_KNOWN_S = 10.0
-"""How long the addresses of a name are taken as they were."""
-_NOTHING_ASKED = 408
-"""Of HTTP: no request has come in time. On a connection that was kept it is said of its idleness."""
-_SECOND_ADDRESS_S = 0.25
-"""After which the next address is tried beside one that does not answer: the delay that RFC 8305 recommends."""
+_KEEPALIVE_EXPIRY_S = 3.0
+"""Longest idle time of a connection.
+
+Servers close idle ones later (uvicorn 5 s, Node 5 s): this end should close first.
+"""
+_DNS_TTL_S = 10.0
+"""How long the resolved addresses of a host name are reused."""
+_REQUEST_TIMEOUT_STATUS = 408
+"""HTTP status with which a server ends a connection on which no request came in time.
+
+On a reused connection it means that the connection was idle for too long.
+"""
+_HAPPY_EYEBALLS_DELAY_S = 0.25
+"""Time after which the next address is tried beside one that does not answer: the delay that RFC 8305 recommends."""
 
 
 class ConnectFailed(Exception):
-    """No connection could be made, or not one that is safe. Its text has the system's reason."""
+    """Error of a connection that could not be made, or not safely. Its text has the system's reason."""
 
 
 class OpenConnections:
-    """All that are open, to whatever server. A context; leaving it closes them.
+    """Set of all open connections, to every server. A context; leaving it closes them.
 
-    What is made of it and used is of the event loop that entered it.
+    It and its connections belong to the event loop in which it was entered.
     """
 
     def __init__(self) -> None:
-        self._open: set[HttpConnection] = set()
+        self._connections: set[HttpConnection] = set()
         self._all_closed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -41,32 +47,32 @@ class OpenConnections:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for connection in [*self._open]:
+        for connection in [*self._connections]:
             connection.close()
-        if self._open:
+        if self._connections:
             self._all_closed.clear()
             await self._all_closed.wait()
 
     def add(self, connection: HttpConnection) -> None:
-        """It has been made."""
-        self._open.add(connection)
+        """Adds a connection that was opened."""
+        self._connections.add(connection)
 
     def remove(self, connection: HttpConnection) -> None:
-        """It is closed."""
-        self._open.discard(connection)
-        if not self._open:
+        """Removes a connection that was closed."""
+        self._connections.discard(connection)
+        if not self._connections:
             self._all_closed.set()
 
 
 class HostPool:
-    """Of one server.
+    """Connection pool of one server.
 
     Args:
-        connections: Closes what is open here in the end.
-        host: Name or address.
-        port: Where it listens.
-        connect_timeout_s: For a connection, with its TLS handshake.
-        tls: Makes what its certificate is checked by; None: there is no TLS.
+        connections: Set of open connections, which closes those of this pool in the end.
+        host: Name or address of the server.
+        port: Port of the server.
+        connect_timeout_s: Time limit of a connect, with its TLS handshake.
+        tls: Makes the context that checks the server's certificate; None: there is no TLS.
     """
 
     def __init__(
@@ -83,67 +89,70 @@ class HostPool:
         self._connect_timeout_s = connect_timeout_s
         self._make_tls = tls
         self._tls: ssl.SSLContext | None = None
-        self._free: list[tuple[HttpConnection, float]] = []
-        """With the time since when, the longest free first."""
-        self._sweeping: asyncio.TimerHandle | None = None
+        self._idle: list[tuple[HttpConnection, float]] = []
+        """Idle connections, each with the time since when; the longest idle first."""
+        self._expiry_timer: asyncio.TimerHandle | None = None
         self._addresses: list[AddrInfoType] = []
-        self._known_until_s = 0.0
-        self._looking_up = asyncio.Lock()
+        self._addresses_expire_s = 0.0
+        self._resolve_lock = asyncio.Lock()
 
-    async def ask(self, request: bytes, *, kept: bool = True, until_s: float | None = None) -> Response:
-        """Sends a request; the response, when its head is there.
+    async def send(self, request: bytes, *, reuse: bool = True, deadline_s: float | None = None) -> Response:
+        """Sends a request and returns the response when its head is there.
 
-        A server may close a connection in the moment in which it is used again. Where it has not said a word, or only
-        that nothing was asked in time, the request goes out once more, on a new one.
+        A server may close a connection in the moment in which it is used again. If the server has sent nothing, or only
+        that no request came in time, the request is sent once more, on a new connection.
 
         Args:
-            request: All of it.
-            kept: Whether it may go on a connection that has served before.
-            until_s: When the head must be there, by the event loop's clock; None: whenever.
+            request: The complete request.
+            reuse: Whether it may use a connection that has served before.
+            deadline_s: Latest time for the head, by the event loop's clock; None: there is none.
 
         Raises:
-            Unreachable: It could not be sent.
-            Interrupted: No head came.
-            TimeoutError: It has not come in time.
+            ConnectFailed: The request could not be sent.
+            ResponseBroken: The connection ended before the head.
+            TimeoutError: The head has not come in time.
         """
-        while kept and self._free:
-            connection, _ = self._free.pop()
-            if connection.open:
+        while reuse and self._idle:
+            connection, _ = self._idle.pop()
+            if connection.is_open:
                 response = connection.send(request)
                 try:
-                    await response.wait_head(until_s)
+                    await response.wait_head(deadline_s)
                 except ResponseBroken as failure:
-                    if not failure.untouched:
+                    if not failure.nothing_received:
                         raise
                     break
-                if response.status != _NOTHING_ASKED:
+                if response.status != _REQUEST_TIMEOUT_STATUS:
                     return response
                 response.close()
                 break
-        async with asyncio.timeout_at(until_s):
-            connection = await self._dial()
+        async with asyncio.timeout_at(deadline_s):
+            connection = await self._connect()
         response = connection.send(request)
-        await response.wait_head(until_s)
+        await response.wait_head(deadline_s)
         return response
 
-    async def _dial(self) -> HttpConnection:
+    async def _connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 if self._make_tls is not None and self._tls is None:
                     self._tls = self._make_tls()
                 addresses = await self._resolve(loop)
-                to: dict[str, Any] = {"ssl": self._tls, "server_hostname": None if self._tls is None else self._host}
+                options: dict[str, Any] = {
+                    "ssl": self._tls,
+                    "server_hostname": None if self._tls is None else self._host,
+                }
                 if len(addresses) == 1 and addresses[0][0] == socket.AF_INET:
-                    # The event loop's own way takes a third of the time.
+                    # The event loop's own connect takes a third of the time.
                     host, port = addresses[0][4][:2]
-                    _, connection = await loop.create_connection(self._connection, host, port, **to)
+                    _, connection = await loop.create_connection(self._make_connection, host, port, **options)
                 else:
                     sock = await start_connection(
-                        addresses, happy_eyeballs_delay=_SECOND_ADDRESS_S, interleave=1, loop=loop
+                        addresses, happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY_S, interleave=1, loop=loop
                     )
                     try:
-                        _, connection = await loop.create_connection(self._connection, sock=sock, **to)
+                        _, connection = await loop.create_connection(self._make_connection, sock=sock, **options)
                     except BaseException:
                         sock.close()
                         raise
@@ -156,29 +165,31 @@ class HostPool:
         self._connections.add(connection)
         return connection
 
-    def _connection(self) -> HttpConnection:
+    def _make_connection(self) -> HttpConnection:
         return HttpConnection(self._release, self._connections.remove)
 
     async def _resolve(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:
-        """Where it is. Of many who ask at once, one looks."""
-        async with self._looking_up:
-            if not self._addresses or self._known_until_s < loop.time():
+        """Resolves the host name; of many concurrent callers, one resolves and the others use its result."""
+        async with self._resolve_lock:
+            if not self._addresses or self._addresses_expire_s < loop.time():
                 self._addresses = [*await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)]
-                self._known_until_s = loop.time() + _KNOWN_S
+                self._addresses_expire_s = loop.time() + _DNS_TTL_S
         return self._addresses
 
     def _release(self, connection: HttpConnection) -> None:
-        """It has served, and can serve again."""
+        """Returns a connection that has served to the idle ones."""
         loop = asyncio.get_running_loop()
-        self._free.append((connection, loop.time()))
-        if self._sweeping is None:
-            self._sweeping = loop.call_later(_KEEP_S, self._sweep, loop)
+        self._idle.append((connection, loop.time()))
+        if self._expiry_timer is None:
+            self._expiry_timer = loop.call_later(_KEEPALIVE_EXPIRY_S, self._close_expired, loop)
 
-    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Closes what nobody has used for long."""
-        old_s = loop.time() - _KEEP_S
-        old = [connection for connection, since_s in self._free if since_s <= old_s]
-        self._free = [each for each in self._free if each[1] > old_s and each[0].open]
-        for connection in old:
+    def _close_expired(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Closes connections that have been idle for too long."""
+        expired_s = loop.time() - _KEEPALIVE_EXPIRY_S
+        expired = [connection for connection, since_s in self._idle if since_s <= expired_s]
+        self._idle = [entry for entry in self._idle if entry[1] > expired_s and entry[0].is_open]
+        for connection in expired:
             connection.close()
-        self._sweeping = loop.call_at(self._free[0][1] + _KEEP_S, self._sweep, loop) if self._free else None
+        self._expiry_timer = (
+            loop.call_at(self._idle[0][1] + _KEEPALIVE_EXPIRY_S, self._close_expired, loop) if self._idle else None
+        )

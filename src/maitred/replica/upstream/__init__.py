@@ -1,6 +1,7 @@
-"""Servers of others as replicas: anything that speaks OpenAI's HTTP API.
+"""Upstreams: servers of other operators as replicas, by OpenAI's HTTP API or Anthropic's.
 
-The way of a request is the way through the modules: `writing` puts it into the words of the server's `dialects` entry,
-`server` sends it, `stream` reads the bytes, `answer` makes parts of them or finds what is wrong with them, and
-`failures` says what a refusal means to the caller. Meanwhile `probe` looks whether the server is there at all.
+A request passes through the modules in this order: `request_body` encodes it as the server's entry in `dialects` wants
+it, `replica` sends it, `stream` reads the bytes of the response, `openai_stream` (or `anthropic`) parses them into
+deltas or finds what is wrong with them, and `errors` maps a rejection to an error for the caller. Meanwhile `probe`
+checks whether the server is up at all.
 """

@@ -1,4 +1,4 @@
-"""Servers that speak Anthropic's Messages API: how they are asked and read, by means of `maitred.wire.anthropic`."""
+"""Dialect of Anthropic's Messages API: encodes requests and parses streams, by means of `maitred.wire.anthropic`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,77 +9,84 @@ from maitred.core.answer import TextDelta
 from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.core.request import FinishReason
 from maitred.core.text_replica import TextBatch, TextRequest
-from maitred.replica.upstream.errors import ServerError, to_failure
-from maitred.replica.upstream.openai_stream import MOST_EVENT_BYTES, broken
+from maitred.replica.upstream.errors import ServerError, make_failure
+from maitred.replica.upstream.openai_stream import MAX_EVENT_BYTES, make_replica_lost
 from maitred.wire.anthropic.answer import AnswerBroken, AnswerDelta, AnswerFailed, MessagesStreamParser
 from maitred.wire.anthropic.outbound import to_messages
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.sse import SSEDecoder
 
 DEFAULT_MAX_TOKENS = 4096
-"""Messages demands a limit. This one holds where neither the caller, nor a limit, nor `parameters` names one."""
+"""Limit of output tokens where neither the caller, nor a limit, nor `parameters` names one; Messages demands one."""
 
 
-def messages_body(request: TextRequest, model: str, parameters: Mapping[str, Any]) -> bytes:
-    """The body of the request; see `maitred.replica.upstream.request_body.encode_body`."""
+def encode_messages_body(request: TextRequest, model: str, parameters: Mapping[str, Any]) -> bytes:
+    """Encodes the body of a Messages request; see `maitred.replica.upstream.request_body.encode_body`."""
     if not request.chat:
         raise InvalidRequest("This model answers conversations only. Use /v1/chat/completions.", param="model")
     if request.given:
         raise Unsupported("The server that runs this model cannot go on with an answer that another one has begun.")
     chat = msgspec.convert(dict(request.fields), ChatRequest)
     max_tokens = request.max_tokens or parameters.get("max_tokens", DEFAULT_MAX_TOKENS)
-    asked = msgspec.to_builtins(to_messages(chat, model=model, max_tokens=max_tokens))
-    return msgspec.json.encode({**parameters, **asked})
+    fields = msgspec.to_builtins(to_messages(chat, model=model, max_tokens=max_tokens))
+    return msgspec.json.encode({**parameters, **fields})
 
 
 class AnthropicStreamParser:
-    """One stream; the counterpart of `maitred.replica.upstream.openai_stream.OpenAIStreamParser`.
+    """Parser of one stream of the Messages API. Implements `StreamParser` of `maitred.replica.upstream.openai_stream`.
 
     Args:
-        server: Its name, for the log.
+        server: Name of the server, for the log.
 
     Attributes:
-        begun: Whether any part of the answer has come.
-        whole: Whether everything has come.
+        has_begun: Whether any part of the answer has come.
+        is_complete: Whether everything has come.
     """
 
     def __init__(self, server: str) -> None:
-        self.begun = False
-        self.whole = False
+        self.has_begun = False
+        self.is_complete = False
         self._server = server
-        self._events = SSEDecoder()
-        self._answer = MessagesStreamParser()
+        self._decoder = SSEDecoder()
+        self._parser = MessagesStreamParser()
         self._undecoded_bytes = 0
 
     def feed(self, data: bytes) -> TextBatch | None:
-        """What these bytes add. The usage comes last: before, the server has not counted what it has written."""
+        """Parses bytes and returns the batch that they add; None if they add nothing.
+
+        The usage comes with the last batch: before, the server has not counted what it has written.
+        """
         parts: list[TextDelta] = []
-        events = self._events.feed(data)
+        events = self._decoder.feed(data)
         self._undecoded_bytes = 0 if events else self._undecoded_bytes + len(data)
-        if self._undecoded_bytes > MOST_EVENT_BYTES:
-            raise broken("it sent an event without an end")
+        if self._undecoded_bytes > MAX_EVENT_BYTES:
+            raise make_replica_lost("it sent an event without an end")
         try:
             for event in events:
-                parts += map(_part, self._answer.feed(event))
+                parts += map(_make_delta, self._parser.feed(event))
         except AnswerBroken as failure:
-            raise broken(str(failure)) from None
+            raise make_replica_lost(str(failure)) from None
         except AnswerFailed as failure:
-            if self.begun or parts:
-                raise broken(f"it reported an error: {str(failure)[:200]}") from None
-            raise to_failure(self._server, failure.status, ServerError(failure.message, failure.kind), None) from None
-        self.begun = self.begun or bool(parts)
-        self.whole = self._answer.is_complete
-        return TextBatch(parts, self._answer.usage if self.whole else None, len(parts), self.whole) if parts else None
+            if self.has_begun or parts:
+                raise make_replica_lost(f"it reported an error: {str(failure)[:200]}") from None
+            raise make_failure(self._server, failure.status, ServerError(failure.message, failure.kind), None) from None
+        self.has_begun = self.has_begun or bool(parts)
+        self.is_complete = self._parser.is_complete
+        return (
+            TextBatch(parts, self._parser.usage if self.is_complete else None, len(parts), self.is_complete)
+            if parts
+            else None
+        )
 
-    def ended(self) -> None:
-        """The body has ended, as HTTP sees it; raises ReplicaLost if the answer has not."""
+    def on_end(self) -> None:
+        """Notes the end of the body; raises ReplicaLost if the answer is not complete."""
         try:
-            self._answer.on_end()
+            self._parser.on_end()
         except AnswerBroken as failure:
-            raise broken(str(failure)) from None
+            raise make_replica_lost(str(failure)) from None
 
 
-def _part(delta: AnswerDelta) -> TextDelta:
+def _make_delta(delta: AnswerDelta) -> TextDelta:
     finish = None if delta.finish is None else FinishReason(delta.finish)
     extra: dict[str, Any] | None = None if delta.tool_calls is None else {"tool_calls": delta.tool_calls}
     return TextDelta(0, delta.text, finish, extra=extra)

@@ -1,4 +1,4 @@
-"""A chunk of a stream of OpenAI's API, as far as it is read here."""
+"""Structs of a stream chunk of OpenAI's API, with the fields that are used here."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -10,20 +10,20 @@ from maitred.core.request import MOST_TOKENS, Usage
 
 
 class PromptDetails(msgspec.Struct):
-    """What is told of a prompt's tokens."""
+    """Details of the prompt tokens in a usage."""
 
     cached_tokens: int | None = None
 
 
 class ReportedUsage(msgspec.Struct):
-    """What a server says that it has counted."""
+    """Usage as the server reports it."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
 
-    def usage(self) -> Usage | None:
-        """The same as we say it; None: it cannot be."""
+    def to_usage(self) -> Usage | None:
+        """Returns the usage as a `Usage`; None if the reported numbers cannot be right."""
         prompt, completion, details = self.prompt_tokens, self.completion_tokens, self.prompt_tokens_details
         cached = (details.cached_tokens if details else None) or 0
         if prompt is None or completion is None or cached < 0:
@@ -34,7 +34,7 @@ class ReportedUsage(msgspec.Struct):
 
 
 class ChunkDelta(msgspec.Struct):
-    """What is new of a message."""
+    """New part of a message."""
 
     content: Any = None
     tool_calls: Any = None
@@ -48,40 +48,40 @@ class _Function(msgspec.Struct):
     arguments: str | None = None
 
 
-class _CallPiece(msgspec.Struct):
+class _ToolCallPiece(msgspec.Struct):
     index: int | None = None
     id: str | None = None
     function: _Function | None = None
 
 
-def are_calls(pieces: Any) -> bool:  # noqa: ANN401 - whatever JSON can be
-    """Whether these are pieces of tool calls, as whoever puts them together takes them."""
+def are_tool_calls(pieces: Any) -> bool:  # noqa: ANN401 - whatever JSON can be
+    """Returns whether these are pieces of tool calls with the types that their consumers expect."""
     try:
-        msgspec.convert(pieces, list[_CallPiece])
+        msgspec.convert(pieces, list[_ToolCallPiece])
     except msgspec.ValidationError:
         return False
     return True
 
 
-class _Top(msgspec.Struct):
+class _TopLogprob(msgspec.Struct):
     token: str
     logprob: float
     bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
 
-    def score(self) -> TokenLogprob:
+    def to_logprob(self) -> TokenLogprob:
         return TokenLogprob(
             self.token, bytes(self.bytes) if self.bytes is not None else self.token.encode(), self.logprob
         )
 
 
-class _Token(_Top):
-    top_logprobs: list[_Top] | None = None
+class _TokenLogprobs(_TopLogprob):
+    top_logprobs: list[_TopLogprob] | None = None
 
 
 class Logprobs(msgspec.Struct):
-    """Of a chat chunk (`content`) or of a text chunk (the others, one entry per token)."""
+    """Log-probabilities of a chat chunk (`content`) or of a text chunk (the other fields, one entry per token)."""
 
-    content: list[_Token] | None = None
+    content: list[_TokenLogprobs] | None = None
     tokens: list[str] | None = None
     token_logprobs: list[float | None] | None = None
     top_logprobs: list[dict[str, float] | None] | None = None
@@ -89,7 +89,7 @@ class Logprobs(msgspec.Struct):
 
 
 class ChunkChoice(msgspec.Struct):
-    """What is new of a choice."""
+    """New part of one choice."""
 
     index: int = 0
     delta: ChunkDelta | None = None
@@ -99,13 +99,13 @@ class ChunkChoice(msgspec.Struct):
 
 
 class UpstreamChunk(msgspec.Struct):
-    """An event's data."""
+    """Data of one event of the stream."""
 
     choices: list[ChunkChoice] | None = None
     usage: ReportedUsage | None = None
 
     def plain_text(self) -> str | None:
-        """The text of a chunk that has nothing else of an answer, as most have; None of any other."""
+        """Returns the text of a chunk that has nothing else of an answer, as most have; None for any other chunk."""
         choices = self.choices
         if choices is None or len(choices) != 1:
             return None
@@ -124,7 +124,10 @@ _decoder = msgspec.json.Decoder(UpstreamChunk)
 
 
 def parse_chunk(data: bytes) -> UpstreamChunk | None:
-    """Reads a chunk; None if it is none. What in it is no UTF-8 is replaced, as in every stream of events."""
+    """Parses one chunk; None if the data is no chunk.
+
+    Bytes that are not UTF-8 are replaced, as in every event stream.
+    """
     try:
         try:
             return _decoder.decode(data)
@@ -135,10 +138,11 @@ def parse_chunk(data: bytes) -> UpstreamChunk | None:
 
 
 def parse_chunks(events: Sequence[bytes]) -> list[UpstreamChunk] | None:
-    """Reads events in one call, a line each; without ``[DONE]``, if that is the last of several.
+    """Parses events in one call, a line each; without ``[DONE]``, if that is the last of several.
 
-    Where a line begins with ``{`` and the one before ends with ``}``, no value can go on from one to the next, and with
-    as many values as lines each has its own. None: they are not like that, and have to be looked at one by one.
+    Where a line begins with ``{`` and the one before ends with ``}``, no value can go on from one line to the next, and
+    with as many values as lines each line has its own. None: the events are not like that, and have to be parsed one by
+    one.
     """
     if len(events) == 1:
         try:
@@ -157,10 +161,10 @@ def parse_chunks(events: Sequence[bytes]) -> list[UpstreamChunk] | None:
 
 
 def parse_scores(logprobs: Logprobs | None, offset: int) -> list[TokenScore] | None:
-    """One score per token; None if there are none.
+    """Returns one score per token; None if there are none.
 
     Args:
-        logprobs: What a chunk had.
+        logprobs: Log-probabilities of a chunk.
         offset: Characters of the choice's text before the chunk.
     """
     if logprobs is None:
@@ -168,7 +172,9 @@ def parse_scores(logprobs: Logprobs | None, offset: int) -> list[TokenScore] | N
     scores: list[TokenScore] = []
     if logprobs.content is not None:
         for token in logprobs.content:
-            scores.append(TokenScore(token.score(), [top.score() for top in token.top_logprobs or ()], offset))
+            scores.append(
+                TokenScore(token.to_logprob(), [top.to_logprob() for top in token.top_logprobs or ()], offset)
+            )
             offset += len(token.token)
         return scores
     if logprobs.tokens is None:
@@ -180,7 +186,7 @@ def parse_scores(logprobs: Logprobs | None, offset: int) -> list[TokenScore] | N
         top = (tops[position] if position < len(tops) else None) or {}
         scores.append(
             TokenScore(
-                # The first token of an echoed prompt has none; our own shape has no place for that.
+                # The first token of an echoed prompt has no log-probability; a `TokenLogprob` must have one.
                 TokenLogprob(text, text.encode(), 0.0 if value is None else value),
                 [TokenLogprob(other, other.encode(), logprob) for other, logprob in top.items()],
                 offsets[position] if position < len(offsets) else offset,

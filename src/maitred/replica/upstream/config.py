@@ -1,4 +1,4 @@
-"""The `upstreams` of a model: servers that others run, and how they are spoken to."""
+"""Settings of the `upstreams` of a model: servers of other operators, and how they are addressed."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,15 +8,18 @@ from msgspec import Meta, Struct
 
 from maitred.core.errors import ConfigInvalid
 from maitred.core.secret import Secret
-from maitred.replica.http.request_head import encode_line
-from maitred.replica.upstream.address import Address
+from maitred.replica.http.request_head import encode_header
+from maitred.replica.upstream.address import UpstreamUrl
 from maitred.replica.upstream.dialects import DIALECTS, DialectName
 
-_TIMEOUT = {"unit": "seconds"}
+_SECONDS = {"unit": "seconds"}
 
 
 class UpstreamConfig(Struct, frozen=True, kw_only=True):
-    """One server that answers requests of the model. Of several, each request goes to one that has room."""
+    """Settings of one server that answers requests of the model.
+
+    Of several servers, each request goes to one that has capacity for it.
+    """
 
     url: Annotated[
         str,
@@ -66,7 +69,7 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = {}
     connect_timeout_s: Annotated[
-        float, Meta(gt=0, le=600, description="To connect, with the TLS handshake.", extra=_TIMEOUT)
+        float, Meta(gt=0, le=600, description="To connect, with the TLS handshake.", extra=_SECONDS)
     ] = 5.0
     first_part_timeout_s: Annotated[
         float,
@@ -75,79 +78,82 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
             le=86_400,
             description="From the request to the first part of the answer. A server that queues may need longer than "
             "one that does not; signs of life that are no answer do not count.",
-            extra=_TIMEOUT,
+            extra=_SECONDS,
         ),
     ] = 120.0
     idle_timeout_s: Annotated[
-        float, Meta(gt=0, le=86_400, description="Between two pieces of an answer that has begun.", extra=_TIMEOUT)
+        float, Meta(gt=0, le=86_400, description="Between two pieces of an answer that has begun.", extra=_SECONDS)
     ] = 60.0
     total_timeout_s: Annotated[
-        float, Meta(gt=0, le=86_400, description="From the request to the end of the answer.", extra=_TIMEOUT)
+        float, Meta(gt=0, le=86_400, description="From the request to the end of the answer.", extra=_SECONDS)
     ] = 1800.0
     probe_every_s: Annotated[
-        float, Meta(gt=0, le=3600, description="Between two looks whether it is there.", extra=_TIMEOUT)
+        float, Meta(gt=0, le=3600, description="Between two looks whether it is there.", extra=_SECONDS)
     ] = 5.0
-    probe_timeout_s: Annotated[float, Meta(gt=0, le=600, description="For one of these looks.", extra=_TIMEOUT)] = 5.0
+    probe_timeout_s: Annotated[float, Meta(gt=0, le=600, description="For one of these looks.", extra=_SECONDS)] = 5.0
 
 
 _CREDENTIAL_HEADERS = frozenset({"authorization", "api-key", "x-api-key", "proxy-authorization", "cookie"})
-_OURS = frozenset({"content-length", "content-type", "transfer-encoding", "host", "connection", "accept-encoding"})
-_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
-"""Of a header: a token (RFC 9110, section 5.6.2)."""
+_CONNECTION_HEADERS = frozenset(
+    {"content-length", "content-type", "transfer-encoding", "host", "connection", "accept-encoding"}
+)
+_HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+"""Pattern of a header's name: a token (RFC 9110, section 5.6.2)."""
 
 
-def upstream_faults(upstreams: Sequence[UpstreamConfig], place: str) -> Iterator[tuple[str, str]]:
-    """The key to point at, and what is wrong.
+def upstream_faults(upstreams: Sequence[UpstreamConfig], location: str) -> Iterator[tuple[str, str]]:
+    """Yields for each fault the setting to point at and what is wrong.
 
     Args:
-        upstreams: Of one model.
-        place: The dotted name of their list.
+        upstreams: The servers of one model.
+        location: The dotted name of their list.
     """
     if not upstreams:
-        yield place, "Must name at least one server."
+        yield location, "Must name at least one server."
     names: set[str] = set()
     for index, upstream in enumerate(upstreams):
-        here = f"{place}[{index}]"
+        key = f"{location}[{index}]"
         try:
-            address = Address(upstream.url)
+            parsed_url = UpstreamUrl(upstream.url)
         except ConfigInvalid as error:
-            yield f"{here}.url", str(error)
+            yield f"{key}.url", str(error)
             continue
-        name = upstream.name or address.host_and_port
+        name = upstream.name or parsed_url.host_and_port
         if name in names:
-            yield f"{here}.name", f"Another upstream of this model is called {name!r}. Give this one a name of its own."
+            yield f"{key}.name", f"Another upstream of this model is called {name!r}. Give this one a name of its own."
         names.add(name)
-        if upstream.api_key is not None and not address.safe:
+        if upstream.api_key is not None and not parsed_url.is_confidential:
             yield (
-                f"{here}.url",
+                f"{key}.url",
                 "An API key would go over the network in the open. Use https, or an address of this machine.",
             )
         for header, value in upstream.headers.items():
             if header.lower() in _CREDENTIAL_HEADERS:
-                yield f"{here}.headers", f"{header} holds a credential. Give it as `api_key`, by reference."
-            elif header.lower() in _OURS:
-                yield f"{here}.headers", f"{header} is set by the connection itself. Remove it."
-            elif not _NAME.fullmatch(header):
-                yield f"{here}.headers", f"{header!r} is no name of a header. Use letters, digits and hyphens."
+                yield f"{key}.headers", f"{header} holds a credential. Give it as `api_key`, by reference."
+            elif header.lower() in _CONNECTION_HEADERS:
+                yield f"{key}.headers", f"{header} is set by the connection itself. Remove it."
+            elif not _HEADER_NAME.fullmatch(header):
+                yield f"{key}.headers", f"{header!r} is no name of a header. Use letters, digits and hyphens."
             else:
                 try:
-                    encode_line(header, value)
+                    encode_header(header, value)
                 except ValueError as error:
-                    yield f"{here}.headers", str(error)
+                    yield f"{key}.headers", str(error)
 
 
-def continuation_faults(upstreams: Sequence[UpstreamConfig], place: str) -> Iterator[tuple[str, str]]:
-    """The servers of a model with `continuation: reprompt` that cannot go on with what another one has begun.
+def continuation_faults(upstreams: Sequence[UpstreamConfig], location: str) -> Iterator[tuple[str, str]]:
+    """Yields the servers that cannot continue another one's answer, for a model with `continuation: reprompt`.
 
     Args:
-        upstreams: Of the model.
-        place: The dotted name of their list.
+        upstreams: The servers of the model.
+        location: The dotted name of their list.
     """
-    able = [name for name, dialect in DIALECTS.items() if dialect.continuing is not None]
+    dialects = [name for name, dialect in DIALECTS.items() if dialect.continuation_fields is not None]
     for index, upstream in enumerate(upstreams):
-        if upstream.kind != "openai" or upstream.dialect not in able:
+        if upstream.kind != "openai" or upstream.dialect not in dialects:
             yield (
-                f"{place}[{index}].dialect",
+                f"{location}[{index}].dialect",
                 "This server is not known to go on with an answer that another one has begun, as `continuation: "
-                f"reprompt` wants. Those that are: {', '.join(able)}. Set the dialect, or leave out `continuation`.",
+                f"reprompt` wants. Those that are: {', '.join(dialects)}. "
+                "Set the dialect, or leave out `continuation`.",
             )

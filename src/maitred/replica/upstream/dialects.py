@@ -1,8 +1,8 @@
-"""What the servers that speak OpenAI's API do differently, as data.
+"""Dialects of OpenAI's API: the differences between its servers, as data.
 
-A dialect says three things: where a server tells of its health and load, what may be sent to it, and what its answers
-keep to. All of them end the work for a request when its connection is closed. The sources are the servers' own
-documentation, named beside each entry.
+A dialect names three things: where a server reports its health and load, which fields may be sent to it, and which
+rules its answers keep. All servers stop working on a request when its connection is closed. The sources are the
+servers' own documentation, named beside each entry.
 """
 
 from collections.abc import Mapping
@@ -19,61 +19,69 @@ _OPENAI_FIELDS = frozenset(
         *("reasoning_effort", "verbosity", "prediction", "prompt_cache_key", "safety_identifier", "store"),
     }
 )
-"""OpenAI's own, of those whose answers can be passed on: not sound, not pictures, not functions of before 2023."""
+"""OpenAI's own fields whose answers can be passed on: not audio, not images, not functions of before 2023."""
 _SAMPLING_FIELDS = frozenset({"top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"})
 _GUIDED_FIELDS = frozenset({"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
-_CONTINUING: Mapping[str, object] = {"continue_final_message": True, "add_generation_prompt": False}
-"""The names are those of `apply_chat_template` in Transformers, which several servers have taken over."""
+_CONTINUE_LAST_MESSAGE: Mapping[str, object] = {"continue_final_message": True, "add_generation_prompt": False}
+"""Fields that continue the last message.
+
+The names are those of `apply_chat_template` in Transformers, which several servers have taken over.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadGauges:
-    """Where a server's load can be read: names of Prometheus gauges, all of which may occur once for each engine."""
+    """Names of the Prometheus gauges of a server's load, all of which may occur once for each engine."""
 
     running: str
     waiting: str
     kv_usage: tuple[str, ...] = ()
-    """From 0 to 1; of several names the first that is there."""
+    """Usage of the KV cache, from 0 to 1; of several names the first that is there counts."""
     path: str = "/metrics"
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamDialect:
-    """One server's ways.
+    """Differences of one kind of server.
 
     Attributes:
-        health: A path that answers 200 when requests can run; at the root of the server if it begins with a slash,
+        health_path: A path that answers 200 when requests can run; at the root of the server if it begins with a slash,
             below the URL of the API otherwise.
-        gauges: Its load; None: it does not say.
-        fields: What may be sent. What a caller wrote beyond that is refused, since it would go unheard.
-        limit_field: What a conversation's `max_tokens` is called.
+        load_gauges: Gauges of its load; None: it reports none.
+        allowed_fields: Fields that may be sent. Other fields of a caller's request are rejected, since the server would
+            ignore them.
+        limit_field: Name of a conversation's `max_tokens`.
         key_header: The header that carries the API key; ``Authorization`` takes it as a bearer token.
-        stream_options: Asks for the usage.
-        counts_chunks: Whether every chunk with text has at least one token of its own, so that more chunks than tokens
-            are chunks that were sent twice.
-        headers: Sent with every request.
-        done: Whether a stream ends with ``[DONE]``. Elsewhere it ends with its usage, and then the body.
-        usage_per_choice: Whether each of several choices is counted by itself, and its prompt with it.
-        continuing: Makes it go on with the last message of a conversation, which is then its own; None: it cannot.
+        stream_options: Options that ask for the usage.
+        has_token_per_chunk: Whether every chunk with text has at least one token of its own, so that more chunks than
+            tokens are chunks that were sent twice.
+        headers: Headers of every request.
+        sends_done: Whether a stream ends with ``[DONE]``. Elsewhere it ends with its usage, and then the body.
+        has_usage_per_choice: Whether each of several choices is counted by itself, and its prompt with it.
+        continuation_fields: Fields that make the server continue the last message of a conversation, which is then its
+            own; None: it cannot.
     """
 
-    health: str
-    gauges: LoadGauges | None = None
-    fields: frozenset[str] = _OPENAI_FIELDS
+    health_path: str
+    load_gauges: LoadGauges | None = None
+    allowed_fields: frozenset[str] = _OPENAI_FIELDS
     limit_field: str = "max_tokens"
     key_header: str = "Authorization"
     stream_options: Mapping[str, object] = field(default_factory=lambda: {"include_usage": True})
-    counts_chunks: bool = False
+    has_token_per_chunk: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
-    done: bool = True
-    usage_per_choice: bool = False
-    continuing: Mapping[str, object] | None = None
+    sends_done: bool = True
+    has_usage_per_choice: bool = False
+    continuation_fields: Mapping[str, object] | None = None
 
 
-_MODELS = "models"
-"""The list of models, which every one has; with credentials it also tells whether these are good."""
-ANTHROPIC = UpstreamDialect(_MODELS, key_header="x-api-key", headers={"anthropic-version": API_VERSION})
-"""Of all servers of the kind `anthropic`; what may be sent to them is decided in `maitred.wire.anthropic.outbound`."""
+_MODELS_PATH = "models"
+"""Path of the list of models, which every server has; with credentials it also shows whether these are valid."""
+ANTHROPIC_DIALECT = UpstreamDialect(_MODELS_PATH, key_header="x-api-key", headers={"anthropic-version": API_VERSION})
+"""Dialect of all servers of the kind `anthropic`.
+
+The fields that may be sent to them are decided in `maitred.wire.anthropic.outbound`.
+"""
 
 
 DialectName = Literal[
@@ -93,10 +101,10 @@ DialectName = Literal[
 ]
 
 DIALECTS: Mapping[DialectName, UpstreamDialect] = {
-    "generic": UpstreamDialect(_MODELS, fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),
+    "generic": UpstreamDialect(_MODELS_PATH, allowed_fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),
     # docs.vllm.ai: "Production Metrics", "OpenAI-Compatible Server" (extra parameters); 0.32. The KV gauge has its
-    # new name since the V1 engine. The guided_* fields of earlier versions are ignored without a word since 0.12, so
-    # they are not sent. Usage with every chunk bills what a caller breaks off to the token.
+    # new name since the V1 engine. The guided_* fields of earlier versions are silently ignored since 0.12, so they
+    # are not sent. Usage with every chunk bills what a caller breaks off to the token.
     "vllm": UpstreamDialect(
         "/health",
         LoadGauges(
@@ -106,8 +114,8 @@ DIALECTS: Mapping[DialectName, UpstreamDialect] = {
         ),
         _OPENAI_FIELDS | _SAMPLING_FIELDS | {"structured_outputs", "chat_template_kwargs"},
         stream_options={"include_usage": True, "continuous_usage_stats": True},
-        counts_chunks=True,
-        continuing=_CONTINUING,
+        has_token_per_chunk=True,
+        continuation_fields=_CONTINUE_LAST_MESSAGE,
     ),
     # docs.sglang.io: "Production Metrics" (with --enable-metrics), "OpenAI APIs - Completions". It goes on behind the
     # template's own opening of a turn, so it takes the one flag without the other (sgl-project/sglang, pull 4226).
@@ -115,15 +123,15 @@ DIALECTS: Mapping[DialectName, UpstreamDialect] = {
         "/health",
         LoadGauges("sglang:num_running_reqs", "sglang:num_queue_reqs", ("sglang:token_usage",)),
         _OPENAI_FIELDS | _SAMPLING_FIELDS | {"chat_template_kwargs"},
-        counts_chunks=True,
-        continuing={"continue_final_message": True},
+        has_token_per_chunk=True,
+        continuation_fields={"continue_final_message": True},
     ),
     # huggingface.co/docs/text-generation-inference: "Metrics", "Messages API".
-    "tgi": UpstreamDialect("/health", LoadGauges("tgi_batch_current_size", "tgi_queue_size"), counts_chunks=True),
+    "tgi": UpstreamDialect("/health", LoadGauges("tgi_batch_current_size", "tgi_queue_size"), has_token_per_chunk=True),
     # nvidia.github.io/TensorRT-LLM: "trtllm-serve". Its /metrics is JSON of iterations, not gauges.
-    "trtllm": UpstreamDialect("/health", fields=_OPENAI_FIELDS | _SAMPLING_FIELDS),
+    "trtllm": UpstreamDialect("/health", allowed_fields=_OPENAI_FIELDS | _SAMPLING_FIELDS),
     # github.com/ggml-org/llama.cpp, tools/server/README.md (metrics with --metrics, the KV gauge in old builds only);
-    # build 11549. It ignores echo and suffix without a word. After a stream it closes the connection, although it says
+    # build 11549. It ignores echo and suffix silently. After a stream it closes the connection, although it says
     # that it keeps it, and the next request would meet that. It goes on with a last message of the assistant unless it
     # was started with --no-prefill-assistant (pull 13608), and since pull 23012 also then, where the flags ask for it.
     "llamacpp": UpstreamDialect(
@@ -131,29 +139,31 @@ DIALECTS: Mapping[DialectName, UpstreamDialect] = {
         LoadGauges("llamacpp:requests_processing", "llamacpp:requests_deferred", ("llamacpp:kv_cache_usage_ratio",)),
         (_OPENAI_FIELDS | {"top_k", "min_p", "ignore_eos", "chat_template_kwargs"}) - {"echo", "suffix"},
         headers={"connection": "close"},
-        usage_per_choice=True,
-        continuing=_CONTINUING,
+        has_usage_per_choice=True,
+        continuation_fields=_CONTINUE_LAST_MESSAGE,
     ),
     # huggingface.co/docs/transformers: "Serving"; transformers 5.23. Its list of models fails without a hub. What it
     # does not do, such as n, it ignores; its frequency_penalty is a repetition penalty, and it answers with the stop
     # string and what came with it.
     "transformers": UpstreamDialect(
         "/health",
-        fields=frozenset({"messages", "prompt", "temperature", "top_p", "seed", "logit_bias", "tools"}),
-        done=False,
+        allowed_fields=frozenset({"messages", "prompt", "temperature", "top_p", "seed", "logit_bias", "tools"}),
+        sends_done=False,
     ),
     # github.com/ollama/ollama, docs/openai.md: n and logit_bias are not taken; top_k and min_p stand in Modelfiles.
-    "ollama": UpstreamDialect("/api/version", fields=_OPENAI_FIELDS - {"logit_bias", "n", "user", "metadata"}),
+    "ollama": UpstreamDialect("/api/version", allowed_fields=_OPENAI_FIELDS - {"logit_bias", "n", "user", "metadata"}),
     # docs.litellm.ai: "Health Checks". It passes on what it does not know.
-    "litellm": UpstreamDialect("/health/liveliness", fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),
+    "litellm": UpstreamDialect("/health/liveliness", allowed_fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),
     # platform.openai.com/docs/api-reference/chat: max_tokens is deprecated, and reasoning models refuse it.
-    "openai": UpstreamDialect(_MODELS, limit_field="max_completion_tokens"),
+    "openai": UpstreamDialect(_MODELS_PATH, limit_field="max_completion_tokens"),
     # learn.microsoft.com/azure/ai-foundry/openai: the API below /openai/v1, keys in a header of their own.
-    "azure": UpstreamDialect(_MODELS, limit_field="max_completion_tokens", key_header="api-key"),
+    "azure": UpstreamDialect(_MODELS_PATH, limit_field="max_completion_tokens", key_header="api-key"),
     # console.groq.com/docs/openai: logprobs, logit_bias, top_logprobs and n > 1 are refused there.
     "groq": UpstreamDialect(
-        _MODELS, fields=_OPENAI_FIELDS - {"logprobs", "logit_bias", "top_logprobs"}, limit_field="max_completion_tokens"
+        _MODELS_PATH,
+        allowed_fields=_OPENAI_FIELDS - {"logprobs", "logit_bias", "top_logprobs"},
+        limit_field="max_completion_tokens",
     ),
     # docs.together.ai/reference/chat-completions.
-    "together": UpstreamDialect(_MODELS, fields=_OPENAI_FIELDS | {"top_k", "min_p", "repetition_penalty"}),
+    "together": UpstreamDialect(_MODELS_PATH, allowed_fields=_OPENAI_FIELDS | {"top_k", "min_p", "repetition_penalty"}),
 }

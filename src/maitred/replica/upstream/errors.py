@@ -1,7 +1,8 @@
-"""What a server's refusal means to our caller.
+"""Errors of upstreams: maps a server's rejection to the error that the caller gets.
 
-A request's fault is told in the server's own words, since only it knows the rule. Everything else is between us and
-the server: its words go to the log, for they may name accounts and machines that are none of the caller's business.
+A fault of the request is reported in the server's own words, since only the server knows the rule. Every other error is
+a matter between gateway and server: its words go to the log, for they may name accounts and machines that are none of
+the caller's business.
 """
 
 import logging
@@ -22,28 +23,28 @@ from maitred.core.errors import (
 
 log = logging.getLogger(__name__)
 
-_MOST_CHARACTERS = 500
-_AT_FAULT = frozenset({400, 413, 422})
-_BUSY = frozenset({408, 409, 425, 429, 503, 529})
-_POLICY_CODES = ("content_filter", "content_policy_violation", "content_policy", "responsibleaipolicyviolation")
-"""What OpenAI and Azure call it."""
-_WINDOW_WORDS = (
+_MAX_MESSAGE_CHARACTERS = 500
+_REQUEST_FAULT_STATUSES = frozenset({400, 413, 422})
+_BUSY_STATUSES = frozenset({408, 409, 425, 429, 503, 529})
+_CONTENT_POLICY_CODES = ("content_filter", "content_policy_violation", "content_policy", "responsibleaipolicyviolation")
+"""Codes by which OpenAI and Azure name a refusal of content."""
+_CONTEXT_LENGTH_PHRASES = (
     *("context length", "context_length", "maximum context", "context window", "context size", "max_model_len"),
 )
 
 
 class ServerError(msgspec.Struct, frozen=True):
-    """An error as a server told it, whatever its shape."""
+    """Error as a server reported it, whatever its shape."""
 
     message: str = ""
     code: str = ""
     param: str | None = None
     status: int | None = None
-    """As the error itself has it; servers put errors into answers that began with 200."""
+    """HTTP status in the error itself; servers put errors into responses that began with 200."""
 
 
-def error_in(fields: Any) -> ServerError | None:  # noqa: ANN401 - whatever JSON can be
-    """The error in a decoded body or event; None if it is none.
+def parse_error(fields: Any) -> ServerError | None:  # noqa: ANN401 - whatever JSON can be
+    """Parses the error in a decoded body or event; None if there is none.
 
     OpenAI and most others write ``{"error": {"message", "type", "param", "code"}}``, TGI ``{"error": text,
     "error_type"}``, vLLM before 0.9 and SGLang ``{"object": "error", "message", "type", "code"}``, FastAPI's own checks
@@ -51,11 +52,11 @@ def error_in(fields: Any) -> ServerError | None:  # noqa: ANN401 - whatever JSON
     """
     match fields:
         case {"error": dict() as inner}:
-            return _read(inner)
+            return _parse_error_object(inner)
         case {"error": str() as text}:
             return ServerError(text, str(fields.get("error_type") or ""))
         case {"object": "error"}:
-            return _read(fields)
+            return _parse_error_object(fields)
         case {"detail": detail}:
             return ServerError(detail if isinstance(detail, str) else msgspec.json.encode(detail).decode())
         case {"error": inner} if inner:
@@ -63,7 +64,7 @@ def error_in(fields: Any) -> ServerError | None:  # noqa: ANN401 - whatever JSON
     return None
 
 
-def _read(fields: dict[str, object]) -> ServerError:
+def _parse_error_object(fields: dict[str, object]) -> ServerError:
     code, kind, param = fields.get("code"), fields.get("type"), fields.get("param")
     status = code if isinstance(code, int) and 400 <= code < 600 else None
     return ServerError(
@@ -74,19 +75,21 @@ def _read(fields: dict[str, object]) -> ServerError:
     )
 
 
-def to_failure(server: str, status: int, error: ServerError | None, retry_after_s: float | None) -> MaitredError:
-    """What to raise for a refusal.
+def make_failure(server: str, status: int, error: ServerError | None, retry_after_s: float | None) -> MaitredError:
+    """Makes the error to raise for a server's rejection.
 
     Args:
-        server: Its name, for the log.
+        server: Name of the server, for the log.
         status: The HTTP status.
-        error: What it said.
-        retry_after_s: When it wants to be asked again.
+        error: Error in the body.
+        retry_after_s: When the server asks for the next attempt.
     """
-    said = error.message[:_MOST_CHARACTERS] if error else ""
-    if status in _AT_FAULT and error is not None:
-        return _parse_fault(error)(said or "The server that runs this model refuses the request.", param=error.param)
-    log.warning("The upstream %s answered %d: %s", server, status, said or "no reason given")
+    message = error.message[:_MAX_MESSAGE_CHARACTERS] if error else ""
+    if status in _REQUEST_FAULT_STATUSES and error is not None:
+        return _request_error_class(error)(
+            message or "The server that runs this model refuses the request.", param=error.param
+        )
+    log.warning("The upstream %s answered %d: %s", server, status, message or "no reason given")
     if status in (401, 403):
         return ReplicaUnavailable(
             "The server that runs this model does not accept this gateway's credential. Its operator must renew it."
@@ -96,7 +99,7 @@ def to_failure(server: str, status: int, error: ServerError | None, retry_after_
             "The server that runs this model does not know it, or is not where the configuration says. Its operator "
             "must look at the upstream's URL and model."
         )
-    if status in _BUSY:
+    if status in _BUSY_STATUSES:
         return ReplicaBusy(
             "The server that runs this model takes no more requests now. Try again after the time in Retry-After.",
             retry_after_s=retry_after_s or 1.0,
@@ -104,21 +107,21 @@ def to_failure(server: str, status: int, error: ServerError | None, retry_after_
     return ReplicaLost()
 
 
-def _parse_fault(error: ServerError) -> type[InvalidRequest]:
-    """What is wrong with the request."""
+def _request_error_class(error: ServerError) -> type[InvalidRequest]:
+    """Returns the error class of a faulty request."""
     text = f"{error.code} {error.message}".lower()
-    if any(words in text for words in _WINDOW_WORDS):
+    if any(words in text for words in _CONTEXT_LENGTH_PHRASES):
         return ContextLengthExceeded
-    return ContentRefused if error.code.lower() in _POLICY_CODES else InvalidRequest
+    return ContentRefused if error.code.lower() in _CONTENT_POLICY_CODES else InvalidRequest
 
 
 def parse_retry_after(retry_after_ms: str | None, retry_after: str | None) -> float | None:
-    """Seconds, from the two headers that servers use; None if neither has a sound number."""
+    """Parses the two headers that servers use into seconds; None if neither has a valid number."""
     for text, unit_s in ((retry_after_ms, 0.001), (retry_after, 1.0)):
         try:
             seconds = float(text or "") * unit_s
         except ValueError:
-            continue  # a date, of which the servers here make no use
+            continue  # a date, which the servers here do not use
         if math.isfinite(seconds) and seconds >= 0:
             return seconds
     return None

@@ -1,9 +1,9 @@
-"""Looks at a server now and then: is it there, and how long may prompts be?
+"""Health probe of an upstream: checks now and then whether the server is up, and how long prompts may be.
 
     GET its health path -> 200: up. Anything else, or nothing in time: down.
-    GET its metrics, if it is up -> its load. Anything else: no news of it.
+    GET its metrics, if it is up -> its load. Anything else: no news of its load.
 
-The first look also asks for the list of models, where most servers tell the length of their window.
+The first successful probe also asks for the list of models, where most servers name the length of their context window.
 """
 
 import asyncio
@@ -15,22 +15,25 @@ import msgspec
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.replica.http.connection import ResponseBroken
 from maitred.replica.upstream.dialects import LoadGauges
-from maitred.replica.upstream.external_load import ServerLoad, load_in
-from maitred.replica.upstream.openai_stream import how_broken
+from maitred.replica.upstream.external_load import ServerLoad, parse_load
+from maitred.replica.upstream.openai_stream import failure_details
 from maitred.replica.upstream.replica import UpstreamReplica
 
 log = logging.getLogger(__name__)
 
-_DOWN_EVERY_S = 1.0
-"""A server that is down is looked at so often, or as often as configured if that is more."""
-_MOST_BYTES = 4 << 20
-_WINDOW_NAMES = ("max_model_len", "context_length", "context_window", "max_context_length", "max_input_tokens")
-"""What servers call it in the entry of a model: vLLM, SGLang and maitred the first; Together, Groq the next. llama.cpp
-has it as `n_ctx` of `meta`: what one request may have, not what it was trained with."""
+_DOWN_INTERVAL_S = 1.0
+"""Interval between probes of a server that is down, unless the configured one is shorter."""
+_MAX_BODY_BYTES = 4 << 20
+_WINDOW_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length", "max_input_tokens")
+"""Names of the context window in the entry of a model.
+
+The first is that of vLLM, SGLang and maitred; the next ones are those of Together and Groq. llama.cpp has it as `n_ctx`
+of `meta`: the window of one request, not the one of its training.
+"""
 
 
-class Probe:
-    """Of one server.
+class HealthProbe:
+    """Health probe of one upstream.
 
     Args:
         upstream: The server.
@@ -38,80 +41,85 @@ class Probe:
 
     def __init__(self, upstream: UpstreamReplica) -> None:
         self._upstream = upstream
-        self._asked_window = False
+        self._window_fetched = False
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
-        config, standing = self._upstream.config, self._upstream.status
+        """Probes the server at its interval until the task is cancelled."""
+        config, upstream_status = self._upstream.config, self._upstream.status
         while True:
             await self.check()
-            await asyncio.sleep(config.probe_every_s if standing.up else min(config.probe_every_s, _DOWN_EVERY_S))
+            await asyncio.sleep(
+                config.probe_every_s if upstream_status.is_up else min(config.probe_every_s, _DOWN_INTERVAL_S)
+            )
 
     async def check(self) -> None:
-        """One look; what was seen is in the upstream's standing."""
+        """Probes the server once and writes the result into the upstream's status."""
         upstream = self._upstream
-        standing, was_up, reason = upstream.status, upstream.status.up, upstream.status.reason
+        upstream_status, was_up, reason = upstream.status, upstream.status.is_up, upstream.status.reason
         try:
             async with asyncio.timeout(upstream.config.probe_timeout_s):
-                async with self._upstream.get(upstream.dialect.health) as response:
+                async with self._upstream.get(upstream.dialect.health_path) as response:
                     status = response.status
-                if status == 200 and not self._asked_window:
-                    await self._ask_window()
+                if status == 200 and not self._window_fetched:
+                    await self._fetch_window()
         except TimeoutError:
-            standing.on_unreachable(f"nothing within {upstream.config.probe_timeout_s:g} s")
+            upstream_status.on_unreachable(f"nothing within {upstream.config.probe_timeout_s:g} s")
         except (ReplicaUnavailable, ReplicaLost) as error:
-            standing.on_unreachable(how_broken(error))
+            upstream_status.on_unreachable(failure_details(error))
         except ResponseBroken as error:
-            standing.on_unreachable(f"it broke off ({error})")
+            upstream_status.on_unreachable(f"it broke off ({error})")
         else:
             if status == 200:
-                standing.on_probe_success()
+                upstream_status.on_probe_success()
             elif status in (401, 403):
-                standing.on_unreachable(f"it does not accept our credential ({status})")
+                upstream_status.on_unreachable(f"it does not accept our credential ({status})")
             else:
-                standing.on_unreachable(f"it answers {status}")
-        if not standing.up and (was_up or standing.reason != reason):
-            log.error("The upstream %s is away: %s.", upstream.name, standing.reason)
-        elif standing.up and not was_up:
+                upstream_status.on_unreachable(f"it answers {status}")
+        if not upstream_status.is_up and (was_up or upstream_status.reason != reason):
+            log.error("The upstream %s is away: %s.", upstream.name, upstream_status.reason)
+        elif upstream_status.is_up and not was_up:
             log.info("The upstream %s is up.", upstream.name)
-        if standing.up and upstream.dialect.gauges is not None:
-            await self._update_load(upstream.dialect.gauges)
+        if upstream_status.is_up and upstream.dialect.load_gauges is not None:
+            await self._update_load(upstream.dialect.load_gauges)
 
     async def _update_load(self, gauges: LoadGauges) -> None:
-        """Its load. Not to be told is no fault: what was told before grows old, and weighs less and less."""
-        config = self._upstream.config
-        broken = (TimeoutError, ReplicaUnavailable, ReplicaLost, ResponseBroken)
-        with suppress(*broken):
-            async with asyncio.timeout(min(config.probe_timeout_s, config.probe_every_s)):
-                self._upstream.on_load_report(await self._ask_load(gauges))
+        """Updates the server's load.
 
-    async def _ask_window(self) -> None:
-        """The window, if the list of models has it. Not to know it is no fault."""
+        A load that cannot be read is no fault: the last known one grows old, and weighs less and less.
+        """
+        config = self._upstream.config
+        failures = (TimeoutError, ReplicaUnavailable, ReplicaLost, ResponseBroken)
+        with suppress(*failures):
+            async with asyncio.timeout(min(config.probe_timeout_s, config.probe_every_s)):
+                self._upstream.on_load_report(await self._fetch_load(gauges))
+
+    async def _fetch_window(self) -> None:
+        """Fetches the context window, if the list of models has it. An unknown window is no fault."""
         async with self._upstream.get("models") as response:
-            body = await response.body(_MOST_BYTES) if response.status == 200 else b""
-        self._asked_window = True
+            body = await response.read_body(_MAX_BODY_BYTES) if response.status == 200 else b""
+        self._window_fetched = True
         try:
             fields = msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return
-        self._upstream.window_tokens = window_in(fields, self._upstream.model)
+        self._upstream.window_tokens = parse_window(fields, self._upstream.model)
 
-    async def _ask_load(self, gauges: LoadGauges) -> ServerLoad:
-        """What it says of its load; nothing if it does not, which is no fault: metrics can be switched off."""
+    async def _fetch_load(self, gauges: LoadGauges) -> ServerLoad:
+        """Fetches the load; an empty one if the server reports none, which is no fault: metrics can be switched off."""
         async with self._upstream.get(gauges.path) as response:
-            body = await response.body(_MOST_BYTES) if response.status == 200 else b""
-        return load_in(body.decode("utf-8", "replace"), gauges)
+            body = await response.read_body(_MAX_BODY_BYTES) if response.status == 200 else b""
+        return parse_load(body.decode("utf-8", "replace"), gauges)
 
 
-def window_in(fields: object, model: str) -> int | None:
-    """The context window of a model in a list of models; None if it is not there."""
+def parse_window(fields: object, model: str) -> int | None:
+    """Parses the context window of a model in a list of models; None if it is not there."""
     entries = fields.get("data") if isinstance(fields, dict) else fields
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("id") == model:
             meta = entry.get("meta")
-            named = [
-                *(entry.get(name) for name in _WINDOW_NAMES),
+            values = [
+                *(entry.get(name) for name in _WINDOW_FIELDS),
                 meta.get("n_ctx") if isinstance(meta, dict) else None,
             ]
-            return next((value for value in named if isinstance(value, int) and value > 0), None)
+            return next((value for value in values if isinstance(value, int) and value > 0), None)
     return None

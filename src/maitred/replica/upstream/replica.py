@@ -1,6 +1,6 @@
-"""One server of somebody else's as a replica: where it is, how it is reached, what is known of it.
+"""Upstream replica: one server of another operator, with its address, its connections and its status.
 
-Requests go out over HTTP, and answers come back as parts; see `exchange` for one of them.
+Requests are sent over HTTP, and answers come back as text parts; `UpstreamCall` is one of them.
 """
 
 import asyncio
@@ -23,26 +23,26 @@ from maitred.replica.health.config import HealthConfig
 from maitred.replica.health.peers import PoolHealth
 from maitred.replica.http.connection import Response, ResponseBroken
 from maitred.replica.http.pool import ConnectFailed, HostPool, OpenConnections
-from maitred.replica.http.request_head import encode_head, encode_line, encode_request
-from maitred.replica.upstream.address import Address
-from maitred.replica.upstream.anthropic import AnthropicStreamParser, messages_body
+from maitred.replica.http.request_head import encode_head, encode_header, encode_request
+from maitred.replica.upstream.address import UpstreamUrl
+from maitred.replica.upstream.anthropic import AnthropicStreamParser, encode_messages_body
 from maitred.replica.upstream.config import UpstreamConfig
-from maitred.replica.upstream.dialects import ANTHROPIC, DIALECTS
-from maitred.replica.upstream.errors import error_in, parse_retry_after, to_failure
+from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT, DIALECTS
+from maitred.replica.upstream.errors import make_failure, parse_error, parse_retry_after
 from maitred.replica.upstream.external_load import ExternalLoadTracker, ServerLoad
-from maitred.replica.upstream.openai_stream import OpenAIStreamParser, StreamParser, broken, how_broken
+from maitred.replica.upstream.openai_stream import OpenAIStreamParser, StreamParser, failure_details, make_replica_lost
 from maitred.replica.upstream.request_body import encode_body
 from maitred.replica.upstream.status import UpstreamStatus
 from maitred.replica.upstream.stream import UpstreamStream
 
 UNKNOWN_WINDOW_TOKENS = 1 << 20
-"""Of a server that does not say how long prompt and answer may be, and for which nobody has declared it."""
+"""Window of a server that does not report how long prompt and answer may be, and for which none is configured."""
 UNKNOWN_VOCABULARY = 1 << 31
 _NO_REPORT = LoadReport()
 
 
 class UpstreamCall:
-    """A context: entering it sends the request and gives the answer; leaving it ends what is unfinished.
+    """Context of one request to an upstream: entering sends it and returns the answer; leaving ends what is unfinished.
 
     ::
 
@@ -53,13 +53,13 @@ class UpstreamCall:
 
     Args:
         upstream: The server.
-        request: What is asked.
+        request: The request.
     """
 
-    __slots__ = ("_attempt", "_reader", "_request", "_stream", "_upstream")
+    __slots__ = ("_attempt", "_parser", "_request", "_stream", "_upstream")
 
     _attempt: BreakerAttempt
-    _reader: StreamParser
+    _parser: StreamParser
     _stream: UpstreamStream
 
     def __init__(self, upstream: "UpstreamReplica", request: TextRequest) -> None:
@@ -71,23 +71,23 @@ class UpstreamCall:
         attempt = self._attempt = upstream.status.start_attempt()
         upstream.open_streams += 1
         try:
-            path, body = self._written()
+            path, body = self._encode_request()
             now_s = asyncio.get_running_loop().time()
-            total_s = now_s + config.total_timeout_s
-            begin_s = min(now_s + config.first_part_timeout_s, total_s)
-            response = await self._ask(path, body, begin_s)
-            if response.status != 200 or _media_type(response.headers.get(b"content-type", b"")) != _EVENTS:
-                raise await self._refusal(response)
+            deadline_s = now_s + config.total_timeout_s
+            first_part_deadline_s = min(now_s + config.first_part_timeout_s, deadline_s)
+            response = await self._send(path, body, first_part_deadline_s)
+            if response.status != 200 or _media_type(response.headers.get(b"content-type", b"")) != _EVENT_STREAM:
+                raise await self._make_failure(response)
             self._stream = UpstreamStream(
                 response,
-                self._reader,
-                begin_s=begin_s,
-                idle_s=config.idle_timeout_s,
-                total_s=total_s,
-                begun=partial(upstream.status.on_first_part, attempt),
+                self._parser,
+                first_part_deadline_s=first_part_deadline_s,
+                idle_timeout_s=config.idle_timeout_s,
+                deadline_s=deadline_s,
+                on_first_part=partial(upstream.status.on_first_part, attempt),
             )
         except BaseException as error:
-            self._over(error)
+            self._record_outcome(error)
             raise
         return self._stream
 
@@ -95,42 +95,45 @@ class UpstreamCall:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stream.close()
-        self._over(error)
+        self._record_outcome(error)
 
-    def _over(self, error: BaseException | None) -> None:
-        """Says of the server what its end says."""
-        outcome = AttemptOutcome.NEITHER
+    def _record_outcome(self, error: BaseException | None) -> None:
+        """Ends the attempt with the outcome that the error, or the end of the answer, stands for."""
+        outcome = AttemptOutcome.NEUTRAL
         if error is None:
-            if self._reader.whole:
+            if self._parser.is_complete:
                 outcome = AttemptOutcome.SUCCESS
         elif isinstance(error, ReplicaLost):
             outcome = AttemptOutcome.FAILURE
-            log.warning("An answer of the upstream %s failed: %s.", self._upstream.name, how_broken(error))
+            log.warning("An answer of the upstream %s failed: %s.", self._upstream.name, failure_details(error))
         elif isinstance(error, ReplicaUnavailable) and not isinstance(error, ReplicaBusy):
             outcome = AttemptOutcome.FAILURE
         self._upstream.open_streams -= 1
         self._upstream.status.on_end(self._attempt, outcome)
 
-    def _written(self) -> tuple[str, bytes]:
-        """Where the request goes, and how it is written there."""
+    def _encode_request(self) -> tuple[str, bytes]:
+        """Returns the path and the encoded body of the request, and makes the parser of its answer."""
         upstream, request = self._upstream, self._request
         parameters, model = upstream.config.parameters, request.model or upstream.model
         if upstream.config.kind == "anthropic":
-            self._reader = AnthropicStreamParser(upstream.name)
-            return "messages", messages_body(request, model, parameters)
+            self._parser = AnthropicStreamParser(upstream.name)
+            return "messages", encode_messages_body(request, model, parameters)
         samples = int(request.fields.get("n") or 1)
-        self._reader = OpenAIStreamParser(upstream.name, request.choices, upstream.dialect, samples)
+        self._parser = OpenAIStreamParser(upstream.name, request.choices, upstream.dialect, samples)
         path = "chat/completions" if request.chat else "completions"
         return path, encode_body(request, upstream.dialect, model, parameters)
 
-    async def _ask(self, path: str, body: bytes, begin_s: float) -> Response:
-        """Sends the request; the response, when its head is there."""
+    async def _send(self, path: str, body: bytes, first_part_deadline_s: float) -> Response:
+        """Sends the request and returns the response when its head is there."""
         upstream, request = self._upstream, self._request
-        lines = [encode_line("x-request-id", request.id)]
+        header_lines = [encode_header("x-request-id", request.id)]
         if request.trace is not None:
-            lines += [encode_line(name, value) for name, value in request.trace.headers().items()]
+            header_lines += [encode_header(name, value) for name, value in request.trace.headers().items()]
         try:
-            return await upstream.line.ask(encode_request(upstream.head("POST", path), lines, body), until_s=begin_s)
+            return await upstream.connection_pool.send(
+                encode_request(upstream.request_head("POST", path), header_lines, body),
+                deadline_s=first_part_deadline_s,
+            )
         except TimeoutError:
             log.warning(
                 "The upstream %s gave no answer within %g s.", upstream.name, upstream.config.first_part_timeout_s
@@ -140,53 +143,55 @@ class UpstreamCall:
                 retry_after_s=1.0,
             ) from None
         except (ConnectFailed, ResponseBroken) as error:
-            raise upstream.missed(error) from None
+            raise upstream.on_no_response(error) from None
 
-    async def _refusal(self, response: Response) -> MaitredError:
-        """What a response means that is not a stream of events."""
+    async def _make_failure(self, response: Response) -> MaitredError:
+        """Makes the error for a response that is not an event stream."""
         try:
-            async with asyncio.timeout(_ERROR_BODY_S):
-                body = await response.body(_MOST_ERROR_BYTES)
+            async with asyncio.timeout(_ERROR_BODY_TIMEOUT_S):
+                body = await response.read_body(_MAX_ERROR_BYTES)
         except (TimeoutError, ResponseBroken):
             body = b""
         finally:
             response.close()
         name, headers, error = self._upstream.name, response.headers, None
         with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
-            error = error_in(msgspec.json.decode(body))
+            error = parse_error(msgspec.json.decode(body))
         if response.status != 200:
-            told = [headers.get(header, b"").decode("latin-1") for header in (b"retry-after-ms", b"retry-after")]
-            return to_failure(name, response.status, error, parse_retry_after(*told))
+            retry_headers = [
+                headers.get(header, b"").decode("latin-1") for header in (b"retry-after-ms", b"retry-after")
+            ]
+            return make_failure(name, response.status, error, parse_retry_after(*retry_headers))
         if error is not None:
-            return to_failure(name, error.status or 502, error, None)
+            return make_failure(name, error.status or 502, error, None)
         if not body:
-            return broken("it sent nothing")
-        kind = _media_type(headers.get(b"content-type", b"")).decode("latin-1")
-        return broken(f"it was asked for a stream of events and sent {kind[:80]}")
+            return make_replica_lost("it sent nothing")
+        media_type = _media_type(headers.get(b"content-type", b"")).decode("latin-1")
+        return make_replica_lost(f"it was asked for a stream of events and sent {media_type[:80]}")
 
 
 class UpstreamReplica:
-    """Implements `core.relay.TextReplica` over OpenAI's HTTP API, or Anthropic's.
+    """Replica over OpenAI's HTTP API, or Anthropic's. Implements `core.text_replica.TextReplica`.
 
     Args:
-        config: Where it is, and how it is spoken to.
+        config: Settings of the server.
         model: The name under which the model is served here.
-        context_tokens: Prompt and answer together, if that is declared.
+        context_tokens: Tokens of prompt and answer together, if that is configured.
         max_choices: Largest `n`.
-        connections: Closes those that are made here; whoever made it closes it.
-        health: When it gets fewer requests or none.
-        peers: The other servers of the model, which it joins.
-        before: The same server as it was spoken to before: what is known of it stays true.
+        connections: Set of open connections, which closes those that are opened here.
+        health: Settings of the replica's health.
+        peers: Health of the model's pool, which the server joins.
+        previous: The same server before a change of its settings: what is known of it is kept.
 
     Attributes:
-        name: What ledger and log call it.
-        model: What it calls the model.
-        address: Where it is.
-        status: Whether it is there, and how well it does.
-        window_tokens: Its own word for `context_tokens`, once it has said it.
-        reported: What it said last of its own load.
+        name: Name of the server in ledger and log.
+        model: The server's name of the model.
+        url: URL of its API.
+        status: Whether it is up, and how well it does.
+        window_tokens: Context window that the server reports, once it has done so.
+        reported_load: Last load that the server has reported.
         open_streams: Contexts of `send` that have not been left. 0 when nothing leaks.
-        settings: All that it was made from; equal ones make the same.
+        settings: All settings that it was made from; equal ones make equal replicas.
     """
 
     def __init__(
@@ -199,47 +204,54 @@ class UpstreamReplica:
         max_choices: int = 128,
         health: HealthConfig | None = None,
         peers: PoolHealth | None = None,
-        before: "UpstreamReplica | None" = None,
+        previous: "UpstreamReplica | None" = None,
     ) -> None:
         self.config = config
-        self.address = Address(config.url)
-        self.name = config.name or self.address.host_and_port
-        self.dialect = ANTHROPIC if config.kind == "anthropic" else DIALECTS[config.dialect]
-        known = None if before is None else before.status
+        self.url = UpstreamUrl(config.url)
+        self.name = config.name or self.url.host_and_port
+        self.dialect = ANTHROPIC_DIALECT if config.kind == "anthropic" else DIALECTS[config.dialect]
+        known = None if previous is None else previous.status
         self.status: UpstreamStatus = known or UpstreamStatus(self.name, config.probe_every_s, health, peers)
-        self.window_tokens: int | None = None if before is None else before.window_tokens
-        self.reported = ServerLoad()
-        self._grapevine = ExternalLoadTracker(config.probe_every_s)
+        self.window_tokens: int | None = None if previous is None else previous.window_tokens
+        self.reported_load = ServerLoad()
+        self._load_tracker = ExternalLoadTracker(config.probe_every_s)
         self.open_streams = 0
         self.model = config.model or model
         provider = config.kind if config.kind == "anthropic" else config.dialect
         self._location: Mapping[str, str | int] = {
             "provider": provider,
-            "host": self.address.host,
-            "port": self.address.port,
+            "host": self.url.host,
+            "port": self.url.port,
             "model": self.model,
         }
-        self._fixed_headers = self._headers()
-        self._heads: dict[tuple[str, str], bytes] = {}
-        """Of the requests that are sent, without what each has for itself."""
+        self._fixed_headers = self._make_headers()
+        self._request_heads: dict[tuple[str, str], bytes] = {}
+        """Encoded heads by method and path, without the lines that differ between requests."""
         self._declared_tokens = context_tokens
         self._card: ModelCard | None = None
         self._max_choices = max_choices
         self.settings = (config, context_tokens, max_choices)
         tls = None
-        if self.address.tls:
-            tls = _trusted if config.ca_file is None else partial(_same, _trust(config.ca_file))
-        self.line = HostPool(connections, self.address.host, self.address.port, config.connect_timeout_s, tls)
+        if self.url.uses_tls:
+            tls = (
+                _system_tls_context if config.ca_file is None else partial(_identity, _make_tls_context(config.ca_file))
+            )
+        self.connection_pool = HostPool(connections, self.url.host, self.url.port, config.connect_timeout_s, tls)
 
-    def is_at(self, config: UpstreamConfig) -> bool:
-        """Whether these settings lead to the same server under the same name."""
-        mine = self.config
-        return (mine.url, mine.name, mine.kind, mine.dialect) == (config.url, config.name, config.kind, config.dialect)
+    def is_same_server(self, config: UpstreamConfig) -> bool:
+        """Returns whether these settings lead to the same server under the same name."""
+        own_config = self.config
+        return (own_config.url, own_config.name, own_config.kind, own_config.dialect) == (
+            config.url,
+            config.name,
+            config.kind,
+            config.dialect,
+        )
 
-    # --- the replica ---
+    # --- replica interface ---
 
     def card(self) -> ModelCard:
-        """See `core.ports.Host`."""
+        """Returns the card of the model at this server. Implements `core.replica.HasModelCard`."""
         self.status.check()
         window = self._declared_tokens or self.window_tokens or UNKNOWN_WINDOW_TOKENS
         if self._card is None or self._card.context_tokens != window:
@@ -260,84 +272,88 @@ class UpstreamReplica:
         )
 
     @property
-    def window_known(self) -> bool:
-        """Whether `card` has a window that somebody has named."""
+    def has_known_window(self) -> bool:
+        """Whether the context window in `card` was configured or reported."""
         return (self._declared_tokens or self.window_tokens) is not None
 
     def load(self) -> LoadReport:
-        """See `core.ports.Host`; empty, since what such servers say of themselves is too old to release requests by."""
+        """Returns an empty report, since the reports of such servers are too old to dispatch by."""
         return _NO_REPORT
 
     def on_load_report(self, load: ServerLoad) -> None:
-        """It was asked for its load."""
-        self.reported = load
-        self._grapevine.on_report(load, self.open_streams, time.monotonic())
+        """Notes a load that the server has reported."""
+        self.reported_load = load
+        self._load_tracker.on_report(load, self.open_streams, time.monotonic())
 
     def external_load(self, now_s: float) -> ExternalLoad:
-        """What it has to do for others, by its own word; `now_s` is monotonic."""
-        return self._grapevine.at(now_s)
+        """Returns the load of other callers, as the server reports it; `now_s` is monotonic."""
+        return self._load_tracker.estimate(now_s)
 
     def unreported(self) -> int:
-        """See `core.ports.Host`."""
+        """Returns the number of open requests. Implements `core.replica.ReplicaBase`."""
         return self.open_streams
 
     @property
     def location(self) -> Mapping[str, str | int]:
-        """See `core.relay.TextReplica`."""
+        """Location of the server for traces. Implements `core.text_replica.TextReplica`."""
         return self._location
 
     @property
     def weight(self) -> float:
-        """See `core.ports.Host`."""
+        """Weight among the replica's peers, above 0 and up to 1. Implements `core.replica.ReplicaBase`."""
         return self.status.weight
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """See `core.ports.Host`."""
+        """Calls `listener` when an event changes the server's status. Implements `core.replica.ReplicaBase`."""
         self.status.on_change(listener)
 
     def send(self, request: TextRequest) -> UpstreamCall:
-        """See `core.relay.TextReplica`."""
+        """Returns the context in which a request is sent and answered. Implements `core.text_replica.TextReplica`."""
         return UpstreamCall(self, request)
 
-    # --- how it is reached ---
+    # --- HTTP requests ---
 
     @asynccontextmanager
     async def get(self, path: str) -> AsyncIterator[Response]:
-        """Asks for a path, on a connection of its own: servers that fail here may close it without a word.
+        """Sends a GET for a path, on a connection of its own: servers that fail here may close it without an answer.
 
         Raises:
-            ReplicaUnavailable: No connection can be made, or not one that is safe.
-            ReplicaLost: It ended before a response began.
-            Interrupted: From what the response reads.
+            ReplicaUnavailable: No connection can be made, or not a safe one.
+            ReplicaLost: The connection ended before a response began.
+            ResponseBroken: Raised where the response is read.
         """
         try:
-            response = await self.line.ask(self.head("GET", path) + b"connection: close\r\n\r\n", kept=False)
+            response = await self.connection_pool.send(
+                self.request_head("GET", path) + b"connection: close\r\n\r\n", reuse=False
+            )
         except (ConnectFailed, ResponseBroken) as error:
-            raise self.missed(error) from None
+            raise self.on_no_response(error) from None
         try:
             yield response
         finally:
             response.close()
 
-    def missed(self, error: ConnectFailed | ResponseBroken) -> ReplicaUnavailable | ReplicaLost:
-        """What it means that no response has come; nobody is sent to a server that cannot be reached."""
+    def on_no_response(self, error: ConnectFailed | ResponseBroken) -> ReplicaUnavailable | ReplicaLost:
+        """Makes the error of a request without a response; a server that cannot be reached gets the status down."""
         if isinstance(error, ResponseBroken):
-            return broken(f"it gave no answer ({error})")
+            return make_replica_lost(f"it gave no answer ({error})")
         self.status.on_unreachable(f"it cannot be reached ({error})")
         unavailable = ReplicaUnavailable(retry_after_s=self.config.probe_every_s)
         unavailable.add_note(self.status.reason)
         return unavailable
 
-    def head(self, method: str, path: str) -> bytes:
-        """Of a request for a path, without what that has for itself."""
-        head = self._heads.get((method, path))
+    def request_head(self, method: str, path: str) -> bytes:
+        """Returns the encoded head of requests for a path, without the lines that differ between them."""
+        head = self._request_heads.get((method, path))
         if head is None:
-            kinds = {"content-type": "application/json", "accept": "text/event-stream"} if method == "POST" else {}
-            headers = {"host": self.address.host_and_port, **self._fixed_headers, **kinds}
-            head = self._heads[method, path] = encode_head(method, self.address.target(path), headers)
+            body_headers = (
+                {"content-type": "application/json", "accept": "text/event-stream"} if method == "POST" else {}
+            )
+            headers = {"host": self.url.host_and_port, **self._fixed_headers, **body_headers}
+            head = self._request_heads[method, path] = encode_head(method, self.url.target(path), headers)
         return head
 
-    def _headers(self) -> dict[str, str]:
+    def _make_headers(self) -> dict[str, str]:
         config = self.config
         headers = {"user-agent": f"maitred/{__version__}", **self.dialect.headers, **config.headers}
         headers["accept-encoding"] = "identity"
@@ -349,29 +365,29 @@ class UpstreamReplica:
 
 
 @cache
-def _trusted() -> ssl.SSLContext:
-    """Whom this system trusts."""
-    return _trust(None)
+def _system_tls_context() -> ssl.SSLContext:
+    """Returns the TLS context with the certificate authorities that this system trusts."""
+    return _make_tls_context(None)
 
 
-def _trust(ca_file: str | None) -> ssl.SSLContext:
+def _make_tls_context(ca_file: str | None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=ca_file)
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
-def _same(context: ssl.SSLContext) -> ssl.SSLContext:
+def _identity(context: ssl.SSLContext) -> ssl.SSLContext:
     return context
 
 
 log = logging.getLogger(__name__)
 
-_MOST_ERROR_BYTES = 64 * 1024
-_ERROR_BODY_S = 5.0
-_EVENTS = b"text/event-stream"
+_MAX_ERROR_BYTES = 64 * 1024
+_ERROR_BODY_TIMEOUT_S = 5.0
+_EVENT_STREAM = b"text/event-stream"
 
 
 @lru_cache(64)
 def _media_type(content_type: bytes) -> bytes:
-    """It, without what more is said of it."""
+    """Returns the media type of a content type, without its parameters."""
     return content_type.partition(b";")[0].strip().lower()

@@ -1,4 +1,4 @@
-"""Puts a request into the words of the server that will answer it."""
+"""Encoder of request bodies, in the dialect of the server that answers them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,45 +9,47 @@ from maitred.core.errors import Unsupported
 from maitred.core.text_replica import TextRequest
 from maitred.replica.upstream.dialects import UpstreamDialect
 
-_OURS = frozenset(
+_GATEWAY_FIELDS = frozenset(
     {"model", "stream", "stream_options", "priority", "service_tier", "max_tokens", "max_completion_tokens"}
 )
-"""What this gateway decides, whatever the caller wrote: its own name for the model, whose turn it is, how long."""
-_HINTS = frozenset(
+"""Fields that this gateway decides, whatever the caller wrote: model name, streaming, priority and length."""
+_OPTIONAL_FIELDS = frozenset(
     {
         *("user", "metadata", "safety_identifier", "prompt_cache_key", "store", "verbosity", "reasoning_effort"),
         *("prediction", "parallel_tool_calls", "best_of", "include_reasoning"),
     }
 )
-"""What may go unheard: an answer without it is still the answer to the request. `best_of` is `n` where it passed."""
-_HARMLESS: Mapping[str, Any] = {"n": 1, "logprobs": False}
-"""Values that ask for nothing."""
+"""Fields that may be left out: an answer without them still answers the request. A valid `best_of` equals `n`."""
+_NO_OP_VALUES: Mapping[str, Any] = {"n": 1, "logprobs": False}
+"""Values that ask for nothing, by field."""
 
 
 def encode_body(request: TextRequest, dialect: UpstreamDialect, model: str, parameters: Mapping[str, Any]) -> bytes:
-    """The body of the request. It always asks for a stream: a server that dies is noticed, and so is one that stalls.
+    """Encodes the body of a request.
+
+    It always asks for a stream, so that a server that dies or stalls is noticed.
 
     Args:
-        request: What is asked.
-        dialect: The server's.
-        model: What the server calls the model.
+        request: The request.
+        dialect: Dialect of the server.
+        model: The server's name of the model.
         parameters: Fields for requests that do not have them.
 
     Raises:
-        Unsupported: It asks for what the server does not know. Sent or left out, it would go unheard.
+        Unsupported: The request has a field that the server does not know. Sent or left out, it would be ignored.
     """
     body: dict[str, Any] = {**parameters}
     for field, value in request.fields.items():
-        if field in _OURS:
+        if field in _GATEWAY_FIELDS:
             continue
-        if field in dialect.fields:
+        if field in dialect.allowed_fields:
             body[field] = value
-        elif field not in _HINTS and value != _HARMLESS.get(field, _OURS):
+        elif field not in _OPTIONAL_FIELDS and value != _NO_OP_VALUES.get(field, _GATEWAY_FIELDS):
             raise Unsupported(f"{field} is not known to the server that runs this model. Remove it.", param=field)
     if request.given:
-        body |= _continuing(request.given, body, dialect, chat=request.chat)
-    if request.scored and "logprobs" in dialect.fields and not body.get("logprobs"):
-        # A number is for texts to continue: of how many tokens at each position. Not all servers take a 0.
+        body |= _continuation_fields(request.given, body, dialect, chat=request.chat)
+    if request.scored and "logprobs" in dialect.allowed_fields and not body.get("logprobs"):
+        # For a text to continue it is a number: how many tokens at each position. Not all servers accept a 0.
         body["logprobs"] = True if request.chat else 1
     if request.max_tokens is not None:
         body[dialect.limit_field if request.chat else "max_tokens"] = request.max_tokens
@@ -55,10 +57,15 @@ def encode_body(request: TextRequest, dialect: UpstreamDialect, model: str, para
     return msgspec.json.encode(body)
 
 
-def _continuing(given: str, body: Mapping[str, Any], dialect: UpstreamDialect, *, chat: bool) -> dict[str, Any]:
-    """What makes the server go on behind a text instead of beginning."""
-    if dialect.continuing is None:
+def _continuation_fields(
+    given_text: str, body: Mapping[str, Any], dialect: UpstreamDialect, *, chat: bool
+) -> dict[str, Any]:
+    """Returns the fields that make the server continue a text instead of beginning an answer."""
+    if dialect.continuation_fields is None:
         raise Unsupported("The server that runs this model cannot go on with an answer that another one has begun.")
     if not chat:
-        return {"prompt": body["prompt"] + given}
-    return {"messages": [*body["messages"], {"role": "assistant", "content": given}], **dialect.continuing}
+        return {"prompt": body["prompt"] + given_text}
+    return {
+        "messages": [*body["messages"], {"role": "assistant", "content": given_text}],
+        **dialect.continuation_fields,
+    }

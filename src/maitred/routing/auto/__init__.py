@@ -1,1 +1,1 @@
-"""A name behind which a model is chosen for each request, by what its prompt looks like."""
+"""Automatic model choice: names behind which a model is chosen for each request, by what its prompt looks like."""

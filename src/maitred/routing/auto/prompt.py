@@ -1,4 +1,4 @@
-"""What a person asks in a request, as far as it is looked at to choose a model."""
+"""Prompt text by which a model is chosen: the last user message of a request, shortened."""
 
 from typing import Any
 
@@ -6,20 +6,22 @@ from maitred.core.answer import Conversation, Prompt
 
 HEAD_CHARACTERS = 1_500
 TAIL_CHARACTERS = 500
-"""Of a longer text its beginning and its end: there stands what is asked, and looking stays well under a
-millisecond."""
+"""Characters that are kept of a longer text's end, beside `HEAD_CHARACTERS` of its beginning.
+
+The question stands at one of the two, and scoring stays well under a millisecond.
+"""
 
 
 def prompt_text(prompt: Prompt) -> str | None:
-    """The text of a prompt, or of the last thing that a person said in a conversation; shortened.
+    """Returns the text of a prompt, or of the last user message in a conversation; shortened.
 
-    None: there is none that could be read, such as in token ids, or where only an image was sent.
+    None: there is no text that could be read, such as in token ids, or where only an image was sent.
     """
     match prompt:
         case str():
             text = prompt
         case Conversation():
-            text = _last_message(prompt.messages)
+            text = _last_user_text(prompt.messages)
         case _:
             return None
     if len(text) > HEAD_CHARACTERS + TAIL_CHARACTERS:
@@ -27,8 +29,8 @@ def prompt_text(prompt: Prompt) -> str | None:
     return text if text.strip() else None
 
 
-def _last_message(messages: list[dict[str, Any]]) -> str:
-    content = next((each.get("content") for each in reversed(messages) if each.get("role") == "user"), None)
+def _last_user_text(messages: list[dict[str, Any]]) -> str:
+    content = next((message.get("content") for message in reversed(messages) if message.get("role") == "user"), None)
     if isinstance(content, list):
         parts = (part.get("text") for part in content if isinstance(part, dict))
         content = "\n".join(part for part in parts if isinstance(part, str))

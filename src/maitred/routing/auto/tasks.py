@@ -1,8 +1,8 @@
-"""What kind of work a prompt asks for, by a few rules: code, extraction, or anything else.
+"""Task detection: the kind of work that a prompt asks for, by a few rules (code, extraction, or anything else).
 
-Rules rather than a trained model: who reads the configuration can say beforehand where a request will go. They are made
-to miss rather than to be wrong, for what they miss is still chosen for by its difficulty. All patterns take time in
-proportion to the text.
+Rules are used rather than a trained model, so that an operator who reads the configuration can predict where a request
+will go. The rules miss a task rather than name a wrong one, since a prompt without a task is still routed by its
+difficulty. All patterns take time in proportion to the text.
 """
 
 import re
@@ -10,14 +10,14 @@ from enum import StrEnum
 
 
 class Task(StrEnum):
-    """A kind of work."""
+    """Kind of work that a prompt asks for."""
 
     CODE = "code"
-    """There is code in it, or some is asked for."""
+    """The prompt contains code, or asks for some."""
     EXTRACTION = "extraction"
     """The answer has a schema, or fields, labels or JSON are asked for."""
     CHAT = "chat"
-    """Anything else."""
+    """Any other prompt."""
 
 
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
@@ -26,7 +26,7 @@ _SOURCE = re.compile(
     r"fn \w+[(<]|public (?:static|class)\b|(?:const|let|var) \w+ =|SELECT\b.{1,200}\bFROM\b)",
     re.MULTILINE,
 )
-_TRACE = re.compile(r"^(?:Traceback \(most recent call last\)|panicked at |Exception in thread )", re.MULTILINE)
+_TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\)|panicked at |Exception in thread )", re.MULTILINE)
 _LANGUAGE = re.compile(
     r"(?<!\w)(?:python|java|javascript|typescript|c\+\+|c#|rust|golang|kotlin|swift|ruby|php|scala|haskell|sql|bash)(?!\w)",
     re.IGNORECASE,
@@ -48,10 +48,10 @@ _WANTS_FIELDS = re.compile(
 
 
 def detect_task(text: str, *, has_schema: bool = False) -> Task:
-    """The kind of work.
+    """Returns the kind of work that a prompt asks for.
 
     Args:
-        text: What is asked; the caller keeps it short.
+        text: The prompt; the caller keeps it short.
         has_schema: Whether the answer is to follow a schema, which says more than any word.
     """
     if has_schema:
@@ -60,10 +60,10 @@ def detect_task(text: str, *, has_schema: bool = False) -> Task:
         return Task.CODE
     if _WANTS_FIELDS.search(text):
         return Task.EXTRACTION
-    return Task.CODE if _FENCE.search(text) else Task.CHAT  # a fence can hold any text that is to be worked on
+    return Task.CODE if _FENCE.search(text) else Task.CHAT  # a fence can hold any text, so it counts last
 
 
 def _is_about_code(text: str) -> bool:
-    if any(pattern.search(text) for pattern in (_SOURCE, _TRACE, _WANTS_REWORK)):
+    if any(pattern.search(text) for pattern in (_SOURCE, _TRACEBACK, _WANTS_REWORK)):
         return True
     return _WANTS_PROGRAM.search(text) is not None and _LANGUAGE.search(text) is not None

@@ -1,1 +1,1 @@
-"""Which of several replicas takes a request. Pure: chance is an argument."""
+"""Load balancing: which of several replicas takes a request. Pure: chance is an argument."""

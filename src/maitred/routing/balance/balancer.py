@@ -1,8 +1,8 @@
-"""Where a request goes: bound, then session, then policy.
+"""Load balancer of one model's replicas: load bound, then session affinity, then policy.
 
 ::
 
-    candidates --weight 0--> out --over the bound--> out --session--> its home
+    candidates --weight 0--> out --over the bound--> out --session--> its replica
                                                         `---none----> the policy's choice
 """
 
@@ -14,52 +14,52 @@ from maitred.routing.balance.affinity import session_replica
 from maitred.routing.balance.bounded_load import LoadBound
 from maitred.routing.balance.by_load import LeastRequests, LeastTokens, PowerOfTwo
 from maitred.routing.balance.config import BalanceConfig, PolicyName
-from maitred.routing.balance.loads import ReplicaLoads
+from maitred.routing.balance.loads import LoadScorer
 from maitred.routing.balance.round_robin import RoundRobin, WeightedRoundRobin
 from maitred.routing.balance.ttft import PredictedTtft
 
 
 class Balancer:
-    """Implements `core.balance.Balance` for the replicas of one model.
+    """Load balancer of the replicas of one model. Implements `core.balance.LoadBalancer`.
 
     Args:
         config: The settings.
-        weights: What tokens count.
-        draw: Evenly from [0, 1); for policies that leave something to chance.
+        weights: Weights of service per token.
+        draw: Draws a number evenly from [0, 1), for policies that use chance.
     """
 
     def __init__(self, config: BalanceConfig, weights: ServiceWeights, draw: Callable[[], float]) -> None:
-        loads = ReplicaLoads(weights)
+        load_scorer = LoadScorer(weights)
         self._affinity = config.affinity
-        self._bound = None if config.bound is None else LoadBound(config.bound, loads)
-        self._policy = _policy(config, loads, draw)
+        self._bound = None if config.bound is None else LoadBound(config.bound, load_scorer)
+        self._policy = _make_policy(config, load_scorer, draw)
 
-    def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
-        """See `core.balance.Balance`.
+    def choose(self, request: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
+        """Chooses a replica for the request, and counts it as chosen. Implements `core.balance.LoadBalancer`.
 
         Raises:
             ValueError: There is no candidate with a weight above 0.
         """
-        open_ones = [candidate for candidate in candidates if candidate.weight > 0]
-        if not open_ones:
+        eligible = [candidate for candidate in candidates if candidate.weight > 0]
+        if not eligible:
             raise ValueError("there is no replica to choose")
-        within = self._bound.within(inquiry, open_ones) if self._bound is not None else open_ones
-        if self._affinity and inquiry.session is not None:
-            chosen = session_replica(inquiry.session, within)
+        within = self._bound.filter_candidates(request, eligible) if self._bound is not None else eligible
+        if self._affinity and request.session is not None:
+            chosen = session_replica(request.session, within)
         else:
-            chosen = self._policy.choose(inquiry, within)
+            chosen = self._policy.choose(request, within)
         if self._bound is not None:
-            self._bound.on_dispatch(inquiry, chosen, open_ones)
+            self._bound.record_dispatch(request, chosen, eligible)
         return chosen
 
 
-def _policy(config: BalanceConfig, loads: ReplicaLoads, draw: Callable[[], float]) -> LoadBalancer:
+def _make_policy(config: BalanceConfig, load_scorer: LoadScorer, draw: Callable[[], float]) -> LoadBalancer:
     policies: dict[PolicyName, Callable[[], LoadBalancer]] = {
-        "predicted_ttft": lambda: PredictedTtft(loads, config.recompute_price),
+        "predicted_ttft": lambda: PredictedTtft(load_scorer, config.recompute_price),
         "round_robin": RoundRobin,
         "least_requests": LeastRequests,
-        "least_tokens": lambda: LeastTokens(loads),
-        "power_of_two": lambda: PowerOfTwo(loads, draw),
+        "least_tokens": lambda: LeastTokens(load_scorer),
+        "power_of_two": lambda: PowerOfTwo(load_scorer, draw),
         "weighted": WeightedRoundRobin,
     }
     return policies[config.policy]()

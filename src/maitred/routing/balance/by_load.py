@@ -1,61 +1,61 @@
-"""Policies that go by what is outstanding at each replica."""
+"""Load balancing policies that go by the outstanding load of each replica."""
 
 from collections.abc import Callable, Sequence
 
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
-from maitred.routing.balance.loads import ReplicaLoads
+from maitred.routing.balance.loads import LoadScorer
 from maitred.routing.balance.round_robin import RoundRobinOrder
 
 
 class LeastRequests:
-    """Where the fewest requests are, by weight."""
+    """Policy that chooses the replica with the fewest outstanding requests, by weight."""
 
     def __init__(self) -> None:
-        self._order = RoundRobinOrder()
+        self._tie_breaker = RoundRobinOrder()
 
-    def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
-        """See `core.balance.Balance`."""
+    def choose(self, request: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
+        """Chooses the replica with the fewest requests. Implements `core.balance.LoadBalancer`."""
         # The request itself is counted, so that of idle replicas the one with the greater weight comes first.
-        least = self._order.least(candidates, lambda candidate: (candidate.requests + 1) / candidate.weight)
-        return self._order.on_chosen(least, len(candidates))
+        chosen = self._tie_breaker.pick_least(candidates, lambda candidate: (candidate.requests + 1) / candidate.weight)
+        return self._tie_breaker.record_choice(chosen, len(candidates))
 
 
 class LeastTokens:
-    """Where the least service is outstanding, by weight.
+    """Policy that chooses the replica with the least outstanding service, by weight.
 
     Args:
-        loads: Counts it.
+        load_scorer: Computes the outstanding service.
     """
 
-    def __init__(self, loads: ReplicaLoads) -> None:
-        self._loads = loads
-        self._order = RoundRobinOrder()
+    def __init__(self, load_scorer: LoadScorer) -> None:
+        self._load_scorer = load_scorer
+        self._tie_breaker = RoundRobinOrder()
 
-    def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
-        """See `core.balance.Balance`."""
-        least = self._order.least(candidates, self._loads.relative)
-        return self._order.on_chosen(least, len(candidates))
+    def choose(self, request: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
+        """Chooses the replica with the least service. Implements `core.balance.LoadBalancer`."""
+        chosen = self._tie_breaker.pick_least(candidates, self._load_scorer.load_by_weight)
+        return self._tie_breaker.record_choice(chosen, len(candidates))
 
 
 class PowerOfTwo:
-    """Of two that are drawn, the one with less outstanding.
+    """Policy that draws two replicas and chooses the less loaded one.
 
     Looking at two is nearly as good as looking at all (Mitzenmacher, 2001), and several gateways that look at the same
-    reports do not all run to the one that was least loaded when these were written.
+    reports do not all choose the replica that was least loaded when the reports were written.
 
     Args:
-        loads: Counts what is outstanding.
-        draw: Evenly from [0, 1).
+        load_scorer: Computes the outstanding service.
+        draw: Draws a number evenly from [0, 1).
     """
 
-    def __init__(self, loads: ReplicaLoads, draw: Callable[[], float]) -> None:
-        self._loads = loads
+    def __init__(self, load_scorer: LoadScorer, draw: Callable[[], float]) -> None:
+        self._load_scorer = load_scorer
         self._draw = draw
 
-    def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
-        """See `core.balance.Balance`."""
+    def choose(self, request: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
+        """Chooses the less loaded of two drawn replicas. Implements `core.balance.LoadBalancer`."""
         if len(candidates) == 1:
             return candidates[0]
         first = int(self._draw() * len(candidates))
         second = (first + 1 + int(self._draw() * (len(candidates) - 1))) % len(candidates)
-        return min(candidates[first], candidates[second], key=self._loads.relative)
+        return min(candidates[first], candidates[second], key=self._load_scorer.load_by_weight)

@@ -1,4 +1,4 @@
-"""The `routing.balance` section: which of several replicas takes a request."""
+"""Settings of `routing.balance`: which of several replicas takes a request."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ PolicyName = Literal["predicted_ttft", "round_robin", "least_requests", "least_t
 
 
 class BalanceConfig(Struct, frozen=True, kw_only=True):
-    """Which of several replicas of a model takes a request."""
+    """Settings of load balancing: which of several replicas of a model takes a request."""
 
     policy: Annotated[
         PolicyName,

@@ -1,34 +1,34 @@
-"""How much a replica has to do.
+"""Load of a replica, in units of service.
 
-Load is counted in service (tokens by what they cost, see `dispatch.service`), not in requests: one prompt of a hundred
-thousand tokens is no match for a hundred short ones.
+Load is counted in service (tokens by their weights, see `core.flow.ServiceWeights`), not in requests: one prompt of a
+hundred thousand tokens is far more load than a hundred short ones.
 """
 
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
 from maitred.core.flow import ServiceWeights
 
 
-class ReplicaLoads:
-    """Counts load.
+class LoadScorer:
+    """Scorer of the load of replicas and requests.
 
     Args:
-        weights: What tokens count.
+        weights: Weights of service per token.
     """
 
     def __init__(self, weights: ServiceWeights) -> None:
         self._weights = weights
 
     def load(self, candidate: ReplicaCandidate) -> float:
-        """The service that is outstanding there."""
+        """Returns the service that is outstanding at the replica."""
         return self._weights.prompt * candidate.prompt_tokens + self._weights.output * candidate.output_tokens
 
-    def relative(self, candidate: ReplicaCandidate) -> float:
-        """The same by weight."""
+    def load_by_weight(self, candidate: ReplicaCandidate) -> float:
+        """Returns the outstanding service divided by the replica's weight."""
         return self.load(candidate) / candidate.weight
 
-    def added(self, inquiry: PlacementRequest, candidate: ReplicaCandidate) -> float:
-        """What the request would add to it there: less where its prompt is held."""
+    def added_load(self, request: PlacementRequest, candidate: ReplicaCandidate) -> float:
+        """Returns the service that the request would add to the replica: less where its prompt is cached."""
         weights = self._weights
-        held = min(candidate.cached_tokens, inquiry.prompt_tokens)
-        fresh = inquiry.prompt_tokens - held
-        return weights.prompt * fresh + weights.cached * held + weights.output * inquiry.output_tokens
+        cached = min(candidate.cached_tokens, request.prompt_tokens)
+        uncached = request.prompt_tokens - cached
+        return weights.prompt * uncached + weights.cached * cached + weights.output * request.output_tokens

@@ -1,61 +1,64 @@
-"""Policies that take turns, and the turns by which all others break ties."""
+"""Round-robin policies, and the order by which the other policies break ties."""
 
 from collections.abc import Callable, Sequence
 
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
 
-_LITTER = 64
-"""Names of replicas that are gone may be remembered, beside twice as many as there are."""
+_MAX_STALE_NAMES = 64
+"""Names of removed replicas that may be remembered, beside twice as many as there are candidates."""
 
 
 class RoundRobinOrder:
-    """Who was chosen when."""
+    """Order in which replicas were last chosen."""
 
     def __init__(self) -> None:
-        self._last: dict[str, int] = {}
+        self._last_chosen: dict[str, int] = {}
         self._next_number = 0
 
-    def on_chosen(self, candidate: ReplicaCandidate, among: int) -> ReplicaCandidate:
-        """It was chosen, of so many."""
+    def record_choice(self, candidate: ReplicaCandidate, candidate_count: int) -> ReplicaCandidate:
+        """Records that a candidate was chosen among so many, and returns it."""
         self._next_number += 1
-        self._last.pop(candidate.name, None)
-        self._last[candidate.name] = self._next_number
-        while len(self._last) > 2 * among + _LITTER:
-            del self._last[next(iter(self._last))]
+        self._last_chosen.pop(candidate.name, None)
+        self._last_chosen[candidate.name] = self._next_number
+        while len(self._last_chosen) > 2 * candidate_count + _MAX_STALE_NAMES:
+            del self._last_chosen[next(iter(self._last_chosen))]
         return candidate
 
-    def least(
+    def pick_least(
         self, candidates: Sequence[ReplicaCandidate], key: Callable[[ReplicaCandidate], float]
     ) -> ReplicaCandidate:
-        """The candidate with the least key; of equal ones, the one that was chosen longest ago."""
-        return min(candidates, key=lambda candidate: (key(candidate), self._last.get(candidate.name, 0)))
+        """Returns the candidate with the least key; of equal ones, the one that was chosen longest ago."""
+        return min(candidates, key=lambda candidate: (key(candidate), self._last_chosen.get(candidate.name, 0)))
 
 
 class RoundRobin:
-    """Each in its turn: whoever was chosen longest ago. It needs no fixed list, so replicas may come and go."""
+    """Policy that chooses the replica that was chosen longest ago.
+
+    It needs no fixed list, so replicas may come and go.
+    """
 
     def __init__(self) -> None:
         self._order = RoundRobinOrder()
 
-    def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
-        """See `core.balance.Balance`."""
-        return self._order.on_chosen(self._order.least(candidates, lambda _: 0.0), len(candidates))
+    def choose(self, request: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
+        """Chooses the replica that was chosen longest ago. Implements `core.balance.LoadBalancer`."""
+        return self._order.record_choice(self._order.pick_least(candidates, lambda _: 0.0), len(candidates))
 
 
 class WeightedRoundRobin:
-    """Each as often as its weight says, and spread evenly (nginx's smooth weighted round robin).
+    """Policy that chooses each replica as often as its weight says, spread evenly.
 
-    Every turn each candidate earns its weight; whoever has most is chosen and pays what all have earned. A weight of 3
-    beside two of 1 gives a b a c a, not a a a b c.
+    It is nginx's smooth weighted round robin. In every turn each candidate earns its weight; the one with the most
+    credit is chosen and pays what all have earned. A weight of 3 beside two of 1 gives a b a c a, not a a a b c.
     """
 
     def __init__(self) -> None:
         self._credit: dict[str, float] = {}
 
-    def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
-        """See `core.balance.Balance`."""
+    def choose(self, request: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
+        """Chooses the replica with the most credit. Implements `core.balance.LoadBalancer`."""
         credit = self._credit
-        if len(credit) > 2 * len(candidates) + _LITTER:
+        if len(credit) > 2 * len(candidates) + _MAX_STALE_NAMES:
             credit.clear()
         for candidate in candidates:
             credit[candidate.name] = credit.get(candidate.name, 0.0) + candidate.weight

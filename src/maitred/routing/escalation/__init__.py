@@ -1,1 +1,1 @@
-"""Answers that fail a check, and go on to the next larger model: which checks there are, and what they find."""
+"""Escalation: checks of answers, and what follows for an answer that fails one and goes to the next larger model."""

@@ -1,4 +1,4 @@
-"""What speaks against an answer, as far as it can be told without knowing the right one."""
+"""Checks of an answer that need no knowledge of the right one."""
 
 import math
 import re
@@ -10,8 +10,8 @@ from typing import Any
 from maitred.core.answer import TextDelta
 from maitred.core.request import FinishReason
 
-MOST_REFUSAL_CHARACTERS = 600
-"""Whoever writes more has begun to answer."""
+MAX_REFUSAL_CHARACTERS = 600
+"""Longest text that counts as a refusal by its opening; a longer one has begun to answer."""
 _APOLOGY = re.compile(
     r"(?:(?:i'm|i am|we're|we are)? ?(?:very |so |truly |really )?sorry|i apologi[sz]e|my apologies|unfortunately)"
     r"(?: for [^.,;:!]{1,60})?[ ,.;:!—-]{1,4}(?:but )?"
@@ -19,7 +19,7 @@ _APOLOGY = re.compile(
 
 
 class CheckFailure(StrEnum):
-    """What an answer has failed."""
+    """Check that an answer has failed."""
 
     SCHEMA = "schema"
     REFUSAL = "refusal"
@@ -28,63 +28,66 @@ class CheckFailure(StrEnum):
 
 @dataclass(slots=True)
 class ChoiceText:
-    """One choice of an answer, put together from its parts."""
+    """Text of one choice of an answer, put together from its parts."""
 
     text: str = ""
     refusal: str = ""
-    """What its server has marked as one."""
-    calls_tools: bool = False
+    """Text that its server has marked as a refusal."""
+    has_tool_calls: bool = False
     finish: FinishReason | None = None
     logprobs: list[float] = field(default_factory=list)
 
 
-def choice_texts(parts: Iterable[TextDelta]) -> list[ChoiceText]:
-    """The choices that these parts make, in their order."""
+def collect_choices(parts: Iterable[TextDelta]) -> list[ChoiceText]:
+    """Returns the choices that these parts make, in their order."""
     choices: dict[int, ChoiceText] = {}
     texts: dict[int, list[str]] = {}
     for part in parts:
-        said = choices.setdefault(part.index, ChoiceText())
+        choice = choices.setdefault(part.index, ChoiceText())
         texts.setdefault(part.index, []).append(part.text)
         extra = part.extra or {}
-        said.refusal += extra.get("refusal", "")
-        said.calls_tools = said.calls_tools or bool(extra.get("tool_calls"))
-        said.logprobs += [score.chosen.logprob for score in part.scores or ()]
-        said.finish = part.finish or said.finish
-    for index, said in choices.items():
-        said.text = "".join(texts[index])
+        choice.refusal += extra.get("refusal", "")
+        choice.has_tool_calls = choice.has_tool_calls or bool(extra.get("tool_calls"))
+        choice.logprobs += [score.chosen.logprob for score in part.scores or ()]
+        choice.finish = part.finish or choice.finish
+    for index, choice in choices.items():
+        choice.text = "".join(texts[index])
     return [choices[index] for index in sorted(choices)]
 
 
-def is_refusal(said: ChoiceText, openings: Sequence[str]) -> bool:
-    """Whether its server says so, or it begins like one.
+def is_refusal(choice: ChoiceText, openings: Sequence[str]) -> bool:
+    """Returns whether the choice is a refusal: its server says so, or its text begins like one.
 
     Args:
-        said: The choice.
-        openings: In small letters, with straight apostrophes.
+        choice: The choice.
+        openings: Beginnings of refusals, in small letters, with straight apostrophes.
     """
-    if said.refusal or said.finish is FinishReason.CONTENT_FILTER:
+    if choice.refusal or choice.finish is FinishReason.CONTENT_FILTER:
         return True
-    if said.calls_tools or len(said.text) > MOST_REFUSAL_CHARACTERS:
+    if choice.has_tool_calls or len(choice.text) > MAX_REFUSAL_CHARACTERS:
         return False
-    text = said.text.strip().lower().replace("’", "'")
+    text = choice.text.strip().lower().replace("’", "'")
     if apology := _APOLOGY.match(text):
         text = text[apology.end() :]
     return text.startswith(tuple(openings))
 
 
-def mean_logprob(said: ChoiceText) -> float | None:
-    """Of its tokens; None: nobody has told it. A token that should have been impossible counts as one in e^100."""
-    if not said.logprobs:
+def mean_logprob(choice: ChoiceText) -> float | None:
+    """Returns the mean log-probability of the choice's tokens; None if the server sent none.
+
+    A token that should have been impossible counts as one in e^100.
+    """
+    if not choice.logprobs:
         return None
-    return math.fsum(max(logprob, -100.0) for logprob in said.logprobs) / len(said.logprobs)
+    return math.fsum(max(logprob, -100.0) for logprob in choice.logprobs) / len(choice.logprobs)
 
 
-def schema_in(fields: Mapping[str, Any]) -> object | None:
-    """The JSON schema that a request in the words of OpenAI's API asks its answer to follow; None: none."""
-    wanted = fields.get("response_format") or {}
-    match wanted.get("type"):
+def requested_schema(fields: Mapping[str, Any]) -> object | None:
+    """Returns the JSON schema that a request in OpenAI's format asks its answer to follow; None: it names none."""
+    response_format = fields.get("response_format") or {}
+    match response_format.get("type"):
         case "json_schema":
-            schema: object = (wanted.get("json_schema") or {}).get("schema")
+            schema: object = (response_format.get("json_schema") or {}).get("schema")
             return schema
         case "json_object":
             return {"type": "object"}

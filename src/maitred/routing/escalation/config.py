@@ -1,10 +1,10 @@
-"""The `escalation` section of a name behind which a model is chosen."""
+"""Settings of `escalation`, for a name behind which a model is chosen."""
 
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
-OPENINGS = (
+REFUSAL_OPENINGS = (
     "i can't help",
     "i cannot help",
     "i can't assist",
@@ -26,12 +26,14 @@ OPENINGS = (
     "as an ai language model, i can",
     "as an ai, i can",
 )
-"""How short refusals in English begin, behind any apology. A rule of thumb: no set of labelled refusals stands behind
-it, and other languages need lists of their own."""
+"""Openings of short refusals in English, behind any apology.
+
+The list is a rule of thumb: it is not derived from labelled refusals, and other languages need lists of their own.
+"""
 
 
 class EscalationConfig(Struct, frozen=True, kw_only=True):
-    """Which answers are asked of the next larger model as well: none, as long as nothing is looked at here."""
+    """Settings of escalation: which answers are asked of the next larger model as well. By default none is checked."""
 
     schema: Annotated[
         bool, Meta(description="Those that do not follow the JSON schema, or are not the JSON, that was asked for.")
@@ -61,9 +63,9 @@ class EscalationConfig(Struct, frozen=True, kw_only=True):
             description="How an answer of up to 600 characters begins that is a refusal, whatever the case of its "
             "letters; an apology before it does not matter."
         ),
-    ] = OPENINGS
+    ] = REFUSAL_OPENINGS
 
     @property
-    def looks(self) -> bool:
-        """Whether anything is looked at. Else there is no escalation, whatever callers send."""
+    def is_enabled(self) -> bool:
+        """Whether any check is enabled. Otherwise there is no escalation, whatever callers send."""
         return self.schema or self.refusal or self.logprob is not None

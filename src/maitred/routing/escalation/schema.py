@@ -1,7 +1,7 @@
-"""Whether a text is JSON that follows a schema. It may take any time: schemas come from callers.
+"""Validation of a text against a JSON schema. It may take any time: schemas come from callers.
 
-A pattern in a schema can take longer than the universe is old, and references can lead in circles. So this runs in a
-process of its own (`worker`), which can be ended.
+A pattern in a schema can take longer than the universe is old, and references can lead in circles. So the validation
+runs in a process of its own (`worker`), which can be killed.
 """
 
 from enum import Enum
@@ -11,17 +11,17 @@ import msgspec
 
 
 class SchemaResult(Enum):
-    """What is known of a text."""
+    """Result of validating a text against a schema."""
 
-    FOLLOWS = b"+"
-    BREAKS = b"-"
+    VALID = b"+"
+    INVALID = b"-"
     UNKNOWN = b"?"
     """The schema is none, names another that is not in it, or takes too long."""
 
 
-def check_schema(schema: Any, text: str) -> SchemaResult:  # noqa: ANN401 - whatever the caller sent
-    """Checks a text. Nothing is ever fetched: a schema that points elsewhere cannot be judged by."""
-    # The gateway knows verdicts, and its start need not wait for what only the process that finds them needs.
+def validate_text(schema: Any, text: str) -> SchemaResult:  # noqa: ANN401 - whatever the caller sent
+    """Validates a text against a schema. Nothing is ever fetched: a schema that points elsewhere gives UNKNOWN."""
+    # The gateway needs only `SchemaResult`; importing these libraries here keeps its start fast.
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
@@ -30,16 +30,16 @@ def check_schema(schema: Any, text: str) -> SchemaResult:  # noqa: ANN401 - what
 
     if not isinstance(schema, dict | bool):
         return SchemaResult.UNKNOWN
-    kind = validator_for(schema, default=Draft202012Validator)
+    validator_class = validator_for(schema, default=Draft202012Validator)
     try:
-        kind.check_schema(schema)  # type: ignore[arg-type]  # true and false are schemas, too
+        validator_class.check_schema(schema)  # type: ignore[arg-type]  # true and false are schemas, too
         value = msgspec.json.decode(text)
     except (SchemaError, Unresolvable, RecursionError):
         return SchemaResult.UNKNOWN
     except msgspec.DecodeError:
-        return SchemaResult.BREAKS
+        return SchemaResult.INVALID
     try:
-        follows = kind(schema, registry=Registry()).is_valid(value)
+        is_valid = validator_class(schema, registry=Registry()).is_valid(value)
     except (Unresolvable, RecursionError, ValueError, OverflowError):
         return SchemaResult.UNKNOWN
-    return SchemaResult.FOLLOWS if follows else SchemaResult.BREAKS
+    return SchemaResult.VALID if is_valid else SchemaResult.INVALID

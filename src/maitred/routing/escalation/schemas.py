@@ -1,4 +1,4 @@
-"""Puts answers to their schemas without holding up anybody: asks a process that is ended when it takes too long."""
+"""Schema checker: validates answers in a worker process, which is killed when a check takes too long."""
 
 import asyncio
 import sys
@@ -11,68 +11,70 @@ import msgspec
 from maitred.routing.escalation.schema import SchemaResult
 from maitred.routing.escalation.worker import LENGTH_BYTES
 
-_MOST_BYTES = 1 << 20
-"""Of a schema and an answer. It is about as much as a window of 256k tokens holds."""
-_CHECK_S = 1.0
-_PATIENCE_S = 3.0
-"""For a check with its wait for others' checks, and for a new process where the last one was ended."""
-_START_S = 30.0
+_MAX_REQUEST_BYTES = 1 << 20
+"""Largest request to the worker, schema and answer together. It is about as much as a window of 256k tokens holds."""
+_CHECK_TIMEOUT_S = 1.0
+_TOTAL_TIMEOUT_S = 3.0
+"""Time limit of a check with its wait for other checks, and for a new process where the last one was killed."""
+_START_TIMEOUT_S = 30.0
 
 
-class Schemas:
-    """One process, one check at a time. A context, in which the process runs.
+class SchemaChecker:
+    """Checker of answers against schemas: one worker process, one check at a time.
+
+    A context, in which the process runs.
 
     Args:
-        check_s: A check that takes longer ends with the process.
-        waits: Whether the process is started for the first check only, which then takes longer.
+        check_timeout_s: Time limit of one check; after it the process is killed.
+        start_lazily: Whether the process is started for the first check only, which then takes longer.
     """
 
-    def __init__(self, check_s: float = _CHECK_S, *, waits: bool = False) -> None:
-        self._check_s = check_s
-        self._waits = waits
+    def __init__(self, check_timeout_s: float = _CHECK_TIMEOUT_S, *, start_lazily: bool = False) -> None:
+        self._check_timeout_s = check_timeout_s
+        self._start_lazily = start_lazily
         self._lock = asyncio.Lock()
         self._process: Process | None = None
 
     async def __aenter__(self) -> Self:
-        if not self._waits:
-            async with asyncio.timeout(_START_S):
-                self._process = await _started()
+        if not self._start_lazily:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                self._process = await _start_process()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._end()
+        await self._stop_process()
 
     async def check(self, schema: object, text: str) -> SchemaResult:
-        """Whether a text follows a schema, as far as that can be told in a second or so."""
-        question = msgspec.msgpack.encode([schema, text])
-        if len(question) > _MOST_BYTES:
+        """Returns whether a text follows a schema, as far as that can be found out in a second or so."""
+        request = msgspec.msgpack.encode([schema, text])
+        if len(request) > _MAX_REQUEST_BYTES:
             return SchemaResult.UNKNOWN
         try:
-            async with asyncio.timeout(_PATIENCE_S), self._lock:
-                return await self._ask(question)
+            async with asyncio.timeout(_TOTAL_TIMEOUT_S), self._lock:
+                return await self._send_request(request)
         except TimeoutError:
             return SchemaResult.UNKNOWN
 
-    async def _ask(self, question: bytes) -> SchemaResult:
-        process = self._process = self._process or await _started()
+    async def _send_request(self, request: bytes) -> SchemaResult:
+        process = self._process = self._process or await _start_process()
         assert process.stdin is not None
         assert process.stdout is not None
-        answered = False
+        completed = False
         try:
-            async with asyncio.timeout(self._check_s):
-                process.stdin.write(len(question).to_bytes(LENGTH_BYTES) + question)
-                verdict = SchemaResult(await process.stdout.readexactly(1))
-                answered = True
-                return verdict
+            async with asyncio.timeout(self._check_timeout_s):
+                process.stdin.write(len(request).to_bytes(LENGTH_BYTES) + request)
+                result = SchemaResult(await process.stdout.readexactly(1))
+                completed = True
+                return result
         except (asyncio.IncompleteReadError, OSError):
             return SchemaResult.UNKNOWN
         finally:
-            if not answered:
-                await self._end()
+            if not completed:
+                await self._stop_process()
 
-    async def _end(self) -> None:
+    async def _stop_process(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
@@ -81,7 +83,7 @@ class Schemas:
         await process.wait()
 
 
-async def _started() -> Process:
+async def _start_process() -> Process:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "maitred.routing.escalation.worker"), stdin=PIPE, stdout=PIPE, stderr=DEVNULL
     )

@@ -1,7 +1,7 @@
-"""The process in which answers are put to their schemas: `python -m maitred.routing.escalation.worker`.
+"""Worker process that validates answers against schemas: `python -m maitred.routing.escalation.worker`.
 
-It says that it is ready, then answers one question after the other until its input ends, as it does when whoever asks
-is gone. A question is a length in four bytes and a MessagePack array of schema and text; an answer, and the word of
+It writes that it is ready, then answers one request after the other until its input ends, as it does when the gateway
+is gone. A request is a length in four bytes and a MessagePack array of schema and text; a response, and the sign of
 readiness, is one byte.
 """
 
@@ -10,31 +10,31 @@ import sys
 
 import msgspec
 
-from maitred.routing.escalation.schema import SchemaResult, check_schema
+from maitred.routing.escalation.schema import SchemaResult, validate_text
 
 READY = b"!"
 LENGTH_BYTES = 4
-_MOST_MEMORY_BYTES = 1 << 30
+_MAX_MEMORY_BYTES = 1 << 30
 
 
 def main() -> None:
-    """Answers until the input ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
-    questions, answers = sys.stdin.buffer, sys.stdout.buffer
-    answer = READY
+    """Answers requests until the input ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
+    requests, responses = sys.stdin.buffer, sys.stdout.buffer
+    response = READY
     while True:
-        answers.write(answer)
-        answers.flush()
-        length = questions.read(LENGTH_BYTES)
+        responses.write(response)
+        responses.flush()
+        length = requests.read(LENGTH_BYTES)
         if len(length) < LENGTH_BYTES:
             return
-        answer = _answer(questions.read(int.from_bytes(length)))
+        response = _handle_request(requests.read(int.from_bytes(length)))
 
 
-def _answer(question: bytes) -> bytes:
+def _handle_request(request: bytes) -> bytes:
     try:
-        schema, text = msgspec.msgpack.decode(question)
-        return bytes(check_schema(schema, text).value)
+        schema, text = msgspec.msgpack.decode(request)
+        return bytes(validate_text(schema, text).value)
     except MemoryError:
         return bytes(SchemaResult.UNKNOWN.value)
 

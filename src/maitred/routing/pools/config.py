@@ -1,4 +1,4 @@
-"""The `routing` section, as far as it says which names lead to which models."""
+"""Settings of `routing` that say which names lead to which models."""
 
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ Region = Annotated[str | None, Meta(description="Where it is, such as `eu`. Null
 
 
 class PoolConfig(Struct, frozen=True, kw_only=True):
-    """Replicas that are alike: those of one entry of `models`, or our own engines."""
+    """Settings of a pool of equal replicas: those of one entry of `models`, or our own engines."""
 
     capabilities: Capabilities = None
     local: bool = True
@@ -28,7 +28,7 @@ class PoolConfig(Struct, frozen=True, kw_only=True):
 
 
 class TargetConfig(Struct, frozen=True, kw_only=True):
-    """Where a name leads."""
+    """Settings of one target of a name."""
 
     pool: Annotated[str, Meta(description="An entry of `models`, or the name under which our own model is served.")]
     model: Annotated[
@@ -41,7 +41,7 @@ class TargetConfig(Struct, frozen=True, kw_only=True):
 
 
 class FallbackConfig(Struct, frozen=True, kw_only=True):
-    """Names that are tried, in this order, where a model cannot answer."""
+    """Names that are tried, in this order, when a model cannot answer."""
 
     general: Annotated[
         list[str],
@@ -71,7 +71,7 @@ Fallbacks = Annotated[
 
 
 class RoutesConfig(Struct, frozen=True, kw_only=True):
-    """The whole table."""
+    """Complete routing table: pools, names, aliases, fallbacks, automatic choices and rollouts."""
 
     pools: dict[str, PoolConfig] = {}
     names: NamedTargets = {}

@@ -1,4 +1,4 @@
-"""From a name to its targets: aliases, then names as they stand, then those with a `*`."""
+"""Name resolution: from a name to its targets, by aliases, then exact names, then names with a `*`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,42 +9,43 @@ from maitred.routing.pools.config import RoutesConfig, TargetConfig
 
 
 class ResolvedName(Struct, frozen=True):
-    """What a name leads to."""
+    """Name with the targets to which it leads."""
 
     name: str
-    """Without aliases."""
+    """The name without aliases."""
     key: str
-    """As it stands in the table, with its `*`."""
+    """The name as it stands in the table, with its `*`."""
     targets: Sequence[tuple[str, str | None]]
-    """Pool and what its servers are to be asked for, the first choice first."""
+    """Pool and the model name for its servers, the first choice first."""
 
 
-class ModelNames:
-    """The names of a table.
+class NameResolver:
+    """Resolver of the names of a routing table.
 
     Args:
         config: The table. Circles among its aliases lead nowhere.
 
     Attributes:
-        rollouts: A name with a rollout -> the model that serves whoever is on neither side of it. To be set anew when
-            that changes.
+        rollout_models: A name with a rollout -> the model that serves requests on neither side of it. To be set again
+            when that changes.
     """
 
     def __init__(self, config: RoutesConfig) -> None:
         self._aliases = config.aliases
         self._auto = config.auto
-        self._declared = config.rollouts
-        self.rollouts: Mapping[str, str] = {name: each.stable for name, each in config.rollouts.items()}
+        self._rollout_configs = config.rollouts
+        self.rollout_models: Mapping[str, str] = {name: rollout.stable for name, rollout in config.rollouts.items()}
         self._exact = {name: targets for name, targets in config.names.items() if "*" not in name}
         parts = ((name.partition("*"), targets) for name, targets in config.names.items() if "*" in name)
-        # The most literal characters first, of as many the longest beginning; then as they stand in the table.
+        # Patterns with the most literal characters come first; of equal ones, those with the longest prefix; then in
+        # the order of the table.
         self._patterns: list[tuple[str, str, list[TargetConfig]]] = sorted(
-            ((before, after, targets) for (before, _, after), targets in parts),
+            ((prefix, suffix, targets) for (prefix, _, suffix), targets in parts),
             key=lambda pattern: (-len(pattern[0]) - len(pattern[1]), -len(pattern[0])),
         )
 
     def canonical(self, name: str) -> str:
-        """The name that an alias stands for in the end; any other name is itself."""
+        """Returns the name that an alias stands for in the end; any other name is returned as it is."""
         for _ in self._aliases:
             if name not in self._aliases:
                 break
@@ -52,42 +53,45 @@ class ModelNames:
         return name
 
     def is_alias(self, name: str) -> bool:
-        """Whether it stands for another name."""
+        """Returns whether the name is an alias."""
         return name in self._aliases
 
     def is_auto(self, name: str) -> bool:
-        """Whether a model is chosen behind it."""
+        """Returns whether a model is chosen behind the name."""
         return name in self._auto
 
-    def is_circle(self, alias: str) -> bool:
-        """Whether an alias stands for no name in the end."""
+    def is_circular(self, alias: str) -> bool:
+        """Returns whether an alias leads back to an alias and never to a name."""
         return self.canonical(alias) in self._aliases
 
-    def find(self, name: str) -> ResolvedName | None:
-        """What it leads to; None: nowhere."""
+    def resolve(self, name: str) -> ResolvedName | None:
+        """Resolves a name; None: it leads nowhere."""
         name = self.canonical(name)
-        if (model := self.rollouts.get(name)) is not None:
-            found = self.model(model)
-            return None if found is None else replace(found, name=name)
-        return self.model(name)
+        if (model := self.rollout_models.get(name)) is not None:
+            resolved = self.resolve_model(model)
+            return None if resolved is None else replace(resolved, name=name)
+        return self.resolve_model(name)
 
-    def model(self, name: str) -> ResolvedName | None:
-        """What it leads to, if there is a rollout of that name without it."""
+    def resolve_model(self, name: str) -> ResolvedName | None:
+        """Resolves a name as if it had no rollout; None: it leads nowhere."""
         name = self.canonical(name)
         if name in self._exact:
-            return ResolvedName(name, name, _targets(self._exact[name], ""))
-        for before, after, targets in self._patterns:
-            if len(name) >= len(before) + len(after) and name.startswith(before) and name.endswith(after):
-                starred = name[len(before) : len(name) - len(after)]
-                return ResolvedName(name, f"{before}*{after}", _targets(targets, starred))
+            return ResolvedName(name, name, _expand_targets(self._exact[name], ""))
+        for prefix, suffix, targets in self._patterns:
+            if len(name) >= len(prefix) + len(suffix) and name.startswith(prefix) and name.endswith(suffix):
+                wildcard = name[len(prefix) : len(name) - len(suffix)]
+                return ResolvedName(name, f"{prefix}*{suffix}", _expand_targets(targets, wildcard))
         return None
 
     @property
-    def listed(self) -> list[str]:
-        """The names that can be told to callers: those without a `*`, those behind which one is chosen, and aliases."""
-        aliases = (alias for alias in self._aliases if not self.is_circle(alias))
-        return list(dict.fromkeys([*self._exact, *self._auto, *self._declared, *aliases]))
+    def listed_names(self) -> list[str]:
+        """Names that callers may see in a list.
+
+        They are the names without a `*`, those behind which a model is chosen, and aliases.
+        """
+        aliases = (alias for alias in self._aliases if not self.is_circular(alias))
+        return list(dict.fromkeys([*self._exact, *self._auto, *self._rollout_configs, *aliases]))
 
 
-def _targets(targets: Sequence[TargetConfig], starred: str) -> list[tuple[str, str | None]]:
-    return [(each.pool, None if each.model is None else each.model.replace("*", starred)) for each in targets]
+def _expand_targets(targets: Sequence[TargetConfig], wildcard: str) -> list[tuple[str, str | None]]:
+    return [(target.pool, None if target.model is None else target.model.replace("*", wildcard)) for target in targets]

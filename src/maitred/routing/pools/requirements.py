@@ -1,4 +1,4 @@
-"""What a request needs of a pool, and why a pool is not for it."""
+"""Requirements of a request on a pool, and the reason why a pool does not meet them."""
 
 from collections.abc import Callable, Set
 from enum import StrEnum
@@ -9,21 +9,21 @@ from maitred.routing.pools.config import PoolConfig
 
 
 class RequestRequirements(Struct, frozen=True):
-    """A request, as far as pools differ for it."""
+    """Requirements of a request by which pools differ for it."""
 
     model: str
-    """As the caller names it."""
+    """Model name as the caller wrote it."""
     capabilities: Set[str] = frozenset()
     local_only: bool = False
-    """Nothing of it may leave."""
+    """Whether no part of it may leave our own machines."""
     regions: Set[str] | None = None
-    """Where it may be computed; None: anywhere."""
+    """Regions where it may be computed; None: anywhere."""
     allowed: Callable[[str], bool] = lambda name: True
-    """Whether a model of that name is open to the caller."""
+    """Returns whether the caller may use a model of that name."""
 
 
 class ExclusionReason(StrEnum):
-    """Why a pool was left out."""
+    """Reason why a pool was excluded."""
 
     PRIVACY = "privacy"
     REGION = "region"
@@ -31,21 +31,24 @@ class ExclusionReason(StrEnum):
 
 
 class ExcludedPool(Struct, frozen=True):
-    """A pool that may not serve a request."""
+    """Pool that may not serve a request."""
 
     pool: str
     reason: ExclusionReason
-    why: str
-    """As the end of a sentence that begins with the pool's name."""
+    explanation: str
+    """Reason, as the end of a sentence that begins with the pool's name."""
 
 
-def objection(pool: PoolConfig, needs: RequestRequirements) -> tuple[ExclusionReason, str] | None:
-    """Why it may not serve the request: the gravest reason alone, what must never happen before what cannot."""
+def find_exclusion(pool: PoolConfig, needs: RequestRequirements) -> tuple[ExclusionReason, str] | None:
+    """Returns why the pool may not serve the request; None: it may.
+
+    Only the gravest reason is returned: a rule (privacy, region) comes before a missing capability.
+    """
     if needs.local_only and not pool.local:
         return ExclusionReason.PRIVACY, "is not local, and the request may not leave"
     if needs.regions is not None and pool.region not in needs.regions:
         allowed = ", ".join(sorted(needs.regions)) or "no region"
         return ExclusionReason.REGION, f"is in {pool.region or 'no named region'}, and the request is for {allowed}"
-    if pool.capabilities is not None and (lacking := sorted(needs.capabilities - set(pool.capabilities))):
-        return ExclusionReason.CAPABILITY, f"has no {', '.join(lacking)}"
+    if pool.capabilities is not None and (missing := sorted(needs.capabilities - set(pool.capabilities))):
+        return ExclusionReason.CAPABILITY, f"has no {', '.join(missing)}"
     return None

@@ -1,4 +1,4 @@
-"""Which pools may serve a request, in which order, and what is tried after a failure.
+"""Routing table: which pools may serve a request, in which order, and what is tried after a failure.
 
 ::
 
@@ -7,11 +7,12 @@
                  its content refused -------------------------> the content-policy chain
                  none is there, none in time, none able to ---> the general chain
 
-Every target passes the same filters, wherever it stands: a fallback never takes a request out of its region or its
-house, nor to a model that its caller may not use. A chain is that of the name that was asked for; the chains of its
-fallbacks are not followed, so what can happen to a request is on one line of the table. Where the model is chosen here
-(see `maitred.routing.auto`), it is that of the model, and the larger ones stand at the end of it. Where a new version
-is tried behind the name (see `maitred.routing.rollout`), the stable one follows the canary before any chain does.
+Every target passes the same filters, wherever it stands: a fallback never takes a request out of its region or off our
+own machines, nor to a model that its caller may not use. A chain belongs to the name that was asked for; the chains of
+its fallbacks are not followed, so everything that can happen to a request is on one line of the table. Where the model
+is chosen here (see `maitred.routing.auto`), the chain is that of the chosen model, and the larger models stand at the
+end of it. Where a new version is tried behind the name (see `maitred.routing.rollout`), the stable version follows the
+canary before any chain does.
 """
 
 from collections.abc import Iterable, Set
@@ -36,12 +37,12 @@ from maitred.core.errors import (
 from maitred.core.rollout import RolloutArm, RolloutVersion
 from maitred.routing.auto.tiers import TierPreference
 from maitred.routing.pools.config import FallbackConfig, RoutesConfig
-from maitred.routing.pools.names import ModelNames, ResolvedName
-from maitred.routing.pools.requirements import ExcludedPool, ExclusionReason, RequestRequirements, objection
+from maitred.routing.pools.names import NameResolver, ResolvedName
+from maitred.routing.pools.requirements import ExcludedPool, ExclusionReason, RequestRequirements, find_exclusion
 
 
 class TargetReason(StrEnum):
-    """Why a target is on the way of a request."""
+    """Reason why a target is in a request's route plan."""
 
     OWN = "own"
     STABLE = "stable"
@@ -50,9 +51,9 @@ class TargetReason(StrEnum):
     CONTENT_POLICY = "content_policy"
 
 
-TargetPosition = tuple[str, str | None]
-"""A pool, and what its servers are asked for."""
-_RANKS: tuple[tuple[tuple[type[MaitredError], ...], TargetReason], ...] = (
+TargetKey = tuple[str, str | None]
+"""Pool, and the model name that its servers are asked for."""
+_REASONS_BY_ERROR: tuple[tuple[tuple[type[MaitredError], ...], TargetReason], ...] = (
     ((ContentRefused,), TargetReason.CONTENT_POLICY),
     ((ContextLengthExceeded,), TargetReason.CONTEXT_LENGTH),
     ((ReplicaUnavailable, ReplicaLost, Overloaded, Unsupported, TooExpensive), TargetReason.GENERAL),
@@ -60,340 +61,361 @@ _RANKS: tuple[tuple[tuple[type[MaitredError], ...], TargetReason], ...] = (
 
 
 class RouteTarget(Struct, frozen=True):
-    """A pool that may serve a request."""
+    """Target of a route: a pool that may serve a request."""
 
     pool: str
     model: str | None
-    """What its servers are to be asked for; None: what they are configured for."""
+    """Model name that its servers are asked for; None: the one that they are configured with."""
     name: str
-    """What led there, as it stands in the table: what prices, limits and metrics go by."""
-    rank: TargetReason = TargetReason.OWN
+    """Name that led to the target, as it stands in the table: prices, limits and metrics go by it."""
+    reason: TargetReason = TargetReason.OWN
 
 
 class VersionSplit(Struct, frozen=True):
-    """Two models behind one name."""
+    """Split of one name's requests between two models."""
 
     name: str
-    """Without aliases."""
+    """The name without aliases."""
     stable: str
     canary: str
     version: RolloutVersion
-    """Which of them a request is to get."""
+    """Version that the request is to get."""
 
 
-class Routes:
-    """The table.
+class RoutingTable:
+    """Routing table of one configuration.
 
     Args:
-        config: Without `route_faults`.
+        config: The table, without `route_faults`.
     """
 
     def __init__(self, config: RoutesConfig) -> None:
-        self.names = ModelNames(config)
+        self.names = NameResolver(config)
         self._config = config
 
-    def route_plan(self, needs: RequestRequirements) -> "RoutePlan | None":
-        """The way of a request; None: the table has no such name, or none that is open to the caller."""
-        road = self.cached_route(needs)
-        return None if road is None else RoutePlan(road)
+    def make_plan(self, needs: RequestRequirements) -> "RoutePlan | None":
+        """Makes the route plan of a request; None: the table has no such name, or the caller may not use it."""
+        cached_route = self.make_cached_route(needs)
+        return None if cached_route is None else RoutePlan(cached_route)
 
-    def cached_route(self, needs: RequestRequirements) -> "CachedRoute | None":
-        """The same for all requests with these needs."""
-        found = self.names.find(needs.model)
-        if found is None or not is_open(needs.model, found, needs):
+    def make_cached_route(self, needs: RequestRequirements) -> "CachedRoute | None":
+        """Makes the route that all requests with these needs share; None as in `make_plan`."""
+        resolved = self.names.resolve(needs.model)
+        if resolved is None or not is_allowed(needs.model, resolved, needs):
             return None
-        fallback = self._config.fallbacks.get(found.name, _NO_FALLBACK)
-        return CachedRoute(self._config, self.names, needs, found, fallback)
+        fallback = self._config.fallbacks.get(resolved.name, _NO_FALLBACK)
+        return CachedRoute(self._config, self.names, needs, resolved, fallback)
 
     def route_by_preference(
-        self, needs: RequestRequirements, preference: TierPreference, tried: Set[TargetPosition] = frozenset()
+        self, needs: RequestRequirements, preference: TierPreference, tried: Set[TargetKey] = frozenset()
     ) -> "RoutePlan | None":
-        """The way of a request whose model is chosen here; None: the name, or all behind it, are closed to the caller.
+        """Makes the plan of a request whose model is chosen here; None: the caller may use none of them.
 
-        It begins at the first that is open, with that one's own chains; behind these stand those that are larger. Only
-        where the request may go to none of them, the smaller ones do.
+        The plan begins at the first allowed model, with the chains of that model; the larger models follow them. The
+        smaller ones are used only where the request may go to none of the others.
 
         Args:
             needs: The request.
             preference: The models.
-            tried: Where it has been, and does not go again.
+            tried: Targets to which it was sent before, and does not go again.
         """
         name = self.names.canonical(needs.model)
         if not any(map(needs.allowed, (needs.model, name))):
             return None
-        order = self._open(preference.upward, needs)
-        if not any(self._is_within(found, needs) for found in order.values()):
-            order |= self._open(preference.downward, needs)
+        order = self._resolve_allowed(preference.upward, needs)
+        if not any(self._is_permitted(resolved, needs) for resolved in order.values()):
+            order |= self._resolve_allowed(preference.downward, needs)
         if not order:
             return None
-        (_, found), *others = order.items()
-        own = self._config.fallbacks.get(found.name, _NO_FALLBACK)
-        behind = [other for other, _ in others]
+        (_, resolved), *larger = order.items()
+        own_fallback = self._config.fallbacks.get(resolved.name, _NO_FALLBACK)
+        larger_names = [other for other, _ in larger]
         fallback = FallbackConfig(
-            general=[*own.general, *behind],
-            context_length=[*own.context_length, *behind],
-            content_policy=own.content_policy,
+            general=[*own_fallback.general, *larger_names],
+            context_length=[*own_fallback.context_length, *larger_names],
+            content_policy=own_fallback.content_policy,
         )
-        chosen = ModelSelection(name, found.key, preference.reason, preference.score)
-        return RoutePlan(CachedRoute(self._config, self.names, needs, found, fallback), chosen, tried)
+        selection = ModelSelection(name, resolved.key, preference.reason, preference.score)
+        return RoutePlan(CachedRoute(self._config, self.names, needs, resolved, fallback), selection, tried)
 
     def route_to_larger(
         self, needs: RequestRequirements, preference: TierPreference, route_plan: "RoutePlan"
     ) -> "RoutePlan | None":
-        """The way of a request whose answer is not good enough, to those that are larger than whoever gave it.
+        """Makes the plan of a request whose answer failed a check, to models larger than the one that gave it.
 
         Args:
             needs: The request.
             preference: The models that were chosen from.
-            route_plan: Where it has been.
+            route_plan: Its plan so far.
 
         Returns:
-            None: there is none that is larger, open to the caller and within the bounds.
+            None: there is no larger model that the caller may use and the request may go to.
         """
-        # Of one that stands for two sizes, the larger counts; what is none of them is followed by those of the score.
-        sizes = preference.sizes
-        for place, name in reversed([*enumerate(sizes)]):
-            if (found := self.names.find(name)) is not None and route_plan.last in found.targets:
-                upward = sizes[place + 1 :]
+        # Of a model with two sizes, the larger size counts. A model with none of the sizes is followed by the models
+        # of the score.
+        sizes = preference.models_by_size
+        for index, name in reversed([*enumerate(sizes)]):
+            if (resolved := self.names.resolve(name)) is not None and route_plan.last_target in resolved.targets:
+                upward = sizes[index + 1 :]
                 break
         else:
             upward = preference.upward[1:]
         tried = route_plan.tried
-        fresh = {
-            name: found
-            for name, found in self._open(upward, needs).items()
-            if self._is_within(found, needs) and not tried.issuperset(found.targets)
+        untried = {
+            name: resolved
+            for name, resolved in self._resolve_allowed(upward, needs).items()
+            if self._is_permitted(resolved, needs) and not tried.issuperset(resolved.targets)
         }
-        return self.route_by_preference(needs, replace(preference, upward=(*fresh,), downward=()), tried)
+        return self.route_by_preference(needs, replace(preference, upward=(*untried,), downward=()), tried)
 
-    def route_by_rollout(self, needs: RequestRequirements, fork: VersionSplit) -> "RoutePlan | None":
-        """The way of a request to a name with a rollout; None: both versions are closed to the caller.
+    def route_by_rollout(self, needs: RequestRequirements, version_split: VersionSplit) -> "RoutePlan | None":
+        """Makes the plan of a request to a name with a rollout; None: the caller may use neither version.
 
-        Who may use the name may use what is behind it. A request that may go to one of them only goes there, whichever
-        it was to get, and says nothing of the two.
+        A caller who may use the name may use both versions. A request that may go to only one of them goes there,
+        whichever it was to get, and counts as evidence for neither.
         """
-        named = any(map(needs.allowed, (needs.model, fork.name)))
-        models = {RolloutVersion.STABLE: fork.stable, RolloutVersion.CANARY: fork.canary}
-        found = ((version, model, self.names.model(model)) for version, model in models.items())
-        opened = {
-            version: each
-            for version, model, each in found
-            if each is not None and (named or is_open(model, each, needs))
+        name_allowed = any(map(needs.allowed, (needs.model, version_split.name)))
+        models = {RolloutVersion.STABLE: version_split.stable, RolloutVersion.CANARY: version_split.canary}
+        candidates = ((version, model, self.names.resolve_model(model)) for version, model in models.items())
+        allowed = {
+            version: resolved
+            for version, model, resolved in candidates
+            if resolved is not None and (name_allowed or is_allowed(model, resolved, needs))
         }
-        fitting = {version: each for version, each in opened.items() if self._is_within(each, needs)}
-        if not opened:
+        permitted = {version: resolved for version, resolved in allowed.items() if self._is_permitted(resolved, needs)}
+        if not allowed:
             return None
-        version = fork.version if fork.version in fitting else next(iter(fitting or opened))
-        chains = (self._config.fallbacks.get(name) for name in (fork.name, opened[version].name, fork.stable))
+        version = version_split.version if version_split.version in permitted else next(iter(permitted or allowed))
+        chains = (
+            self._config.fallbacks.get(name)
+            for name in (version_split.name, allowed[version].name, version_split.stable)
+        )
         fallback = next((chain for chain in chains if chain is not None), _NO_FALLBACK)
-        route_plan = RoutePlan(CachedRoute(self._config, self.names, needs, opened[version], fallback))
-        route_plan.arm = RolloutArm(fork.name, version, tried=len(fitting) == len(models))
-        other = fitting.get(RolloutVersion.CANARY if version is RolloutVersion.STABLE else RolloutVersion.STABLE)
+        route_plan = RoutePlan(CachedRoute(self._config, self.names, needs, allowed[version], fallback))
+        route_plan.arm = RolloutArm(version_split.name, version, tried=len(permitted) == len(models))
+        other = permitted.get(RolloutVersion.CANARY if version is RolloutVersion.STABLE else RolloutVersion.STABLE)
         if version is RolloutVersion.CANARY:
-            route_plan.behind = other
+            route_plan.stable_fallback = other
         elif other is not None:
-            route_plan.copy_to = RoutePlan(CachedRoute(self._config, self.names, needs, other, _NO_FALLBACK)).first()
+            route_plan.shadow_target = RoutePlan(
+                CachedRoute(self._config, self.names, needs, other, _NO_FALLBACK)
+            ).first_target()
         return route_plan
 
-    def _open(self, names: Iterable[str], needs: RequestRequirements) -> dict[str, ResolvedName]:
-        """Those of the names that the caller may use, and what they lead to."""
-        found = ((name, self.names.find(name)) for name in names)
-        return {name: each for name, each in found if each is not None and is_open(name, each, needs)}
+    def _resolve_allowed(self, names: Iterable[str], needs: RequestRequirements) -> dict[str, ResolvedName]:
+        """Resolves the names that the caller may use."""
+        candidates = ((name, self.names.resolve(name)) for name in names)
+        return {
+            name: resolved
+            for name, resolved in candidates
+            if resolved is not None and is_allowed(name, resolved, needs)
+        }
 
-    def _is_within(self, found: ResolvedName, needs: RequestRequirements) -> bool:
-        """Whether the request may go to any place of a name."""
-        return any(objection(self._config.pools[pool], needs) is None for pool, _ in found.targets)
+    def _is_permitted(self, resolved: ResolvedName, needs: RequestRequirements) -> bool:
+        """Returns whether the request may go to any target of a name."""
+        return any(find_exclusion(self._config.pools[pool], needs) is None for pool, _ in resolved.targets)
 
 
 class CachedRoute:
-    """What the table says to all requests that need the same and ask for the same name.
+    """Route of all requests that need the same and ask for the same name.
 
     Args:
-        config: The table.
-        names: Its names.
-        needs: What the requests need.
-        resolved: What the name leads to.
-        fallback: The chains after it.
+        config: The routing table.
+        names: Resolver of its names.
+        needs: Requirements of the requests.
+        resolved: The name that they ask for.
+        fallback: The chains after its targets.
 
     Attributes:
-        targets: Where they may go at first...
-        excluded: ...and where they may not.
+        targets: Targets where they may go at first...
+        excluded: ...and pools where they may not.
     """
 
-    __slots__ = ("config", "excluded", "fallback", "names", "needs", "positions", "resolved", "targets")
+    __slots__ = ("config", "excluded", "fallback", "names", "needs", "resolved", "target_keys", "targets")
 
     def __init__(
         self,
         config: RoutesConfig,
-        names: ModelNames,
+        names: NameResolver,
         needs: RequestRequirements,
-        found: ResolvedName,
+        resolved: ResolvedName,
         fallback: FallbackConfig,
     ) -> None:
         self.config = config
         self.names = names
         self.needs = needs
-        self.resolved = found
+        self.resolved = resolved
         self.fallback = fallback
-        self.positions = dict.fromkeys(found.targets)
-        """Each once."""
+        self.target_keys = dict.fromkeys(resolved.targets)
+        """Targets of the name, each once."""
         self.targets: list[RouteTarget] = []
         self.excluded: list[ExcludedPool] = []
-        for place in self.positions:
-            self.judge(place, found.key, TargetReason.OWN, self.targets, self.excluded)
+        for target_key in self.target_keys:
+            self.add_target(target_key, resolved.key, TargetReason.OWN, self.targets, self.excluded)
 
-    def judge(
+    def add_target(
         self,
-        place: TargetPosition,
+        target_key: TargetKey,
         key: str,
-        rank: TargetReason,
+        reason: TargetReason,
         targets: list[RouteTarget],
-        left_out: list[ExcludedPool],
+        excluded: list[ExcludedPool],
     ) -> None:
-        """Adds a place to those where the requests may go, or to the others."""
-        pool, model = place
-        against = objection(self.config.pools[pool], self.needs)
-        if against is None:
-            targets.append(RouteTarget(pool, model, key, rank))
+        """Adds a target to those where the requests may go, or its pool to the excluded ones."""
+        pool, model = target_key
+        exclusion = find_exclusion(self.config.pools[pool], self.needs)
+        if exclusion is None:
+            targets.append(RouteTarget(pool, model, key, reason))
         else:
-            left_out.append(ExcludedPool(pool, *against))
+            excluded.append(ExcludedPool(pool, *exclusion))
 
 
 class RoutePlan:
-    """The targets of one request, one after the other. Made by `Routes.route_plan`.
+    """Route plan of one request: its targets, one after the other. Made by `RoutingTable.make_plan`.
 
     Args:
-        road: That it goes.
-        selection: Why this one, where the caller had left it open.
-        tried: The places that it was sent to before, where it does not go again.
+        cached_route: The route of its name.
+        selection: Reason for this model, where the caller had left the model open.
+        tried: Targets to which it was sent before, and does not go again.
 
     Attributes:
-        selection: See above.
+        selection: Reason for this model, where the caller had left the model open.
         excluded: The pools that it may not go to.
-        last: The place that it was sent to last.
-        arm: Which side of a rollout it is on; None: there is none behind its name.
-        behind: What follows when all targets of a canary have failed.
-        copy_to: Where it may be answered a second time, for comparison.
+        last_target: The target to which it was sent last.
+        arm: Side of a rollout on which it is; None: there is no rollout behind its name.
+        stable_fallback: The stable version, which follows when all targets of a canary have failed.
+        shadow_target: Target that may answer a copy of it, for comparison.
     """
 
     def __init__(
-        self, road: CachedRoute, chosen: ModelSelection | None = None, tried: Set[TargetPosition] = frozenset()
+        self, cached_route: CachedRoute, selection: ModelSelection | None = None, tried: Set[TargetKey] = frozenset()
     ) -> None:
-        self.selection = chosen
-        self.excluded = road.excluded
+        self.selection = selection
+        self.excluded = cached_route.excluded
         self.arm: RolloutArm | None = None
-        self.behind: ResolvedName | None = None
-        self.copy_to: RouteTarget | None = None
-        self.last: TargetPosition | None = None
-        self._cached_route = road
-        self._before = tried
-        self._went: tuple[TargetPosition, ...] = ()
-        targets = road.targets
-        self._ahead = [each for each in targets if (each.pool, each.model) not in tried] if tried else targets
-        self._at = 0
-        """Among these."""
-        self._seen: set[TargetPosition] | None = None
-        """All that were judged; None: those of the road, whose lists it goes by, as most do to their end."""
-        self._entered = _OWN
+        self.stable_fallback: ResolvedName | None = None
+        self.shadow_target: RouteTarget | None = None
+        self.last_target: TargetKey | None = None
+        self._cached_route = cached_route
+        self._tried_before = tried
+        self._sent_to: tuple[TargetKey, ...] = ()
+        targets = cached_route.targets
+        self._targets = [target for target in targets if (target.pool, target.model) not in tried] if tried else targets
+        self._next_index = 0
+        """Index of the next of these targets."""
+        self._seen_keys: set[TargetKey] | None = None
+        """Targets that were considered; None: those of the cached route.
+
+        The plan shares the lists of the cached route until a fallback is added, as most plans do to their end.
+        """
+        self._entered_chains = _OWN_REASON
 
     @property
     def name(self) -> str:
-        """What was asked for or chosen, without aliases."""
+        """Name that was asked for or chosen, without aliases."""
         return self._cached_route.resolved.name
 
     @property
-    def tried(self) -> set[TargetPosition]:
-        """The places that it was sent to, here or before."""
-        return {*self._before, *self._went}
+    def tried(self) -> set[TargetKey]:
+        """Targets to which the request was sent, by this plan or before."""
+        return {*self._tried_before, *self._sent_to}
 
-    def first(self) -> RouteTarget:
-        """Where it goes.
+    def first_target(self) -> RouteTarget:
+        """Returns the first target.
 
         Raises:
-            MaitredError: Nowhere; whose turn it is to act, and why no pool would do.
+            MaitredError: There is none; it names the reason for each pool, and who has to act.
         """
         if not self._has_next:
-            self._enter(TargetReason.GENERAL)
+            self._enter_chain(TargetReason.GENERAL)
             if not self._has_next:
-                raise self._refusal()
-        return self._next()
+                raise self._make_error()
+        return self._advance()
 
-    def after(self, failure: MaitredError) -> RouteTarget | None:
-        """Where it goes after the last target has failed it before anything of an answer was there; None: nowhere."""
-        rank = next((rank for kinds, rank in _RANKS if isinstance(failure, kinds)), None)
-        if rank is None:
+    def next_target(self, failure: MaitredError) -> RouteTarget | None:
+        """Returns the next target after the last one has failed without any part of an answer; None: there is none."""
+        reason = next(
+            (reason for error_classes, reason in _REASONS_BY_ERROR if isinstance(failure, error_classes)), None
+        )
+        if reason is None:
             return None
-        if rank is TargetReason.CONTENT_POLICY:
-            self._at = len(self._ahead)  # other places of the same model would refuse it, too
-        if not self._has_next and self.behind is not None:
-            behind, self.behind = self.behind, None
-            self._add(behind, TargetReason.STABLE)
+        if reason is TargetReason.CONTENT_POLICY:
+            self._next_index = len(self._targets)  # other targets of the same model would refuse it, too
+        if not self._has_next and self.stable_fallback is not None:
+            stable_fallback, self.stable_fallback = self.stable_fallback, None
+            self._add_resolved(stable_fallback, TargetReason.STABLE)
         if not self._has_next:
-            self._enter(rank)
-        return self._next() if self._has_next else None
+            self._enter_chain(reason)
+        return self._advance() if self._has_next else None
 
-    def arm_at(self, target: RouteTarget) -> RolloutArm | None:
-        """Which side of a rollout serves it there; None: there is none, or neither does."""
-        if self.arm is None or target.rank not in (TargetReason.OWN, TargetReason.STABLE):
+    def arm_for(self, target: RouteTarget) -> RolloutArm | None:
+        """Returns the side of a rollout that this target is; None: there is no rollout, or it is neither side."""
+        if self.arm is None or target.reason not in (TargetReason.OWN, TargetReason.STABLE):
             return None
         return (
             self.arm
-            if target.rank is TargetReason.OWN
+            if target.reason is TargetReason.OWN
             else RolloutArm(self.arm.rollout, RolloutVersion.STABLE, self.arm.tried)
         )
 
     @property
-    def ends(self) -> bool:
-        """Whether there is nothing after the target that it was given last, whatever happens there."""
-        return not self._has_next and self.behind is None and self._cached_route.fallback == _NO_FALLBACK
+    def is_at_end(self) -> bool:
+        """Whether no target can follow the one that was returned last, whatever happens there."""
+        return not self._has_next and self.stable_fallback is None and self._cached_route.fallback == _NO_FALLBACK
 
     @property
     def _has_next(self) -> bool:
-        return self._at < len(self._ahead)
+        return self._next_index < len(self._targets)
 
-    def _next(self) -> RouteTarget:
-        target = self._ahead[self._at]
-        self._at += 1
-        self.last = place = target.pool, target.model
-        self._went += (place,)
+    def _advance(self) -> RouteTarget:
+        target = self._targets[self._next_index]
+        self._next_index += 1
+        self.last_target = target_key = target.pool, target.model
+        self._sent_to += (target_key,)
         return target
 
-    def _enter(self, rank: TargetReason) -> None:
-        """The chain is next, unless it has been."""
-        if rank in self._entered:
+    def _enter_chain(self, reason: TargetReason) -> None:
+        """Adds the chain of this reason, unless it was added before."""
+        if reason in self._entered_chains:
             return
-        self._entered |= {rank}
-        self._extend(getattr(self._cached_route.fallback, rank), rank)
+        self._entered_chains |= {reason}
+        self._add_names(getattr(self._cached_route.fallback, reason), reason)
 
-    def _extend(self, names: Iterable[str], rank: TargetReason) -> None:
-        road = self._cached_route
+    def _add_names(self, names: Iterable[str], reason: TargetReason) -> None:
+        cached_route = self._cached_route
         for name in names:
-            found = road.names.find(name)
-            if found is not None and is_open(name, found, road.needs):
-                self._add(found, rank)
+            resolved = cached_route.names.resolve(name)
+            if resolved is not None and is_allowed(name, resolved, cached_route.needs):
+                self._add_resolved(resolved, reason)
 
-    def _add(self, found: ResolvedName, rank: TargetReason) -> None:
-        """What a name leads to, each place once."""
-        if self._seen is None:
-            self._ahead, self.excluded = [*self._ahead], [*self.excluded]
-            self._seen = {*self._before, *self._cached_route.positions}
-        for place in found.targets:
-            if place not in self._seen:
-                self._seen.add(place)
-                self._cached_route.judge(place, found.key, rank, self._ahead, self.excluded)
+    def _add_resolved(self, resolved: ResolvedName, reason: TargetReason) -> None:
+        """Adds the targets of a name, each once."""
+        if self._seen_keys is None:
+            self._targets, self.excluded = [*self._targets], [*self.excluded]
+            self._seen_keys = {*self._tried_before, *self._cached_route.target_keys}
+        for target_key in resolved.targets:
+            if target_key not in self._seen_keys:
+                self._seen_keys.add(target_key)
+                self._cached_route.add_target(target_key, resolved.key, reason, self._targets, self.excluded)
 
-    def _refusal(self) -> MaitredError:
-        reasons = "; ".join(f"{each.pool} {each.why}" for each in self.excluded) or "none is named for it"
+    def _make_error(self) -> MaitredError:
+        reasons = (
+            "; ".join(f"{excluded_pool.pool} {excluded_pool.explanation}" for excluded_pool in self.excluded)
+            or "none is named for it"
+        )
         message = f"No pool can serve this request to {self.name!r}: {reasons}."
-        if {each.reason for each in self.excluded} <= {ExclusionReason.PRIVACY, ExclusionReason.REGION}:
+        if {excluded_pool.reason for excluded_pool in self.excluded} <= {
+            ExclusionReason.PRIVACY,
+            ExclusionReason.REGION,
+        }:
             return Forbidden(f"{message} Ask for a model that is served where the request may go.", param="model")
         return InvalidRequest(f"{message} Leave out what it asks for, or ask for another model.", param="model")
 
 
-def is_open(name: str, found: ResolvedName, needs: RequestRequirements) -> bool:
-    """Whether the caller may use what a name leads to: under that name, without aliases, or as the table has it."""
-    return any(map(needs.allowed, (name, found.name, found.key)))
+def is_allowed(name: str, resolved: ResolvedName, needs: RequestRequirements) -> bool:
+    """Returns whether the caller may use a name: as written, without aliases, or as the table has it."""
+    return any(map(needs.allowed, (name, resolved.name, resolved.key)))
 
 
 _NO_FALLBACK = FallbackConfig()
-_OWN = frozenset({TargetReason.OWN})
+_OWN_REASON = frozenset({TargetReason.OWN})

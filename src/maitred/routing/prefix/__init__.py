@@ -1,1 +1,1 @@
-"""Which replica holds how much of a prompt. Pure."""
+"""Prefix caches of replicas: which replica holds how much of a prompt. Pure."""

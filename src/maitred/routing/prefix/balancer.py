@@ -1,7 +1,7 @@
-"""Where requests to one model go: the balance, with what each replica's cache holds.
+"""Load balancer that knows the prefix caches of its replicas.
 
-Of our own engines that is known: they tell which blocks can be found (`heard`). Of others it is guessed from what was
-sent there.
+The caches of our own engines are known exactly: the engines report which blocks they hold (`on_block_update`). The
+caches of other replicas are estimated from the prompts that were sent there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,80 +10,88 @@ from maitred.core.balance import LoadBalancer, PlacementRequest, ReplicaCandidat
 from maitred.core.prefix import BlockUpdate, chain, shared_scope, split_keys
 from maitred.routing.prefix.index import PrefixIndex
 
-_GUESSED_BLOCK_TOKENS = 64
-"""A guess from what was sent needs no finer ones, and a prompt of 64k tokens costs a thousand digests."""
+_APPROXIMATE_BLOCK_TOKENS = 64
+"""Block size of the estimates: they need no finer one, and a prompt of 64k tokens costs a thousand digests."""
 
 
 class PrefixCacheBalancer:
-    """Implements `core.balance.Placement`.
+    """Load balancer with an index of prefix caches. Implements `core.balance.CacheAwareBalancer`.
 
     Args:
-        balance: Chooses.
+        balancer: Chooses the replica.
     """
 
-    def __init__(self, balance: LoadBalancer) -> None:
-        self._balance = balance
-        self._guessed = PrefixIndex(_GUESSED_BLOCK_TOKENS)
-        self._capacities: dict[str, int] = {}
-        """Of those whose caches are guessed, in tokens."""
-        self._known: dict[int, PrefixIndex] = {}
-        """By the size of a block."""
-        self._index_for: dict[str, PrefixIndex] = {}
-        """Of those that tell."""
+    def __init__(self, balancer: LoadBalancer) -> None:
+        self._balancer = balancer
+        self._approximate_index = PrefixIndex(_APPROXIMATE_BLOCK_TOKENS)
+        self._approximate_capacities: dict[str, int] = {}
+        """Cache capacity in tokens of each replica whose cache is estimated."""
+        self._exact_indexes: dict[int, PrefixIndex] = {}
+        """Exact indexes by block size."""
+        self._exact_index_by_replica: dict[str, PrefixIndex] = {}
+        """Exact index of each replica that reports its blocks."""
 
-    def reconfigure(self, balance: LoadBalancer) -> None:
-        """Chooses by this from now on; what the caches hold is known as before."""
-        self._balance = balance
+    def reconfigure(self, balancer: LoadBalancer) -> None:
+        """Sets the balancer that chooses; the indexes of the caches are kept."""
+        self._balancer = balancer
 
-    def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
-        """See `core.balance.Balance`."""
-        return self._balance.choose(inquiry, candidates)
+    def choose(self, request: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
+        """Chooses one of the candidates by the inner balancer. Implements `core.balance.LoadBalancer`."""
+        return self._balancer.choose(request, candidates)
 
     def cached_tokens(self, scope: str, prompts: Sequence[Sequence[int]]) -> Mapping[str, int]:
-        """See `core.balance.Placement`. At least one token of each prompt is left to compute."""
-        total = dict.fromkeys((*self._capacities, *self._index_for), 0)
+        """Returns for each replica how many leading tokens of the prompts it holds.
+
+        At least one token of each prompt is left to compute. Implements `core.balance.CacheAwareBalancer`.
+        """
+        total = dict.fromkeys((*self._approximate_capacities, *self._exact_index_by_replica), 0)
         for prompt in prompts:
-            if self._capacities:
-                for name, tokens in self._guessed.cached_tokens(chain(scope, prompt, _GUESSED_BLOCK_TOKENS)).items():
+            if self._approximate_capacities:
+                for name, tokens in self._approximate_index.cached_tokens(
+                    chain(scope, prompt, _APPROXIMATE_BLOCK_TOKENS)
+                ).items():
                     total[name] += min(tokens, len(prompt) - 1)
-            for block_tokens, index in self._known.items():
-                most = (len(prompt) - 1) // block_tokens * block_tokens
+            for block_tokens, index in self._exact_indexes.items():
+                max_tokens = (len(prompt) - 1) // block_tokens * block_tokens
                 for name, tokens in index.cached_tokens(chain(shared_scope(scope), prompt, block_tokens)).items():
-                    total[name] += min(tokens, most)
+                    total[name] += min(tokens, max_tokens)
         return total
 
-    def on_dispatch(self, name: str, room_tokens: int, scope: str, prompts: Sequence[Sequence[int]]) -> None:
-        """See `core.balance.Placement`."""
-        if (index := self._index_for.get(name)) is not None:
+    def on_dispatch(self, name: str, capacity_tokens: int, scope: str, prompts: Sequence[Sequence[int]]) -> None:
+        """Notes that the prompts were sent to a replica. Implements `core.balance.CacheAwareBalancer`."""
+        if (index := self._exact_index_by_replica.get(name)) is not None:
             for prompt in prompts:
-                index.expected(name, chain(shared_scope(scope), prompt, index.block_tokens))
+                index.on_expected(name, chain(shared_scope(scope), prompt, index.block_tokens))
             return
-        if self._capacities.get(name) != room_tokens:
-            self._guessed.join(name, max(1, room_tokens // _GUESSED_BLOCK_TOKENS))
-            self._capacities[name] = room_tokens
+        if self._approximate_capacities.get(name) != capacity_tokens:
+            self._approximate_index.add_replica(name, max(1, capacity_tokens // _APPROXIMATE_BLOCK_TOKENS))
+            self._approximate_capacities[name] = capacity_tokens
         for prompt in prompts:
-            self._guessed.on_dispatch(name, list(chain(scope, prompt, _GUESSED_BLOCK_TOKENS)))
+            self._approximate_index.on_dispatch(name, list(chain(scope, prompt, _APPROXIMATE_BLOCK_TOKENS)))
 
     def on_restart(self, name: str) -> None:
-        """See `core.balance.Placement`. One that tells has told that too."""
-        if name in self._capacities:
-            self._guessed.cleared(name)
+        """Forgets an estimated cache whose replica has restarted.
 
-    def on_block_update(self, name: str, news: BlockUpdate) -> None:
-        """A replica tells what its cache holds: the whole first, and then what changes."""
-        if news.whole:
-            self._start_index(name, news)
-        elif name not in self._index_for:
-            return  # the whole is on its way
-        index = self._index_for[name]
-        index.removed(name, split_keys(news.removed))
-        index.stored(name, split_keys(news.stored))
+        A replica that reports its blocks reports the restart, too. Implements `core.balance.CacheAwareBalancer`.
+        """
+        if name in self._approximate_capacities:
+            self._approximate_index.on_cleared(name)
 
-    def _start_index(self, name: str, news: BlockUpdate) -> None:
-        if self._capacities.pop(name, None) is not None:
-            self._guessed.leave(name)
-        if (before := self._index_for.get(name)) is not None:
-            before.leave(name)
-        index = self._known.setdefault(news.block_tokens, PrefixIndex(news.block_tokens))
-        index.join(name, news.total_blocks)
-        self._index_for[name] = index
+    def on_block_update(self, name: str, update: BlockUpdate) -> None:
+        """Applies a replica's report of its cache: the whole content first, and then the changes."""
+        if update.whole:
+            self._start_index(name, update)
+        elif name not in self._exact_index_by_replica:
+            return  # the whole content is on its way
+        index = self._exact_index_by_replica[name]
+        index.on_removed(name, split_keys(update.removed))
+        index.on_stored(name, split_keys(update.stored))
+
+    def _start_index(self, name: str, update: BlockUpdate) -> None:
+        if self._approximate_capacities.pop(name, None) is not None:
+            self._approximate_index.remove_replica(name)
+        if (previous := self._exact_index_by_replica.get(name)) is not None:
+            previous.remove_replica(name)
+        index = self._exact_indexes.setdefault(update.block_tokens, PrefixIndex(update.block_tokens))
+        index.add_replica(name, update.total_blocks)
+        self._exact_index_by_replica[name] = index

@@ -1,1 +1,1 @@
-"""A new version of a model beside the one that serves: who gets it, and whether it may stay."""
+"""Rollouts: a new version of a model beside the one that serves, who gets it, and whether it may stay."""

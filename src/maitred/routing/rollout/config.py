@@ -1,4 +1,4 @@
-"""The `routing.rollouts` section: names behind which a new version of a model is tried."""
+"""Settings of `routing.rollouts`: names behind which a new version of a model is tried."""
 
 from typing import Annotated, Literal
 
@@ -7,11 +7,11 @@ from msgspec import Meta, Struct
 
 from maitred.routing.rollout.trial import TrialRules, TrialTolerance
 
-_Promote = Meta(ge=0, le=1, description="So much is no reason against a promotion; above that for an abort.")
+_PromoteMeta = Meta(ge=0, le=1, description="So much is no reason against a promotion; above that for an abort.")
 
 
 class TrialConfig(Struct, frozen=True, kw_only=True):
-    """What a canary is held to, in comparison with the stable version."""
+    """Settings of a canary's trial: what it is held to, in comparison with the stable version."""
 
     false_alarms: Annotated[
         float, Meta(gt=0, lt=1, description="How often a canary that is no different may be aborted.")
@@ -33,22 +33,22 @@ class TrialConfig(Struct, frozen=True, kw_only=True):
             "a reason to abort; of the time to the first token, and of that between tokens.",
         ),
     ] = 0.01
-    slow_promote: Annotated[float, _Promote] = 0.06
+    slow_promote: Annotated[float, _PromoteMeta] = 0.06
     failed_abort: Annotated[
         float, Meta(ge=0, le=1, description="The same of the share of requests that fail, beyond the stable version's.")
     ] = 0.0
-    failed_promote: Annotated[float, _Promote] = 0.02
+    failed_promote: Annotated[float, _PromoteMeta] = 0.02
     refused_abort: Annotated[float, Meta(ge=0, le=1, description="The same of requests that are refused.")] = 0.0
-    refused_promote: Annotated[float, _Promote] = 0.03
+    refused_promote: Annotated[float, _PromoteMeta] = 0.03
     disagreeing_abort: Annotated[
         float, Meta(ge=0, le=1, description="The same of copied requests whose two answers do not agree, beyond none.")
     ] = 0.05
-    disagreeing_promote: Annotated[float, _Promote] = 0.12
+    disagreeing_promote: Annotated[float, _PromoteMeta] = 0.12
     length_abort: Annotated[
         float,
         Meta(gt=0, description="The same of the mean logarithm of tokens per answer: 0.1 is a tenth more, or less."),
     ] = 0.1
-    length_promote: Annotated[float, Meta(gt=0, description=_Promote.description)] = 0.3
+    length_promote: Annotated[float, Meta(gt=0, description=_PromoteMeta.description)] = 0.3
     similarity: Annotated[
         float,
         Meta(
@@ -75,8 +75,8 @@ class TrialConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 30.0
 
-    def rules(self, *, compares: bool) -> TrialRules:
-        """For a trial that compares answers, or one that does not."""
+    def make_rules(self, *, compares: bool) -> TrialRules:
+        """Makes the rules of a trial that compares answers, or of one that does not."""
         return TrialRules(
             false_alarms=self.false_alarms,
             bad_promotions=self.bad_promotions,
@@ -91,7 +91,7 @@ class TrialConfig(Struct, frozen=True, kw_only=True):
 
 
 class RolloutConfig(Struct, frozen=True, kw_only=True):
-    """Two models behind one name, of which one is tried."""
+    """Settings of a rollout: two models behind one name, of which one is tried."""
 
     stable: Annotated[str, Meta(description="The model that serves so far. It may have the very name of the rollout.")]
     canary: Annotated[str, Meta(description="The model that is to take its place.")]
@@ -125,8 +125,8 @@ class RolloutConfig(Struct, frozen=True, kw_only=True):
     ] = "abort"
     trial: TrialConfig = TrialConfig()
 
-    def as_json(self) -> dict[str, object]:
-        """As it is kept."""
+    def to_json(self) -> dict[str, object]:
+        """Returns the settings as JSON types, for the store."""
         plain: dict[str, object] = msgspec.to_builtins(self)
         return plain
 

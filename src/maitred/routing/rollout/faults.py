@@ -1,24 +1,24 @@
-"""What does not fit together in a rollout."""
+"""Faults of a rollout's settings: versions and tolerances that contradict each other."""
 
 import difflib
 from collections.abc import Iterator, Mapping
 
-from maitred.routing.pools.names import ModelNames
+from maitred.routing.pools.names import NameResolver
 from maitred.routing.rollout.config import RolloutConfig, TrialConfig
 
-_PAIRS = ("slow", "failed", "refused", "disagreeing", "length")
+_TOLERANCES = ("slow", "failed", "refused", "disagreeing", "length")
 
 
 def rollout_faults(
-    name: str, rollout: RolloutConfig, names: ModelNames, others: Mapping[str, object]
+    name: str, rollout: RolloutConfig, names: NameResolver, rollouts: Mapping[str, object]
 ) -> Iterator[tuple[str, str]]:
-    """Versions that are no models, or not two; and tolerances that contradict themselves.
+    """Finds versions that are no models, or not two, and tolerances that contradict each other.
 
     Args:
-        name: What requests ask for.
+        name: Name that requests ask for.
         rollout: The settings.
-        names: The table.
-        others: All names with a rollout; this one may be among them.
+        names: Resolver of the table's names.
+        rollouts: All names with a rollout; this one may be among them.
 
     Yields:
         The dotted name of a setting below the rollout, empty for its name, and what is wrong with it.
@@ -35,32 +35,33 @@ def rollout_faults(
             yield side, "A model is chosen behind this name. Name one of its models instead."
         elif model == name and side == "canary":
             yield side, "Is the name of the rollout itself. Name the new model."
-        elif model in others and model != name:
-            yield side, f"Is the name of another rollout. Name one of its models: {_models_of(others[model])}."
-        elif names.model(model) is None:
-            yield side, _unknown(model, names)
+        elif model in rollouts and model != name:
+            yield side, f"Is the name of another rollout. Name one of its models: {_model_list(rollouts[model])}."
+        elif names.resolve_model(model) is None:
+            yield side, _unknown_model_message(model, names)
     if names.canonical(rollout.stable) == names.canonical(rollout.canary):
         yield "canary", "Is the stable model. Name the one that is to be tried."
     yield from ((f"trial.{key}", message) for key, message in _trial_faults(rollout.trial))
 
 
 def _trial_faults(trial: TrialConfig) -> Iterator[tuple[str, str]]:
-    for pair in _PAIRS:
-        abort, promote = getattr(trial, f"{pair}_abort"), getattr(trial, f"{pair}_promote")
+    for tolerance in _TOLERANCES:
+        abort, promote = getattr(trial, f"{tolerance}_abort"), getattr(trial, f"{tolerance}_promote")
         if not abort < promote:
             yield (
-                f"{pair}_promote",
-                f"{promote:g} is not above {pair}_abort, {abort:g}. Between the two lies what can be told apart only "
+                f"{tolerance}_promote",
+                f"{promote:g} is not above {tolerance}_abort, {abort:g}. Between the two lies what can be told "
+                "apart only "
                 "with ever more requests: leave some room.",
             )
 
 
-def _models_of(rollout: object) -> str:
+def _model_list(rollout: object) -> str:
     return ", ".join((rollout.stable, rollout.canary)) if isinstance(rollout, RolloutConfig) else "those behind it"
 
 
-def _unknown(model: str, names: ModelNames) -> str:
-    listed = sorted(names.listed)
+def _unknown_model_message(model: str, names: NameResolver) -> str:
+    listed = sorted(names.listed_names)
     close = difflib.get_close_matches(model[:200], listed, n=1)
     if close:
         return f"No such model: {model!r}. Did you mean {close[0]}?"

@@ -1,6 +1,6 @@
-"""The rollouts of one gateway: who gets which version, and what its trial has seen. Pure.
+"""Rollouts of one gateway: which requests get which version, and what the trials have seen. Pure.
 
-What was decided is the `RolloutState` that all gateways share; what was seen, each gateway knows of its own requests.
+Decisions are in the `RolloutState` that all gateways share; observations each gateway has of its own requests.
 """
 
 from collections.abc import Iterable
@@ -10,99 +10,102 @@ import msgspec
 from maitred.core.rollout import RolloutPhase, RolloutState, RolloutVersion
 from maitred.routing.rollout.config import RolloutConfig
 from maitred.routing.rollout.observations import OrderedObservations, PendingObservation
-from maitred.routing.rollout.split import Split
-from maitred.routing.rollout.trial import CanaryTrial, TrialDecision, TrialObservation, TrialVerdict
+from maitred.routing.rollout.split import TrafficSplit
+from maitred.routing.rollout.trial import CanaryTrial, TrialDecision, TrialObservation, TrialResult
 
 
 class LiveRollout:
-    """One of them.
+    """Rollout that has not ended, with its trial.
 
     Args:
-        state: What was decided.
+        state: Shared state, with the last decision.
 
     Attributes:
-        state: As of now.
-        config: Its settings.
-        split: How requests are shared.
-        trial: What was seen.
-        requests: Version -> requests that have ended on trial, of all trials.
+        state: Shared state, with the last decision.
+        config: Settings of the rollout.
+        split: Split of the requests between the versions.
+        trial: Trial of the canary.
+        requests: Version -> requests on trial that have ended, of all trials.
     """
 
     def __init__(self, state: RolloutState) -> None:
         self.requests = dict.fromkeys(RolloutVersion, 0)
-        self._follow(state)
+        self._set_state(state)
         self._start_trial()
 
     def apply_state(self, state: RolloutState) -> None:
-        """Follows a decision; the trial begins anew if that is what was decided."""
-        before = self.state
-        self._follow(state)
-        if (state.trial, state.settings) != (before.trial, before.settings):
+        """Applies a decision; the trial starts again if the decision says so."""
+        previous = self.state
+        self._set_state(state)
+        if (state.trial, state.settings) != (previous.trial, previous.settings):
             self._start_trial()
 
-    def _follow(self, state: RolloutState) -> None:
+    def _set_state(self, state: RolloutState) -> None:
         self.state = state
         self.config = msgspec.convert(state.settings, RolloutConfig)
-        self.split = Split(rollout=state.name, weight=state.weight, shadow=state.shadow)
+        self.split = TrafficSplit(rollout=state.name, weight=state.weight, shadow=state.shadow)
 
     def _start_trial(self) -> None:
-        self.trial = CanaryTrial(self.config.trial.rules(compares=self.state.shadow > 0))
+        self.trial = CanaryTrial(self.config.trial.make_rules(compares=self.state.shadow > 0))
         self._observations = OrderedObservations(self._observe, self.config.trial.patience_s)
 
-    def _observe(self, version: RolloutVersion, seen: TrialObservation) -> None:
+    def _observe(self, version: RolloutVersion, observation: TrialObservation) -> None:
         self.requests[version] += 1
-        self._weigh(version, seen)
+        self._add_to_trial(version, observation)
 
-    def _weigh(self, version: RolloutVersion, seen: TrialObservation) -> None:
-        """Puts it beside what was seen before. What ends after a decision is no evidence for it or against it."""
-        if self.on_trial:
-            self.trial.observe(version, seen)
+    def _add_to_trial(self, version: RolloutVersion, observation: TrialObservation) -> None:
+        """Adds an observation to the trial.
+
+        A request that ends after a decision is no evidence for it or against it.
+        """
+        if self.is_on_trial:
+            self.trial.observe(version, observation)
 
     @property
-    def on_trial(self) -> bool:
-        """Whether what is seen counts."""
+    def is_on_trial(self) -> bool:
+        """Whether observations count for the trial."""
         return self.state.phase is RolloutPhase.RUNNING
 
     @property
-    def main(self) -> str:
-        """The model of whoever is on neither side."""
+    def default_model(self) -> str:
+        """Model of requests that are on neither side of the rollout."""
         return self.config.canary if self.state.weight >= 1 else self.config.stable
 
-    def enter(self, entry: PendingObservation) -> None:
-        """A request begins that is on trial."""
-        self._observations.enter(entry)
+    def add_pending(self, pending: PendingObservation) -> None:
+        """Adds a request on trial that begins."""
+        self._observations.add(pending)
 
     def advance(self, now_s: float) -> TrialDecision:
-        """Takes into account what has ended; what follows from it."""
-        told = self._observations.advance(now_s)
-        return self.verdict().decision if told and self.on_trial else TrialDecision.CONTINUE
+        """Adds the requests that have ended to the trial, and returns the decision that follows."""
+        observed_count = self._observations.advance(now_s)
+        return self.result().decision if observed_count and self.is_on_trial else TrialDecision.CONTINUE
 
-    def compared(self, seen: TrialObservation) -> TrialDecision:
-        """Takes a copy into account, which has ended; what follows from it."""
-        self._weigh(RolloutVersion.CANARY, seen)
-        return self.verdict().decision if self.on_trial else TrialDecision.CONTINUE
+    def record_comparison(self, observation: TrialObservation) -> TrialDecision:
+        """Adds a copied request that has ended to the trial, and returns the decision that follows."""
+        self._add_to_trial(RolloutVersion.CANARY, observation)
+        return self.result().decision if self.is_on_trial else TrialDecision.CONTINUE
 
-    def verdict(self) -> TrialVerdict:
-        """What is to be said of the canary so far."""
-        return self.trial.verdict()
+    def result(self) -> TrialResult:
+        """Returns the result of the trial so far."""
+        return self.trial.result()
 
 
 class LiveRollouts(dict[str, LiveRollout]):
-    """All of them, by name, which every request asks for. Those that have ended are not among them."""
+    """Rollouts that have not ended, by the name that requests ask for."""
 
     @property
-    def main(self) -> dict[str, str]:
-        """Name -> the model of whoever is on neither side."""
-        return {name: rollout.main for name, rollout in self.items()}
+    def default_models(self) -> dict[str, str]:
+        """Name -> the model of requests that are on neither side."""
+        return {name: rollout.default_model for name, rollout in self.items()}
 
     def apply_states(self, states: Iterable[RolloutState]) -> None:
-        """Follows what was decided of all of them; one that is not named is no more."""
-        before = {**self}
+        """Applies the decisions on all rollouts; a rollout that is not among them is removed."""
+        previous = {**self}
         self.clear()
         for state in states:
             if state.phase is RolloutPhase.ENDED:
                 continue
-            live = before.get(state.name)
+            live = previous.get(state.name)
             if live is None:
                 live = LiveRollout(state)
             elif live.state != state:

@@ -1,9 +1,9 @@
-"""Requests of both versions, told to the trial in the order in which they began. Pure.
+"""Ordered observations: requests of both versions reach the trial in the order in which they began. Pure.
 
-The slow ones end late: in the order of their ends, a canary would look good until its first slow answer is complete.
-So each request has its place in the lane from its beginning, and waits there until all before it have ended. One that
-takes too long holds up the others only for so long; then it is told with what is seen of it by then. That goes for both
-versions alike, so the comparison stays fair.
+Slow requests end late: in the order of their ends, a canary would look good until its first slow answer is complete. So
+each request has its position in the queue from its beginning, and waits there until all before it have ended. A request
+that takes too long holds up the others only for `max_wait_s`; then the trial gets what is seen of it by then. That rule
+holds for both versions, so the comparison stays fair.
 """
 
 from collections import deque
@@ -16,59 +16,61 @@ OnObserved = Callable[[RolloutVersion, TrialObservation], None]
 
 
 class PendingObservation:
-    """A request in the lane.
+    """Observation of a request that has not reached the trial.
 
     Args:
-        version: Who serves it.
-        began_s: When it began, monotonic.
-        so_far: What is seen of it at a time, while it lasts.
+        version: Version that serves the request.
+        started_s: Start of the request, monotonic.
+        snapshot: Returns what is seen of the request at a time, while it runs.
     """
 
-    __slots__ = ("began_s", "over", "seen", "so_far", "version")
+    __slots__ = ("has_ended", "observation", "snapshot", "started_s", "version")
 
-    def __init__(self, version: RolloutVersion, began_s: float, so_far: Callable[[float], TrialObservation]) -> None:
+    def __init__(
+        self, version: RolloutVersion, started_s: float, snapshot: Callable[[float], TrialObservation]
+    ) -> None:
         self.version = version
-        self.began_s = began_s
-        self.so_far = so_far
-        self.over = False
-        self.seen: TrialObservation | None = None
+        self.started_s = started_s
+        self.snapshot = snapshot
+        self.has_ended = False
+        self.observation: TrialObservation | None = None
 
-    def end(self, seen: TrialObservation | None) -> None:
-        """It has ended; None: it says nothing of the version."""
-        self.over, self.seen = True, seen
+    def end(self, observation: TrialObservation | None) -> None:
+        """Ends the request with its observation; None: it says nothing of the version."""
+        self.has_ended, self.observation = True, observation
 
 
 class OrderedObservations:
-    """The requests that have not been told yet.
+    """Queue of the observations that have not reached the trial.
 
     Args:
-        tell: Takes an observation.
-        patience_s: How long one may hold up the others.
+        on_observed: Receives each observation in its order.
+        max_wait_s: How long one request may hold up the others.
     """
 
-    def __init__(self, tell: OnObserved, patience_s: float) -> None:
-        self._notify = tell
-        self._patience_s = patience_s
+    def __init__(self, on_observed: OnObserved, max_wait_s: float) -> None:
+        self._on_observed = on_observed
+        self._max_wait_s = max_wait_s
         self._waiting: deque[PendingObservation] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def enter(self, entry: PendingObservation) -> None:
-        """It begins."""
-        self._waiting.append(entry)
+    def add(self, pending: PendingObservation) -> None:
+        """Adds a request that begins."""
+        self._waiting.append(pending)
 
     def advance(self, now_s: float) -> int:
-        """Tells those whose turn has come; returns how many were told."""
-        told = 0
+        """Hands on the observations whose turn has come; returns their number."""
+        observed_count = 0
         while self._waiting:
             first = self._waiting[0]
-            if not first.over:
-                if now_s - first.began_s < self._patience_s:
+            if not first.has_ended:
+                if now_s - first.started_s < self._max_wait_s:
                     break
-                first.seen = first.so_far(now_s)
+                first.observation = first.snapshot(now_s)
             self._waiting.popleft()
-            if first.seen is not None:
-                self._notify(first.version, first.seen)
-                told += 1
-        return told
+            if first.observation is not None:
+                self._on_observed(first.version, first.observation)
+                observed_count += 1
+        return observed_count

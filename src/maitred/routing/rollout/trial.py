@@ -1,4 +1,4 @@
-"""The trial of a canary: what is seen of both versions, and what follows from it.
+"""Trial of a canary: tests what is observed of both versions, and decides what follows.
 
 Seven things can be wrong with a canary, and each has a test of its own that may be looked at after every request
 (`maitred.routing.rollout.sequential`):
@@ -11,12 +11,13 @@ Seven things can be wrong with a canary, and each has a test of its own that may
 - **different**: of the requests that both have answered, it agrees in too few.
 
 The canary is *aborted* as soon as one of them is shown. All together they abort a canary that is no different with a
-probability of at most `TrialRules.false_alarms`, however long the trial goes on. It is *promoted* once it is shown of
-every one that the canary is not worse than allowed: that is another hypothesis with evidence of its own, and the lack
+probability of at most `TrialRules.false_alarms`, however long the trial goes on. It is *promoted* once it is shown for
+every fault that the canary is not worse than allowed: that is another hypothesis with evidence of its own, and the lack
 of a reason to abort is not enough. Between the two, the trial goes on.
 
-Outcomes are taken to be independent given their version. So requests are to be told in the order in which they began
-(the slow ones end late), and where a few callers send most of the traffic, `Split` should be keyed by session.
+Outcomes are assumed to be independent given their version. So requests have to be observed in the order in which they
+began (the slow ones end late), and where a few callers send most of the traffic, `TrafficSplit` should be keyed by
+session.
 """
 
 import math
@@ -30,7 +31,7 @@ from maitred.routing.rollout.sequential import MeanSequence, RateTest
 
 
 class TrialDecision(StrEnum):
-    """What is to be done with the canary."""
+    """Decision on the canary."""
 
     CONTINUE = "continue"
     ABORT = "abort"
@@ -38,7 +39,7 @@ class TrialDecision(StrEnum):
 
 
 class CanaryFault(StrEnum):
-    """What can be wrong with it."""
+    """Fault that a canary can have."""
 
     TTFT = "ttft"
     ITL = "itl"
@@ -50,121 +51,138 @@ class CanaryFault(StrEnum):
 
 
 class TrialTolerance(msgspec.Struct, frozen=True):
-    """By how much a rate may exceed the stable version's, as a difference of shares of requests."""
+    """Tolerance of a rate: by how much it may exceed the stable version's, as a difference of shares of requests."""
 
     abort: float
-    """More than that is a reason to abort."""
+    """Excess above which there is a reason to abort."""
     promote: float
-    """Less than that is no reason against promotion; above `abort`."""
+    """Excess below which there is no reason against promotion; above `abort`."""
 
 
 class TrialRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a canary is held to."""
+    """Rules of a trial: the tolerances and error rates to which a canary is held."""
 
     false_alarms: float = 0.05
-    """How often a canary that is no different may be aborted."""
+    """Probability that a canary that is no different is aborted."""
     bad_promotions: float = 0.05
-    """How often one that is worse than allowed may be promoted."""
+    """Probability that a canary that is worse than allowed is promoted."""
     slow_quantile: float = 0.95
     baseline_requests: int = 200
-    """Of the stable version, from which its percentile is taken."""
+    """Requests of the stable version from which its percentile is taken."""
     least_requests: int = 100
-    """Of the canary, before it can be promoted."""
+    """Requests of the canary before it can be promoted."""
     slow: TrialTolerance = TrialTolerance(0.01, 0.06)
-    """Of the share of requests above the stable version's percentile, which is 5 % for the stable version itself."""
+    """Tolerance of the share of requests above the stable version's percentile.
+
+    For the stable version itself that share is 5 %.
+    """
     failed: TrialTolerance = TrialTolerance(0.0, 0.02)
     refused: TrialTolerance = TrialTolerance(0.0, 0.03)
     disagreeing: TrialTolerance | None = TrialTolerance(0.05, 0.12)
-    """Of the share of answers that both gave and that do not agree; versions that sample never agree in all. None:
-    answers are not compared."""
+    """Tolerance of the share of answers of both versions that do not agree; None: answers are not compared.
+
+    Versions that sample never agree in all answers.
+    """
     length: TrialTolerance = TrialTolerance(0.1, 0.3)
-    """Of the mean logarithm of tokens per answer: 0.1 is a tenth more, or less."""
+    """Tolerance of the mean logarithm of tokens per answer: 0.1 is a tenth more, or less."""
 
 
 class TrialObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that has ended. What was not measured is None: the times of a request that failed, for one."""
+    """Observation of one request that has ended.
+
+    A value that was not measured is None, such as the times of a request that failed.
+    """
 
     ttft_s: float | None = None
     itl_s: float | None = None
-    """The mean time between its tokens."""
+    """Mean time between the answer's tokens."""
     tokens: int | None = None
-    """Of the answer."""
+    """Tokens of the answer."""
     failed: bool = False
     refused: bool = False
     agreed: bool | None = None
-    """Of a request that both versions have answered: whether the answers agree. Told with the canary's."""
+    """Whether the answers of both versions agree, for a request that both have answered; noted with the canary's."""
     copied: bool = False
-    """It was served by the stable version, and this is the copy that the canary got. Copies run where there is room, so
-    that they are not refused, and their times are not to be told."""
+    """Whether this is the canary's copy of a request that the stable version served.
+
+    Copies run where there is capacity, so they are not refused, and their times do not count.
+    """
 
 
-class TrialVerdict(msgspec.Struct, frozen=True):
-    """What is to be done, and why."""
+class TrialResult(msgspec.Struct, frozen=True):
+    """Result of a trial: the decision, and the reasons for it."""
 
     decision: TrialDecision
     faults: tuple[CanaryFault, ...] = ()
-    """What is shown to be wrong; those that lead to an abort."""
+    """Faults that are shown; they lead to an abort."""
     unproven: tuple[CanaryFault, ...] = ()
-    """What stands against a promotion still: not shown to be right."""
+    """Faults whose absence is not shown yet; they prevent a promotion."""
     stable_requests: int = 0
     canary_requests: int = 0
 
 
 class CanaryTrial:
-    """Of one canary.
+    """Trial of one canary.
 
     Args:
-        rules: What it is held to.
+        rules: Rules of the trial.
     """
 
     def __init__(self, rules: TrialRules) -> None:
         self._rules = rules
         alpha = rules.false_alarms / len(CanaryFault)
-        self._guilty_at = math.log(1 / alpha)
-        self._cleared_at = math.log(1 / rules.bad_promotions)
+        self._abort_threshold = math.log(1 / alpha)
+        self._promote_threshold = math.log(1 / rules.bad_promotions)
         self._requests = dict.fromkeys(RolloutVersion, 0)
-        self._rates = {
-            CanaryFault.TTFT: _Rate(rules.slow),
-            CanaryFault.ITL: _Rate(rules.slow),
-            CanaryFault.ERRORS: _Rate(rules.failed),
-            CanaryFault.REFUSALS: _Rate(rules.refused),
+        self._rate_tests = {
+            CanaryFault.TTFT: _RateTests(rules.slow),
+            CanaryFault.ITL: _RateTests(rules.slow),
+            CanaryFault.ERRORS: _RateTests(rules.failed),
+            CanaryFault.REFUSALS: _RateTests(rules.refused),
         }
         if rules.disagreeing is not None:
-            self._rates[CanaryFault.DISAGREEMENT] = _Rate(rules.disagreeing, standard=0.0)
-        self._lines = {
-            fault: _Line(rules.baseline_requests, rules.slow_quantile) for fault in (CanaryFault.TTFT, CanaryFault.ITL)
+            self._rate_tests[CanaryFault.DISAGREEMENT] = _RateTests(rules.disagreeing, standard=0.0)
+        self._baselines = {
+            fault: _BaselineQuantile(rules.baseline_requests, rules.slow_quantile)
+            for fault in (CanaryFault.TTFT, CanaryFault.ITL)
         }
-        # Its two sides are two faults.
-        self._length = _Length(rules.length, 2 * alpha, 2 * rules.bad_promotions)
+        # The two sides of the length are two faults.
+        self._length_test = _LengthTest(rules.length, 2 * alpha, 2 * rules.bad_promotions)
 
-    def observe(self, version: RolloutVersion, seen: TrialObservation) -> None:
-        """Takes a request into account, in the order in which requests began."""
+    def observe(self, version: RolloutVersion, observation: TrialObservation) -> None:
+        """Adds the observation of a request, in the order in which requests began."""
         self._requests[version] += 1
-        if not seen.copied:
-            self._rates[CanaryFault.REFUSALS].add(version, seen.refused)
-        if not seen.refused:
-            self._rates[CanaryFault.ERRORS].add(version, seen.failed)
-        for fault, value in ((CanaryFault.TTFT, seen.ttft_s), (CanaryFault.ITL, seen.itl_s)):
-            if value is not None and (above := self._lines[fault].above(version, value)) is not None:
-                self._rates[fault].add(version, above)
-        if seen.tokens is not None:
-            self._length.add(version, seen.tokens)
-        if seen.agreed is not None and version is RolloutVersion.CANARY and CanaryFault.DISAGREEMENT in self._rates:
-            self._rates[CanaryFault.DISAGREEMENT].add(version, not seen.agreed)
+        if not observation.copied:
+            self._rate_tests[CanaryFault.REFUSALS].add(version, observation.refused)
+        if not observation.refused:
+            self._rate_tests[CanaryFault.ERRORS].add(version, observation.failed)
+        for fault, value in ((CanaryFault.TTFT, observation.ttft_s), (CanaryFault.ITL, observation.itl_s)):
+            if value is not None and (above := self._baselines[fault].exceeds(version, value)) is not None:
+                self._rate_tests[fault].add(version, above)
+        if observation.tokens is not None:
+            self._length_test.add(version, observation.tokens)
+        if (
+            observation.agreed is not None
+            and version is RolloutVersion.CANARY
+            and CanaryFault.DISAGREEMENT in self._rate_tests
+        ):
+            self._rate_tests[CanaryFault.DISAGREEMENT].add(version, not observation.agreed)
 
-    def verdict(self) -> TrialVerdict:
-        """What follows from what was seen so far."""
-        faults = [fault for fault, rate in self._rates.items() if rate.worse.log_evidence >= self._guilty_at]
-        faults += self._length.faults()
-        unproven = [fault for fault, rate in self._rates.items() if rate.sound.log_evidence < self._cleared_at]
-        unproven += self._length.unproven()
+    def result(self) -> TrialResult:
+        """Returns the result of the observations so far."""
+        faults = [fault for fault, rate in self._rate_tests.items() if rate.worse.log_evidence >= self._abort_threshold]
+        faults += self._length_test.faults()
+        unproven = [
+            fault for fault, rate in self._rate_tests.items() if rate.not_worse.log_evidence < self._promote_threshold
+        ]
+        unproven += self._length_test.unproven()
         if faults:
             decision = TrialDecision.ABORT
         elif unproven or self._requests[RolloutVersion.CANARY] < self._rules.least_requests:
             decision = TrialDecision.CONTINUE
         else:
             decision = TrialDecision.PROMOTE
-        return TrialVerdict(
+        return TrialResult(
             decision,
             tuple(faults),
             tuple(unproven),
@@ -173,67 +191,70 @@ class CanaryTrial:
         )
 
     def evidence(self) -> Mapping[CanaryFault, float]:
-        """How strongly each fault of a rate is suspected: the logarithm of the evidence over what an abort takes."""
-        return {fault: rate.worse.log_evidence / self._guilty_at for fault, rate in self._rates.items()}
+        """Returns for each fault of a rate the logarithm of its evidence, divided by the one at which it aborts."""
+        return {fault: rate.worse.log_evidence / self._abort_threshold for fault, rate in self._rate_tests.items()}
 
 
-class _Rate:
-    """Both questions about one rate: is it too high, and is it shown not to be?"""
+class _RateTests:
+    """Two tests of one rate: whether it is too high, and whether it is shown not to be."""
 
     def __init__(self, tolerance: TrialTolerance, standard: float | None = None) -> None:
         self.worse = RateTest(tolerance.abort, standard)
-        # The same test of the opposite outcome: that it fails to happen more often, but for the margin.
-        self.sound = RateTest(-tolerance.promote, None if standard is None else 1 - standard)
+        # The same test of the opposite outcome: not happening is more frequent in the canary, but for the margin.
+        self.not_worse = RateTest(-tolerance.promote, None if standard is None else 1 - standard)
 
     def add(self, version: RolloutVersion, happened: bool) -> None:
         if version is RolloutVersion.STABLE:
-            self.worse.stable(happened)
-            self.sound.stable(not happened)
+            self.worse.add_stable(happened)
+            self.not_worse.add_stable(not happened)
         else:
-            self.worse.canary(happened)
-            self.sound.canary(not happened)
+            self.worse.add_canary(happened)
+            self.not_worse.add_canary(not happened)
 
 
-class _Line:
-    """The stable version's percentile, once there is enough to take it from."""
+class _BaselineQuantile:
+    """Percentile of the stable version, once there are enough requests to take it from."""
 
-    def __init__(self, requests: int, quantile: float) -> None:
-        self._wanted = requests
+    def __init__(self, sample_count: int, quantile: float) -> None:
+        self._sample_count = sample_count
         self._quantile = quantile
-        self._first: list[float] = []
-        self._line: float | None = None
+        self._samples: list[float] = []
+        self._value: float | None = None
 
-    def above(self, version: RolloutVersion, value: float) -> bool | None:
-        """Whether the value lies above the line; None while there is none, so that nothing counts that made it."""
-        if self._line is not None:
-            return value > self._line
+    def exceeds(self, version: RolloutVersion, value: float) -> bool | None:
+        """Returns whether the value exceeds the percentile; None while there is none.
+
+        So the samples from which the percentile is taken do not count.
+        """
+        if self._value is not None:
+            return value > self._value
         if version is RolloutVersion.STABLE:
-            self._first.append(value)
-            if len(self._first) == self._wanted:
-                self._first.sort()
-                self._line = self._first[math.ceil(self._quantile * self._wanted) - 1]
-                self._first.clear()
+            self._samples.append(value)
+            if len(self._samples) == self._sample_count:
+                self._samples.sort()
+                self._value = self._samples[math.ceil(self._quantile * self._sample_count) - 1]
+                self._samples.clear()
         return None
 
 
-class _Length:
-    """Tokens per answer: each of the canary's is held against the mean of the stable version's since the one before."""
+class _LengthTest:
+    """Tests of the answer length: each canary answer against the mean of the stable answers since the one before."""
 
     def __init__(self, tolerance: TrialTolerance, alpha: float, promote_alpha: float) -> None:
         self._tolerance = tolerance
         self._worse = MeanSequence(alpha)
-        self._sound = MeanSequence(promote_alpha)
-        self._since: list[float] = []
+        self._not_worse = MeanSequence(promote_alpha)
+        self._stable_sizes: list[float] = []
 
     def add(self, version: RolloutVersion, tokens: int) -> None:
         size = math.log1p(tokens)
         if version is RolloutVersion.STABLE:
-            self._since.append(size)
-        elif self._since:
-            difference = size - sum(self._since) / len(self._since)
-            self._since.clear()
+            self._stable_sizes.append(size)
+        elif self._stable_sizes:
+            difference = size - sum(self._stable_sizes) / len(self._stable_sizes)
+            self._stable_sizes.clear()
             self._worse.add(difference)
-            self._sound.add(difference)
+            self._not_worse.add(difference)
 
     def faults(self) -> Sequence[CanaryFault]:
         low, high = self._worse.interval()
@@ -241,6 +262,6 @@ class _Length:
         return [*([CanaryFault.WORDY] if low > margin else []), *([CanaryFault.TERSE] if high < -margin else [])]
 
     def unproven(self) -> Sequence[CanaryFault]:
-        low, high = self._sound.interval()
+        low, high = self._not_worse.interval()
         margin = self._tolerance.promote
         return [*([CanaryFault.WORDY] if high > margin else []), *([CanaryFault.TERSE] if low < -margin else [])]

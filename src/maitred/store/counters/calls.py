@@ -1,4 +1,4 @@
-"""What the scripts are told: their names, and a claim as they read it."""
+"""Arguments of the Lua scripts: their names, and claims in the form that they read."""
 
 from maitred.core.counters import LimitClaim
 from maitred.store.counters.link import LuaScript
@@ -13,19 +13,19 @@ REGISTER = LuaScript("register")
 RELEASE = LuaScript("release")
 
 
-def packed(
-    claim: LimitClaim, *, output: int = 0, least: int = 0, known: int = -1, spent: int = -1
+def pack_claim(
+    claim: LimitClaim, *, output: int = 0, least_output: int = 0, last_charged: int = -1, spent: int = -1
 ) -> tuple[object, ...]:
-    """A claim in the order in which `scripts/common.lua` reads it.
+    """Packs a claim in the order in which `scripts/common.lua` reads it.
 
     Amounts are computed here, in whole numbers of any size.
 
     Args:
         claim: The claim.
-        output: What is asked for.
-        least: The least output that is of use.
-        known: Of a budget: what was charged when it was seen last; -1: never seen.
-        spent: Of a budget: what the database says was charged; -1: it was not asked.
+        output: Output tokens that are asked for.
+        least_output: The least output that is of use.
+        last_charged: For a budget: what was charged when it was last seen; -1: never seen.
+        spent: For a budget: what the database says was charged; -1: the database was not asked.
     """
     return (
         claim.counter,
@@ -39,7 +39,7 @@ def packed(
         claim.hard,
         claim.clamps,
         claim.amount(output),
-        claim.amount(least),
-        known,
+        claim.amount(least_output),
+        last_charged,
         spent,
     )

@@ -1,4 +1,4 @@
-"""The `counters` section: where limits and budgets are counted."""
+"""Settings of the `counters` section: where limits and budgets are counted."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from maitred.core.secret import Secret
 
 
 class CountersConfig(Struct, frozen=True, kw_only=True):
-    """Where limits and budgets are counted."""
+    """Counting of limits and budgets."""
 
     url: Annotated[
         Secret | None,

@@ -1,6 +1,7 @@
-"""What one gateway must be able to tell Redis again.
+"""Records of what one gateway may have to report to Redis again.
 
-The leases that it holds, what it still has to settle, and the charged totals that it saw last.
+They hold the leases of this gateway, the settlements that Redis does not have yet, and the charged totals that it saw
+last.
 """
 
 from collections import deque
@@ -10,27 +11,27 @@ import msgspec
 
 from maitred.core.counters import CounterKind, CounterState, LimitClaim, Reservation
 
-LATE_S = 60.0
-"""A lease is remembered so long after its end, because it may be settled late."""
-TOTAL_KEPT_S = 86400.0
-"""A total that was not seen for so long is forgotten; the database knows it by then."""
+LATE_SETTLE_S = 60.0
+"""How long a lease is remembered after its end, because it may be settled late."""
+TOTAL_RETENTION_S = 86400.0
+"""How long a total is kept after it was last seen; after that the database has it."""
 
 
 class LeaseRecord(msgspec.Struct):
-    """A lease of this gateway."""
+    """Lease that this gateway holds."""
 
     claims: Sequence[LimitClaim]
     output: int
     expires_s: float
-    """Monotonic."""
-    told: bool
-    """Redis knows it, as far as we know."""
-    local: bool
-    """It was taken out of this gateway's slices, and what it does not use returns there."""
+    """Monotonic time at which the lease ends."""
+    reported: bool
+    """Whether Redis knows the lease, as far as this gateway knows."""
+    from_slice: bool
+    """Whether the lease was taken out of this gateway's slices, to which its unused part returns."""
     settled: bool = False
 
-    def entries(self) -> list[tuple[str, str, int, float, float]]:
-        """As the scripts keep it."""
+    def to_entries(self) -> list[tuple[str, str, int, float, float]]:
+        """Returns the lease in the form in which the scripts store it."""
         return [(c.counter, c.kind.value, c.amount(self.output), c.refill_per_s, c.ends_s or 0.0) for c in self.claims]
 
 
@@ -41,79 +42,79 @@ class _Total(msgspec.Struct):
 
 
 class LeaseRecords:
-    """All of it. Every method is synchronous, so each is atomic."""
+    """Leases, settlements and totals of one gateway. Every method is synchronous, so each is atomic."""
 
     def __init__(self) -> None:
         self.leases: dict[str, LeaseRecord] = {}
         self.unsettled: deque[tuple[str, Mapping[str, int]]] = deque()
         self._totals: dict[str, _Total] = {}
 
-    def hold(self, reservation: Reservation, output: int, now_s: float, *, told: bool, local: bool) -> None:
-        """A lease was granted: by Redis, or out of the slices (`local`)."""
+    def add(self, reservation: Reservation, output: int, now_s: float, *, reported: bool, from_slice: bool) -> None:
+        """Records a granted lease; with `from_slice` it was taken out of the slices, otherwise Redis granted it."""
         self.leases[reservation.lease] = LeaseRecord(
-            reservation.claims, output, now_s + reservation.lease_s, told=told, local=local
+            reservation.claims, output, now_s + reservation.lease_s, reported=reported, from_slice=from_slice
         )
 
     def renew(self, leases: Iterable[str], lease_s: float, now_s: float) -> None:
-        """Puts off the end of those that have not ended."""
+        """Extends those of the leases that have not ended."""
         for lease in leases:
-            held = self.leases.get(lease)
-            if held is not None and held.expires_s > now_s:
-                held.expires_s = now_s + lease_s
+            record = self.leases.get(lease)
+            if record is not None and record.expires_s > now_s:
+                record.expires_s = now_s + lease_s
 
-    def distrust(self) -> None:
-        """Redis was away, and may have forgotten everything."""
-        for held in self.leases.values():
-            held.told = False
+    def mark_unreported(self) -> None:
+        """Marks all leases as unreported: Redis was away, and may have lost its data."""
+        for record in self.leases.values():
+            record.reported = False
 
-    def untold(self, most: int) -> list[str]:
-        """Leases that Redis must be told about."""
+    def unreported(self, limit: int) -> list[str]:
+        """Returns up to `limit` leases that Redis may not know."""
         found: list[str] = []
-        for lease, held in self.leases.items():
-            if not held.told:
+        for lease, record in self.leases.items():
+            if not record.reported:
                 found.append(lease)
-                if len(found) == most:
+                if len(found) == limit:
                     break
         return found
 
     def expire(self, now_s: float) -> list[LeaseRecord]:
         """Forgets leases that ended long ago; returns those that just ended and were taken out of the slices."""
-        returned: list[LeaseRecord] = []
-        for lease, held in list(self.leases.items()):
-            if held.expires_s > now_s:
+        ended: list[LeaseRecord] = []
+        for lease, record in list(self.leases.items()):
+            if record.expires_s > now_s:
                 continue
-            if held.local and not held.settled:
-                held.local = False
-                returned.append(held)
-            if held.told and held.expires_s + LATE_S <= now_s:
+            if record.from_slice and not record.settled:
+                record.from_slice = False
+                ended.append(record)
+            if record.reported and record.expires_s + LATE_SETTLE_S <= now_s:
                 del self.leases[lease]
-        return returned
+        return ended
 
-    def observe(self, claims: Sequence[LimitClaim], readings: Sequence[CounterState], now_s: float) -> None:
-        """Redis said how much was charged."""
-        for claim, reading in zip(claims, readings, strict=True):
+    def observe_states(self, claims: Sequence[LimitClaim], states: Sequence[CounterState], now_s: float) -> None:
+        """Records the charged totals of budgets that Redis reported."""
+        for claim, state in zip(claims, states, strict=True):
             if claim.kind is CounterKind.BUDGET:
                 total = self._totals.get(claim.counter)
-                charged = reading.used if total is None else max(total.charged, reading.used)
+                charged = state.used if total is None else max(total.charged, state.used)
                 self._totals[claim.counter] = _Total(charged, claim.ends_s or 0.0, now_s)
 
-    def charged(self, totals: Mapping[str, int]) -> None:
-        """Redis said how much is charged after a settlement."""
+    def update_totals(self, totals: Mapping[str, int]) -> None:
+        """Raises the recorded totals to those that Redis reported after a settlement."""
         for counter, charged in totals.items():
             total = self._totals.get(counter)
             if total is not None:
                 total.charged = max(total.charged, charged)
 
-    def total(self, counter: str) -> int:
-        """What was charged when this gateway saw it last; -1: it never did."""
+    def last_total(self, counter: str) -> int:
+        """Returns the charged total that this gateway saw last; -1: it never saw one."""
         total = self._totals.get(counter)
         return -1 if total is None else total.charged
 
     def totals(self) -> list[tuple[str, int, float]]:
-        """All of them, with the end of their window."""
+        """Returns all charged totals, each with the end of its window."""
         return [(counter, total.charged, total.ends_s) for counter, total in self._totals.items()]
 
     def forget_totals(self, now_s: float) -> None:
-        """Forgets those that nobody asked about for long."""
-        for counter in [name for name, total in self._totals.items() if total.seen_s + TOTAL_KEPT_S <= now_s]:
+        """Forgets totals that have not been seen for a day."""
+        for counter in [name for name, total in self._totals.items() if total.seen_s + TOTAL_RETENTION_S <= now_s]:
             del self._totals[counter]

@@ -1,9 +1,9 @@
-"""The connection to Redis: one script is one round trip, many can be under way, and there is one way to fail.
+"""Connection to Redis: one script is one round trip, and every failure is `LinkLost`.
 
 All calls share one connection and are answered in the order in which they were made: Redis runs one script at a time
-anyway, and what it says of this gateway's slices is never overtaken. Whatever goes wrong (no route, no answer in time,
-a Redis that is loading, read-only or full) is `LinkLost`: the caller goes on without Redis. Nothing is tried again
-here, because a call whose answer was lost may have been carried out.
+anyway, and a reply about this gateway's slices is never overtaken by a later one. Any failure (no route, no reply in
+time, a Redis that is loading, read-only or full) is `LinkLost`: the caller goes on without Redis. No call is retried
+here, because a call whose reply was lost may have been carried out.
 """
 
 import asyncio
@@ -28,33 +28,33 @@ except ModuleNotFoundError:
     raise ConfigInvalid("counters.url needs the client of Redis. Install it: pip install 'maitred[redis]'") from None
 
 _SCRIPTS = resources.files(__package__) / "scripts"
-_LONGEST = 8
-"""A call may take so many times the timeout, as long as Redis answers others that came before it."""
+_MAX_TIMEOUTS = 8
+"""Longest time of a call, in timeouts, as long as Redis answers calls that came before it."""
 
 
 class LinkLost(Exception):
-    """Redis did not do what was asked, or it is not known whether it did."""
+    """Failure of Redis: a call did not run, or it is not known whether it ran."""
 
 
 class LuaScript:
-    """One of the scripts in `scripts/`, after the text that all of them share.
+    """Script of the folder `scripts/`, with the text that all scripts share in front.
 
     Args:
-        name: Its file without the ending.
+        name: Its file name without the extension.
     """
 
     def __init__(self, name: str) -> None:
-        self.text = _text("common") + _text(name)
+        self.text = _read_script("common") + _read_script(name)
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
 class RedisLink:
-    """Calls scripts, while it is open.
+    """Connection that calls scripts while it is open.
 
     Args:
-        url: Where Redis is.
+        url: Address of Redis.
         namespace: First part of every key.
-        timeout_s: So long after it was heard of last, with a call under way, Redis counts as away.
+        timeout_s: How long Redis may be silent while calls wait before it counts as away.
     """
 
     def __init__(self, url: Secret, namespace: str, *, timeout_s: float) -> None:
@@ -67,14 +67,14 @@ class RedisLink:
         ).make_connection
         self._connection: AbstractConnection | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._waiting: deque[asyncio.Future[bytes]] = deque()
-        self._heard_s = 0.0
+        self._pending: deque[asyncio.Future[bytes]] = deque()
+        self._last_reply_s = 0.0
 
     async def open(self) -> None:
-        """Connects anew.
+        """Connects to Redis, after closing any earlier connection.
 
         Raises:
-            LinkLost: There is no Redis, or none that lets us in.
+            LinkLost: There is no Redis, or it rejects the connection.
         """
         await self.close()
         connection = self._new_connection()
@@ -92,7 +92,7 @@ class RedisLink:
         self._reader = asyncio.create_task(self._read(connection), name="redis answers")
 
     async def close(self) -> None:
-        """Fails what is under way, and disconnects."""
+        """Fails all pending calls, and disconnects."""
         self.fail(LinkLost("the connection was closed"))
         if self._reader is not None:
             self._reader.cancel()
@@ -100,52 +100,52 @@ class RedisLink:
             self._reader = None
 
     def fail(self, error: LinkLost) -> None:
-        """Fails what is under way and what comes, until it is opened again."""
+        """Fails all pending calls and later ones, until the link is opened again."""
         self._connection = None
         if self._reader is not None and self._reader is not asyncio.current_task():
             self._reader.cancel()
-        while self._waiting:
-            answer = self._waiting.popleft()
-            if not answer.done():
-                answer.set_exception(error)
-                answer.exception()  # Its caller may have left.
+        while self._pending:
+            reply = self._pending.popleft()
+            if not reply.done():
+                reply.set_exception(error)
+                reply.exception()  # Its caller may have left.
 
     async def call(self, script: LuaScript, arguments: Mapping[str, object]) -> list[Any]:
-        """Runs a script.
+        """Runs a script and returns its reply.
 
         Raises:
-            LinkLost: See the module.
+            LinkLost: Redis failed; see the module.
         """
         payload = msgspec.msgpack.encode(arguments)
         try:
-            answer = await self._send("EVALSHA", script.sha, payload)
+            reply = await self._send("EVALSHA", script.sha, payload)
         except NoScriptError:
-            answer = await self._send("EVAL", script.text, payload)
-        return msgspec.msgpack.decode(answer, type=list[Any])
+            reply = await self._send("EVAL", script.text, payload)
+        return msgspec.msgpack.decode(reply, type=list[Any])
 
     async def _send(self, command: str, script: str, payload: bytes) -> bytes:
         connection, loop = self._connection, asyncio.get_running_loop()
         if connection is None or not connection.is_connected:
             raise LinkLost("there is no connection")
-        answer: asyncio.Future[bytes] = loop.create_future()
+        reply: asyncio.Future[bytes] = loop.create_future()
         sent_s = loop.time()
-        if not self._waiting:
-            self._heard_s = sent_s
-        self._waiting.append(answer)
+        if not self._pending:
+            self._last_reply_s = sent_s
+        self._pending.append(reply)
         try:
             await connection.send_packed_command(
                 connection.pack_command(command, script, 1, self._prefix, payload), check_health=False
             )
-            while not answer.done():
-                silent_s = loop.time() - self._heard_s
-                if silent_s >= self._timeout_s or loop.time() - sent_s >= self._timeout_s * _LONGEST:
+            while not reply.done():
+                silent_s = loop.time() - self._last_reply_s
+                if silent_s >= self._timeout_s or loop.time() - sent_s >= self._timeout_s * _MAX_TIMEOUTS:
                     raise LinkLost(f"no answer within {self._timeout_s} s")
-                await asyncio.wait((answer,), timeout=self._timeout_s - silent_s)
-                # An answer that came while this process was busy with other things is not late.
+                await asyncio.wait((reply,), timeout=self._timeout_s - silent_s)
+                # A reply that came while this process was busy with other things is not late.
                 for _ in range(3):
-                    if not answer.done():
+                    if not reply.done():
                         await asyncio.sleep(0)
-            return answer.result()
+            return reply.result()
         except NoScriptError:
             raise
         except (RedisError, OSError, RuntimeError, LinkLost) as error:
@@ -155,24 +155,24 @@ class RedisLink:
             raise lost from error
 
     async def _read(self, connection: AbstractConnection) -> None:
-        """Hands out answers, until the connection ends."""
+        """Hands each reply to its call, until the connection ends."""
         error = LinkLost("the connection ended")
         try:
             while True:
-                outcome: Any
+                result: Any
                 try:
-                    outcome = await connection.read_response(disconnect_on_error=False)
-                except ResponseError as refusal:
-                    outcome = refusal
-                self._heard_s = asyncio.get_running_loop().time()
-                answer = self._waiting.popleft()
-                if answer.done():
+                    result = await connection.read_response(disconnect_on_error=False)
+                except ResponseError as script_error:
+                    result = script_error
+                self._last_reply_s = asyncio.get_running_loop().time()
+                reply = self._pending.popleft()
+                if reply.done():
                     continue
-                if isinstance(outcome, Exception):
-                    answer.set_exception(outcome)
-                    answer.exception()
+                if isinstance(result, Exception):
+                    reply.set_exception(result)
+                    reply.exception()
                 else:
-                    answer.set_result(bytes(outcome))
+                    reply.set_result(bytes(result))
         except (RedisError, OSError) as problem:
             error = LinkLost(str(problem) or type(problem).__name__)
         finally:
@@ -182,5 +182,5 @@ class RedisLink:
 
 
 @cache
-def _text(name: str) -> str:
+def _read_script(name: str) -> str:
     return (_SCRIPTS / f"{name}.lua").read_text()

@@ -1,9 +1,8 @@
 """Counters in the memory of one gateway.
 
-A step is a synchronous function of a `CounterTable`, so nothing can come between what it sees and what it takes. Only a
-budget
-that is met for the first time needs more: what the ledger has already charged to it is asked for, once however many
-requests meet it together, and the step is begun anew when that is known.
+A step is a synchronous function of a `CounterTable`, so no other step can come between its reads and its writes. Only a
+budget that is used for the first time needs more: the ledger is asked for what was already charged to it, once however
+many requests use it at the same time, and the step is repeated when that is known.
 """
 
 import asyncio
@@ -14,122 +13,127 @@ from maitred.core.clock import Clock
 from maitred.core.counters import CounterState, LimitClaim, Reservation, ReservationDenied, ReservationGranted
 from maitred.store.counters.table import CounterTable, CounterTableSize
 
-Spent = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]
-"""What these budgets have been charged so far; one that is missing: nothing."""
+ReadSpent = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]
+"""Function that reads what budgets have been charged so far; a budget that is missing was charged nothing."""
 
-_LONG_AGO_S = -1e9
-"""Every bucket has been full since."""
+_FAR_PAST_S = -1e9
+"""Time since which every bucket has been full."""
 
 
 class MemoryCounters:
-    """Implements `core.counters.Counters` for a gateway that is alone.
+    """Counters of a single gateway. Implements `core.counters.Counters`.
 
     Args:
-        clock: Leases and buckets go by its monotonic time, budgets by its wall time.
-        spent: Asked once for each budget that is met. Without it budgets begin with nothing.
+        clock: Leases and buckets use its monotonic time, budgets its wall time.
+        read_spent: Called once for each new budget. Without it budgets begin with nothing charged.
 
     Attributes:
-        at_once: Always: to settle is to add up.
-        healthy: Always: what is counted here is here.
+        settles_immediately: Always True: settling is an addition.
+        healthy: Always True: there is no connection to lose.
     """
 
-    at_once = True
+    settles_immediately = True
     healthy = True
 
-    def __init__(self, clock: Clock, spent: Spent | None = None) -> None:
+    def __init__(self, clock: Clock, read_spent: ReadSpent | None = None) -> None:
         self._clock = clock
-        self._spent = spent
-        self._book = CounterTable(opens=spent is None)
-        self._opening: dict[str, _Opening] = {}
+        self._read_spent = read_spent
+        self._table = CounterTable(opens_budgets=read_spent is None)
+        self._pending_opens: dict[str, _PendingOpen] = {}
 
     def size(self) -> CounterTableSize:
-        """How much is kept in memory."""
-        return self._book.size()
+        """Returns how much is kept in memory."""
+        return self._table.size()
 
-    def recall(self, taken: Mapping[str, Sequence[tuple[float, int]]], since_s: float, longest_refill_s: float) -> None:
-        """Lets buckets begin where the process before this one left them; call it before anything is reserved.
+    def restore_buckets(
+        self, taken: Mapping[str, Sequence[tuple[float, int]]], since_s: float, longest_refill_s: float
+    ) -> None:
+        """Restores the buckets of the process before this one; must be called before anything is reserved.
 
         No bucket is fuller than it would be had this process lived all the time, if `taken` has all that was taken
-        since then: what was reserved and never settled whole, and nothing earlier than it was. One that has been busy
+        since then: unsettled reservations whole, and no amount earlier than it was taken. A bucket that has been busy
         ever since may be emptier.
 
         Args:
-            taken: Bucket -> wall times, ascending, and what was taken at each.
-            since_s: Wall time before which nothing is known: buckets count as empty then.
-            longest_refill_s: Within which every bucket refills.
+            taken: Bucket -> ascending wall times, and what was taken at each.
+            since_s: Wall time before which usage is not known: buckets count as empty then.
+            longest_refill_s: Time within which every bucket refills.
         """
         now_us, wall_us = self._now_us(), int(self._clock.wall_s() * 1e6)
         past = {
             counter: [(now_us + min(math.ceil(time_s * 1e6) - wall_us, 0), amount) for time_s, amount in pairs]
             for counter, pairs in taken.items()
         }
-        since_us = now_us + min(math.ceil(max(since_s, _LONG_AGO_S) * 1e6) - wall_us, 0)
-        self._book.recall(past, since_us, now_us + int(2 * longest_refill_s * 1e6))
+        since_us = now_us + min(math.ceil(max(since_s, _FAR_PAST_S) * 1e6) - wall_us, 0)
+        self._table.restore_buckets(past, since_us, now_us + int(2 * longest_refill_s * 1e6))
 
     async def reserve(self, reservation: Reservation) -> ReservationGranted | ReservationDenied:
-        """See `core.counters.Counters.reserve`.
+        """Reserves all claims or none. Implements `Counters.reserve`.
 
         Raises:
-            StoreUnavailable: A budget is new here, and nobody can say what was spent of it.
+            StoreUnavailable: A budget is new here, and what was charged to it cannot be read.
         """
         clock = self._clock
-        while (answer := self._book.reserve(reservation, int(clock.monotonic_s() * 1e6), clock.wall_s())) is None:
+        while (result := self._table.reserve(reservation, int(clock.monotonic_s() * 1e6), clock.wall_s())) is None:
             await self._ensure_open(reservation.claims)
-        return answer
+        return result
 
     async def settle(self, lease: str, amounts: Mapping[str, int]) -> None:
-        """See `core.counters.Counters.settle`."""
+        """Ends a lease and charges what was used. Implements `Counters.settle`."""
         clock = self._clock
-        self._book.settle(lease, amounts, int(clock.monotonic_s() * 1e6), clock.wall_s())
+        self._table.settle(lease, amounts, int(clock.monotonic_s() * 1e6), clock.wall_s())
 
     async def renew(self, leases: Sequence[str], lease_s: float) -> None:
-        """See `core.counters.Counters.renew`."""
-        self._book.renew(leases, lease_s, self._now_us(), self._clock.wall_s())
+        """Extends the leases. Implements `Counters.renew`."""
+        self._table.renew(leases, lease_s, self._now_us(), self._clock.wall_s())
 
     async def read(self, claims: Sequence[LimitClaim]) -> list[CounterState]:
-        """See `core.counters.Counters.read`.
+        """Returns the state of counters. Implements `Counters.read`.
 
         Raises:
-            StoreUnavailable: A budget is new here, and nobody can say what was spent of it.
+            StoreUnavailable: A budget is new here, and what was charged to it cannot be read.
         """
         await self._ensure_open(claims)
-        return self._book.read(claims, self._now_us(), self._clock.wall_s())
+        return self._table.read(claims, self._now_us(), self._clock.wall_s())
 
     def _now_us(self) -> int:
         return int(self._clock.monotonic_s() * 1e6)
 
     async def _ensure_open(self, claims: Sequence[LimitClaim]) -> None:
-        """Returns without a pause once all budgets are known: nothing can happen until the caller's next step."""
-        while self._spent is not None and (unseen := self._book.unseen(claims)):
-            ours = {claim.counter: claim for claim in unseen if claim.counter not in self._opening}
-            if ours:
-                await self._open(ours, self._spent)
-                continue
-            opening = self._opening[unseen[0].counter]
-            await opening.over.wait()
-            if opening.error is not None:
-                raise opening.error
+        """Waits until all budgets of the claims are open.
 
-    async def _open(self, claims: Mapping[str, LimitClaim], spent: Spent) -> None:
-        opening = _Opening()
-        self._opening.update(dict.fromkeys(claims, opening))
+        Returns without a pause once they are: no other task can run before the caller's next step.
+        """
+        while self._read_spent is not None and (unopened := self._table.unopened_budgets(claims)):
+            to_open = {claim.counter: claim for claim in unopened if claim.counter not in self._pending_opens}
+            if to_open:
+                await self._open_budgets(to_open, self._read_spent)
+                continue
+            pending = self._pending_opens[unopened[0].counter]
+            await pending.done.wait()
+            if pending.error is not None:
+                raise pending.error
+
+    async def _open_budgets(self, claims: Mapping[str, LimitClaim], read_spent: ReadSpent) -> None:
+        pending = _PendingOpen()
+        self._pending_opens.update(dict.fromkeys(claims, pending))
         try:
-            charged = await spent(list(claims))
+            charged = await read_spent(list(claims))
             for counter, claim in claims.items():
-                self._book.open(claim, charged.get(counter, 0), self._now_us())
+                self._table.open_budget(claim, charged.get(counter, 0), self._now_us())
         except Exception as error:
-            # Those who wait fail with this one. Should it be cancelled instead, the next of them asks.
-            opening.error = error
+            # Waiting callers fail with this error. If this caller is cancelled instead, the next one asks.
+            pending.error = error
             raise
         finally:
             for counter in claims:
-                del self._opening[counter]
-            opening.over.set()
+                del self._pending_opens[counter]
+            pending.done.set()
 
 
-class _Opening:
-    """Somebody asks what was spent."""
+class _PendingOpen:
+    """Pending read of what was charged to new budgets."""
 
     def __init__(self) -> None:
-        self.over = asyncio.Event()
+        self.done = asyncio.Event()
         self.error: Exception | None = None

@@ -1,7 +1,7 @@
-"""What a gateway does so that Redis may go away: it holds slices in advance, and tells Redis afterwards what it missed.
+"""Session of one gateway with Redis: slices are held in advance, and missed settlements are reported afterwards.
 
-One task keeps this up. It renews the slices about once a second while Redis answers; from the first failure on it looks
-for Redis, and nobody else does.
+One task keeps the session up. It renews the slices about once a second while Redis answers; after the first failure
+that task alone tries to reconnect.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from maitred.core.clock import Clock
 from maitred.core.counters import CounterState, LimitClaim, Reservation, ReservationGranted
 from maitred.core.secret import Secret
 from maitred.store.counters import calls
-from maitred.store.counters.calls import packed
+from maitred.store.counters.calls import pack_claim
 from maitred.store.counters.config import CountersConfig
 from maitred.store.counters.lease_records import LeaseRecords
 from maitred.store.counters.link import LinkLost, LuaScript, RedisLink
@@ -25,44 +25,44 @@ from maitred.store.counters.slices import SliceBook
 
 _log = logging.getLogger(__name__)
 
-_USED_WITHIN_S = 60.0
-"""Counters that were used so lately have slices."""
-_TICK_S = 1.0
-AT_ONCE = 100
-"""Counters or leases in one call, so that no call holds up Redis for long."""
+_SLICE_USE_WINDOW_S = 60.0
+"""Counters that were used within this time have slices."""
+_UPKEEP_INTERVAL_S = 1.0
+MAX_PER_CALL = 100
+"""Most counters or leases in one call, so that no call blocks Redis for long."""
 
 
 class CounterMode(Enum):
-    """Who decides."""
+    """Whether Redis or the slices decide on reservations."""
 
     AWAY = "away"
-    """Redis does not answer: slices."""
+    """Redis does not answer: slices decide."""
     RECOVERING = "recovering"
-    """Redis answers, but does not know everything yet: slices."""
+    """Redis answers, but does not know everything yet: slices decide."""
     SHARED = "shared"
-    """Redis."""
+    """Redis answers and decides."""
 
 
 class CountersState(msgspec.Struct, frozen=True):
-    """For health and metrics."""
+    """State of the shared counters, for health and metrics."""
 
     mode: CounterMode
     since_s: float
-    """Wall time since when it is so."""
+    """Wall time since when the mode holds."""
     slices: int
-    """Counters of which this gateway holds a slice."""
+    """Number of counters of which this gateway holds a slice."""
     leases: int
     unsettled: int
-    """Settlements that Redis does not know yet."""
+    """Settlements that Redis does not have yet."""
 
 
 class RedisSession:
-    """One gateway's dealings with Redis.
+    """Session of one gateway with Redis.
 
     Args:
-        config: Of the counters.
-        url: Where Redis is.
-        clock: For what happens here; Redis has its own.
+        config: Settings of the counters.
+        url: Address of Redis.
+        clock: Clock of this gateway; Redis has its own.
         gateway_id: Unique among the gateways that run.
         offset_s: Added to Redis' clock.
     """
@@ -71,54 +71,58 @@ class RedisSession:
         self, config: CountersConfig, url: Secret, clock: Clock, gateway_id: str, offset_s: Callable[[], float]
     ) -> None:
         self.mode = CounterMode.AWAY
-        self.losses = 0
-        """How often Redis was lost: what it said before a loss may be forgotten after it."""
-        self.book = SliceBook(config.slice_share)
-        self.holdings = LeaseRecords()
+        self.loss_count = 0
+        """How often the connection to Redis was lost: a reply from before a loss may be void after it."""
+        self.slices = SliceBook(config.slice_share)
+        self.lease_records = LeaseRecords()
         self._config = config
         self._clock = clock
         self._gateway_id = gateway_id
         self._offset_s = offset_s
         self._link = RedisLink(url, config.namespace, timeout_s=config.answer_timeout_s)
-        self._recent: dict[str, tuple[LimitClaim, float]] = {}
-        self._sliced: set[str] = set()
+        self._recent_claims: dict[str, tuple[LimitClaim, float]] = {}
+        self._sliced_counters: set[str] = set()
         self._epoch = ""
         self._since_s = clock.wall_s()
         self._changed = asyncio.Event()
-        self._upkeep: asyncio.Task[None] | None = None
+        self._upkeep_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Connects, if there is anyone, and begins the upkeep."""
+        """Connects if Redis answers, and starts the upkeep task."""
         try:
             await self._recover()
         except LinkLost as error:
             _log.warning("The shared counters do not answer (%s). Until they do, limited requests are refused.", error)
-            self.lose(error)
-        self._upkeep = asyncio.create_task(self._run_upkeep(), name="redis counters")
+            self.on_link_lost(error)
+        self._upkeep_task = asyncio.create_task(self._run_upkeep(), name="redis counters")
 
     async def stop(self) -> None:
-        """Delivers what is left and gives the slices back, as far as Redis answers."""
-        await self._end_upkeep()
+        """Reports what is left and gives the slices back, as far as Redis answers."""
+        await self._stop_upkeep()
         try:
             if self.mode is not CounterMode.AWAY:
-                await self.deliver()
+                await self.report_pending()
                 await self.call(calls.RELEASE, {})
         except LinkLost as error:
             _log.warning("The shared counters do not answer (%s); what this gateway held there expires.", error)
         finally:
-            self._enter(CounterMode.AWAY)
+            self._set_mode(CounterMode.AWAY)
             await self._link.close()
 
-    async def _end_upkeep(self) -> None:
-        if self._upkeep is not None:
-            self._upkeep.cancel()
-            await asyncio.gather(self._upkeep, return_exceptions=True)
-            self._upkeep = None
+    async def _stop_upkeep(self) -> None:
+        if self._upkeep_task is not None:
+            self._upkeep_task.cancel()
+            await asyncio.gather(self._upkeep_task, return_exceptions=True)
+            self._upkeep_task = None
 
     def state(self) -> CountersState:
-        """How it is now."""
+        """Returns the state of the session for health and metrics."""
         return CountersState(
-            self.mode, self._since_s, len(self.book), len(self.holdings.leases), len(self.holdings.unsettled)
+            self.mode,
+            self._since_s,
+            len(self.slices),
+            len(self.lease_records.leases),
+            len(self.lease_records.unsettled),
         )
 
     # --- calls ----------------------------------------------------------------------------------------------------
@@ -127,113 +131,113 @@ class RedisSession:
         """Runs a script for this gateway.
 
         Raises:
-            LinkLost: It did not run, or nobody knows.
+            LinkLost: The script did not run, or it is not known whether it ran.
         """
-        answer = await self._link.call(
+        reply = await self._link.call(
             script, {**arguments, "epoch": self._epoch, "gateway": self._gateway_id, "offset_s": self._offset_s()}
         )
-        if answer[0] == "lost":
+        if reply[0] == "lost":
             raise LinkLost("it lost its data")
-        if answer[0] == "opening":
+        if reply[0] == "opening":
             raise LinkLost("it is recovering")
-        return answer
+        return reply
 
     async def settle(self, settlements: Sequence[tuple[str, Mapping[str, int]]]) -> None:
-        """Settles leases.
+        """Settles leases in Redis now.
 
         Raises:
-            LinkLost: See `call`.
+            LinkLost: As for `call`.
         """
-        answer = await self.call(calls.SETTLE, {"settlements": settlements})
+        reply = await self.call(calls.SETTLE, {"settlements": settlements})
         for lease, _ in settlements:
-            self.holdings.leases.pop(lease, None)
-        if answer[1]:
-            self.holdings.charged({counter: int(charged) for counter, charged in answer[1].items()})
+            self.lease_records.leases.pop(lease, None)
+        if reply[1]:
+            self.lease_records.update_totals({counter: int(charged) for counter, charged in reply[1].items()})
 
-    def readings(self, claims: Sequence[LimitClaim], said: Sequence[Sequence[Any]]) -> list[CounterState]:
-        """What a script said of claims; also keeps what this gateway must remember of it."""
+    def record_states(self, claims: Sequence[LimitClaim], rows: Sequence[Sequence[Any]]) -> list[CounterState]:
+        """Parses the states in a script's reply, and records slices and charged totals among them."""
         now_s = self._clock.monotonic_s()
-        found = []
-        for claim, (remaining, reset_s, used, reserved, slice_amount) in zip(claims, said, strict=True):
-            found.append(CounterState(claim.capacity, int(remaining), reset_s, int(used), int(reserved)))
-            if self.mode is CounterMode.SHARED and claim.counter in self.book:
-                self.book.put(claim, int(slice_amount), now_s)
-        self.holdings.observe(claims, found, now_s)
-        return found
+        states = []
+        for claim, (remaining, reset_s, used, reserved, slice_amount) in zip(claims, rows, strict=True):
+            states.append(CounterState(claim.capacity, int(remaining), reset_s, int(used), int(reserved)))
+            if self.mode is CounterMode.SHARED and claim.counter in self.slices:
+                self.slices.update(claim, int(slice_amount), now_s)
+        self.lease_records.observe_states(claims, states, now_s)
+        return states
 
     # --- without Redis --------------------------------------------------------------------------------------------
 
     def note_use(self, claims: Sequence[LimitClaim]) -> None:
-        """These counters are in use, so they should have slices."""
+        """Notes that the counters of these claims are in use, so that they get slices."""
         now_s = self._clock.monotonic_s()
         for claim in claims:
             if claim.hard:
-                self._recent.pop(claim.counter, None)
-                self._recent[claim.counter] = claim, now_s
+                self._recent_claims.pop(claim.counter, None)
+                self._recent_claims[claim.counter] = claim, now_s
 
     def reserve_from_slices(self, reservation: Reservation) -> ReservationGranted:
         """Takes claims out of the slices.
 
         Raises:
-            StoreUnavailable: They do not cover them.
+            StoreUnavailable: The slices do not cover the claims.
         """
         now_s = self._clock.monotonic_s()
-        granted = self.book.reserve(reservation, now_s)
-        self.holdings.hold(reservation, granted.output, now_s, told=False, local=True)
+        granted = self.slices.reserve(reservation, now_s)
+        self.lease_records.add(reservation, granted.output, now_s, reported=False, from_slice=True)
         return granted
 
-    def _enter(self, mode: CounterMode) -> None:
+    def _set_mode(self, mode: CounterMode) -> None:
         if mode is not self.mode:
             self.mode = mode
             self._since_s = self._clock.wall_s()
 
-    def lose(self, error: LinkLost) -> None:
-        """Redis failed: from now on nobody waits for it, until the upkeep finds it again."""
+    def on_link_lost(self, error: LinkLost) -> None:
+        """Switches to the slices after a failure of Redis, until the upkeep task has reconnected."""
         if self.mode is CounterMode.SHARED:
             _log.warning("The shared counters are away (%s). This gateway goes on with its slices.", error)
         if self.mode is not CounterMode.AWAY:
-            self._enter(CounterMode.AWAY)
-            self.losses += 1
-            self.holdings.distrust()
+            self._set_mode(CounterMode.AWAY)
+            self.loss_count += 1
+            self.lease_records.mark_unreported()
             self._link.fail(error)
             self._changed.set()
 
     def settle_later(self, lease: str, amounts: Mapping[str, int]) -> None:
-        """Redis is told of this settlement when it is there; what a slice lent returns at once."""
-        held = self.holdings.leases.get(lease)
-        if held is not None:
-            if held.settled:
+        """Queues a settlement until Redis answers; the unused part of a slice's lease returns at once."""
+        record = self.lease_records.leases.get(lease)
+        if record is not None:
+            if record.settled:
                 return
-            held.settled = True
-            if held.local:
-                held.local = False
-                self.book.settle(held.claims, held.output, amounts, self._clock.monotonic_s())
-        self.holdings.unsettled.append((lease, dict(amounts)))
+            record.settled = True
+            if record.from_slice:
+                record.from_slice = False
+                self.slices.settle(record.claims, record.output, amounts, self._clock.monotonic_s())
+        self.lease_records.unsettled.append((lease, dict(amounts)))
         if self.mode is CounterMode.RECOVERING:
-            # Once it opens, budgets are set to what the database says, which knows of this soon.
+            # When Redis opens again, budgets are set to the totals of the database, which will soon include this.
             self._changed.set()
 
     # --- upkeep ---------------------------------------------------------------------------------------------------
 
     async def _run_upkeep(self) -> None:
         while True:
-            wait_s = _TICK_S
+            wait_s = _UPKEEP_INTERVAL_S
             try:
                 if self.mode is CounterMode.SHARED:
-                    await self.deliver()
+                    await self.report_pending()
                     await self.renew_slices()
                 else:
                     await self._recover()
             except LinkLost as error:
-                self.lose(error)
+                self.on_link_lost(error)
                 wait_s = self._config.probe_interval_s
             except Exception:
                 _log.exception("The upkeep of the shared counters failed; it goes on.")
-            self._tidy()
-            await self._pause(wait_s)
+            self._expire()
+            await self._wait(wait_s)
 
-    async def _pause(self, wait_s: float) -> None:
-        """Waits, though no longer than until there is news."""
+    async def _wait(self, wait_s: float) -> None:
+        """Waits for some time, or until the session is woken up."""
         try:
             async with asyncio.timeout(wait_s):
                 await self._changed.wait()
@@ -241,81 +245,86 @@ class RedisSession:
             pass
         self._changed.clear()
 
-    def _tidy(self) -> None:
+    def _expire(self) -> None:
         now_s = self._clock.monotonic_s()
-        for held in self.holdings.expire(now_s):
-            self.book.settle(held.claims, held.output, {}, now_s)
-        self.holdings.forget_totals(now_s)
-        for counter, (_, used_s) in list(self._recent.items()):
-            if used_s + _USED_WITHIN_S > now_s:
+        for record in self.lease_records.expire(now_s):
+            self.slices.settle(record.claims, record.output, {}, now_s)
+        self.lease_records.forget_totals(now_s)
+        for counter, (_, used_s) in list(self._recent_claims.items()):
+            if used_s + _SLICE_USE_WINDOW_S > now_s:
                 break
-            del self._recent[counter]
+            del self._recent_claims[counter]
 
     async def _recover(self) -> None:
-        """From any other mode to `SHARED`."""
+        """Connects and reports what Redis may not know, until the mode is `SHARED`."""
         await self._link.open()
         while True:
             hello = {"fresh": secrets.token_hex(8), "grace_s": self._config.recovery_s, "offset_s": self._offset_s()}
             epoch, opens_in_s = await self._link.call(calls.HELLO, hello)
             if epoch != self._epoch:
-                self.holdings.distrust()
+                self.lease_records.mark_unreported()
                 self._epoch = epoch
-                totals = self.holdings.totals()
-                for start in range(0, len(totals), AT_ONCE):
-                    await self.call(calls.REGISTER, {"totals": totals[start : start + AT_ONCE], "leases": []})
-            await self.deliver()
+                totals = self.lease_records.totals()
+                for start in range(0, len(totals), MAX_PER_CALL):
+                    await self.call(calls.REGISTER, {"totals": totals[start : start + MAX_PER_CALL], "leases": []})
+            await self.report_pending()
             if opens_in_s <= 0:
                 break
-            self._enter(CounterMode.RECOVERING)
-            await self._pause(min(opens_in_s, self._config.probe_interval_s))
-        # Nothing is awaited since the last delivery, so that all that was decided here is known there.
-        self._enter(CounterMode.SHARED)
+            self._set_mode(CounterMode.RECOVERING)
+            await self._wait(min(opens_in_s, self._config.probe_interval_s))
+        # Nothing was awaited since the last report, so Redis knows every decision of this gateway.
+        self._set_mode(CounterMode.SHARED)
         _log.info("The shared counters answer.")
         await self.renew_slices()
 
-    async def deliver(self) -> None:
-        """Tells Redis about leases that it may not know, then settles what was not settled, until nothing is left."""
-        holdings = self.holdings
+    async def report_pending(self) -> None:
+        """Reports leases that Redis may not know, then settles queued settlements, until nothing is left."""
+        lease_records = self.lease_records
         while True:
-            untold = holdings.untold(AT_ONCE)
-            if untold:
-                now_s, losses = self._clock.monotonic_s(), self.losses
-                told = [holdings.leases[lease] for lease in untold]
+            unreported = lease_records.unreported(MAX_PER_CALL)
+            if unreported:
+                now_s, loss_count = self._clock.monotonic_s(), self.loss_count
+                to_report = [lease_records.leases[lease] for lease in unreported]
                 leases = [
-                    (lease, held.expires_s - now_s, held.entries()) for lease, held in zip(untold, told, strict=True)
+                    (lease, record.expires_s - now_s, record.to_entries())
+                    for lease, record in zip(unreported, to_report, strict=True)
                 ]
                 await self.call(calls.REGISTER, {"totals": [], "leases": leases})
-                for held in told:
-                    held.told, held.local = losses == self.losses, False
-            elif holdings.unsettled:
-                settlements = [holdings.unsettled[n] for n in range(min(AT_ONCE, len(holdings.unsettled)))]
+                for record in to_report:
+                    record.reported, record.from_slice = loss_count == self.loss_count, False
+            elif lease_records.unsettled:
+                settlements = [
+                    lease_records.unsettled[n] for n in range(min(MAX_PER_CALL, len(lease_records.unsettled)))
+                ]
                 await self.settle(settlements)
                 for _ in settlements:
-                    holdings.unsettled.popleft()
+                    lease_records.unsettled.popleft()
             else:
                 return
 
     async def renew_slices(self) -> None:
-        """As much of every counter in use as its share, and nothing of others."""
-        wanted = [claim for claim, _ in self._recent.values()]
-        unwanted = list(self._sliced.difference(claim.counter for claim in wanted))
-        for start in range(0, max(len(wanted), len(unwanted), 1), AT_ONCE):
-            claims, dropped = wanted[start : start + AT_ONCE], unwanted[start : start + AT_ONCE]
-            answer = await self.call(
+        """Takes a slice of every counter in use, and gives back the slices of other counters."""
+        wanted = [claim for claim, _ in self._recent_claims.values()]
+        unwanted = list(self._sliced_counters.difference(claim.counter for claim in wanted))
+        for start in range(0, max(len(wanted), len(unwanted), 1), MAX_PER_CALL):
+            claims, dropped = wanted[start : start + MAX_PER_CALL], unwanted[start : start + MAX_PER_CALL]
+            reply = await self.call(
                 calls.SLICE,
                 {
-                    "claims": [packed(claim, known=self.holdings.total(claim.counter)) for claim in claims],
+                    "claims": [
+                        pack_claim(claim, last_charged=self.lease_records.last_total(claim.counter)) for claim in claims
+                    ],
                     "unwanted": dropped,
                     "share": self._config.slice_share,
                     "slice_lease_s": self._config.slice_lease_s,
                 },
             )
             now_s = self._clock.monotonic_s()
-            if self.mode is not CounterMode.SHARED:  # What the slices gave meanwhile must not come back.
+            if self.mode is not CounterMode.SHARED:  # what was granted from the slices meanwhile must not come back
                 return
             for counter in dropped:
-                self.book.drop(counter)
-                self._sliced.discard(counter)
-            for claim, reading in zip(claims, answer[1], strict=True):
-                self.book.put(claim, int(reading[4]), now_s)
-                self._sliced.add(claim.counter)
+                self.slices.drop(counter)
+                self._sliced_counters.discard(counter)
+            for claim, reading in zip(claims, reply[1], strict=True):
+                self.slices.update(claim, int(reading[4]), now_s)
+                self._sliced_counters.add(claim.counter)

@@ -1,10 +1,10 @@
-"""What one gateway may give by itself while the shared counters are away.
+"""Slices of the shared counters, from which one gateway grants by itself while these are away.
 
 In good times a gateway holds a small part of every counter that it uses: a *slice*, taken out of the shared counter in
 advance. When the shared counters do not answer, reservations are decided against the slices alone. A rate's slice is
 refilled at its part of the rate; what settling gives back of a slice's reservation returns to the slice; a budget's
-slice is spent once. So all gateways together pass a limit by no more than the sum of their slices, and a counter
-without a slice gives nothing.
+slice is spent once. So all gateways together exceed a limit by no more than the sum of their slices, and a counter
+without a slice grants nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from maitred.core.counters import CounterKind, CounterState, LimitClaim, Reservation, ReservationGranted
 from maitred.core.errors import StoreUnavailable
 
-AWAY = (
+UNAVAILABLE_MESSAGE = (
     "The shared counters of this service are away, and what this gateway may give without them is used up. "
     "Try again shortly."
 )
@@ -20,19 +20,19 @@ RETRY_AFTER_S = 1.0
 
 
 class _Slice:
-    """One counter's. `amount` is of a time `at_s`; rates are refilled from then on."""
+    """Slice of one counter: `amount` at the time `at_s`; slices of rates are refilled from then on."""
 
-    __slots__ = ("amount", "at_s", "most", "refill_per_s")
+    __slots__ = ("amount", "at_s", "capacity", "refill_per_s")
 
-    def __init__(self, amount: float, most: float, refill_per_s: float, at_s: float) -> None:
+    def __init__(self, amount: float, capacity: float, refill_per_s: float, at_s: float) -> None:
         self.amount = amount
-        self.most = most
+        self.capacity = capacity
         self.refill_per_s = refill_per_s
         self.at_s = at_s
 
-    def now(self, now_s: float) -> float:
+    def refill(self, now_s: float) -> float:
         if self.refill_per_s and now_s > self.at_s:
-            self.amount = min(self.most, self.amount + (now_s - self.at_s) * self.refill_per_s)
+            self.amount = min(self.capacity, self.amount + (now_s - self.at_s) * self.refill_per_s)
         self.at_s = max(self.at_s, now_s)
         return self.amount
 
@@ -54,8 +54,8 @@ class SliceBook:
     def __contains__(self, counter: str) -> bool:
         return counter in self._slices
 
-    def put(self, claim: LimitClaim, amount: int, now_s: float) -> None:
-        """The shared counters say what this gateway holds of a counter; 0: nothing."""
+    def update(self, claim: LimitClaim, amount: int, now_s: float) -> None:
+        """Sets what this gateway holds of a counter, as the shared counters say; 0: nothing."""
         if amount <= 0:
             self._slices.pop(claim.counter, None)
             return
@@ -63,11 +63,11 @@ class SliceBook:
         self._slices[claim.counter] = _Slice(amount, max(amount, claim.capacity * self._share), refill_per_s, now_s)
 
     def drop(self, counter: str) -> None:
-        """This counter is not used any more."""
+        """Removes the slice of a counter that is not used any more."""
         self._slices.pop(counter, None)
 
     def reserve(self, reservation: Reservation, now_s: float) -> ReservationGranted:
-        """Takes all claims or none, out of the slices.
+        """Takes all claims or none out of the slices.
 
         Raises:
             StoreUnavailable: A slice is missing or too small.
@@ -76,36 +76,36 @@ class SliceBook:
         for claim in reservation.claims:
             if not claim.hard or claim.amount(reservation.output) <= 0:
                 continue
-            room = self._remaining(claim, now_s)
-            if claim.amount(reservation.output) <= room:
+            remaining = self._remaining(claim, now_s)
+            if claim.amount(reservation.output) <= remaining:
                 continue
             if not claim.clamps or claim.per_output <= 0:
-                raise StoreUnavailable(AWAY, retry_after_s=RETRY_AFTER_S)
-            most = (max(room, 0) * claim.divisor - claim.fixed) // claim.per_output
-            if most < reservation.least_output:
-                raise StoreUnavailable(AWAY, retry_after_s=RETRY_AFTER_S)
-            output = min(output, most)
+                raise StoreUnavailable(UNAVAILABLE_MESSAGE, retry_after_s=RETRY_AFTER_S)
+            max_output = (max(remaining, 0) * claim.divisor - claim.fixed) // claim.per_output
+            if max_output < reservation.least_output:
+                raise StoreUnavailable(UNAVAILABLE_MESSAGE, retry_after_s=RETRY_AFTER_S)
+            output = min(output, max_output)
         for claim in reservation.claims:
             self._add(claim.counter, -claim.amount(output), now_s)
-        return ReservationGranted(output, self.readings(reservation.claims, now_s))
+        return ReservationGranted(output, self.states(reservation.claims, now_s))
 
     def settle(self, claims: Sequence[LimitClaim], output: int, amounts: Mapping[str, int], now_s: float) -> None:
-        """Ends a reservation that was taken from here: what it did not use returns."""
+        """Ends a reservation from the slices: its unused part returns to them."""
         for claim in claims:
             used = 0 if claim.kind is CounterKind.POOL else amounts.get(claim.counter, 0)
             self._add(claim.counter, claim.amount(output) - used, now_s)
 
-    def readings(self, claims: Sequence[LimitClaim], now_s: float) -> list[CounterState]:
-        """What could be given now; of a counter without a slice: nothing."""
+    def states(self, claims: Sequence[LimitClaim], now_s: float) -> list[CounterState]:
+        """Returns what could be granted now; nothing of a counter without a slice."""
         return [CounterState(claim.capacity, self._remaining(claim, now_s), 0.0) for claim in claims]
 
     def _remaining(self, claim: LimitClaim, now_s: float) -> int:
-        held = self._slices.get(claim.counter)
-        return int(held.now(now_s) // 1) if held is not None else 0
+        held_slice = self._slices.get(claim.counter)
+        return int(held_slice.refill(now_s) // 1) if held_slice is not None else 0
 
     def _add(self, counter: str, amount: int, now_s: float) -> None:
-        held = self._slices.get(counter)
-        if held is not None:
-            held.amount = held.now(now_s) + amount
-            if held.refill_per_s:
-                held.amount = min(held.most, held.amount)
+        held_slice = self._slices.get(counter)
+        if held_slice is not None:
+            held_slice.amount = held_slice.refill(now_s) + amount
+            if held_slice.refill_per_s:
+                held_slice.amount = min(held_slice.capacity, held_slice.amount)

@@ -1,8 +1,8 @@
-"""All counters of one process and the leases on them. Pure: time is an argument.
+"""Table of all counters of one process and the leases on them. Pure: time is an argument.
 
-Nothing runs in the background. Each call first ends the leases whose time is over, and looks at a few counters that
-may be forgotten: buckets that are full again, pools that are free, and budgets whose window has passed. So what is
-kept is bounded by the counters in use and the leases that run, not by all that were ever met.
+Nothing runs in the background. Each call first ends the leases whose time is over, and checks a few counters that may
+be forgotten: buckets that are full again, pools that are free, and budgets whose window has passed. So the table is
+bounded by the counters in use and the leases that run, not by all counters that were ever used.
 """
 
 import math
@@ -20,165 +20,173 @@ from maitred.core.counters import (
     ReservationDenied,
     ReservationGranted,
 )
-from maitred.store.counters.tallies import BudgetTally, Tally, bucket_after, new_tally
+from maitred.store.counters.tallies import BudgetTally, Tally, new_tally, restore_bucket
 from maitred.store.counters.tally_group import TallyGroup
 
-REMEMBER_S = 3600.0
-"""So long after its end a lease can still be settled; later, only the ledger counts what it used."""
+LATE_SETTLE_S = 3600.0
+"""How long after its end a lease can still be settled; later, only the ledger counts its usage."""
 
-_LOOK_AFTER_US = 60_000_000
-"""How soon a counter is looked at again."""
-_LOOKS = 16
-"""Counters that one call looks at: many windows end at one midnight, and no request shall wait for all of them."""
-_SPARE_ENDS = 64
-_MOST_TABS = 4096
-"""Beyond which all are found anew."""
-_FAR_US = 2**62
+_IDLE_CHECK_US = 60_000_000
+"""Least time between two checks whether a counter may be forgotten."""
+_MAX_IDLE_CHECKS = 16
+"""Most counters that one call checks: many windows end at midnight, and no request may wait for all of them."""
+_MAX_STALE_ENDS = 64
+_MAX_GROUPS = 4096
+"""Most cached groups; beyond that the cache is cleared."""
+_NEVER_US = 2**62
 
 _BUDGET = CounterKind.BUDGET
 _BUCKET = CounterKind.BUCKET
 
 
 class CounterTableSize(msgspec.Struct, frozen=True):
-    """How much is kept."""
+    """Size of a counter table."""
 
     counters: int
     leases: int
-    """That run."""
+    """Leases that run."""
     expired: int
-    """Leases that ended without being settled, and may yet be."""
+    """Leases that ended without being settled, and may yet be settled."""
     ends: int
-    """Notes of when a lease ends."""
+    """Entries of the heap of lease ends."""
 
 
 class _Lease(msgspec.Struct):
     ends_us: int
-    tab: TallyGroup
+    group: TallyGroup
     amounts: Sequence[int]
 
 
 class CounterTable:
-    """Counts. Every method is one atomic step; times must not go backwards.
+    """Table of counters. Every method is one atomic step; times must not go backwards.
 
     Args:
-        opens: Begin budgets that are not known as never charged; otherwise they must be opened before.
+        opens_budgets: Whether unknown budgets begin as never charged; otherwise they must be opened before.
     """
 
-    def __init__(self, *, opens: bool = True) -> None:
-        self._opens = opens
+    def __init__(self, *, opens_budgets: bool = True) -> None:
+        self._opens_budgets = opens_budgets
         self._tallies: dict[str, Tally] = {}
-        self._tabs: dict[int, TallyGroup] = {}
-        """Of claims that come again and again as the same object, by its identity. While a tab is here, each of its
-        tallies is the one that is kept."""
-        self._quiet_until_us = 0
-        """No lease ends, and no counter is looked at, before."""
+        self._groups: dict[int, TallyGroup] = {}
+        """Groups of claims that are used repeatedly as the same object, by its identity.
+
+        While a group is here, each of its tallies is the one in `_tallies`.
+        """
+        self._next_check_us = 0
+        """Time before which no lease ends and no counter is checked."""
         self._leases: dict[str, _Lease] = {}
-        self._ends: list[tuple[int, str]] = []
-        """Notes of when to look at which lease, at its end at the latest; renewing it leaves an early one."""
+        self._end_heap: list[tuple[int, str]] = []
+        """Heap of times at which to check a lease, at its end at the latest; renewals leave early entries."""
         self._expired: dict[str, Sequence[LimitClaim]] = {}
-        self._remembered: deque[tuple[int, str]] = deque()
-        """The same leases, and some that were settled since, with the end of their time."""
-        self._due: list[tuple[int, str]] = []
-        """When to see whether a counter may be forgotten; one note for each."""
-        self._recalled: dict[str, Sequence[tuple[int, int]]] = {}
-        self._recalled_since_us = self._recalled_until_us = -(2**62)
+        self._expired_ends: deque[tuple[int, str]] = deque()
+        """Expired leases, and some that were settled since, with the time until which they can be settled."""
+        self._idle_heap: list[tuple[int, str]] = []
+        """Heap of the times at which to check whether a counter may be forgotten; one entry for each."""
+        self._restored_usage: dict[str, Sequence[tuple[int, int]]] = {}
+        self._restored_since_us = self._restored_until_us = -(2**62)
 
     def size(self) -> CounterTableSize:
-        """How much is kept now."""
-        return CounterTableSize(len(self._tallies), len(self._leases), len(self._expired), len(self._ends))
+        """Returns the size of the table now."""
+        return CounterTableSize(len(self._tallies), len(self._leases), len(self._expired), len(self._end_heap))
 
-    def unseen(self, claims: Sequence[LimitClaim]) -> list[LimitClaim]:
-        """Those whose budgets must be opened before anything is reserved of them."""
-        if self._opens:
+    def unopened_budgets(self, claims: Sequence[LimitClaim]) -> list[LimitClaim]:
+        """Returns the claims whose budgets must be opened before anything is reserved of them."""
+        if self._opens_budgets:
             return []
         return [claim for claim in claims if claim.kind is _BUDGET and claim.counter not in self._tallies]
 
-    def open(self, claim: LimitClaim, charged: int, now_us: int) -> None:
-        """Begins a budget, new here, with what it was charged before."""
-        self._keep(claim.counter, BudgetTally(claim, charged), now_us)
+    def open_budget(self, claim: LimitClaim, charged: int, now_us: int) -> None:
+        """Opens a budget that is new here, with what was charged to it before."""
+        self._add_tally(claim.counter, BudgetTally(claim, charged), now_us)
 
-    def recall(self, taken: Mapping[str, Sequence[tuple[int, int]]], since_us: int, until_us: int) -> None:
-        """Says what was taken from buckets before this book was begun: they begin as that has left them.
+    def restore_buckets(self, taken: Mapping[str, Sequence[tuple[int, int]]], since_us: int, until_us: int) -> None:
+        """Restores what was taken from buckets before this table was made.
 
         Args:
-            taken: Bucket -> times, ascending, and what was taken at each.
-            since_us: All buckets were empty then, as far as is known.
-            until_us: By now all are full again, whatever was taken.
+            taken: Bucket -> ascending times, and what was taken at each.
+            since_us: Time at which all buckets count as empty.
+            until_us: Time by which all buckets are full again, whatever was taken.
         """
-        self._recalled, self._recalled_since_us, self._recalled_until_us = dict(taken), since_us, until_us
-        self._quiet_until_us = since_us
+        self._restored_usage, self._restored_since_us, self._restored_until_us = dict(taken), since_us, until_us
+        self._next_check_us = since_us
 
     def reserve(
         self, reservation: Reservation, now_us: int, wall_s: float
     ) -> ReservationGranted | ReservationDenied | None:
-        """See `core.counters.Counters.reserve`; None: a budget is not known and must be opened first.
+        """Reserves all claims or none, as `core.counters.Counters.reserve` does.
+
+        Returns:
+            The grant or denial; None: a budget is not known and must be opened first.
 
         Raises:
             ValueError: The lease exists, or two claims are on one counter.
         """
-        if now_us >= self._quiet_until_us:
-            self._pass_time(now_us, wall_s)
+        if now_us >= self._next_check_us:
+            self._advance(now_us, wall_s)
         lease, output, size = reservation.lease, reservation.output, reservation.size
         if lease in self._leases or lease in self._expired:
             raise ValueError(f"The lease {lease!r} exists. Each reservation needs an id of its own.")
-        tab = self._tabs.get(id(reservation.claims))
-        new = tab is None
-        if tab is None and (tab := self._tab(reservation.claims, now_us)) is None:
+        group = self._groups.get(id(reservation.claims))
+        is_new = group is None
+        if group is None and (group := self._make_group(reservation.claims, now_us)) is None:
             return None
-        rooms, amounts = tab.refresh(now_us), tab.amounts(output, size)
-        for claim, room, amount in zip(tab.claims, rooms, amounts, strict=True):
-            if amount > room and amount > 0 and claim.hard:
-                output = _clamped(reservation, rooms)
-                amounts = tab.amounts(output, size)
+        remaining, amounts = group.refresh_remaining(now_us), group.amounts(output, size)
+        for claim, available, amount in zip(group.claims, remaining, amounts, strict=True):
+            if amount > available and amount > 0 and claim.hard:
+                output = _fitting_output(reservation, remaining)
+                amounts = group.amounts(output, size)
                 break
         if output < reservation.least_output:
-            return _denied(reservation, tab, rooms, wall_s)
-        tab.take(amounts, now_us)
-        if new:
-            self._keep_all(tab, now_us)
+            return _make_denied(reservation, group, remaining, wall_s)
+        group.take(amounts, now_us)
+        if is_new:
+            self._add_group(group, now_us)
         ends_us = now_us + int(reservation.lease_s * 1e6)
-        self._leases[lease] = _Lease(ends_us, tab, amounts)
-        self._watch(ends_us, lease)
-        return ReservationGranted(output, tab.readings(wall_s))
+        self._leases[lease] = _Lease(ends_us, group, amounts)
+        self._schedule_end(ends_us, lease)
+        return ReservationGranted(output, group.states(wall_s))
 
     def settle(self, lease: str, amounts: Mapping[str, int], now_us: int, wall_s: float) -> None:
-        """See `core.counters.Counters.settle`."""
-        if now_us >= self._quiet_until_us:
-            self._pass_time(now_us, wall_s)
+        """Ends a lease and charges what was used, as `core.counters.Counters.settle` does."""
+        if now_us >= self._next_check_us:
+            self._advance(now_us, wall_s)
         running = self._leases.pop(lease, None)
         if running is not None:
-            running.tab.settle(running.amounts, amounts, now_us)
-            if len(self._ends) > 2 * len(self._leases) + _SPARE_ENDS:
-                self._ends = [(kept.ends_us, id_) for id_, kept in self._leases.items()]
-                heapify(self._ends)
+            running.group.settle(running.amounts, amounts, now_us)
+            if len(self._end_heap) > 2 * len(self._leases) + _MAX_STALE_ENDS:
+                self._end_heap = [(kept.ends_us, id_) for id_, kept in self._leases.items()]
+                heapify(self._end_heap)
             return
         expired = self._expired.pop(lease, None)
         if expired is not None:
             self._charge_late(expired, amounts, now_us)
 
     def renew(self, leases: Sequence[str], lease_s: float, now_us: int, wall_s: float) -> None:
-        """See `core.counters.Counters.renew`."""
-        self._pass_time(now_us, wall_s)
+        """Extends the leases, as `core.counters.Counters.renew` does."""
+        self._advance(now_us, wall_s)
         ends_us = now_us + int(lease_s * 1e6)
         for id_ in leases:
             lease = self._leases.get(id_)
             if lease is None:
                 continue
             if ends_us < lease.ends_us:
-                self._watch(ends_us, id_)
+                self._schedule_end(ends_us, id_)
             lease.ends_us = ends_us
 
     def read(self, claims: Sequence[LimitClaim], now_us: int, wall_s: float) -> list[CounterState]:
-        """See `core.counters.Counters.read`."""
-        self._pass_time(now_us, wall_s)
-        tab = TallyGroup(
+        """Returns the state of counters, as `core.counters.Counters.read` does."""
+        self._advance(now_us, wall_s)
+        group = TallyGroup(
             claims, [self._tallies.get(claim.counter) or self._make_tally(claim, now_us) for claim in claims]
         )
-        tab.refresh(now_us)
-        return tab.readings(wall_s)
+        group.refresh_remaining(now_us)
+        return group.states(wall_s)
 
-    def _tab(self, claims: Sequence[LimitClaim], now_us: int) -> TallyGroup | None:
-        """Of claims that were not met before, or whose counters have changed; None: a budget must be opened first.
+    def _make_group(self, claims: Sequence[LimitClaim], now_us: int) -> TallyGroup | None:
+        """Makes the group of claims that are new, or whose counters have changed.
+
+        Returns:
+            The group; None: a budget must be opened first.
 
         Raises:
             ValueError: Two claims are on one counter.
@@ -187,7 +195,7 @@ class CounterTable:
         for claim in claims:
             tally = self._tallies.get(claim.counter)
             if tally is None:
-                if claim.kind is _BUDGET and not self._opens:
+                if claim.kind is _BUDGET and not self._opens_budgets:
                     return None
                 tally = self._make_tally(claim, now_us)
             tallies.append(tally)
@@ -196,34 +204,34 @@ class CounterTable:
         return TallyGroup(claims, tallies)
 
     def _make_tally(self, claim: LimitClaim, now_us: int) -> Tally:
-        """The tally of a counter that has none. A bucket that is not full is kept at once."""
-        if claim.kind is not _BUCKET or self._recalled_until_us <= now_us:
+        """Makes the tally of a counter that has none. A bucket that is not full is added at once."""
+        if claim.kind is not _BUCKET or self._restored_until_us <= now_us:
             return new_tally(claim, now_us)
-        bucket = bucket_after(claim, self._recalled_since_us, self._recalled.pop(claim.counter, ()), now_us)
-        if bucket.idle_in_us(now_us, 0.0) is not None:
-            self._keep(claim.counter, bucket, now_us)
+        bucket = restore_bucket(claim, self._restored_since_us, self._restored_usage.pop(claim.counter, ()), now_us)
+        if bucket.keep_for_us(now_us, 0.0) is not None:
+            self._add_tally(claim.counter, bucket, now_us)
         return bucket
 
-    def _keep(self, counter: str, tally: Tally, now_us: int) -> None:
+    def _add_tally(self, counter: str, tally: Tally, now_us: int) -> None:
         self._tallies[counter] = tally
-        heappush(self._due, (now_us + _LOOK_AFTER_US, counter))
-        self._quiet_until_us = min(self._quiet_until_us, now_us + _LOOK_AFTER_US)
+        heappush(self._idle_heap, (now_us + _IDLE_CHECK_US, counter))
+        self._next_check_us = min(self._next_check_us, now_us + _IDLE_CHECK_US)
 
-    def _keep_all(self, tab: TallyGroup, now_us: int) -> None:
-        """Of a tab that something was taken from; it serves all who claim the same."""
-        for claim, tally in zip(tab.claims, tab.tallies, strict=True):
+    def _add_group(self, group: TallyGroup, now_us: int) -> None:
+        """Adds the tallies of a group that something was taken from, and caches it for the same claims."""
+        for claim, tally in zip(group.claims, group.tallies, strict=True):
             if claim.counter not in self._tallies:
-                self._keep(claim.counter, tally, now_us)
-        if isinstance(tab.claims, tuple):
-            if len(self._tabs) >= _MOST_TABS:
-                self._tabs.clear()
-            self._tabs[id(tab.claims)] = tab
+                self._add_tally(claim.counter, tally, now_us)
+        if isinstance(group.claims, tuple):
+            if len(self._groups) >= _MAX_GROUPS:
+                self._groups.clear()
+            self._groups[id(group.claims)] = group
 
-    def _watch(self, ends_us: int, lease: str) -> None:
-        """Looks at a lease at that time."""
-        heappush(self._ends, (ends_us, lease))
-        if ends_us < self._quiet_until_us:
-            self._quiet_until_us = ends_us
+    def _schedule_end(self, ends_us: int, lease: str) -> None:
+        """Schedules a check of a lease at a time."""
+        heappush(self._end_heap, (ends_us, lease))
+        if ends_us < self._next_check_us:
+            self._next_check_us = ends_us
 
     def _charge_late(self, claims: Sequence[LimitClaim], amounts: Mapping[str, int], now_us: int) -> None:
         for claim in claims:
@@ -232,69 +240,69 @@ class CounterTable:
             if tally is None and used and claim.kind is _BUCKET:
                 tally = self._make_tally(claim, now_us)
                 if claim.counter not in self._tallies:
-                    self._keep(claim.counter, tally, now_us)
-            # A budget that is not here ended with its window; a pool had only to be freed.
+                    self._add_tally(claim.counter, tally, now_us)
+            # A budget without a tally ended with its window; a pool had only to be freed.
             if tally is not None:
                 tally.charge(used, now_us)
 
-    def _pass_time(self, now_us: int, wall_s: float) -> None:
-        ends = self._ends
-        while ends and ends[0][0] <= now_us:
-            noted_us, id_ = heappop(ends)
+    def _advance(self, now_us: int, wall_s: float) -> None:
+        end_heap = self._end_heap
+        while end_heap and end_heap[0][0] <= now_us:
+            noted_end_us, id_ = heappop(end_heap)
             lease = self._leases.get(id_)
             if lease is None:
                 continue
-            if lease.ends_us > noted_us:
-                heappush(ends, (lease.ends_us, id_))
+            if lease.ends_us > noted_end_us:
+                heappush(end_heap, (lease.ends_us, id_))
                 continue
             del self._leases[id_]
-            lease.tab.settle(lease.amounts, {}, now_us)
-            self._expired[id_] = lease.tab.claims
-            self._remembered.append((lease.ends_us + int(REMEMBER_S * 1e6), id_))
-        while self._remembered and self._remembered[0][0] <= now_us:
-            self._expired.pop(self._remembered.popleft()[1], None)
-        if self._recalled and self._recalled_until_us <= now_us:
-            self._recalled = {}
-        due = self._due
-        for _ in range(_LOOKS):
-            if not due or due[0][0] > now_us:
+            lease.group.settle(lease.amounts, {}, now_us)
+            self._expired[id_] = lease.group.claims
+            self._expired_ends.append((lease.ends_us + int(LATE_SETTLE_S * 1e6), id_))
+        while self._expired_ends and self._expired_ends[0][0] <= now_us:
+            self._expired.pop(self._expired_ends.popleft()[1], None)
+        if self._restored_usage and self._restored_until_us <= now_us:
+            self._restored_usage = {}
+        idle_heap = self._idle_heap
+        for _ in range(_MAX_IDLE_CHECKS):
+            if not idle_heap or idle_heap[0][0] > now_us:
                 break
-            counter = heappop(due)[1]
-            idle_in_us = self._tallies[counter].idle_in_us(now_us, wall_s)
-            if idle_in_us is None:
+            counter = heappop(idle_heap)[1]
+            keep_for_us = self._tallies[counter].keep_for_us(now_us, wall_s)
+            if keep_for_us is None:
                 del self._tallies[counter]
-                self._tabs.clear()
+                self._groups.clear()
             else:
-                heappush(due, (now_us + max(idle_in_us, _LOOK_AFTER_US), counter))
-        firsts = [queue[0][0] for queue in (ends, self._remembered, due) if queue]
-        if self._recalled:
-            firsts.append(self._recalled_until_us)
-        self._quiet_until_us = min(firsts, default=_FAR_US)
+                heappush(idle_heap, (now_us + max(keep_for_us, _IDLE_CHECK_US), counter))
+        next_times_us = [queue[0][0] for queue in (end_heap, self._expired_ends, idle_heap) if queue]
+        if self._restored_usage:
+            next_times_us.append(self._restored_until_us)
+        self._next_check_us = min(next_times_us, default=_NEVER_US)
 
 
-def _clamped(reservation: Reservation, rooms: Sequence[int]) -> int:
-    """The most output that fits; less than nothing if a claim that does not clamp has no room."""
+def _fitting_output(reservation: Reservation, remaining: Sequence[int]) -> int:
+    """Returns the most output that fits; -1 if a claim that does not clamp does not fit."""
     output, size = reservation.output, reservation.size
-    for claim, room in zip(reservation.claims, rooms, strict=True):
-        if claim.hard and max(room, 0) < claim.amount(reservation.output, size):
+    for claim, available in zip(reservation.claims, remaining, strict=True):
+        if claim.hard and max(available, 0) < claim.amount(reservation.output, size):
             if not (claim.clamps and claim.per_output):
                 return -1
             sized = claim.of(size)
-            output = min(output, (max(room, 0) * claim.divisor - sized.fixed) // sized.per_output)
+            output = min(output, (max(available, 0) * claim.divisor - sized.fixed) // sized.per_output)
     return output
 
 
-def _denied(reservation: Reservation, tab: TallyGroup, rooms: list[int], wall_s: float) -> ReservationDenied:
-    last = 0
+def _make_denied(reservation: Reservation, group: TallyGroup, remaining: list[int], wall_s: float) -> ReservationDenied:
+    worst_claim = 0
     longest_s = -math.inf
-    for index, (claim, tally, room) in enumerate(zip(tab.claims, tab.tallies, rooms, strict=True)):
+    for index, (claim, tally, available) in enumerate(zip(group.claims, group.tallies, remaining, strict=True)):
         output = reservation.least_output if claim.clamps else reservation.output
         amount = claim.amount(output, reservation.size)
-        if not claim.hard or amount <= max(room, 0):
+        if not claim.hard or amount <= max(available, 0):
             continue
         wait_s = tally.wait_s(claim, amount, wall_s)
-        # What nobody knows is named only when nothing else denies.
+        # A claim whose wait is unknown is named only when no other claim denies.
         rank_s = -1.0 if wait_s is None else wait_s
         if rank_s > longest_s:
-            last, longest_s = index, rank_s
-    return ReservationDenied(last, tab.readings(wall_s), longest_s if 0.0 <= longest_s < math.inf else None)
+            worst_claim, longest_s = index, rank_s
+    return ReservationDenied(worst_claim, group.states(wall_s), longest_s if 0.0 <= longest_s < math.inf else None)

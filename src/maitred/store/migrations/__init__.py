@@ -1,1 +1,1 @@
-"""How the tables come to be, step by step; Alembic runs what is missing when a database is opened."""
+"""Migrations of the tables, revision by revision; Alembic runs the missing ones when a database is opened."""

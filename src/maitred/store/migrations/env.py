@@ -1,6 +1,6 @@
-"""Alembic's entry: it is executed, never imported, with the connection that `maitred.store.database` opened.
+"""Entry script of Alembic, which executes it with the connection of `maitred.store.database`.
 
-That connection already holds the lock that lets one opener migrate at a time, and is inside a transaction: a step
+That connection already holds the lock that lets one process at a time migrate, and is inside a transaction: a revision
 that fails leaves the database as it was.
 """
 

@@ -1,1 +1,1 @@
-"""Formal languages that an answer can be held to: from what a caller sends to a grammar that llguidance takes."""
+"""Formal grammars that constrain an answer: conversion of a caller's constraint to a grammar for llguidance."""

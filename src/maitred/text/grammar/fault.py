@@ -1,5 +1,5 @@
-"""The error that speaks of a grammar."""
+"""Error type for faulty or unenforceable grammars."""
 
 
 class GrammarFault(ValueError):
-    """What a caller wants an answer to look like is faulty, or cannot be enforced; the message says what to do."""
+    """A caller's constraint is faulty or cannot be enforced; the message says what to do."""

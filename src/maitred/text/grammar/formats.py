@@ -1,8 +1,8 @@
-"""Formats of strings in JSON schemas, as regular expressions that let nothing through which is not in the format.
+"""Formats of strings in JSON schemas, as regular expressions that match only strings of the format.
 
-llguidance knows the formats of its own by expressions that are a little too wide: February has 29 days in every year,
+llguidance's own expressions for formats are a little too wide: February has 29 days in every year,
 any minute can have a leap second, and any label of a host's name can begin with ``xn--``. Where an answer is promised
-to be valid, these narrower ones take their place. They leave out a few strings that are valid: the encoded names of
+to be valid, the narrower expressions here replace them. They exclude a few strings that are valid: the encoded names of
 internationalised hosts, and leap seconds but for those of UTC.
 """
 
@@ -31,11 +31,11 @@ _LABEL = (
 
 
 class NarrowedFormat(msgspec.Struct, frozen=True):
-    """A format as a regular expression.
+    """Format of a string as a regular expression.
 
     Attributes:
-        pattern: For the whole string.
-        most_characters: Longest string; None: any.
+        pattern: Expression that the whole string matches.
+        most_characters: Maximum length of the string; None: unlimited.
     """
 
     pattern: str
@@ -55,4 +55,4 @@ DEFINED = frozenset(
         *("relative-json-pointer", "regex"),
     }
 )
-"""The formats that JSON Schema defines. Any other is a remark that nobody has to heed (2020-12, Validation, 7.2.3)."""
+"""Formats that JSON Schema defines. Any other format is an annotation without effect (2020-12, Validation, 7.2.3)."""

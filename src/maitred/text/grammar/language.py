@@ -1,8 +1,8 @@
-"""Grammars in the form that llguidance compiles, and how much they may cost.
+"""Conversion of grammars to llguidance's form, and limits on what a grammar may cost.
 
-The limits hold wherever a grammar is compiled, so that what was taken at the gateway is taken by the engine, too. They
-are llguidance's own: they bound the work of a compilation to some ten milliseconds and that of a mask to about as much,
-and say nothing of the grammar's text in errors.
+The same limits hold wherever a grammar is compiled, so an engine accepts every grammar that the gateway has accepted.
+They are llguidance's own limits: they bound the time of a compilation to some ten milliseconds and that of a mask to
+about as much. They keep the grammar's text out of error messages.
 """
 
 from llguidance import LLMatcher, LLParserLimits
@@ -11,13 +11,16 @@ from maitred.core.grammar import Grammar
 
 LIMITS = LLParserLimits(verbose_errors=False)
 STACK_BYTES = 4 << 20
-"""Of the thread in which a grammar is tried. llguidance goes down a grammar's rules by calling itself, and a stack that
-overflows ends the process; threads that compile what has been tried have `COMPILING_STACK_BYTES`."""
+"""Stack of the thread that validates a grammar.
+
+llguidance descends a grammar's rules by recursion, and a stack overflow ends the process. Threads that compile a
+validated grammar have `COMPILATION_STACK_BYTES`.
+"""
 COMPILING_STACK_BYTES = 4 * STACK_BYTES
 
 
 def grammar_source(grammar: Grammar) -> str:
-    """The grammar as llguidance takes it."""
+    """Converts a grammar to the form that llguidance takes."""
     match grammar.kind:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(grammar.text)
@@ -28,6 +31,6 @@ def grammar_source(grammar: Grammar) -> str:
 
 
 def error_in(grammar: Grammar) -> str | None:
-    """What llguidance has against a grammar, in its own words; None: nothing."""
+    """Validates a grammar and returns llguidance's error message; None: the grammar is valid."""
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar_source(grammar), limits=LIMITS)
     return messages[0] if failed else None

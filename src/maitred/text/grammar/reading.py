@@ -1,7 +1,8 @@
-"""From what a caller wants to a grammar that compiles.
+"""Conversion of a caller's constraint to a grammar that compiles.
 
-Regular expressions are those of Rust's `regex`, less lookarounds and boundaries, and stand for the whole answer.
-Context-free grammars are Lark's, in llguidance's dialect, or EBNF as llama.cpp writes it (GBNF), which llguidance turns
+Regular expressions have the syntax of Rust's `regex`, without lookarounds and boundaries, and match the whole answer.
+Context-free grammars are written in Lark, in llguidance's dialect, or EBNF as llama.cpp writes it (GBNF), which
+llguidance turns
 into Lark.
 """
 
@@ -24,10 +25,10 @@ _MOST_CHARACTERS = 300
 
 
 def parse_grammar(constraint: Constraint) -> Grammar:
-    """The grammar that a caller's wish comes to.
+    """Converts a caller's constraint to a grammar.
 
     Raises:
-        GrammarFault: It is faulty, or cannot be enforced.
+        GrammarFault: The constraint is faulty, or cannot be enforced.
     """
     try:
         return _GRAMMARS[constraint.form](constraint)
@@ -107,7 +108,7 @@ def _at(place: str | None) -> str:
 
 
 def _short(message: str) -> str:
-    """The library's message as one sentence."""
+    """Returns the library's message as one sentence of limited length."""
     text = " ".join(message.split())
     text = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
     return f"{text[:1].upper()}{text[1:].removesuffix('.')}."

@@ -1,8 +1,8 @@
-"""JSON schemas that a grammar enforces in full, or not at all.
+"""JSON schemas made enforceable: a grammar enforces a schema in full, or the schema is rejected.
 
-llguidance refuses what it cannot enforce, and takes a few things in a sense that is too wide. Here these are made
-narrower (`formats`), or refused with the place where they stand. What comes out accepts nothing that the schema does
-not. The other way round a little is missing: an object's members come in the order in which the schema names them, and
+llguidance rejects what it cannot enforce, and interprets a few keywords too widely. Here these keywords are narrowed
+(`formats`), or rejected with their location. The result accepts nothing that the schema does not accept. It rejects a
+little that the schema accepts: an object's members come in the order in which the schema names them, and
 a number that is an integer is written as one.
 """
 
@@ -20,20 +20,20 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _CONTENT = ("contentEncoding", "contentMediaType")
 _BEYOND_CLASSES = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
-"""What is written with a backslash in a regular expression, and whole classes of characters."""
+"""Escapes with a backslash in a regular expression, and whole character classes."""
 _EARLIER_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 
 def enforceable(schema: object, *, strict: bool, whitespace: str | None = None) -> str:
-    """A schema as llguidance is to read it, in JSON.
+    """Returns a schema in JSON as llguidance has to read it.
 
     Args:
-        schema: As it was sent.
-        strict: Refuse what cannot be enforced; otherwise it is left out.
-        whitespace: A regular expression for what may stand between the tokens of the JSON; None: nothing.
+        schema: The schema as the caller sent it.
+        strict: Reject what cannot be enforced; otherwise it is ignored.
+        whitespace: Regular expression of the white space between JSON tokens; None: no white space.
 
     Raises:
-        GrammarFault: It is no schema, or cannot be enforced.
+        GrammarFault: The value is no schema, or cannot be enforced.
     """
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
@@ -52,14 +52,14 @@ def enforceable(schema: object, *, strict: bool, whitespace: str | None = None) 
 
 
 def describe_location(schema: object, keyword: str) -> str | None:
-    """Where in a schema a keyword stands first, as a JSON pointer to the schema that has it; None: nowhere."""
+    """Returns a JSON pointer to the first schema that has a keyword; None: no schema has it."""
     if isinstance(schema, dict) and keyword in schema:
         return "#"
     return next((place for place, inner in _schemas_in(schema, "#") if keyword in inner), None)
 
 
 def _narrowed(schema: Mapping[str, Any], place: str, *, asserts_content: bool) -> dict[str, Any]:
-    """The schema with nothing in it that would be enforced too loosely."""
+    """Returns the schema with every keyword narrowed that would be enforced too loosely."""
     _refuse_loose(schema, place, asserts_content=asserts_content)
 
     def inner(value: object, name: str) -> object:
@@ -101,12 +101,15 @@ def _with_narrow_format(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _narrow_pattern(pattern: str) -> str:
-    """ECMAScript counts the byte order mark among the spaces, Rust does not: what is no space must not match it."""
+    """Excludes the byte order mark from what an escape for "no space" matches.
+
+    ECMAScript counts the byte order mark among the spaces, Rust does not.
+    """
     return _BEYOND_CLASSES.sub(lambda found: r"[^\s\uFEFF]" if found[0] == r"\S" else found[0], pattern)
 
 
 def _refuse_loose(schema: Mapping[str, Any], place: str, *, asserts_content: bool) -> None:
-    """Raises GrammarFault for what would be taken in too wide a sense."""
+    """Raises GrammarFault for keywords that would be interpreted too widely."""
     if place != "#" and isinstance(schema.get("$id"), str):
         raise GrammarFault(f"A schema with an `$id` of its own, at {place}, cannot be enforced. Remove the `$id`.")
     least = schema.get("minProperties")
@@ -124,7 +127,7 @@ def _has_fixed_members(schema: Mapping[str, Any]) -> bool:
 
 
 def _schemas_in(schema: object, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas within one, each with where it is."""
+    """Yields all schemas within a schema, each with its location."""
     if not isinstance(schema, dict):
         return
     for keyword, value in schema.items():

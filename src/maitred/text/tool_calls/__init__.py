@@ -1,1 +1,1 @@
-"""Calls of tools in what a model writes: one parser for each way to write them, fed as the text comes."""
+"""Tool calls in a model's answer: one streaming parser for each style in which models write them."""

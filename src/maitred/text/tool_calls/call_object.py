@@ -1,4 +1,4 @@
-"""A call that is written as a JSON object: ``{"name": "look", "arguments": {"at": "sky"}}``, read as it comes."""
+"""Streaming parser of a call written as a JSON object: ``{"name": "look", "arguments": {"at": "sky"}}``."""
 
 import json
 from collections.abc import Callable, Set
@@ -8,27 +8,27 @@ from maitred.text.tool_calls.events import Event, ToolCallArguments, ToolCallSta
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _KEYS = _ARGUMENTS | {"name", "type", "id"}
-"""All that stands in a call. With any other key it is an object of another kind."""
+"""Keys that a call may have. An object with any other key is no call."""
 _WHITE = " \t\n\r"
 _State = Callable[[str, int], int]
-"""Reads at a place of a text; returns the next place."""
+"""State of the parser: reads at a position of a text and returns the next position."""
 
 
 class CallObject:
-    """One call.
+    """Streaming parser of one call.
 
-    The arguments go on as they come, once the name is known. A string that holds them as JSON is taken for them, as
-    some models write them so; so is null for none.
+    Once the name is known, the arguments are emitted as they arrive. Some models write the arguments as a string of
+    JSON, which is accepted; null is accepted for no arguments.
 
     Args:
-        names: Those of the tools. An object with another name is no call.
-        bare: Nothing but its look says that it is a call: one without arguments is none.
+        names: Names of the tools. An object with another name is no call.
+        bare: Whether no marker precedes the object. An unmarked object without arguments is no call.
 
     Attributes:
-        raw: All that it has read.
-        begun: Whether it has been taken for a call.
-        done: Whether it is whole.
-        broken: Whether it is no call, or none any more.
+        raw: All text that was read.
+        begun: Whether the object has been recognised as a call.
+        done: Whether the call is complete.
+        broken: Whether the object is no call, or its JSON is invalid.
     """
 
     def __init__(self, names: Set[str], *, bare: bool = False) -> None:
@@ -48,7 +48,7 @@ class CallObject:
         self._events: list[Event] = []
 
     def push(self, text: str, start: int, events: list[Event]) -> int:
-        """Reads on and adds what it finds; returns where it stopped: the text's end, or behind or within the object."""
+        """Reads on and appends the events found; returns the position of the end or error."""
         self._events = events
         at = start
         while at < len(text) and not (self.done or self.broken):
@@ -114,7 +114,7 @@ class CallObject:
         return self._expect(text, at, ",", self._key_begins)
 
     def _take_value(self) -> bool:
-        """Notes a value; False if it can be none of a call."""
+        """Stores a value; returns False if the value cannot belong to a call."""
         if self._key == "name":
             self._name = json.loads(self._token)
             if self._name not in self._names or self.begun:
@@ -161,7 +161,7 @@ class CallObject:
 
 
 def _object_in(token: str) -> str | None:
-    """The arguments in a value that is no plain object after the name; None: they are none."""
+    """Returns the arguments in a value that is no plain object after the name; None: the value holds no arguments."""
     if token == "null":
         return "{}"
     match _loaded(token):

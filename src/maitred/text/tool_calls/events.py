@@ -1,4 +1,4 @@
-"""What a parser finds in an answer."""
+"""Events of a tool-call parser, the parser's protocol, and a scanner for markers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from maitred.text.special_tokens import partial_tail
 
 @dataclass(frozen=True, slots=True)
 class TextEvent:
-    """Text for the caller."""
+    """Text of the answer for the caller."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins. The last one has ended with it."""
+    """Start of a call, which is also the end of the previous call."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of the arguments of the call that has begun last, as JSON text."""
+    """Further JSON text of the arguments of the latest call."""
 
     arguments: str
 
@@ -32,25 +32,25 @@ Event = TextEvent | ToolCallStart | ToolCallArguments
 
 
 class CallParser(Protocol):
-    """Reads the answer of one choice.
+    """Streaming parser that finds the tool calls in the answer of one choice.
 
-    However the text is cut into pieces, the events are the same once neighbours of a kind are joined. What turns out to
-    be no call is text, whole and in its place. A call is taken for one as soon as its name is that of a tool and its
-    arguments begin; if it breaks after that, or is cut off, what there is of it has been given, and what follows where
-    it breaks is text.
+    The events do not depend on how the text is split, once neighbours of a kind are merged. Text that turns out to be
+    no call is emitted whole and in its place. A call is recognised as soon as its name is the name of a tool and its
+    arguments begin. If it becomes invalid after that, or is cut off, its events so far remain valid, and the text
+    behind the error is plain text.
     """
 
     def push(self, text: str) -> list[Event]:
-        """Takes more text."""
+        """Parses more text of the answer and returns the new events."""
         ...
 
     def flush(self) -> list[Event]:
-        """The answer is over: what was held back."""
+        """Ends the answer and returns events for the text that was held back."""
         ...
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """The same with neighbours of a kind put together, and nothing that is empty."""
+    """Merges neighbouring events of a kind, and drops empty ones."""
     result: list[Event] = []
     for event in events:
         match event, result[-1] if result else None:
@@ -66,13 +66,13 @@ def joined(events: Iterable[Event]) -> list[Event]:
 
 
 class MarkerScanner:
-    """Lets text pass until the marker comes.
+    """Streaming scanner that lets text pass until a marker comes.
 
-    White space before the marker is left out, so the end of what has come waits: white space, and what may be the
-    marker's beginning.
+    White space before the marker is dropped. So the end of the text is held back: white space, and a possible beginning
+    of the marker.
 
     Args:
-        marker: What ends the text.
+        marker: Marker that ends the text.
     """
 
     def __init__(self, marker: str) -> None:
@@ -80,10 +80,10 @@ class MarkerScanner:
         self._held = ""
 
     def push(self, text: str, start: int = 0) -> tuple[str, int | None]:
-        """Takes more text.
+        """Scans more text for the marker.
 
         Returns:
-            What can be shown, and where in `text` it goes on behind the marker; None: it has not come.
+            The text that can be shown, and the position in `text` behind the marker; None: the marker has not come.
         """
         held = len(self._held)
         whole = self._held + text[start:]
@@ -96,6 +96,6 @@ class MarkerScanner:
         return whole[:shown], None
 
     def flush(self) -> str:
-        """What was held back, as no marker came."""
+        """Returns the text that was held back, as no marker came."""
         held, self._held = self._held, ""
         return held

@@ -1,7 +1,7 @@
-"""Calls as Hermes and Qwen write them: ``<tool_call>{"name": "look", "arguments": {"at": "sky"}}</tool_call>``.
+"""Parser of calls as Hermes and Qwen write them: ``<tool_call>{"name": "f", "arguments": {…}}</tool_call>``.
 
-Text may stand before, between and after; white space next to a call is not a part of it. A call whose closing tag is
-missing is one still, since its object says where it ends.
+Text may stand before, between and after; white space next to a call is not a part of it. A call without a closing tag
+is still a call, since its object says where it ends.
 """
 
 from collections.abc import Set
@@ -14,11 +14,11 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser:
-    """Implements `maitred.text.tool_calls.events.CallParser`.
+    """Streaming parser of Hermes calls; implements `maitred.text.tool_calls.events.ToolCallParser`.
 
     Args:
-        names: Those of the tools.
-        marks: Of the model.
+        names: Names of the tools.
+        marks: Markers of the model.
     """
 
     def __init__(self, names: Set[str], marks: SpecialTokenText) -> None:
@@ -27,11 +27,11 @@ class HermesParser:
         self._text = MarkerScanner(self._open)
         self._call: CallObject | None = None
         self._closing: str | None = None
-        """What came of the closing tag, if it is due."""
+        """The part of the closing tag that has come, if the tag is expected."""
         self._called = False
 
     def push(self, text: str) -> list[Event]:
-        """See `CallParser.push`."""
+        """Parses more text of the answer and returns the new events."""
         events: list[Event] = []
         at = 0
         while at < len(text):
@@ -44,11 +44,11 @@ class HermesParser:
         return events
 
     def flush(self) -> list[Event]:
-        """See `CallParser.flush`."""
+        """Ends the answer and returns events for the text that was held back."""
         if self._call is not None:
             return [] if self._call.begun else [TextEvent(self._open + self._call.raw)]
         held = self._text.flush() if self._closing is None else ""
-        # What followed a call was white space if nothing else came of it.
+        # White space behind a call is dropped if no text follows.
         return [] if self._called and held.isspace() else [TextEvent(held)]
 
     def _read_text(self, text: str, at: int, events: list[Event]) -> int:
@@ -74,7 +74,7 @@ class HermesParser:
         return at
 
     def _read_closing(self, before: str, rest: str) -> tuple[str, int]:
-        """Skips the tag and the white space before it; returns what is to be read on, and from where."""
+        """Skips the closing tag and the white space before it; returns the text to read on, and its start."""
         whole = before + rest
         tag = whole.lstrip()
         if self._close.startswith(tag):

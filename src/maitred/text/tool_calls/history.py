@@ -1,9 +1,9 @@
-"""Earlier calls of tools, as a chat template can write them.
+"""Adaptation of earlier tool calls in a conversation to what a chat template can write.
 
-Some templates refuse what OpenAI's API allows, though the model can be told the same in another way:
+Some templates reject what OpenAI's API allows, though the same history can be written in another way:
 
-* Llama 3's write one call to a message. Several calls become several messages, each before its result.
-* Mistral's want ids of nine letters or digits. Others are replaced, a call's and its result's alike.
+* Llama 3's templates write one call per message. Several calls become several messages, each before its result.
+* Mistral's templates require ids of nine letters or digits. Other ids are replaced.
 """
 
 import re
@@ -19,10 +19,10 @@ _Message = Mapping[str, Any]
 
 
 class ToolHistory:
-    """What a template's messages have to be like.
+    """Adapter of a conversation's earlier tool calls to one chat template.
 
     Args:
-        template: Its source.
+        template: Source of the template.
     """
 
     def __init__(self, template: str) -> None:
@@ -30,7 +30,7 @@ class ToolHistory:
         self._short_ids = _SHORT_IDS.search(template) is not None
 
     def shaped(self, messages: Sequence[_Message]) -> Sequence[_Message]:
-        """The messages as the template takes them."""
+        """Returns the messages in the form that the template accepts."""
         if self._one_call:
             messages = list(_one_by_one(messages))
         if self._short_ids:
@@ -40,7 +40,7 @@ class ToolHistory:
 
 def _one_by_one(messages: Sequence[_Message]) -> Iterator[_Message]:
     results: list[_Message] = []
-    """Of the calls before, in the order of these, as far as they have not been told."""
+    """Results of the calls before, which have been written right behind their calls."""
     for position, message in enumerate(messages):
         calls = message.get("tool_calls") or ()
         if len(calls) > 1:
@@ -55,7 +55,7 @@ def _one_by_one(messages: Sequence[_Message]) -> Iterator[_Message]:
 
 
 def _told(message: _Message, calls: Sequence[_Message], results: Sequence[_Message]) -> Iterator[_Message]:
-    """Every call with its result; results of no call come last."""
+    """Yields every call with its result; results without a call come last."""
     left = list(results)
     for number, call in enumerate(calls):
         yield {**message, "content": "" if number else message.get("content", ""), "tool_calls": [call]}
@@ -75,7 +75,7 @@ def _with_short_ids(message: _Message) -> _Message:
 
 
 def _short(id_: str) -> str:
-    """Nine characters that stand for an id: itself, if it is such a one."""
+    """Returns nine characters that represent an id: the id itself, if it is valid."""
     if _SHORT_ID.fullmatch(id_):
         return id_
     number = int.from_bytes(blake2b(id_.encode("utf-8", "surrogatepass"), digest_size=8).digest())

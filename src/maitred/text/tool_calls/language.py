@@ -1,8 +1,8 @@
-"""Calls of tools as rules of a grammar, in llguidance's dialect of Lark: arguments parse, and follow their schemas.
+"""Grammar rules for tool calls, in llguidance's dialect of Lark: arguments parse, and follow their schemas.
 
-A model that is free to call writes text until its marker, or what only a call begins with; from there it cannot leave a
-call before that is whole. Behind its calls an answer ends. Markers stand as the numbers of their tokens, so that text
-that spells one stays text.
+A model that may call a tool writes text until its marker, or until a text that only a call begins with. From there on
+it must complete the call. Behind its calls the answer ends. Markers are written as the ids of their tokens, so text
+that spells a marker stays text.
 """
 
 import json
@@ -13,22 +13,22 @@ from maitred.text.special_tokens import SpecialTokenText
 from maitred.text.tool_calls import hermes, llama3, mistral
 
 Rules = dict[str, str]
-"""Name -> what it stands for; upper case names regular expressions."""
+"""Rule name -> its body; names in upper case are regular expressions."""
 
 TEXT = r"/(?s:.+)/"
 _SPACE = r"/[ \n]{0,4}/"
 
 
 class CallLanguage:
-    """The calls of one answer.
+    """Grammar of the calls of one answer.
 
     Args:
-        names: Of the functions that may be called, in their order; at least one.
-        marks: Of the model.
+        names: Names of the functions that may be called, in order; at least one.
+        marks: Markers of the model.
         parallel: Whether there may be several calls.
         must: Whether the answer has to be a call.
-        rules: To which those of the calls are added; ``args_0`` and so on, in the order of the names, are there.
-        said: The name of a rule for what may be said instead; None: any text, also before the calls.
+        rules: Rules to which those of the calls are added. It contains ``args_0`` and so on, in the order of the names.
+        said: Name of a rule for the text that may replace a call; None: any text, also before the calls.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class CallLanguage:
         self._said = said
 
     def hermes(self) -> str:
-        """The answer as Hermes and Qwen write it."""
+        """Returns the body of the answer in the style of Hermes and Qwen."""
         objects = self._objects("arguments")
         body, close = f'"\\n" {objects} "\\n"', self._marker(hermes.CLOSE)
         return self._marked(hermes.OPEN, f"{body} {close}", f"{_SPACE} {self._marker(hermes.OPEN)} {body} {close}")
 
     def mistral(self) -> str:
-        """The answer as Mistral writes it: in its newer way if the vocabulary has a token for that."""
+        """Returns the body of the answer in Mistral's style: the newer one if the vocabulary has a token for it."""
         if self._marks.tokens.get(mistral.ARGUMENTS) is None:
             objects = self._objects("arguments")
             more = f'("," " "? {objects})*' if self._parallel else ""
@@ -65,7 +65,7 @@ class CallLanguage:
         return self._marked(mistral.OPEN, calls, f"{self._marker(mistral.OPEN)} {calls}")
 
     def llama3(self) -> str:
-        """The answer as Llama 3 writes it."""
+        """Returns the body of the answer in the style of Llama 3."""
         if self._must:
             objects = self._objects("parameters")
             tag = "" if self._marks.tokens[llama3.TAG] is None else f"{self._marker(llama3.TAG)}?"
@@ -82,7 +82,7 @@ class CallLanguage:
         return f"NO_CALL | {calls} {tagged}"
 
     def _marked(self, marker: str, first: str, further: str | None) -> str:
-        """An answer whose calls a marker begins; `further` is what every call but the first is, marker included."""
+        """Returns an answer whose calls a marker begins; `further_call` is a later call with its marker."""
         more = "" if further is None else self._more(further)
         if self._must or self._said is not None:
             calls = f"{self._marker(marker)} {first} {more}"
@@ -97,7 +97,7 @@ class CallLanguage:
         return f"({further})*" if self._parallel else ""
 
     def _objects(self, key: str) -> str:
-        """A call as an object, written as templates write it."""
+        """Returns a call as a JSON object, spaced as templates write it."""
 
         def call(name: str, arguments: str) -> str:
             head = f'{{"name": {json.dumps(name)}, "{key}": '
@@ -106,7 +106,7 @@ class CallLanguage:
         return self._one_of(call)
 
     def _objects_behind_heads(self) -> str:
-        """The same where nothing but its beginning tells a call from other objects, so that may be spaced otherwise."""
+        """Returns a call as an object without a marker, recognised by its beginning and with free spacing."""
         for number, name in enumerate(self._names):
             self._rules[f"HEAD_{number}"] = (
                 rf'/[ \n]{{0,4}}\{{[ \n]?"name"[ \n]?:[ \n]?"{_escaped(name)}"[ \n]?,[ \n]?"parameters"[ \n]?:[ \n]?/'
@@ -123,13 +123,13 @@ class CallLanguage:
 
 
 def marker_rule(marks: SpecialTokenText, marker: str) -> str:
-    """A marker as its token, or as text where it has none."""
+    """Returns a marker as its token id, or as text if it has no token."""
     token = marks.tokens[marker]
     return _quoted(marker) if token is None else f"<[{token}]>"
 
 
 def written(start: str, rules: Mapping[str, str]) -> str:
-    """The grammar."""
+    """Formats rules as a grammar in Lark."""
     return "\n".join([f"start: {start}", *(f"{name}: {body}" for name, body in rules.items()), ""])
 
 
@@ -138,5 +138,5 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As it stands in a regular expression between slashes."""
+    """Escapes a text for a regular expression between slashes."""
     return re.sub(r"[^a-zA-Z0-9_]", lambda match: f"\\{match[0]}", text)

@@ -1,7 +1,7 @@
-"""Calls as Llama 3 writes them: ``{"name": "look", "parameters": {"at": "sky"}}``, several separated by ``;``.
+"""Parser of calls as Llama 3 writes them: ``{"name": "f", "parameters": {…}}``, several separated by ``;``.
 
-Nothing has to mark them, so an answer is read as calls if it begins with an object that is one, as Meta's prompt
-formats have it; ``<|python_tag|>`` begins them wherever it stands.
+No marker is required, so an answer is read as calls if it begins with an object that is a call, as in Meta's prompt
+formats. ``<|python_tag|>`` begins calls anywhere in the answer.
 """
 
 from collections.abc import Set
@@ -14,7 +14,7 @@ TAG = "<|python_tag|>"
 
 
 class Llama3Parser:
-    """Implements `maitred.text.tool_calls.events.CallParser`; see `HermesParser`."""
+    """Streaming parser of Llama 3's calls; implements `maitred.text.tool_calls.events.ToolCallParser`."""
 
     def __init__(self, names: Set[str], marks: SpecialTokenText) -> None:
         self._names = names
@@ -22,11 +22,11 @@ class Llama3Parser:
         self._text = MarkerScanner(self._tag)
         self._call: CallObject | None = None
         self._before: str | None = ""
-        """What has come where a call may begin, which is nothing but what leads to one; None: it may not."""
+        """Text before a possible call: white space, separators and the tag; None: no call may begin here."""
         self._called = False
 
     def push(self, text: str) -> list[Event]:
-        """See `CallParser.push`."""
+        """Parses more text of the answer and returns the new events."""
         events: list[Event] = []
         at = 0
         while at < len(text):
@@ -39,14 +39,14 @@ class Llama3Parser:
         return events
 
     def flush(self) -> list[Event]:
-        """See `CallParser.flush`."""
+        """Ends the answer and returns events for the text that was held back."""
         if self._call is not None:
             return [] if self._call.begun else [TextEvent((self._before or "") + self._call.raw)]
         held = self._text.flush() if self._before is None else self._before
         return [] if self._called and not held.strip("; \n\r\t") else [TextEvent(held)]
 
     def _read_before(self, whole: str, events: list[Event]) -> str:
-        """Goes on where a call may begin; returns what is to be read on."""
+        """Reads text where a call may begin; returns the text that remains to be read."""
         rest = whole.lstrip()
         separated = not self._called
         if not separated and rest.startswith(";"):

@@ -1,4 +1,4 @@
-"""Calls as Mistral writes them, in either of its ways, after the token ``[TOOL_CALLS]``.
+"""Parser of calls as Mistral writes them, in either of two styles, after the token ``[TOOL_CALLS]``.
 
 Up to version 7 of its tokenizer a list follows: ``[TOOL_CALLS] [{"name": "look", "arguments": {"at": "sky"}}]``. Since
 version 11 each call has a token of its own: ``[TOOL_CALLS]look[ARGS]{"at": "sky"}``, where an id may stand before the
@@ -20,14 +20,14 @@ _AROUND_CHARACTERS = 32
 
 
 class MistralParser:
-    """Implements `maitred.text.tool_calls.events.CallParser`; see `HermesParser`."""
+    """Streaming parser of Mistral's calls; implements `maitred.text.tool_calls.events.ToolCallParser`."""
 
     def __init__(self, names: Set[str], marks: SpecialTokenText) -> None:
         self._names = names
         self._open = marks[OPEN]
         self._text = MarkerScanner(self._open)
         self._before: str | None = None
-        """What has come since a marker, or a call of a list; None: neither has come last."""
+        """Text since a marker, or since a call of a list; None: the latest event was neither."""
         self._in_list = False
         self._call: CallObject | None = None
         self._arguments: JsonScan | None = None
@@ -37,7 +37,7 @@ class MistralParser:
         self._head_characters = max(map(len, names), default=0) + _MOST_ID_CHARACTERS + _AROUND_CHARACTERS
 
     def push(self, text: str) -> list[Event]:
-        """See `CallParser.push`."""
+        """Parses more text of the answer and returns the new events."""
         events: list[Event] = []
         at = 0
         while at < len(text):
@@ -53,7 +53,7 @@ class MistralParser:
         return events
 
     def flush(self) -> list[Event]:
-        """See `CallParser.flush`."""
+        """Ends the answer and returns events for the text that was held back."""
         if self._call is not None:
             return [] if self._call.begun else [TextEvent((self._before or "") + self._call.raw)]
         held = self._text.flush() if self._before is None else self._before
@@ -68,7 +68,7 @@ class MistralParser:
         return behind
 
     def _read_head(self, whole: str, events: list[Event]) -> str:
-        """Goes on behind the marker, where a list may begin or a name stand; returns what is to be read on."""
+        """Reads behind the marker, where a list or a name may begin; returns the text that remains to be read."""
         rest = whole.removeprefix(self._open)
         if rest.lstrip().startswith("["):
             self._in_list = True
@@ -87,7 +87,7 @@ class MistralParser:
         return rest[brace:]
 
     def _read_list(self, whole: str, events: list[Event]) -> str:
-        """Goes on where an object of a list may begin, or the list end; returns what is to be read on."""
+        """Reads where an object of a list may begin or the list may end; returns the text that remains to be read."""
         begins = whole.startswith(self._open)
         rest = (whole.removeprefix(self._open).lstrip()[1:] if begins else whole).lstrip()
         separated = begins

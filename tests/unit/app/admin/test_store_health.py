@@ -22,7 +22,9 @@ def parts():
     """Of an installation; each test changes what it is about."""
     return SimpleNamespace(
         stores=SimpleNamespace(
-            ledger=SimpleNamespace(totals=dict, costs_nusd=lambda: {"a": 500_000_000}, backlog=3, backlog_age_s=0.25),
+            ledger=SimpleNamespace(
+                token_totals=dict, costs_nusd=lambda: {"a": 500_000_000}, backlog=3, backlog_age_s=0.25
+            ),
             counters=SimpleNamespace(healthy=True),
             journal=SimpleNamespace(healthy=True, check=lambda: None),
         ),
@@ -39,7 +41,7 @@ def view_of(parts):
 
 def test_drift_is_what_an_engine_counted_and_the_ledger_has_not(parts):
     parts.engines = {name: [SimpleNamespace(output_tokens=tokens)] for name, tokens in [("a", 30), ("b", 7), ("c", 0)]}
-    parts.stores.ledger.totals = lambda: {"a": Usage(100, 30), "b": Usage(5, 2), "gone": Usage(1, 1)}
+    parts.stores.ledger.token_totals = lambda: {"a": Usage(100, 30), "b": Usage(5, 2), "gone": Usage(1, 1)}
     state = view_of(parts).state()
     assert state.drift_tokens == {"a": 0, "b": 5, "c": 0}
     assert state.recorded["gone"] == Usage(1, 1)
@@ -47,7 +49,7 @@ def test_drift_is_what_an_engine_counted_and_the_ledger_has_not(parts):
 
 def test_a_ledger_that_is_ahead_drifts_below_zero(parts):
     parts.engines = {"a": [SimpleNamespace(output_tokens=2), SimpleNamespace(output_tokens=1)]}
-    parts.stores.ledger.totals = lambda: {"a": Usage(0, 5)}
+    parts.stores.ledger.token_totals = lambda: {"a": Usage(0, 5)}
     assert view_of(parts).state().drift_tokens == {"a": -2}
 
 

@@ -55,7 +55,7 @@ def test_what_a_caller_may_not_use_is_not_there_for_it():
     for name in ("big", "default"):
         with pytest.raises(ModelNotFound):
             models.route(asked(name), acme)
-    assert models.route(asked("default"), caller(models=frozenset({"default"}))).first().pool == "big"
+    assert models.route(asked("default"), caller(models=frozenset({"default"}))).first_target().pool == "big"
 
 
 UPSTREAMS = {
@@ -77,25 +77,25 @@ def test_what_may_not_leave_goes_only_to_what_is_surely_here(name, stays):
     ):
         way = models.route(ask, principal)
         if stays:
-            assert way.first().pool == name
+            assert way.first_target().pool == name
         else:
             with pytest.raises(Forbidden):
-                way.first()
+                way.first_target()
 
 
 def test_a_request_can_narrow_where_its_tenant_may_be_served_and_not_widen_it():
     models = router("near", models={"near": TextModelConfig(**UPSTREAMS["near"])})
     european = caller(regions=frozenset({"eu"}))
-    assert models.route(asked("near"), european).first().pool == "near"
-    assert models.route(asked("near", regions=frozenset({"eu", "us"})), european).first().pool == "near"
+    assert models.route(asked("near"), european).first_target().pool == "near"
+    assert models.route(asked("near", regions=frozenset({"eu", "us"})), european).first_target().pool == "near"
     for principal, regions in ((european, {"us"}), (ANONYMOUS, {"us"}), (caller(regions=frozenset({"us"})), {"eu"})):
         with pytest.raises(Forbidden):
-            models.route(asked("near", regions=frozenset(regions)), principal).first()
+            models.route(asked("near", regions=frozenset(regions)), principal).first_target()
 
 
 def test_tools_go_where_there_are_tools():
     models = router("tiny", "big", routing=RoutingConfig(fallbacks={"tiny": FallbackConfig(general=["big"])}))
-    assert models.route(asked("tiny", needs=("tools",)), ANONYMOUS).first().pool == "tiny", (
+    assert models.route(asked("tiny", needs=("tools",)), ANONYMOUS).first_target().pool == "tiny", (
         "nobody has said that it has none"
     )
 

@@ -16,7 +16,7 @@ from maitred.observe.diagnosis.snapshot import (
 )
 
 ENGINE = {"model": "m", "replica": "r", "steps": 100.0, "step_s": 0.02, "prefill_tokens": 100, "decode_tokens": 900}
-LINE = {"model": "m", "waiting": 8.0, "running": 4.0, "released": 10.0, "total_slots": 4.0, "total_kv_tokens": 1000.0}
+LINE = {"model": "m", "waiting": 8.0, "running": 4.0, "dispatched": 10.0, "total_slots": 4.0, "total_kv_tokens": 1000.0}
 
 
 def vitals(*, engine=None, line=None, **more):
@@ -24,7 +24,7 @@ def vitals(*, engine=None, line=None, **more):
         seconds=5.0,
         ended=100.0,
         engines=[EngineVitals(**ENGINE, **(engine or {}))],
-        lines=[QueueVitals(**LINE | (line or {}))],
+        queues=[QueueVitals(**LINE | (line or {}))],
         **more,
     )
 
@@ -48,7 +48,7 @@ FULL = {"waited_s": {"slots": 9.0, "tenant_share": 50.0}}
         (vitals(line=CALM, engine={"recomputed_tokens": 200, "preemptions": 9}), [FindingKind.KV_MEMORY]),
         (vitals(line={"free_slots": 2.0, "free_kv_tokens": 10.0}), [FindingKind.KV_MEMORY]),
         (vitals(line={"free_slots": 2.0, "free_kv_tokens": 900.0}), [FindingKind.QUEUE]),
-        (vitals(line={**CALM, "refused": {"queue_full": 9.0}}), [FindingKind.QUEUE]),
+        (vitals(line={**CALM, "rejected": {"queue_full": 9.0}}), [FindingKind.QUEUE]),
         (vitals(line=CALM, engine={"up": 0.0}), [FindingKind.REPLICA]),
         (vitals(line=CALM, engine={"up": 0.0, "on_demand": True}), []),
         (vitals(line=CALM, engine={"up": 0.0, "on_demand": True}, unserved={"m": 3.0}), [FindingKind.REPLICA]),
@@ -56,8 +56,8 @@ FULL = {"waited_s": {"slots": 9.0, "tenant_share": 50.0}}
         (vitals(line=CALM, engine={"paused": 3.0, "running": 5.0}), [FindingKind.SLOW_CLIENTS]),
         (vitals(line=CALM, engine={"paused": 0.4}), []),
         (vitals(line=CALM, stalled=40.0), [FindingKind.SLOW_CLIENTS]),
-        (vitals(line=CALM, limit_refusals={"tokens_per_minute": 30.0}), [FindingKind.LIMITS]),
-        (vitals(line=CALM, limit_refusals={"tokens_per_minute": 1.0}), []),
+        (vitals(line=CALM, limit_rejections={"tokens_per_minute": 30.0}), [FindingKind.LIMITS]),
+        (vitals(line=CALM, limit_rejections={"tokens_per_minute": 1.0}), []),
         (vitals(line=CALM, gateway=GatewayVitals(loop_cpu_share=0.4, loop_wait_share=0.5)), [FindingKind.GATEWAY]),
         (vitals(line=CALM, gateway=GatewayVitals(loop_cpu_share=0.4, loop_wait_share=0.2)), []),
         (vitals(line=CALM, gateway=GatewayVitals(cpu_share=1.2, cpu_wait_share=0.9)), [FindingKind.GATEWAY]),
@@ -73,7 +73,9 @@ def test_what_is_found(state, expected):
 
 def test_only_tenants_that_were_refused_are_named():
     state = vitals(
-        line=CALM, limit_refusals={"requests_per_minute": 30.0}, refused_tenants={"calm": 0.0, "a": 10.0, "b": 20.0}
+        line=CALM,
+        limit_rejections={"requests_per_minute": 30.0},
+        rejected_by_tenant={"calm": 0.0, "a": 10.0, "b": 20.0},
     )
     (finding,) = diagnose(state)
     assert finding.where == "b, a"
@@ -94,7 +96,7 @@ def test_what_an_upstream_does_is_measured_by_its_objective():
 
 
 def test_causes_come_before_what_follows_from_them():
-    state = vitals(line=FULL | {"refused": {"queue_full": 90.0}}, engine={"busy_share": 0.9})
+    state = vitals(line=FULL | {"rejected": {"queue_full": 90.0}}, engine={"busy_share": 0.9})
     assert kinds(state) == [FindingKind.COMPUTE, FindingKind.QUEUE]
 
 
@@ -123,5 +125,5 @@ def test_the_first_step_against_a_full_batch_depends_on_what_fills_it():
     ],
 )
 def test_leaks(growth, found):
-    state = vitals(line=CALM, growths=[GrowthVitals(process="gateway", **growth)])
+    state = vitals(line=CALM, growth=[GrowthVitals(process="gateway", **growth)])
     assert kinds(state) == [FindingKind.LEAK] * found

@@ -13,7 +13,7 @@ def look(*lines):
 
 
 def vitals(*looks, seconds=4.0):
-    return ScrapeWatcher(looks, seconds).vitals()
+    return ScrapeWatcher(looks, seconds).snapshot()
 
 
 def test_gauges_are_means_and_counters_what_was_added():
@@ -68,7 +68,7 @@ def test_waits_and_what_is_left_belong_to_their_queue():
             yield wait.format("sum", "m", priority, "slots", seconds)
             yield wait.format("sum", "n", priority, "slots", 100 * seconds)
 
-    (line,) = vitals(look(*lines(1)), look(*lines(3))).lines
+    (line,) = vitals(look(*lines(1)), look(*lines(3))).queues
     assert (line.waiting, line.free_slots, line.pressure) == (6.0, 3.0, pytest.approx(2 / 3))
     assert line.waited_s == {"slots": 4.0}
 

@@ -12,8 +12,8 @@ def test_changes_count_and_repeats_do_not():
     registry = CollectorRegistry()
     metrics = FeedbackMetrics(registry)
     for feedback, before in ((GOOD, None), (GOOD, GOOD), (BAD, GOOD), (BAD, BAD)):
-        metrics.given(FeedbackReceipt(feedback, "v2", "chat=canary", before))
-    metrics.given(FeedbackReceipt(Feedback(score=0.5), "v1", "", None))
+        metrics.on_feedback(FeedbackReceipt(feedback, "v2", "chat=canary", before))
+    metrics.on_feedback(FeedbackReceipt(Feedback(score=0.5), "v1", "", None))
 
     def value(name, **labels):
         return registry.get_sample_value(name, labels)
@@ -28,7 +28,7 @@ def test_changes_count_and_repeats_do_not():
 
 def test_no_text_becomes_a_label():
     registry = CollectorRegistry()
-    FeedbackMetrics(registry).given(FeedbackReceipt(BAD, "v2", "a=b=stable", None))
+    FeedbackMetrics(registry).on_feedback(FeedbackReceipt(BAD, "v2", "a=b=stable", None))
     labels = [sample.labels for family in registry.collect() for sample in family.samples]
     assert {tuple(each.values())[:3] for each in labels} == {("v2", "a=b", "stable")}
     assert "wrong year" not in str(labels)

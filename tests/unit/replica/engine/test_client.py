@@ -197,7 +197,7 @@ async def test_every_death_delivers_what_came_and_fails_every_stream(fault):
                     await tokens_of(stream, victim)
                 with pytest.raises(ReplicaLost):
                     await anext(stream)
-            assert not link.ready
+            assert not link.is_ready
             with pytest.raises(ReplicaLost):
                 await tokens_of(other, bystander)
             other.cancel(0)
@@ -210,7 +210,7 @@ async def test_every_death_delivers_what_came_and_fails_every_stream(fault):
         with pytest.raises(ReplicaUnavailable):
             async with link.generate(request()):
                 raise AssertionError("nothing may be submitted to a dead engine")
-        assert await link.lost()
+        assert await link.wait_lost()
 
 
 async def test_an_answer_that_was_complete_is_not_lost():
@@ -218,7 +218,7 @@ async def test_an_answer_that_was_complete_is_not_lost():
         async with link.generate(request(name="b")) as later:
             await tokens_of(later)
         engine.drop_connections()
-        await link.lost()
+        await link.wait_lost()
         assert await tokens_of(stream) == {0: [1]}
 
 
@@ -233,8 +233,8 @@ async def test_one_link_survives_its_engine(tmp_path):
             async with link.generate(request()) as stream:
                 assert len((await tokens_of(stream))[0]) == 4
             engine.close()
-            await link.lost()
-            assert not link.ready
+            await link.wait_lost()
+            assert not link.is_ready
     assert len(set(epochs)) == 3
 
 
@@ -248,7 +248,7 @@ async def test_connect_waits_for_a_listener_and_gives_up_in_time(tmp_path):
         await asyncio.sleep(0)
         async with ScriptedEngine(address=address):
             await connecting
-            assert link.ready
+            assert link.is_ready
             with pytest.raises(RuntimeError, match="close it first"):
                 await link.connect(LIMIT_S)
             link.close()
@@ -266,7 +266,7 @@ async def test_a_peer_that_is_not_an_engine_is_refused(caplog):
         with caplog.at_level(logging.ERROR), pytest.raises(ReplicaUnavailable):
             await link.connect(0.3)
         assert "broke the protocol" in caplog.text
-        assert not link.ready
+        assert not link.is_ready
 
 
 async def test_the_load_is_the_last_one_heard():
@@ -300,7 +300,7 @@ async def test_tokens_are_counted_over_connections():
                 await tokens_of(stream)
             assert link.output_tokens == 8 * round_
             link.close()
-            await link.lost()
+            await link.wait_lost()
             assert link.output_tokens == 8 * round_
             await link.connect(LIMIT_S)
             assert link.output_tokens == 8 * round_
@@ -354,7 +354,7 @@ async def test_listeners_hear_of_reports_readiness_and_loss():
     async with ScriptedEngine() as engine:
         link = EngineClient(engine.address)
         heard: list[tuple[bool, int]] = []
-        link.on_change(lambda: heard.append((link.ready, link.load().output_tokens)))
+        link.on_change(lambda: heard.append((link.is_ready, link.load().output_tokens)))
         await link.connect(LIMIT_S)
         assert heard == [(True, 0)]
         async with link.generate(request()) as stream:
@@ -374,7 +374,7 @@ async def test_an_engine_that_heard_more_than_was_said_breaks_the_protocol():
 
 async def test_missed_news_of_blocks_are_asked_for():
     heard: list[BlockUpdate] = []
-    connection = EngineConnection(blocks=heard.append)
+    connection = EngineConnection(on_block_update=heard.append)
     transport = Mock(spec=asyncio.Transport)
     connection.connection_made(transport)
 

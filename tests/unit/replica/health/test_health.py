@@ -23,7 +23,7 @@ def send(health, outcome, now_s, times=1, took_s=None):
         attempt = health.start_attempt(now_s)
         assert attempt is not None
         if took_s is not None:
-            health.answered(attempt, now_s + took_s)
+            health.on_first_token(attempt, now_s + took_s)
         health.on_end(attempt, outcome, now_s + (took_s or 0.0))
 
 
@@ -31,21 +31,21 @@ def test_failures_in_a_row_open_it_and_one_probe_closes_it():
     health = fresh()
     send(health, AttemptOutcome.FAILURE, 100.0, times=2)
     send(health, AttemptOutcome.SUCCESS, 100.0)
-    send(health, AttemptOutcome.NEITHER, 100.0)
-    assert health.verdict(100.0).weight == 1.0
+    send(health, AttemptOutcome.NEUTRAL, 100.0)
+    assert health.availability(100.0).weight == 1.0
     health = fresh()
     send(health, AttemptOutcome.FAILURE, 100.0, times=3)
-    verdict = health.verdict(101.0)
-    assert not verdict.may
-    assert verdict.why == "is left alone for 3.0 s more, because 3 requests failed in a row."
+    verdict = health.availability(101.0)
+    assert not verdict.is_available
+    assert verdict.reason == "is left alone for 3.0 s more, because 3 requests failed in a row."
     assert health.start_attempt(103.9) is None
-    assert health.verdict(104.0).probe
+    assert health.availability(104.0).is_probe
     probe = health.start_attempt(104.0)
     assert probe is not None
     assert health.start_attempt(104.0) is None
-    assert "one request" in health.verdict(104.0).why
+    assert "one request" in health.availability(104.0).reason
     health.on_end(probe, AttemptOutcome.SUCCESS, 105.0)
-    assert [round(health.verdict(at_s).weight, 3) for at_s in (105.0, 110.0, 115.0, 200.0)] == [0.2, 0.6, 1.0, 1.0]
+    assert [round(health.availability(at_s).weight, 3) for at_s in (105.0, 110.0, 115.0, 200.0)] == [0.2, 0.6, 1.0, 1.0]
 
 
 def test_a_rate_of_failures_opens_it_though_never_many_in_a_row():
@@ -79,7 +79,7 @@ def test_the_first_token_of_a_probe_is_enough():
     health = fresh(draw=0.0)
     send(health, AttemptOutcome.FAILURE, 100.0, times=3)
     probe = health.start_attempt(100.0)
-    health.answered(probe, 101.0)
+    health.on_first_token(probe, 101.0)
     assert health.breaker.state(101.0) is BreakerState.CLOSED
     send(health, AttemptOutcome.FAILURE, 102.0, times=2)
     health.on_end(probe, AttemptOutcome.FAILURE, 102.0)
@@ -91,21 +91,21 @@ def test_what_was_sent_before_says_nothing_of_after():
     early = [health.start_attempt(100.0) for _ in range(5)]
     send(health, AttemptOutcome.FAILURE, 100.0, times=3)
     health.on_end(early.pop(), AttemptOutcome.SUCCESS, 101.0)
-    assert not health.verdict(101.0).may
+    assert not health.availability(101.0).is_available
     send(health, AttemptOutcome.SUCCESS, 108.0)
     for attempt in early:
         health.on_end(attempt, AttemptOutcome.FAILURE, 109.0)
-    assert health.verdict(109.0).may
+    assert health.availability(109.0).is_available
 
 
 def test_who_is_absent_gets_nothing_and_comes_back_as_it_was():
     away = []
     health = ReplicaHealth("r", CONFIG, lambda: 0.0, lambda: bool(away))
     away.append(True)
-    assert health.verdict(100.0).why == "is away."
+    assert health.availability(100.0).reason == "is away."
     assert health.start_attempt(100.0) is not None, "what was released to it before is sent"
     away.clear()
-    assert health.verdict(100.0).weight == 1.0
+    assert health.availability(100.0).weight == 1.0
 
 
 def pool(*names):
@@ -117,11 +117,11 @@ def test_who_is_slower_than_the_others_is_left_out_and_comes_back_slowly():
     peers, members = pool("a", "b", "c")
     for member, took_s in zip(members, (0.1, 0.11, 0.9), strict=True):
         send(member, AttemptOutcome.SUCCESS, 100.0, times=4, took_s=took_s)
-    assert peers.sweep(105.0) == ["c"]
-    assert "times slower than others" in peers.verdicts(105.0)["c"].why
-    assert peers.sweep(106.0) == [], "not before the interval is over"
-    assert peers.verdicts(135.0)["c"].weight == pytest.approx(0.2)
-    assert peers.verdicts(145.0)["c"].weight == 1.0
+    assert peers.eject_outliers(105.0) == ["c"]
+    assert "times slower than others" in peers.availabilities(105.0)["c"].reason
+    assert peers.eject_outliers(106.0) == [], "not before the interval is over"
+    assert peers.availabilities(135.0)["c"].weight == pytest.approx(0.2)
+    assert peers.availabilities(145.0)["c"].weight == 1.0
 
 
 def test_who_fails_more_than_the_others_is_left_out_for_longer_each_time():
@@ -130,30 +130,32 @@ def test_who_fails_more_than_the_others_is_left_out_for_longer_each_time():
         for member in members:
             send(member, AttemptOutcome.SUCCESS, round_s, times=6)
         send(members[0], AttemptOutcome.FAILURE, round_s, times=2)
-        assert peers.sweep(round_s + 1) == ["a"]
-    assert peers.verdicts(200.0)["a"].why.startswith("is left out for 1.0 s more, because 25% of its requests fail")
+        assert peers.eject_outliers(round_s + 1) == ["a"]
+    assert peers.availabilities(200.0)["a"].reason.startswith(
+        "is left out for 1.0 s more, because 25% of its requests fail"
+    )
 
 
 def test_no_more_than_the_share_is_left_out_the_worst_first():
     peers, members = pool("a", "b", "c", "d", "e")
     for member, took_s in zip(members, (0.1, 0.1, 0.1, 2.0, 9.0), strict=True):
         send(member, AttemptOutcome.SUCCESS, 100.0, times=4, took_s=took_s)
-    assert peers.sweep(110.0) == ["e", "d"]
+    assert peers.eject_outliers(110.0) == ["e", "d"]
     peers, members = pool("a", "b")
     send(members[0], AttemptOutcome.SUCCESS, 100.0, times=4, took_s=0.1)
     send(members[1], AttemptOutcome.SUCCESS, 100.0, times=4, took_s=1.0)
-    assert peers.sweep(110.0) == ["b"]
-    members[0]._absent = lambda: True
-    assert peers.panics(111.0)
-    assert peers.verdicts(111.0)["b"].may, "the slow one is better than none"
+    assert peers.eject_outliers(110.0) == ["b"]
+    members[0]._is_absent = lambda: True
+    assert peers.in_panic_mode(111.0)
+    assert peers.availabilities(111.0)["b"].is_available, "the slow one is better than none"
     assert peers.start_attempt("b", 111.0) is not None
 
 
 def test_a_window_forgets():
     window = OutcomeWindow(10.0)
-    window.on_end(100.0, failed=True)
+    window.record_outcome(100.0, failed=True)
     window.record_latency(101.0, 4.0)
     window.record_latency(101.0, 1.0)
-    assert (window.recent(105.0).failed, window.recent(105.0).typical_s) == (1, pytest.approx(2.0))
-    assert (window.recent(110.0).failed, window.recent(110.0).timed) == (0, 2)
-    assert window.recent(111.5).typical_s == 0.0
+    assert (window.sums(105.0).failed, window.sums(105.0).mean_latency_s) == (1, pytest.approx(2.0))
+    assert (window.sums(110.0).failed, window.sums(110.0).timed) == (0, 2)
+    assert window.sums(111.5).mean_latency_s == 0.0

@@ -11,7 +11,7 @@ from maitred.routing.auto.tiers import AutoModel, TierPreference
 from maitred.routing.pools.config import FallbackConfig, PoolConfig, RoutesConfig, TargetConfig
 from maitred.routing.pools.faults import route_faults
 from maitred.routing.pools.requirements import RequestRequirements
-from maitred.routing.pools.route_table import Routes
+from maitred.routing.pools.route_table import RoutingTable
 
 AUTO = AutoConfig(small="s", medium="m", large="big", tasks={Task.CODE: "code/x"})
 CONFIG = RoutesConfig(
@@ -34,13 +34,13 @@ FROM_LARGE = TierPreference(("big",), ("m", "s"), "large", 0.9)
 
 
 def way(preference=FROM_SMALL, model="auto", **needs):
-    return Routes(CONFIG).route_by_preference(RequestRequirements(model, **needs), preference)
+    return RoutingTable(CONFIG).route_by_preference(RequestRequirements(model, **needs), preference)
 
 
 def names(a_way, failure):
-    target = a_way.first()
+    target = a_way.first_target()
     found = [target.name]
-    while (target := a_way.after(failure)) is not None:
+    while (target := a_way.next_target(failure)) is not None:
         found.append(target.name)
     return found
 
@@ -70,9 +70,9 @@ def test_a_name_needs_permission_and_so_does_the_model():
 def test_bounds_hold_for_what_is_chosen_and_what_stands_behind_it():
     assert names(way(regions={"us"}), ReplicaUnavailable()) == ["m", "l"]
     assert names(way(local_only=True), ReplicaUnavailable()) == ["s", "spare", "m"]
-    assert way(FROM_LARGE, local_only=True).first().name == "m", "smaller rather than out of the house"
+    assert way(FROM_LARGE, local_only=True).first_target().name == "m", "smaller rather than out of the house"
     with pytest.raises(Forbidden, match="m is in us"):
-        way(TierPreference(("m", "big"), (), "medium"), regions={"asia"}).first()
+        way(TierPreference(("m", "big"), (), "medium"), regions={"asia"}).first_target()
 
 
 @given(
@@ -102,8 +102,8 @@ def test_no_choice_leads_where_its_caller_may_not_go(place, allowed, local_only,
 
 def test_a_sound_choice_has_no_faults_and_is_listed():
     assert list(route_faults(CONFIG)) == []
-    assert Routes(CONFIG).names.listed == ["s", "m", "l", "spare", "auto", "big", "default"]
-    assert AutoModel(AUTO).names == ["s", "m", "big", "code/x"]
+    assert RoutingTable(CONFIG).names.listed_names == ["s", "m", "l", "spare", "auto", "big", "default"]
+    assert AutoModel(AUTO).model_names == ["s", "m", "big", "code/x"]
 
 
 @pytest.mark.parametrize(
@@ -145,18 +145,18 @@ def test_a_fault_is_named_with_its_remedy(change, key, message):
     assert message in faults[f"routing.{key}"]
 
 
-SIZES = {"sizes": ("s", "m", "big")}
+SIZES = {"models_by_size": ("s", "m", "big")}
 SMALL = TierPreference(("s", "m", "big"), (), "small", 0.1, **SIZES)
 CODE = TierPreference(("code/x", "s", "m", "big"), (), "code", 0.1, **SIZES)
 
 
 def upward(preference, *failures, **needs):
     """The models after that which answers once these failures have led to it, and what follows when they fail, too."""
-    routes, needed = Routes(CONFIG), RequestRequirements("auto", **needs)
+    routes, needed = RoutingTable(CONFIG), RequestRequirements("auto", **needs)
     before = routes.route_by_preference(needed, preference)
-    before.first()
+    before.first_target()
     for failure in failures:
-        before.after(failure)
+        before.next_target(failure)
     after = routes.route_to_larger(needed, preference, before)
     return None if after is None else names(after, ReplicaUnavailable())
 
@@ -184,13 +184,13 @@ def test_nothing_larger_passes_the_bounds_or_is_closed():
     st.none() | st.sets(st.sampled_from(["eu", "us"])),
 )
 def test_going_upward_ends_and_visits_no_place_twice(sizes, failures, local_only, regions):
-    routes, needs = Routes(CONFIG), RequestRequirements("auto", local_only=local_only, regions=regions)
+    routes, needs = RoutingTable(CONFIG), RequestRequirements("auto", local_only=local_only, regions=regions)
     preference = TierPreference(tuple(sizes), (), "small", 0.1, tuple(sizes))
     a_way = routes.route_by_preference(needs, preference)
     visited = []
     while a_way is not None:
         try:
-            target = a_way.first()
+            target = a_way.first_target()
         except Forbidden:
             break
         for failure in [*failures, None]:
@@ -198,7 +198,7 @@ def test_going_upward_ends_and_visits_no_place_twice(sizes, failures, local_only
             pool = CONFIG.pools[target.pool]
             assert pool.local or not local_only
             assert regions is None or pool.region in regions
-            if failure is None or (target := a_way.after(failure)) is None:
+            if failure is None or (target := a_way.next_target(failure)) is None:
                 break
         a_way = routes.route_to_larger(needs, preference, a_way)
     assert len(visited) == len({*visited}), "no place twice"

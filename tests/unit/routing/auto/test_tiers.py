@@ -10,8 +10,8 @@ from maitred.core.answer import Conversation, InferenceRequest
 from maitred.core.request import SamplingParams
 from maitred.routing.auto.config import AutoConfig
 from maitred.routing.auto.tasks import Task
-from maitred.routing.auto.tiers import WEIGHTS, AutoModel
-from maitred.routing.complexity import SURFACE, ComplexityModel
+from maitred.routing.auto.tiers import WEIGHTS_PATH, AutoModel
+from maitred.routing.complexity import SURFACE_FEATURES, ComplexityModel
 
 SAMPLING = SamplingParams(max_tokens=1, seed=0)
 CONFIG = {"small": "s", "medium": "m", "large": "l"}
@@ -24,10 +24,10 @@ HARD = (
 
 def by_questions(**settings):
     """A choice by the number of question marks: with none the score is 0.5, and each makes it larger."""
-    weights = [1.0 if feature == "questions" else 0.0 for feature in SURFACE]
-    size = len(SURFACE)
+    weights = [1.0 if feature == "questions" else 0.0 for feature in SURFACE_FEATURES]
+    size = len(SURFACE_FEATURES)
     model = ComplexityModel(
-        encoder="", surface=SURFACE, means=[0.0] * size, spreads=[1.0] * size, weights=weights, bias=0.0
+        encoder="", surface=SURFACE_FEATURES, means=[0.0] * size, spreads=[1.0] * size, weights=weights, bias=0.0
     )
     return AutoModel(AutoConfig(**CONFIG, **settings), model)
 
@@ -46,39 +46,39 @@ def ask(prompt, **wants):
     ],
 )
 def test_the_thresholds_divide_the_scores(thresholds, upward, downward, reason):
-    preference = by_questions(thresholds=thresholds).preference(ask("Go on"))
+    preference = by_questions(thresholds=thresholds).preference_for(ask("Go on"))
     assert (preference.upward, preference.downward) == (upward, downward)
     assert (preference.reason, preference.score) == (reason, pytest.approx(0.5))
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3], "", Conversation([]), Conversation([{"role": "user", "content": None}])])
 def test_what_cannot_be_scored_goes_to_the_middle(prompt):
-    preference = by_questions(tasks={Task.CHAT: "c"}).preference(ask(prompt))
+    preference = by_questions(tasks={Task.CHAT: "c"}).preference_for(ask(prompt))
     assert (preference.upward, preference.reason, preference.score) == (("m", "l"), "medium", None)
-    assert by_questions().preference() == by_questions().preference(ask([1]))
+    assert by_questions().preference_for() == by_questions().preference_for(ask([1]))
 
 
 def test_a_kind_of_work_with_a_model_of_its_own_goes_there_and_then_by_its_score():
     auto = by_questions(thresholds=[0.6, 0.7], tasks={Task.CODE: "coder", Task.EXTRACTION: "filler"})
-    assert auto.names == ["s", "m", "l", "coder", "filler"]
-    code = auto.preference(ask("Write a Python function."))
+    assert auto.model_names == ["s", "m", "l", "coder", "filler"]
+    code = auto.preference_for(ask("Write a Python function."))
     assert (code.upward, code.reason) == (("coder", "s", "m", "l"), "code")
-    schema = auto.preference(ask("Hi", needs=("response_format",)))
+    schema = auto.preference_for(ask("Hi", needs=("response_format",)))
     assert (schema.upward, schema.reason) == (("filler", "s", "m", "l"), "extraction")
-    assert auto.preference(ask("Hi", needs=("tools",))).reason == "small"
+    assert auto.preference_for(ask("Hi", needs=("tools",))).reason == "small"
 
 
 def test_the_weights_that_come_with_maitred_need_no_embedding():
-    assert ComplexityModel.load(WEIGHTS).dimensions == 0
+    assert ComplexityModel.load(WEIGHTS_PATH).embedding_dimensions == 0
     auto = AutoModel(AutoConfig(**CONFIG))
-    easy, hard = (auto.preference(ask(text)).score for text in ("What is the capital of France?", HARD))
+    easy, hard = (auto.preference_for(ask(text)).score for text in ("What is the capital of France?", HARD))
     assert easy < 0.3 < hard
 
 
 @given(st.text(max_size=3000), st.floats(0, 1), st.floats(0, 1))
 def test_every_request_gets_every_model_at_most_once_and_none_is_lost(text, one, other):
     auto = AutoModel(AutoConfig(**CONFIG, thresholds=sorted([one, other])))
-    preference = auto.preference(ask(text))
+    preference = auto.preference_for(ask(text))
     assert [*preference.downward[::-1], *preference.upward] == ["s", "m", "l"]
 
 
@@ -89,6 +89,6 @@ def test_a_choice_takes_no_time_that_others_would_notice(text):
     spent_s = []
     for _ in range(20):
         began_s = time.process_time()
-        auto.preference(request)
+        auto.preference_for(request)
         spent_s.append(time.process_time() - began_s)
     assert min(spent_s) < 0.005, "a millisecond where the machine is not busy"

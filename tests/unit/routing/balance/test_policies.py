@@ -8,7 +8,7 @@ from maitred.routing.balance.affinity import session_replica
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.bounded_load import LoadBound
 from maitred.routing.balance.config import BalanceConfig
-from maitred.routing.balance.loads import ReplicaLoads
+from maitred.routing.balance.loads import LoadScorer
 from maitred.routing.balance.round_robin import RoundRobin, WeightedRoundRobin
 
 ASK = PlacementRequest(prompt_tokens=100, output_tokens=10)
@@ -41,11 +41,11 @@ def test_memory_of_turns_is_bounded():
     for policy in (RoundRobin(), WeightedRoundRobin()):
         for number in range(1_000):
             policy.choose(ASK, [ReplicaCandidate(f"r{number}"), ReplicaCandidate(f"r{number + 1}")])
-        assert len(getattr(policy, "_credit", None) or policy._order._last) < 100
+        assert len(getattr(policy, "_credit", None) or policy._order._last_chosen) < 100
     rule = bound()
     for number in range(1_000):
-        rule.on_dispatch(ASK, ReplicaCandidate(f"r{number}"), [ReplicaCandidate(f"r{number}")])
-    assert len(rule._given) < 100
+        rule.record_dispatch(ASK, ReplicaCandidate(f"r{number}"), [ReplicaCandidate(f"r{number}")])
+    assert len(rule._service_given) < 100
 
 
 def test_the_fewest_requests_by_weight():
@@ -106,14 +106,14 @@ def test_a_replica_that_comes_back_has_to_be_so_much_better():
 
 
 def bound(factor=1.2):
-    return LoadBound(factor, ReplicaLoads(ServiceWeights()))
+    return LoadBound(factor, LoadScorer(ServiceWeights()))
 
 
 def test_who_has_fallen_behind_is_passed_over():
     full, free = ReplicaCandidate("a", prompt_tokens=1_000, cached_tokens=96), ReplicaCandidate("b", prompt_tokens=900)
-    assert bound().within(ASK, [full, free]) == [full, free]
+    assert bound().filter_candidates(ASK, [full, free]) == [full, free]
     full = ReplicaCandidate("a", prompt_tokens=2_000, cached_tokens=96)
-    assert bound().within(ASK, [full, free]) == [free]
+    assert bound().filter_candidates(ASK, [full, free]) == [free]
     assert names(balancer("predicted_ttft", bound=1.2), [full, free], 1) == "b"
     assert names(balancer("predicted_ttft", bound=None), [full, ReplicaCandidate("b", prompt_tokens=2_500)], 1) == "a"
 
@@ -124,8 +124,8 @@ def test_who_was_given_much_lately_is_passed_over_while_it_is_busy():
         (ReplicaCandidate("a", output_tokens=1, cached_tokens=90), ReplicaCandidate("b", output_tokens=1)),
     )
     for turn in range(200):
-        chosen = rule.within(ASK, [a, b])[0]
-        rule.on_dispatch(ASK, chosen, [a, b])
+        chosen = rule.filter_candidates(ASK, [a, b])[0]
+        rule.record_dispatch(ASK, chosen, [a, b])
         assert turn < 9 or rule.load(a) / (rule.load(a) + rule.load(b)) <= 0.61
     assert rule.load(a) > rule.load(b), "up to the bound it has its way"
 
@@ -133,26 +133,26 @@ def test_who_was_given_much_lately_is_passed_over_while_it_is_busy():
 def test_who_is_alone_stays_where_the_cache_is():
     rule, (a, b) = bound(), (ReplicaCandidate("a", cached_tokens=90), ReplicaCandidate("b", output_tokens=1))
     for _ in range(100):
-        rule.on_dispatch(ASK, a, [a, b])
-    assert a in rule.within(ASK, [a, b])
+        rule.record_dispatch(ASK, a, [a, b])
+    assert a in rule.filter_candidates(ASK, [a, b])
 
 
 def test_who_comes_back_or_is_new_is_not_flooded():
     rule, (a, b, c) = bound(), map(ReplicaCandidate, "abc")
     for turn in range(200):
-        rule.on_dispatch(ASK, (a, b)[turn % 2], [a, b])
+        rule.record_dispatch(ASK, (a, b)[turn % 2], [a, b])
     a, b, c = (ReplicaCandidate(name, output_tokens=1) for name in "abc")
-    assert rule.within(ASK, [a, b, c]) == [a, b, c]
+    assert rule.filter_candidates(ASK, [a, b, c]) == [a, b, c]
     for _ in range(200):
-        rule.on_dispatch(ASK, b, [b])
-    assert a in rule.within(ASK, [a, b, c])
+        rule.record_dispatch(ASK, b, [b])
+    assert a in rule.filter_candidates(ASK, [a, b, c])
 
 
 def test_where_nobody_is_within_it_goes_where_least_will_be():
     pair = [ReplicaCandidate("a", prompt_tokens=11), ReplicaCandidate("b", prompt_tokens=10)]
-    assert bound().within(PlacementRequest(5_000), pair) == [pair[1]]
+    assert bound().filter_candidates(PlacementRequest(5_000), pair) == [pair[1]]
     holds = [ReplicaCandidate("a", prompt_tokens=11, cached_tokens=4_000), ReplicaCandidate("b", prompt_tokens=10)]
-    assert bound().within(PlacementRequest(5_000), holds) == [holds[0]]
+    assert bound().filter_candidates(PlacementRequest(5_000), holds) == [holds[0]]
 
 
 def test_a_session_stays_and_moves_only_when_it_must():

@@ -80,7 +80,7 @@ def play(policy, seed, *, sessions=160, turns=6, bound=1.2, price=4.0):
     oracle = Lru(CAPACITY * len(replicas))
     index = PrefixIndex(BLOCK)
     for name in replicas:
-        index.join(name, CAPACITY)
+        index.add_replica(name, CAPACITY)
     balance = Balancer(BalanceConfig(policy=policy, bound=bound, recompute_price=price), WEIGHTS, chance.random)
     systems = [[chance.randrange(50_000) for _ in range(640)] for _ in range(8)]
     now_s, arrivals = 0.0, []

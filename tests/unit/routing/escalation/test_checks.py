@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from maitred.core.answer import TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason
-from maitred.routing.escalation.checks import ChoiceText, choice_texts, is_refusal, mean_logprob, schema_in
-from maitred.routing.escalation.config import OPENINGS
+from maitred.routing.escalation.checks import ChoiceText, collect_choices, is_refusal, mean_logprob, requested_schema
+from maitred.routing.escalation.config import REFUSAL_OPENINGS
 
 STOP = FinishReason.STOP
 
@@ -29,7 +29,7 @@ def score(logprob):
     ],
 )
 def test_a_refusal_is_known_by_its_beginning(text):
-    assert is_refusal(ChoiceText(text, finish=STOP), OPENINGS)
+    assert is_refusal(ChoiceText(text, finish=STOP), REFUSAL_OPENINGS)
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_a_refusal_is_known_by_its_beginning(text):
     ],
 )
 def test_an_answer_is_not_a_refusal(text):
-    assert not is_refusal(ChoiceText(text, finish=STOP), OPENINGS)
+    assert not is_refusal(ChoiceText(text, finish=STOP), REFUSAL_OPENINGS)
 
 
 def test_what_the_server_says_counts_whatever_the_text():
     assert is_refusal(ChoiceText("Paris", refusal="No.", finish=STOP), ())
     assert is_refusal(ChoiceText("Paris", finish=FinishReason.CONTENT_FILTER), ())
-    assert not is_refusal(ChoiceText("I can't help", calls_tools=True, finish=STOP), OPENINGS)
+    assert not is_refusal(ChoiceText("I can't help", has_tool_calls=True, finish=STOP), REFUSAL_OPENINGS)
 
 
 def test_without_openings_no_text_is_a_refusal():
@@ -69,7 +69,7 @@ def test_the_mean_is_that_of_the_chosen_tokens():
 def test_choices_are_put_together_from_their_parts_in_any_order(pieces):
     parts = [TextDelta(index, text, scores=[*map(score, logprobs)] or None) for index, text, logprobs in pieces]
     indexes = sorted({index for index, _, _ in pieces})
-    said = choice_texts([*parts, *(TextDelta(index, "", STOP) for index in indexes)])
+    said = collect_choices([*parts, *(TextDelta(index, "", STOP) for index in indexes)])
     assert [each.text for each in said] == ["".join(t for i, t, _ in pieces if i == index) for index in indexes]
     assert [each.logprobs for each in said] == [
         [logprob for i, _, logprobs in pieces if i == index for logprob in logprobs] for index in indexes
@@ -89,4 +89,4 @@ def test_choices_are_put_together_from_their_parts_in_any_order(pieces):
     ],
 )
 def test_the_schema_is_where_the_request_has_it(fields, schema):
-    assert schema_in(fields) == schema
+    assert requested_schema(fields) == schema

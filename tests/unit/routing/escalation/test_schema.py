@@ -4,7 +4,7 @@ import urllib.request
 
 import pytest
 
-from maitred.routing.escalation.schema import SchemaResult, check_schema
+from maitred.routing.escalation.schema import SchemaResult, validate_text
 
 PERSON = {
     "type": "object",
@@ -20,7 +20,7 @@ TREE = {
 
 @pytest.mark.parametrize("text", ['{"name": "Ada"}', ' {"name": "Ada", "age": 36}\n'])
 def test_what_follows_it(text):
-    assert check_schema(PERSON, text) is SchemaResult.FOLLOWS
+    assert validate_text(PERSON, text) is SchemaResult.VALID
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,13 @@ def test_what_follows_it(text):
     ],
 )
 def test_what_breaks_it(text):
-    assert check_schema(PERSON, text) is SchemaResult.BREAKS
+    assert validate_text(PERSON, text) is SchemaResult.INVALID
 
 
 def test_references_within_a_schema_are_followed():
-    assert check_schema(TREE, "[[], [[]]]") is SchemaResult.FOLLOWS
-    assert check_schema(TREE, "[[], [1]]") is SchemaResult.BREAKS
-    assert check_schema(True, "1") is SchemaResult.FOLLOWS
+    assert validate_text(TREE, "[[], [[]]]") is SchemaResult.VALID
+    assert validate_text(TREE, "[[], [1]]") is SchemaResult.INVALID
+    assert validate_text(True, "1") is SchemaResult.VALID
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_references_within_a_schema_are_followed():
 def test_a_schema_that_cannot_be_judged_by_condemns_nothing(schema, monkeypatch):
     fetched = []
     monkeypatch.setattr(urllib.request, "urlopen", fetched.append)
-    assert check_schema(schema, '"text"') is SchemaResult.UNKNOWN
+    assert validate_text(schema, '"text"') is SchemaResult.UNKNOWN
     assert not fetched
 
 
 def test_what_lies_too_deep_is_not_judged():
-    assert check_schema(TREE, "[" * 100_000 + "]" * 100_000) is SchemaResult.UNKNOWN
+    assert validate_text(TREE, "[" * 100_000 + "]" * 100_000) is SchemaResult.UNKNOWN

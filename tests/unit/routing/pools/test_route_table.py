@@ -17,7 +17,7 @@ from maitred.core.errors import (
 from maitred.routing.pools.config import FallbackConfig, PoolConfig, RoutesConfig, TargetConfig
 from maitred.routing.pools.faults import route_faults
 from maitred.routing.pools.requirements import RequestRequirements
-from maitred.routing.pools.route_table import Routes, TargetReason
+from maitred.routing.pools.route_table import RoutingTable, TargetReason
 
 CONFIG = RoutesConfig(
     pools={
@@ -40,15 +40,15 @@ CONFIG = RoutesConfig(
 
 
 def way(model="tiny", **needs):
-    return Routes(CONFIG).route_plan(RequestRequirements(model, **needs))
+    return RoutingTable(CONFIG).make_plan(RequestRequirements(model, **needs))
 
 
 def places(a_way, failure):
     """Where a request goes that everybody fails alike."""
-    target = a_way.first()
-    found = [(target.pool, target.model, target.rank)]
-    while (target := a_way.after(failure)) is not None:
-        found.append((target.pool, target.model, target.rank))
+    target = a_way.first_target()
+    found = [(target.pool, target.model, target.reason)]
+    while (target := a_way.next_target(failure)) is not None:
+        found.append((target.pool, target.model, target.reason))
     return found
 
 
@@ -84,16 +84,16 @@ def test_limits_are_not_gone_round():
 
 def test_one_chain_can_follow_another():
     a_way = way()
-    a_way.first()
-    assert a_way.after(ReplicaLost()).model == "gpt-4o-mini"
-    assert a_way.after(ContextLengthExceeded()).rank is TargetReason.CONTEXT_LENGTH
-    assert a_way.after(ReplicaLost()).rank is TargetReason.GENERAL
-    assert a_way.after(ReplicaLost()) is None, "big has been tried already"
+    a_way.first_target()
+    assert a_way.next_target(ReplicaLost()).model == "gpt-4o-mini"
+    assert a_way.next_target(ContextLengthExceeded()).reason is TargetReason.CONTEXT_LENGTH
+    assert a_way.next_target(ReplicaLost()).reason is TargetReason.GENERAL
+    assert a_way.next_target(ReplicaLost()) is None, "big has been tried already"
 
 
 def test_aliases_lead_on_and_bring_the_chain():
     assert places(way("default"), ReplicaLost()) == places(way(), ReplicaLost())
-    assert way("default").first().name == "tiny"
+    assert way("default").first_target().name == "tiny"
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_aliases_lead_on_and_bring_the_chain():
     ],
 )
 def test_the_name_as_it_stands_then_the_longest_pattern(name, pool, model, key):
-    target = way(name).first()
+    target = way(name).first_target()
     assert (target.pool, target.model, target.name) == (pool, model, key)
 
 
 def test_a_name_that_leads_nowhere():
-    assert Routes(RoutesConfig()).route_plan(RequestRequirements("tiny")) is None
-    assert Routes(RoutesConfig(aliases={"a": "b", "b": "a"})).route_plan(RequestRequirements("a")) is None
+    assert RoutingTable(RoutesConfig()).make_plan(RequestRequirements("tiny")) is None
+    assert RoutingTable(RoutesConfig(aliases={"a": "b", "b": "a"})).make_plan(RequestRequirements("a")) is None
 
 
 def test_a_fallback_is_no_way_out_of_the_house_or_the_region():
@@ -134,18 +134,19 @@ def test_a_fallback_is_no_way_to_a_model_that_is_closed():
 
 
 def test_what_no_own_target_can_do_goes_to_the_chain_at_once():
-    assert way("tiny", capabilities={"vision"}).first().pool == "cloud"
+    assert way("tiny", capabilities={"vision"}).first_target().pool == "cloud"
     config = RoutesConfig(
         pools={"a": PoolConfig(capabilities=[]), "b": PoolConfig()},
         names={"a": [TargetConfig(pool="a")], "b": [TargetConfig(pool="b")]},
         fallbacks={"a": FallbackConfig(general=["b"])},
     )
     assert (
-        Routes(config).route_plan(RequestRequirements("a", capabilities={"tools"})).first().rank is TargetReason.GENERAL
+        RoutingTable(config).make_plan(RequestRequirements("a", capabilities={"tools"})).first_target().reason
+        is TargetReason.GENERAL
     )
-    said = Routes(config).route_plan(RequestRequirements("a"))
-    said.first()
-    assert said.after(Unsupported("No tools.")).pool == "b"
+    said = RoutingTable(config).make_plan(RequestRequirements("a"))
+    said.first_target()
+    assert said.next_target(Unsupported("No tools.")).pool == "b"
 
 
 @pytest.mark.parametrize(
@@ -158,13 +159,13 @@ def test_what_no_own_target_can_do_goes_to_the_chain_at_once():
 )
 def test_a_refusal_says_why_of_every_pool(model, needs, error, sentence):
     with pytest.raises(error) as refusal:
-        way(model, **needs).first()
+        way(model, **needs).first_target()
     assert sentence in refusal.value.message
 
 
 def test_a_sound_table_has_no_faults():
     assert list(route_faults(CONFIG)) == []
-    assert Routes(CONFIG).names.listed == ["tiny", "big", "gpt-4o", "default"]
+    assert RoutingTable(CONFIG).names.listed_names == ["tiny", "big", "gpt-4o", "default"]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.routing.rollout.agreement import EXACT_WORDS, agree, f1, split_words, with_calls
+from maitred.routing.rollout.agreement import MAX_EXACT_WORDS, agree, append_tool_calls, f1, split_words
 
-LONG = " ".join(f"word{number}" for number in range(EXACT_WORDS + 8))
+LONG = " ".join(f"word{number}" for number in range(MAX_EXACT_WORDS + 8))
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,13 @@ def test_a_call_of_another_tool_is_another_answer():
     def call(name, *arguments):
         first = {"index": 0, "function": {"name": name, "arguments": ""}}
         rest = [{"tool_calls": [{"index": 0, "function": {"arguments": part}}]} for part in arguments]
-        return [with_calls("", [{"tool_calls": [first]}, *rest])]
+        return [append_tool_calls("", [{"tool_calls": [first]}, *rest])]
 
     one = call("find", '{"city": "Ulm",', ' "day": 1}')
     assert agree(one, call("find", '{"day": 1, "city": "Ulm"}'), 0.8, greedy=True)
     assert not agree(one, call("find", '{"day": 2, "city": "Ulm"}'), 0.8, greedy=True)
     assert not agree(one, call("book", '{"city": "Ulm", "day": 1}'), 0.8, greedy=True)
-    assert with_calls("", [{"tool_calls": [{"function": {"name": "find", "arguments": "{"}}]}]) == " find {"
+    assert append_tool_calls("", [{"tool_calls": [{"function": {"name": "find", "arguments": "{"}}]}]) == " find {"
 
 
 @given(st.text(), st.text(), st.booleans())

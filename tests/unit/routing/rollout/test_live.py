@@ -19,15 +19,15 @@ def copied(*, agreed):
 
 def test_copies_that_end_after_the_verdict_do_not_change_it():
     rollout = LiveRollout(STATE)
-    while rollout.compared(copied(agreed=False)) is not TrialDecision.ABORT:
+    while rollout.record_comparison(copied(agreed=False)) is not TrialDecision.ABORT:
         pass
-    verdict = rollout.verdict()
+    verdict = rollout.result()
     assert verdict.faults == (CanaryFault.DISAGREEMENT,)
     rollout.apply_state(STATE.moved(RolloutPhase.ABORTED, 1.0, "disagreement"))
     for _ in range(1000):
-        assert rollout.compared(copied(agreed=True)) is TrialDecision.CONTINUE
-    assert rollout.verdict() == verdict
+        assert rollout.record_comparison(copied(agreed=True)) is TrialDecision.CONTINUE
+    assert rollout.result() == verdict
     rollout.apply_state(rollout.state.started(STATE.settings, 2.0))
-    assert rollout.verdict().canary_requests == 0
-    assert rollout.compared(copied(agreed=True)) is TrialDecision.CONTINUE
-    assert rollout.verdict().canary_requests == 1
+    assert rollout.result().canary_requests == 0
+    assert rollout.record_comparison(copied(agreed=True)) is TrialDecision.CONTINUE
+    assert rollout.result().canary_requests == 1

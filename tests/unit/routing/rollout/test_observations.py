@@ -17,10 +17,10 @@ def entry(number, began_s=0.0):
 @given(st.permutations(range(8)), st.sets(st.integers(0, 7)))
 def test_whatever_the_order_of_their_ends(ends, mute):
     told = []
-    lane = OrderedObservations(lambda version, seen: told.append(seen.tokens), patience_s=1.0)
+    lane = OrderedObservations(lambda version, seen: told.append(seen.tokens), max_wait_s=1.0)
     entries = [entry(number) for number in range(8)]
     for each in entries:
-        lane.enter(each)
+        lane.add(each)
     for number in ends:
         entries[number].end(None if number in mute else TrialObservation(tokens=number))
         lane.advance(0.0)
@@ -30,10 +30,10 @@ def test_whatever_the_order_of_their_ends(ends, mute):
 
 def test_who_takes_too_long_is_told_with_what_is_seen_by_then():
     told = []
-    lane = OrderedObservations(lambda version, seen: told.append((seen.tokens, seen.ttft_s)), patience_s=5.0)
+    lane = OrderedObservations(lambda version, seen: told.append((seen.tokens, seen.ttft_s)), max_wait_s=5.0)
     slow, quick = entry(1), entry(2, began_s=1.0)
-    lane.enter(slow)
-    lane.enter(quick)
+    lane.add(slow)
+    lane.add(quick)
     quick.end(TrialObservation(tokens=2))
     assert lane.advance(4.9) == 0
     assert lane.advance(6.0) == 2

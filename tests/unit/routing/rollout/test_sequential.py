@@ -23,9 +23,9 @@ def expected_gain(test, stable_rate, canary_rate, count):
         tried = deepcopy(test)
         chance = canary_rate if canary else 1 - canary_rate
         for happened in stable:
-            tried.stable(happened)
+            tried.add_stable(happened)
             chance *= stable_rate if happened else 1 - stable_rate
-        tried.canary(canary)
+        tried.add_canary(canary)
         total += chance * math.exp(tried.log_evidence - test.log_evidence)
     return total
 
@@ -36,8 +36,8 @@ def test_no_evidence_is_expected_while_the_hypothesis_holds(history, stable_rate
     test = RateTest(margin)
     for stable, happened, canary in history:
         for _ in range(stable):
-            test.stable(happened)
-        test.canary(canary)
+            test.add_stable(happened)
+        test.add_canary(canary)
     allowed = min(canary_rate, stable_rate + margin)
     if 0 <= allowed <= 1:
         assert expected_gain(test, stable_rate, allowed, count) <= 1 + 1e-9
@@ -47,7 +47,7 @@ def test_no_evidence_is_expected_while_the_hypothesis_holds(history, stable_rate
 def test_nor_against_a_fixed_standard(history, canary_rate, standard, margin):
     test = RateTest(margin, standard)
     for happened in history:
-        test.canary(happened)
+        test.add_canary(happened)
     if (allowed := min(canary_rate, standard + margin)) >= 0:
         assert expected_gain(test, 0.0, allowed, 0) <= 1 + 1e-9
 
@@ -57,8 +57,8 @@ def needed(stable_rate, canary_rate, margin, *, alpha=0.01, most=5000, seed=1):
     chance, test = random.Random(seed), RateTest(margin)
     for count in range(1, most + 1):
         for _ in range(9):
-            test.stable(chance.random() < stable_rate)
-        test.canary(chance.random() < canary_rate)
+            test.add_stable(chance.random() < stable_rate)
+        test.add_canary(chance.random() < canary_rate)
         if test.log_evidence >= math.log(1 / alpha):
             return count
     return None
@@ -101,6 +101,6 @@ def test_a_sequence_narrows_with_its_length():
         sequence.add(chance.gauss(5.0, 1.0))
         low, high = sequence.interval()
         widths.append(high - low)
-    assert widths[MeanSequence.LEAST - 2] == math.inf
+    assert widths[MeanSequence.MIN_COUNT - 2] == math.inf
     assert widths[199] > widths[799] > widths[1999]
     assert widths[1999] < 0.25

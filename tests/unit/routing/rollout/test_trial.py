@@ -28,12 +28,12 @@ def tried(seed=0, *, rules=TrialRules(), most=40_000, **canary):  # noqa: B008 -
     for _ in range(most):
         if chance.random() < 0.2:
             trial.observe(RolloutVersion.CANARY, seen(chance, **canary))
-            verdict = trial.verdict()
+            verdict = trial.result()
             if verdict.decision is not TrialDecision.CONTINUE:
                 return verdict
         else:
             trial.observe(RolloutVersion.STABLE, seen(chance))
-    return trial.verdict()
+    return trial.result()
 
 
 def test_a_good_canary_is_promoted():
@@ -71,18 +71,18 @@ def test_load_that_both_suffer_from_excuses_both():
         slower = 1.0 if count < 2000 else 3.0
         version = RolloutVersion.CANARY if chance.random() < 0.2 else RolloutVersion.STABLE
         trial.observe(version, seen(chance, slower=slower, stutter=slower))
-        assert not trial.verdict().faults
+        assert not trial.result().faults
 
 
 def test_nothing_is_promoted_that_was_not_seen():
     chance, trial = random.Random(1), CanaryTrial(TrialRules())
     for _ in range(3000):
         trial.observe(RolloutVersion.STABLE, seen(chance))
-    assert trial.verdict().decision is TrialDecision.CONTINUE
-    assert set(trial.verdict().unproven) == set(CanaryFault)
+    assert trial.result().decision is TrialDecision.CONTINUE
+    assert set(trial.result().unproven) == set(CanaryFault)
     for _ in range(20):
         trial.observe(RolloutVersion.CANARY, seen(chance))
-    assert trial.verdict().decision is TrialDecision.CONTINUE
+    assert trial.result().decision is TrialDecision.CONTINUE
 
 
 def test_answers_that_are_not_compared_hold_nothing_up():
@@ -97,14 +97,14 @@ def test_answers_that_are_not_compared_hold_nothing_up():
         for _ in range(4000):
             trial.observe(RolloutVersion.STABLE, uncompared(chance))
             trial.observe(RolloutVersion.CANARY, uncompared(chance))
-        verdict = trial.verdict()
+        verdict = trial.result()
         assert verdict.decision is decision
         assert verdict.unproven == (() if decision is TrialDecision.PROMOTE else (CanaryFault.DISAGREEMENT,))
 
 
 def test_the_evidence_tells_how_near_an_abort_is():
     chance, trial = random.Random(4), CanaryTrial(TrialRules())
-    while not trial.verdict().faults:
+    while not trial.result().faults:
         assert max(trial.evidence().values()) < 1
         trial.observe(RolloutVersion.STABLE, seen(chance))
         trial.observe(RolloutVersion.CANARY, seen(chance, failing=0.2))

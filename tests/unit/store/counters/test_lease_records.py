@@ -1,7 +1,7 @@
 """What a gateway can tell Redis again."""
 
 from maitred.core.counters import CounterKind, CounterState, LimitClaim, Reservation
-from maitred.store.counters.lease_records import LATE_S, TOTAL_KEPT_S, LeaseRecords
+from maitred.store.counters.lease_records import LATE_SETTLE_S, TOTAL_RETENTION_S, LeaseRecords
 
 BUDGET = LimitClaim("day", CounterKind.BUDGET, 1000, 10, per_output=2, ends_s=5000.0)
 POOL = LimitClaim("pool", CounterKind.POOL, 10, 1)
@@ -9,22 +9,22 @@ POOL = LimitClaim("pool", CounterKind.POOL, 10, 1)
 
 def held_by(lease="a", now_s=0.0, *, told=True, local=False):
     holdings = LeaseRecords()
-    holdings.hold(Reservation(lease, [BUDGET, POOL], 50, 1, 30.0), 40, now_s, told=told, local=local)
+    holdings.add(Reservation(lease, [BUDGET, POOL], 50, 1, 30.0), 40, now_s, reported=told, from_slice=local)
     return holdings
 
 
 def test_a_lease_is_told_as_it_was_granted():
-    assert held_by().leases["a"].entries() == [("day", "budget", 90, 0.0, 5000.0), ("pool", "pool", 1, 0.0, 0.0)]
+    assert held_by().leases["a"].to_entries() == [("day", "budget", 90, 0.0, 5000.0), ("pool", "pool", 1, 0.0, 0.0)]
 
 
 def test_all_must_be_told_again_after_redis_was_away():
     holdings = held_by()
-    assert holdings.untold(10) == []
-    holdings.hold(Reservation("b", [POOL], 0, 0, 30.0), 0, 0.0, told=False, local=True)
-    assert holdings.untold(10) == ["b"]
-    holdings.distrust()
-    assert holdings.untold(10) == ["a", "b"]
-    assert holdings.untold(1) == ["a"]
+    assert holdings.unreported(10) == []
+    holdings.add(Reservation("b", [POOL], 0, 0, 30.0), 0, 0.0, reported=False, from_slice=True)
+    assert holdings.unreported(10) == ["b"]
+    holdings.mark_unreported()
+    assert holdings.unreported(10) == ["a", "b"]
+    assert holdings.unreported(1) == ["a"]
 
 
 def test_renewing_revives_nothing():
@@ -41,25 +41,25 @@ def test_an_expired_lease_returns_to_the_slices_once_and_is_forgotten_late():
     assert holdings.expire(30.0) == [holdings.leases["a"]]
     assert holdings.expire(31.0) == []
     assert "a" in holdings.leases
-    holdings.expire(30.0 + LATE_S)
+    holdings.expire(30.0 + LATE_SETTLE_S)
     assert holdings.leases == {}
 
 
 def test_what_redis_was_not_told_is_not_forgotten():
     holdings = held_by(told=False, local=True)
-    holdings.expire(30.0 + 10 * LATE_S)
-    assert holdings.untold(10) == ["a"]
+    holdings.expire(30.0 + 10 * LATE_SETTLE_S)
+    assert holdings.unreported(10) == ["a"]
 
 
 def test_totals_never_go_backwards():
     holdings = LeaseRecords()
-    assert holdings.total("day") == -1
+    assert holdings.last_total("day") == -1
     claims = [POOL, BUDGET]
-    holdings.observe(claims, [CounterState(10, 9, 0.0, used=1), CounterState(1000, 900, 0.0, used=100)], 0.0)
-    holdings.observe(claims, [CounterState(10, 9, 0.0, used=1), CounterState(1000, 910, 0.0, used=90)], 1.0)
-    holdings.charged({"day": 120, "never-seen": 5})
+    holdings.observe_states(claims, [CounterState(10, 9, 0.0, used=1), CounterState(1000, 900, 0.0, used=100)], 0.0)
+    holdings.observe_states(claims, [CounterState(10, 9, 0.0, used=1), CounterState(1000, 910, 0.0, used=90)], 1.0)
+    holdings.update_totals({"day": 120, "never-seen": 5})
     assert holdings.totals() == [("day", 120, 5000.0)]
-    holdings.forget_totals(TOTAL_KEPT_S)
-    assert holdings.total("day") == 120
-    holdings.forget_totals(TOTAL_KEPT_S + 1.0)
-    assert holdings.total("day") == -1
+    holdings.forget_totals(TOTAL_RETENTION_S)
+    assert holdings.last_total("day") == 120
+    holdings.forget_totals(TOTAL_RETENTION_S + 1.0)
+    assert holdings.last_total("day") == -1

@@ -7,7 +7,7 @@ import pytest
 from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationDenied, ReservationGranted
 from maitred.core.errors import StoreUnavailable
 from maitred.store.counters.memory import MemoryCounters
-from maitred.store.counters.table import REMEMBER_S
+from maitred.store.counters.table import LATE_SETTLE_S
 
 MINUTE_S = 60.0
 SOME_WALL_S = 1.7e9
@@ -94,7 +94,7 @@ async def test_budgets_without_end_are_kept(counters, clock):
 
 async def test_an_expired_lease_is_forgotten_at_last(counters, clock):
     await counters.reserve(reservation("a", budget(10)))
-    clock.now_s += 30.0 + REMEMBER_S
+    clock.now_s += 30.0 + LATE_SETTLE_S
     await counters.settle("a", {"budget": 10})
     assert (await counters.read([budget(0)]))[0].used == 0
     assert counters.size().expired == 0

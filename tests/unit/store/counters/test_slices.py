@@ -32,7 +32,7 @@ def reservation(*claims, output=0, least=None):
 def book_of(*claims, amount=100, share=0.1):
     book = SliceBook(share)
     for each in claims:
-        book.put(each, amount, 0.0)
+        book.update(each, amount, 0.0)
     return book
 
 
@@ -44,12 +44,12 @@ def test_gives_what_it_holds_and_no_more():
         book.reserve(reservation(pool(41)), 0.0)
     with pytest.raises(StoreUnavailable):
         book.reserve(reservation(pool(1), budget(1)), 0.0)
-    assert book.readings([pool(0)], 0.0)[0].remaining == 40, "all or nothing"
+    assert book.states([pool(0)], 0.0)[0].remaining == 40, "all or nothing"
 
 
 def test_gives_nothing_of_a_counter_without_a_slice():
     book = book_of(pool(0))
-    book.put(budget(0), 0, 0.0)
+    book.update(budget(0), 0, 0.0)
     for without in (budget(1), bucket(1)):
         with pytest.raises(StoreUnavailable, match="Try again"):
             book.reserve(reservation(without), 0.0)
@@ -72,8 +72,8 @@ def test_rates_refill_at_their_share_up_to_it():
     rate = bucket(0, refill_per_s=50.0)
     book = book_of(rate)
     book.reserve(reservation(bucket(100, refill_per_s=50.0)), 0.0)
-    assert book.readings([rate], 2.0)[0].remaining == 10
-    assert book.readings([rate], 1000.0)[0].remaining == 100
+    assert book.states([rate], 2.0)[0].remaining == 10
+    assert book.states([rate], 1000.0)[0].remaining == 100
 
 
 def test_settling_returns_what_was_not_used():
@@ -81,7 +81,7 @@ def test_settling_returns_what_was_not_used():
     book = book_of(*claims)
     book.reserve(reservation(*claims), 0.0)
     book.settle(claims, 0, {"pool": 40, "budget": 15, "bucket": 55}, 0.0)
-    assert [reading.remaining for reading in book.readings(claims, 0.0)] == [100, 85, 45]
+    assert [reading.remaining for reading in book.states(claims, 0.0)] == [100, 85, 45]
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), st.booleans()), max_size=40))
@@ -100,4 +100,4 @@ def test_a_budget_gives_its_slice_once(requests):
         else:
             used += granted.output
     assert used <= 100
-    assert book.readings([budget(0)], 0.0)[0].remaining == 100 - used
+    assert book.states([budget(0)], 0.0)[0].remaining == 100 - used

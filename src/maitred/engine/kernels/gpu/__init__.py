@@ -1,1 +1,1 @@
-"""Attention on an accelerator: one plan of a step, and whichever of several kernels the machine has."""
+"""Attention backends for accelerators: one plan per step, and several kernels to choose from."""

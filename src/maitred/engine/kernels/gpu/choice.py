@@ -1,4 +1,4 @@
-"""Which kernels compute attention on an accelerator: what was asked for, held against what is installed."""
+"""Choice of the attention kernels on an accelerator, by the configuration and the installed packages."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -12,24 +12,24 @@ from maitred.engine.kernels.gpu.sdpa import TorchAttention
 from maitred.engine.models.config import ModelConfig
 
 _PACKAGES = {"flashinfer": "flashinfer-python", "triton": "triton"}
-"""Module -> what to install for it."""
+"""Module -> package that provides it."""
 FLASHINFER_HEADS = (64, 128, 256)
-"""Sizes that its prefill kernels are compiled for."""
+"""Head sizes that FlashInfer's prefill kernels are compiled for."""
 
 
 def make_attention(
     config: ModelConfig, device: torch.device, dtype: torch.dtype, wanted: AttentionKernels = "auto"
 ) -> AttentionBackend[Any]:
-    """The backend of that name; `auto` is the best that is there.
+    """Makes the attention backend of that name; `auto` is the best one available.
 
     Args:
         config: Shape of the model.
-        device: Where it runs.
-        dtype: Of what is computed.
-        wanted: As configured.
+        device: Device of the model.
+        dtype: Type of the activations.
+        wanted: Configured name.
 
     Raises:
-        ConfigInvalid: It is not installed, or does not compute in this type.
+        ConfigInvalid: The kernels are not installed, or do not compute in this type.
     """
     name = _best(config, device, dtype) if wanted == "auto" else wanted
     module = name if name != "torch" else None

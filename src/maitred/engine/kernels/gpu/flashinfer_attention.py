@@ -1,7 +1,7 @@
-"""Attention on a GPU with FlashInfer's kernel for prompts (Ye et al., MLSys 2025).
+"""Attention backend on a GPU with FlashInfer's prefill kernel (Ye et al., MLSys 2025).
 
-Decodes stay with our own kernel. FlashInfer works out on the host how a step's decodes are shared out, afresh for every
-step, and a replayed graph would wait for that.
+Decodes are computed by our own Triton kernel. FlashInfer plans on the host, for every step, how the decodes are shared
+out, and a replayed graph would have to wait for that.
 """
 
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
 
 _WORKSPACE_BYTES = 128 << 20
-"""What FlashInfer's documentation recommends."""
+"""Workspace size that FlashInfer's documentation recommends."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlashInferPlan(TritonPlan):
-    """What every layer of a step needs; the wrapper holds the rest of it."""
+    """Plan of a step with FlashInfer; FlashInfer's wrapper holds the rest of it."""
 
     prompts: Tensor | None
-    """int64: the rows of all chunks, chunk by chunk."""
+    """int64 rows of all chunks, chunk by chunk."""
 
 
 class FlashInferAttention(TritonAttention):
-    """Prompts by FlashInfer over the paged cache, with or without context; decodes as in `TritonAttention`.
+    """Backend that computes chunks with FlashInfer over the paged cache, and decodes as `TritonAttention`.
 
     Args:
         config: Shape of the model.
-        device: Where the model runs.
-        dtype: Of what is computed: 16 bits.
+        device: Device of the model.
+        dtype: Type of the activations: 16 bits.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -43,7 +43,7 @@ class FlashInferAttention(TritonAttention):
         self._prompts: Any = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
 
     def plan(self, batch: ForwardBatch, cache: KVCache) -> FlashInferPlan:
-        """Tells FlashInfer of the step's prompts."""
+        """Plans the decodes with Triton and the chunks with FlashInfer."""
         chunks, batch = batch.chunks, batch.without_chunks()
         ours = super().plan(batch, cache)
         if chunks:
@@ -60,7 +60,7 @@ class FlashInferAttention(TritonAttention):
         )
 
     def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: TritonPlan) -> Tensor:
-        """Decodes first, then the prompts in one call."""
+        """Computes the decodes first, then all chunks in one call."""
         attended = super().attend(layer, qkv, cache, plan)
         if isinstance(plan, FlashInferPlan) and plan.prompts is not None:
             config = self._config
@@ -84,5 +84,5 @@ class FlashInferAttention(TritonAttention):
 
 
 def _edges(lengths: list[int]) -> Tensor:
-    """int32 ``[lengths + 1]``: where each part begins, and where the last one ends."""
+    """Returns int32 ``[lengths + 1]``: the start of each part, and the end of the last one."""
     return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)

@@ -1,7 +1,7 @@
-"""Attention on a GPU in torch's own operations: right wherever torch runs, and the last choice.
+"""Attention backend on a GPU in torch's own operations: works wherever torch does, and is the last choice.
 
 A decode is a chunk of one row with a mask instead of causality, so all decodes of a step are one gather and one call.
-What is gathered is as wide as the longest sequence, for which a graph would have to take the longest possible one: so
+The gathered tensor is as wide as the longest sequence. A graph would have to use the longest possible sequence, so
 these steps are not recorded.
 """
 
@@ -20,7 +20,7 @@ from maitred.engine.models.rotary import rotary_table, rotate
 
 @dataclass(frozen=True, slots=True)
 class TorchPlan:
-    """What every layer of a step needs."""
+    """Plan of a step for `TorchAttention`."""
 
     slots: Tensor
     angles: Tensor
@@ -31,11 +31,11 @@ class TorchPlan:
 
 
 class TorchAttention:
-    """Works on any device that torch knows.
+    """Attention backend in torch's own operations, for any device that torch supports.
 
     Args:
         config: Shape of the model.
-        device: Where the model runs.
+        device: Device of the model.
     """
 
     graphable = False
@@ -46,7 +46,7 @@ class TorchAttention:
         self._table = rotary_table(config, self._device)
 
     def plan(self, batch: ForwardBatch, cache: KVCache) -> TorchPlan:
-        """Sorts the chunks into buckets and masks what lies behind each decode's newest token."""
+        """Sorts the chunks into buckets and masks the positions behind each decode's newest token."""
         dtype = cache.keys.dtype
         positions = torch.arange(batch.decode_tables.shape[1] * cache.block_tokens, device=self._device)
         behind = positions[None, :] >= batch.decode_lengths[:, None].to(self._device)
@@ -61,7 +61,7 @@ class TorchAttention:
         )
 
     def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: TorchPlan) -> Tensor:
-        """Rotates and writes all rows, then one call for the decodes and one for each bucket."""
+        """Rotates and writes all rows, then computes the decodes in one call and each bucket in one call."""
         config = self._config
         heads = qkv.view(len(qkv), -1, config.head_dim)
         queries, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)

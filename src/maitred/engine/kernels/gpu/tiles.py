@@ -1,7 +1,7 @@
-"""A step cut into tiles: a few consecutive rows of one sequence each, which a GPU computes in one go.
+"""Tiles of a step: a few consecutive rows of one sequence, which a GPU program computes together.
 
-Decodes are tiles of one row. They are made on the device, of what a step hands over, so that a captured graph can make
-them again of other numbers; chunks are lists on the host, and no graph has any.
+Decodes are tiles of one row. They are made on the device from the batch's tensors, so that a captured graph can make
+them again from other values. Chunks are lists on the host, and no graph contains chunks.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,19 @@ from torch import Tensor
 from maitred.engine.models.batch import BatchChunk, ForwardBatch
 
 FIELDS = ("table", "first_row", "rows", "position")
-"""Of a tile, int32: row of the block tables, first row of the step, how many rows, and position of the first."""
+"""Names of a tile's int32 fields.
+
+They are the row of the block tables, the first row of the step, the number of rows, and the position of the first row.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Rows of a step that are computed alike.
+    """Tiles of a step that one kernel launch computes.
 
     Attributes:
-        fields: int32 ``[tiles, FIELDS]``
-        tables: int32 ``[sequences, most blocks]``, block tables; what lies behind a sequence's blocks is not read.
+        fields: int32 ``[tiles, TILE_FIELDS]``
+        tables: int32 ``[sequences, most blocks]``, block tables; entries behind a sequence's blocks are not read.
     """
 
     fields: Tensor
@@ -29,14 +32,14 @@ class Tiles:
 
 
 def decode_tiles(batch: ForwardBatch) -> Tiles:
-    """One tile for each decode; all of it computed on the batch's device, from its tensors alone."""
+    """Makes one tile for each decode, on the batch's device and from its tensors alone."""
     lengths = batch.decode_lengths.to(torch.int32)
     rows = torch.arange(batch.num_decodes, dtype=torch.int32, device=lengths.device)
     return Tiles(torch.stack((rows, rows, torch.ones_like(rows), lengths - 1), dim=1), batch.decode_tables)
 
 
 def chunk_tiles(chunks: list[BatchChunk], tile_rows: int, device: torch.device) -> Tiles:
-    """The chunks in tiles of up to `tile_rows` rows."""
+    """Makes tiles of up to `tile_rows` rows from the chunks."""
     width = max(len(chunk.block_table) for chunk in chunks)
     tables = [chunk.block_table + [0] * (width - len(chunk.block_table)) for chunk in chunks]
     fields = [

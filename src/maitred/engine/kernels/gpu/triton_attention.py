@@ -1,4 +1,4 @@
-"""Attention on a GPU in kernels of our own; prompts without context go to torch's `varlen_attn` where it takes them."""
+"""Attention backend in our own Triton kernels; prompts without context use torch's `varlen_attn` where possible."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,9 +18,9 @@ from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.rotary import rotary_table
 
 _LEAST_SIDE = 16
-"""Triton multiplies no smaller matrices."""
+"""Smallest side of a matrix that Triton multiplies."""
 _TILE_PLACES = 64
-"""Rows times the query heads of a group that a program computes at once."""
+"""Queries that a program computes together: rows times the query heads of a group."""
 _STRIDE_TOKENS = 64
 _MOST_SPLITS = 32
 _LEAST_SPLIT_TOKENS = 256
@@ -31,18 +31,18 @@ _LOG2_E = 1.4426950408889634
 
 
 class FreshPrompts(NamedTuple):
-    """Prompts that begin in this step, so that its own keys and values are all that they attend to."""
+    """Prompts that begin in this step, so that they attend only to the step's own keys and values."""
 
     rows: Tensor
-    """int64 ``[N]``: of the step."""
+    """int64 ``[N]``: rows of the step."""
     edges: Tensor
-    """int32 ``[prompts + 1]``: where each begins in `rows`."""
+    """int32 ``[prompts + 1]``: start of each prompt in `rows`, and the end of the last one."""
     longest: int
 
 
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
-    """What every layer of a step needs."""
+    """Plan of a step for `TritonAttention`."""
 
     positions: Tensor
     slots: Tensor
@@ -59,8 +59,8 @@ class TritonAttention:
 
     Args:
         config: Shape of the model.
-        device: Where the model runs. A CPU will do for Triton's interpreter (``TRITON_INTERPRET=1``).
-        dtype: Of what is computed.
+        device: Device of the model. A CPU is possible with Triton's interpreter (``TRITON_INTERPRET=1``).
+        dtype: Type of the activations.
     """
 
     graphable = True
@@ -71,16 +71,16 @@ class TritonAttention:
         self._dtype = dtype
         self._table = rotary_table(config, device)
         self._dim = max(_LEAST_SIDE, triton.next_power_of_2(config.head_dim))
-        # Triton's interpreter takes the bits of bf16 for integers when it multiplies.
+        # Triton's interpreter multiplies the bits of bf16 as integers.
         self._factor = _FACTORS[torch.float32 if device.type == "cpu" and dtype == torch.bfloat16 else dtype]
-        # Of a size that depends on nothing but the model: what a row is summed up to must not depend on its neighbours.
+        # The size of a split depends on the model alone: the sums of a row must not depend on its neighbours.
         shortest = -(-config.context_tokens // _MOST_SPLITS)
         self._split_tokens = max(_LEAST_SPLIT_TOKENS, triton.next_power_of_2(shortest))
         self._decode_places = max(_LEAST_SIDE, triton.next_power_of_2(config.group_size))
         self._tile_rows = max(1, _TILE_PLACES // config.group_size)
 
     def plan(self, batch: ForwardBatch, cache: KVCache) -> TritonPlan:
-        """Cuts the step into tiles."""
+        """Cuts the step into tiles of decodes, tiles of chunks, and fresh prompts."""
         fresh = [chunk for chunk in batch.chunks if not chunk.context_before] if self._has_varlen else []
         others = [chunk for chunk in batch.chunks if chunk.context_before] if fresh else batch.chunks
         reach = batch.decode_tables.shape[1] * cache.block_tokens if batch.num_decodes else 0
@@ -94,7 +94,7 @@ class TritonAttention:
         )
 
     def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: TritonPlan) -> Tensor:
-        """Rotates and stores all rows, then computes them, those of decodes in splits."""
+        """Rotates and stores all rows, then attends; the context of decodes is computed in splits."""
         config = self._config
         self._store(layer, qkv, cache, plan)
         attended = qkv.new_empty(len(qkv), config.heads * config.head_dim)
@@ -169,7 +169,7 @@ class TritonAttention:
 
     @cached_property
     def _has_varlen(self) -> bool:
-        """Whether torch's own kernel computes this model on this device."""
+        """Whether torch's `varlen_attn` supports this model on this device."""
         head_dim = self._config.head_dim
         return (
             self._device.type == "cuda"

@@ -1,11 +1,11 @@
 # mypy: disable-error-code="untyped-decorator"
-"""Paged attention in Triton, for any GPU that Triton compiles for, any block size and any number of heads.
+"""Paged attention kernels in Triton, for any GPU that Triton supports, any block size and any number of heads.
 
-Of one tile (see `tiles`) and one KV head, a program computes all rows and all query heads that share the head: each
+A program computes one tile (see `tiles`) and one KV head: all rows and all query heads that share the KV head. So each
 key and value is read once for the whole group. Softmax is taken on the fly (Milakov and Gimelshein, 2018; Dao et al.,
 2022). A decode's context is cut into splits of a fixed number of tokens, which programs compute side by side and
-`combine` adds up ("flash decoding", Dao et al., 2023). Here the size of a split does not depend on the batch, so what a
-row's numbers are summed up to does not either.
+`combine` adds up ("flash decoding", Dao et al., 2023). The size of a split does not depend on the batch, so the sums of
+a row do not depend on it either.
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 Pointer = Any
-"""To the first element of a tensor, which is what a kernel gets for it."""
+"""Pointer to the first element of a tensor, as a kernel receives it."""
 Scalar = Any
-"""A number whose type Triton is to choose: told that it is an int, it would not look whether 16 divides it."""
+"""Number whose type Triton chooses: for one annotated as int, Triton would not check whether 16 divides it."""
 NOTHING = tl.constexpr(float("-inf"))
 
 
@@ -36,7 +36,7 @@ def rotate_and_store(
     HEAD_DIM: tl.constexpr,  # noqa: N803
     PADDED_HALF: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Turns the queries and keys of one row by its position, in place, and writes keys and values to its slot."""
+    """Rotates the queries and keys of one row in place, and writes its keys and values to its slot."""
     HALF: tl.constexpr = HEAD_DIM // 2  # noqa: N806
     TURNED: tl.constexpr = HEADS + KV_HEADS  # noqa: N806
     row = tl.program_id(0).to(tl.int64)
@@ -55,7 +55,7 @@ def rotate_and_store(
     turned_second = second * cosine + first * sine
     tl.store(place, turned.to(qkv.dtype.element_ty), mask=there)
     tl.store(place + HALF, turned_second.to(qkv.dtype.element_ty), mask=there)
-    # As the step's own type rounds them, so that a cache of a wider type holds what the reference would put there.
+    # Rounded to the step's own type first, so that a cache of a wider type holds the reference's values.
     is_key = there & (head >= HEADS)
     target = keys + slot + (head - HEADS) * HEAD_DIM + pair[None, :]
     tl.store(target, turned.to(qkv.dtype.element_ty).to(keys.dtype.element_ty), mask=is_key)
@@ -92,10 +92,10 @@ def attend_tile(
     SPLITS: tl.constexpr,  # noqa: N803
     FACTOR: tl.constexpr,  # noqa: N803
 ) -> None:
-    """One tile, one KV head, one split: the rows of `attended`, or what `combine` makes them of.
+    """Computes one tile, one KV head and one split: the rows of `attended`, or the input of `combine_splits`.
 
-    `scale` is that of the scores, in powers of two; `FACTOR` the type of what is multiplied. With several splits a tile
-    has one row.
+    `scale` is the scale of the scores for exponents of two, and `FACTOR` the type of the factors. With several splits a
+    tile has one row.
     """
     HEADS: tl.constexpr = KV_HEADS * GROUP  # noqa: N806
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)

@@ -1,4 +1,4 @@
-"""Matrix products with fixed weights, each in the form in which it is fastest."""
+"""Matrix products with fixed weights (linear layers), each in its fastest form."""
 
 import torch
 from torch import Tensor
@@ -20,23 +20,23 @@ _FORMS: tuple[type[Linear], ...] = (
     *(PlainLinear, PackedLinear, QuantisedLinear, ScreenedLinear, TiledLinear, Unchanged),
 )
 KINDS: dict[str, type[Linear]] = {form.kind: form for form in _FORMS}
-"""Every form by its name: what was taken apart is put together with ``KINDS[kind].of(tensors)``."""
+"""Kind -> class; ``KINDS[kind].from_tensors(tensors)`` makes a linear again that was taken apart."""
 
 
 def make_linear(
     weight: Tensor, bias: Tensor | None = None, scheme: Quantization = "none", *, accelerated: bool = False
 ) -> Linear:
-    """The fastest product for this weight ``[out, in]``, its type and its device.
+    """Makes the fastest product for this weight ``[out, in]``, its type and its device.
 
-    On a CPU, of those that compute a row the same whatever rows are beside it: an answer that is continued, on this
-    engine or another, would not be the same one otherwise. That much depends on the processor alone, so engines on
-    equal ones choose alike.
+    On a CPU, only products are chosen whose result for a row does not depend on the rows beside it. Otherwise an answer
+    that is continued, on this engine or another, would differ. The choice depends on the processor alone, so engines on
+    equal processors choose alike.
 
     Args:
-        weight: fp32 on a CPU if it is to be rounded there.
+        weight: Weight ``[out, in]``; fp32 on a CPU if it is to be quantised there.
         bias: ``[out]``
-        scheme: How the weight is rounded.
-        accelerated: For an accelerator, see `maitred.engine.device.ComputeDevice`.
+        scheme: How the weight is quantised.
+        accelerated: Whether an accelerator computes the product; see `maitred.engine.device.ComputeDevice`.
     """
     if accelerated:
         return PlainLinear(weight, bias) if scheme == "none" else make_torchao_linear(weight, bias, scheme)
@@ -53,6 +53,6 @@ def make_linear(
 
 
 def make_head(weight: Tensor, scheme: Quantization = "none", *, accelerated: bool = False) -> Linear:
-    """The same for what gives logits: greedy answers search it, where it is large."""
+    """Makes the fastest product for logits; a large head can be searched for the largest logit."""
     product = make_linear(weight, None, scheme, accelerated=accelerated)
     return searchable(product, weight) or product

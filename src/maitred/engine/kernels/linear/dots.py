@@ -1,12 +1,12 @@
-"""How a processor multiplies bytes four at a time and adds the products up.
+"""Dot products of bytes: how a processor multiplies four bytes at a time and adds up the products.
 
-All ways give the same numbers to the last bit, so products with rounded weights are the same on all processors. What
-the processor has decides, and not a clock: one instruction in place of several is faster at any hour, and at an hour
-when others take the cores a clock may say otherwise.
+All methods give the same numbers to the last bit, so products with quantised weights are equal on all processors. The
+processor's instruction sets decide the method, not a measurement: one instruction is always faster than several, and a
+measurement may be wrong while other programs use the cores.
 
 A product of bytes has 16 bits, and the sum of two may have one more. AVX2 has an instruction that multiplies unsigned
-bytes with signed ones and adds two products up (``VPMADDUBSW``), but what outgrows 16 bits is cut there. So the signs
-of weights are moved to the rows' bytes, where they cost one instruction more: twice 127 times 127 fits. Weights of 4
+bytes with signed ones and adds two products up (``VPMADDUBSW``), but it saturates at 16 bits. So the signs of the
+weights are moved to the rows' bytes, which costs one more instruction: twice 127 times 127 fits. Weights of 4
 bits have no sign, and the sums of 32 of their products fit, so these are added up in 16 bits.
 """
 
@@ -19,46 +19,46 @@ from llvmlite import ir
 from numba.core import cgutils
 
 LANES = 16
-"""Of a vector, in numbers of 32 bits; where registers are half as long, it takes two."""
+"""Numbers of 32 bits in a vector; on processors with registers of half the length, a vector takes two registers."""
 PLAIN, PAIRS, VNNI = range(3)
-"""With what every processor has; by pairs of products of 16 bits (AVX2); in one instruction (AVX-512 VNNI)."""
+"""Methods: with plain instructions; by pairs of products in 16 bits (AVX2); in one instruction (AVX-512 VNNI)."""
 
 _HALF, _INT = ir.IntType(16), ir.IntType(32)
 _INTS = ir.VectorType(_INT, LANES)
 _BYTES_256, _HALVES_256, _INTS_256 = (ir.VectorType(ir.IntType(bits), 256 // bits) for bits in (8, 16, 32))
 _HALVES = ir.VectorType(_HALF, 2 * LANES)
 _NO_WEIGHT = 0x80
-"""The unsigned byte that stands for 0 among weights of 8 bits."""
+"""Unsigned byte that represents 0 among 8-bit weights."""
 
 
 def best_dot(features: frozenset[str]) -> int:
-    """The fastest way that a processor has.
+    """Returns the fastest method of a processor.
 
     Args:
-        features: See `maitred.engine.kernels.registers.processor_features`.
+        features: Result of `maitred.engine.kernels.registers.processor_features`.
     """
     return VNNI if "avx512vnni" in features else PAIRS if "avx2" in features else PLAIN
 
 
 class DotKernel(Protocol):
-    """Code of one way: sums of products of four unsigned bytes of weights with four signed ones of a row, by lanes."""
+    """Code generator of one method: adds products of four weight bytes with four row bytes to the sums of lanes."""
 
     sums: Any
-    """The type of so many sums."""
+    """Vector type of the sums."""
     offset: int
-    """What the unsigned bytes are too large by, for the sums to make up for."""
+    """Zero point of the unsigned bytes, which the sums must compensate."""
 
     def add(self, sums: Any, weights: Any, row: Any) -> Any:
-        """The sums with one more product in each lane."""
+        """Emits the sums with one more product in each lane."""
         ...
 
     def ints(self, sums: Any) -> Any:
-        """The sums in 32 bits."""
+        """Emits the sums in 32 bits."""
         ...
 
 
 def dots(builder: Any, way: int, *, narrow: bool) -> DotKernel:
-    """Code for weights of 8 bits, of which 128 stands for 0, or for narrow ones of 4 bits, of which 0 does."""
+    """Makes the code generator for 8-bit weights, of which 128 represents 0, or 4-bit weights, of which 0 does."""
     if way == PAIRS:
         return _NarrowPairs(builder, 0) if narrow else _Pairs(builder, 0)
     offset = 0 if narrow else _NO_WEIGHT
@@ -66,7 +66,7 @@ def dots(builder: Any, way: int, *, narrow: bool) -> DotKernel:
 
 
 class _DotProduct:
-    """Sums of 32 bits, unless it says otherwise."""
+    """Base class with sums of 32 bits."""
 
     sums: Any = _INTS
 
@@ -98,7 +98,7 @@ class _Plain(_DotProduct):
 
 
 class _Pairs(_DotProduct):
-    """Two products in 16 bits, four in 32."""
+    """Method that adds two products in 16 bits and four in 32 bits (AVX2)."""
 
     def add(self, sums: Any, weights: Any, row: Any) -> Any:
         builder = self._builder
@@ -111,9 +111,9 @@ class _Pairs(_DotProduct):
 
 
 class _NarrowPairs(_DotProduct):
-    """Sums of up to 32 products of 4 bits and 8 in 16 bits: ``32 / 2 * 15 * 127`` are 30,480 in each half.
+    """Method for 4-bit weights with up to 32 products in 16 bits: ``32 / 2 * 15 * 127`` are 30,480 in each half.
 
-    More than `maitred.engine.kernels.linear.panels.GROUP_INPUTS` there are not.
+    There are never more than `maitred.engine.kernels.linear.panels.GROUP_INPUTS` products.
     """
 
     sums: Any = _HALVES
@@ -134,7 +134,7 @@ def _all(number: int) -> Any:
 
 
 def _sides(builder: Any, vector: Any) -> list[Any]:
-    """The two halves of 16 numbers of 32 bits, as bytes."""
+    """Splits 16 numbers of 32 bits into two halves, as bytes."""
     undefined = ir.Constant(_INTS, ir.Undefined)
     parts = (ir.Constant(_INTS_256, list(range(first, first + LANES // 2))) for first in (0, LANES // 2))
     return [builder.bitcast(builder.shuffle_vector(vector, undefined, part), _BYTES_256) for part in parts]
@@ -146,17 +146,17 @@ def _joined(builder: Any, sides: list[Any], kind: Any) -> Any:
 
 
 def _sign(builder: Any, numbers: Any, signs: Any) -> Any:
-    """Bytes with the sign turned, or 0, where others are below 0, or 0."""
+    """Emits bytes that are negated where `signs` are negative, and 0 where they are 0."""
     return _call(builder, "psign.b", _BYTES_256, numbers, signs)
 
 
 def _pairs(builder: Any, unsigned: Any, signed: Any) -> Any:
-    """Sums of two products of bytes, in 16 bits."""
+    """Emits the sums of two products of bytes, in 16 bits."""
     return _call(builder, "pmadd.ub.sw", _HALVES_256, unsigned, signed)
 
 
 def _quads(builder: Any, halves: Any) -> Any:
-    """Sums of two numbers of 16 bits, in 32."""
+    """Emits the sums of two numbers of 16 bits, in 32 bits."""
     return _call(builder, "pmadd.wd", _INTS_256, halves, ir.Constant(_HALVES_256, [1] * _HALVES_256.count))
 
 

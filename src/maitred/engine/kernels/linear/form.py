@@ -1,4 +1,4 @@
-"""What a matrix product with a fixed weight is to the rest of the engine, and its two plainest forms."""
+"""Protocols of a matrix product with a fixed weight, and its two plainest implementations."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Protocol, Self, runtime_checkable
@@ -10,81 +10,82 @@ from maitred.engine.kernels.tape import Tape
 
 
 class Linear(Protocol):
-    """``rows @ weight.T + bias`` with a weight that never changes.
+    """Matrix product ``rows @ weight.T + bias`` with a weight that never changes.
 
-    It can be taken apart into plain tensors and put together again, so that what was packed once can be kept in a file
-    and mapped.
+    A linear can be taken apart into plain tensors and made again from them, so a weight that was packed once can be
+    stored in a file and mapped.
     """
 
     kind: ClassVar[str]
-    """The form that the weight is kept in; see `maitred.engine.kernels.linear.KINDS`."""
+    """Name of the form in which the weight is stored; see `maitred.engine.kernels.linear.KINDS`."""
     alignment: ClassVar[int]
-    """`of` takes tensors whose addresses are multiples of it as they are, and copies all others. Bytes."""
+    """Alignment in bytes. `from_tensors` uses tensors at such addresses as they are, and copies all others."""
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """``[T, in]`` -> ``[T, out]``."""
+        """Maps ``[T, in]`` to ``[T, out]``."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that it consists of, contiguous; nothing is copied. They may be large and mostly zero pages."""
+        """Returns all tensors of the product, contiguous and not copied; they may be large and mostly zero pages."""
         ...
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """The same again from what `tensors` gave on the same processor; only read, never written."""
+        """Makes a product from the result of `to_tensors` on the same processor; the tensors are never written."""
         ...
 
 
 @runtime_checkable
 class TapedLinear(Linear, Protocol):
-    """One that can be written onto a tape, to be computed without the interpreter."""
+    """Linear that can be recorded on a tape, to be computed without the interpreter."""
 
     def scratch_bytes(self, rows: int) -> int:
-        """Memory that so many rows need on the way. Nobody else uses it meanwhile, and nothing has to stay in it."""
+        """Returns the scratch memory for so many rows; it is used exclusively, and nothing is kept in it."""
         ...
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
-        """Adds its calls to a tape.
+        """Records the calls of the product on a tape.
 
         Args:
-            tape: To be played as long as this product lives.
-            rows: Address of fp32 ``[most_rows, in]``.
-            out: Address of fp32 ``[most_rows, out]``.
-            counter: Address of an int64: how many rows there are when the tape is played.
-            room: Address of `room_bytes` for that many rows.
-            most_rows: Most that there can be.
+            tape: Tape that is played no longer than this product lives.
+            rows: Address of fp32 ``[max_rows, in]``.
+            out: Address of fp32 ``[max_rows, out]``.
+            counter: Address of an int64: the number of rows when the tape is played.
+            room: Address of scratch memory of `scratch_bytes(max_rows)`.
+            most_rows: Maximum number of rows.
         """
         ...
 
 
 class StripLinear(TapedLinear, Protocol):
-    """One of which single strips of outputs can be computed, with the same bits as among all of them.
+    """Linear that can compute single strips of outputs, with the same bits as in the whole product.
 
-    Outputs are in parts, the last of which may be shorter, and each part is in strips, the last of which may be.
+    The outputs are divided into parts, and each part into strips. The last part, and the last strip of a part, may be
+    shorter.
     """
 
     @property
     def strip(self) -> int:
-        """Outputs of a strip."""
+        """Number of outputs in a strip."""
         ...
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """Numbers of outputs and inputs."""
         ...
 
     @property
     def part(self) -> int:
-        """Outputs of a part."""
+        """Number of outputs in a part."""
         ...
 
     def record_strips(self, tape: Tape, rows: int, out: int, counter: int, marks: int) -> None:
-        """As `record`, for the strips and rows that bytes ``[strips, rows]`` at an address mark."""
+        """Records the product for the strips and rows that are marked by bytes ``[strips, rows]`` at `marks`."""
         ...
 
 
 class PlainLinear:
-    """Torch's own product.
+    """Product that torch computes.
 
     Args:
         weight: ``[out, in]``
@@ -100,35 +101,35 @@ class PlainLinear:
         self._bias = bias
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """``[T, in]`` -> ``[T, out]``."""
+        """Maps ``[T, in]`` to ``[T, out]``."""
         return functional.linear(rows, self._weight, self._bias)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `Linear`."""
+        """Returns weight and bias; implements `Linear.to_tensors`."""
         return {"weight": self._weight} | ({} if self._bias is None else {"bias": self._bias})
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """See `Linear`."""
+        """Makes the product from weight and bias; implements `Linear.from_tensors`."""
         return cls(tensors["weight"], tensors.get("bias"))
 
 
 class Unchanged:
-    """No product at all: what stands for the head of a model that has none."""
+    """Linear that returns its rows unchanged: the head of a model without a head."""
 
     __slots__ = ()
     kind: ClassVar[str] = "unchanged"
     alignment: ClassVar[int] = 1
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """The rows as they are."""
+        """Returns the rows as they are."""
         return rows
 
     def tensors(self) -> dict[str, Tensor]:
-        """None."""
+        """Returns no tensors; implements `Linear.to_tensors`."""
         return {}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """See `Linear`."""
+        """Makes the linear; implements `Linear.from_tensors`."""
         return cls()

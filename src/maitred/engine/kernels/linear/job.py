@@ -1,4 +1,4 @@
-"""Quantised products as jobs that threads take panels of, and what rows go through before them."""
+"""Compiled kernels of quantised products, and of the preparation of their rows."""
 
 from functools import cache
 from typing import Any
@@ -16,8 +16,11 @@ FIELDS = (
     "rows", "row_bytes", "row_scales", "row_sums", "inputs", "groups", "steps", "weights", "panel_bytes", "scales",
     "scale_bytes", "bias", "outputs", "out", "source", "panels", "share",
 )  # fmt: skip
-"""Of a job, behind those that all have: addresses and sizes. ``steps`` are those of one group; ``share`` is how many
-panels a thread takes at a time. ``source`` is where rows come from that are made ready at ``rows``."""
+"""Names of a job's own fields: addresses and sizes.
+
+``steps`` is the number of steps of one group, ``share`` the number of panels that a thread takes at a time, and
+``source`` the address of the rows that are prepared at ``rows``.
+"""
 (
     _ROWS, _ROW_BYTES, _ROW_SCALES, _ROW_SUMS, _INPUTS, _GROUPS, _STEPS, _WEIGHTS, _PANEL_BYTES, _SCALES,
     _SCALE_BYTES, _BIAS, _OUTPUTS, _OUT, _SOURCE, _PANELS, _SHARE,
@@ -27,12 +30,12 @@ _ALL = COUNT + 1 + len(FIELDS)
 
 @cache
 def product(bits: int, *, real: bool, dot: int | None = None) -> CompiledEntry:
-    """The product of rows with weights of so many bits.
+    """Compiles the product of rows with weights of so many bits; threads take panels.
 
     Args:
-        bits: 8 or 4.
-        real: Rows are fp32; otherwise they are what `quantise_rows` makes of them.
-        dot: How bytes are multiplied; as is fastest on the processor unless given.
+        bits: Bits of a weight: 8 or 4.
+        real: Whether rows are fp32; otherwise they are the result of `quantise_rows`.
+        dot: Method of multiplying bytes; the fastest of the processor unless given.
     """
     way = best_dot(processor_features()) if dot is None else dot
     edition, most, vectors, panel_outputs = EDITION, MOST_ROWS, VECTORS, PANEL
@@ -44,7 +47,7 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> CompiledEntry:
         count, row_bytes, groups, steps = job[COUNT], job[_ROW_BYTES], job[_GROUPS], job[_STEPS]
         outputs, last, share = job[_OUTPUTS], job[_PANELS], job[_SHARE]
         tiles = (count + most - 1) // most
-        # The next panel comes from memory while this one is multiplied: a tile fetches a part, at most a line a step.
+        # The next panel is fetched while this one is multiplied: each tile fetches a part, at most a line a step.
         ahead_bytes = min(64, (64 * vectors + tiles - 1) // tiles)
         first = take(job, NEXT, share)
         while first < last:
@@ -52,7 +55,7 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> CompiledEntry:
                 weights, scales = job[_WEIGHTS] + panel * job[_PANEL_BYTES], job[_SCALES] + panel * job[_SCALE_BYTES]
                 bias = job[_BIAS] + panel * panel_outputs * 4
                 left = outputs - panel * panel_outputs
-                # Behind the last one of a share is none.
+                # No panel follows the last one of a share.
                 ahead = weights + (job[_PANEL_BYTES] if panel + 1 < min(first + share, last) else 0)
                 for t in range(tiles):
                     row, end = t * count // tiles, (t + 1) * count // tiles
@@ -75,9 +78,9 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> CompiledEntry:
 
 @cache
 def quantise_rows() -> CompiledEntry:
-    """From fp32 rows to signed bytes: a scale for each row, and the sum of the bytes of each group.
+    """Compiles the rounding of fp32 rows to signed bytes, with a scale per row and the sum of each group's bytes.
 
-    A row's largest number becomes 127. Its scale is its own, so that a row does not depend on those beside it.
+    The largest number of a row becomes 127. Each row has its own scale, so it does not depend on the rows beside it.
     """
 
     def quantise(address: Any) -> None:  # noqa: ANN401 - a C pointer
@@ -91,7 +94,7 @@ def quantise_rows() -> CompiledEntry:
                 bits = carray(ints(job[_SOURCE] + row * inputs * 4), inputs)
                 rounded = carray(int8s(job[_ROWS] + row * row_bytes), row_bytes)
                 sums = carray(ints(job[_ROW_SUMS] + row * groups * 4), groups)
-                # The size of a number orders as its bits do, and unlike numbers, bits are compared many at a time.
+                # Magnitudes are ordered as their bits are, and integer comparisons vectorise, unlike those of floats.
                 highest = np.int32(0)
                 for i in range(inputs):
                     highest = max(highest, bits[i] & np.int32(0x7FFFFFFF))
@@ -114,7 +117,7 @@ def quantise_rows() -> CompiledEntry:
 
 @cache
 def widen_rows() -> CompiledEntry:
-    """Copies of fp32 rows with zeros behind them, for groups that are longer than what is left of a row."""
+    """Compiles a copy of fp32 rows padded with zeros to a whole number of groups."""
 
     def widen(address: Any) -> None:  # noqa: ANN401 - a C pointer
         job = carray(address, _ALL)

@@ -1,14 +1,14 @@
-"""fp32 products on a CPU with a weight in MKL's own layout.
+"""Linear for fp32 on a CPU with a weight in MKL's packed layout.
 
 Torch's own product repacks an fp32 weight in every call, which costs more than the product itself for the few rows of
 a decode step. MKL can keep the packed form instead (``cblas_sgemm_pack`` and ``cblas_sgemm_compute``, in the manual
-under "BLAS-like Extensions"). Packed once for many rows, it serves any number of them: up to twice as fast, and a row's
-result is the same to the last bit whatever rows are computed beside it. Few rows are multiplied faster still, with the
-same bits, by code of our own that reads that form (`strips`). Figures: ``docs/design/0002-cpu-kernels.md``.
+under "BLAS-like Extensions"). A weight packed once for many rows serves any number of rows. It is up to twice as fast,
+and a row's result is the same to the last bit whatever rows are computed beside it. Few rows are computed even faster,
+with the same bits, by our own code that reads the packed form (`strips`). Figures: ``docs/design/0002-cpu-kernels.md``.
 
-Torch wraps these two functions, but hides the packed weight in a tensor without storage. So they are called as what
-they are, C functions in the library that torch has loaded: the packed weight is then plain memory, which can be written
-to a file and mapped.
+Torch wraps these two functions, but hides the packed weight in a tensor without storage. So they are called directly,
+as C functions of the library that torch has loaded. Then the packed weight is plain memory, which can be written to a
+file and mapped.
 """
 
 # ruff: noqa: ANN401 - values of the code generator and functions of a library have no types of their own
@@ -53,19 +53,19 @@ from maitred.engine.kernels.tape import ALONE, Tape, call, enter
 from maitred.engine.kernels.torch_library import torch_library
 
 _LAYOUT_ROWS = 512
-"""MKL chooses the layout by a row count. Layouts for few rows are slow with many; the reverse costs nothing."""
+"""Row count that MKL chooses the layout for. Layouts for few rows are slow with many; the reverse costs nothing."""
 _WORTH_SHARING_OUTPUTS = 256
 _ROW_MAJOR, _AS_IS, _TRANSPOSED, _PACKED, _SECOND_MATRIX = 101, 111, 112, 151, 162
-"""MKL's own numbers (``mkl_cblas.h``)."""
+"""Constants of MKL (``mkl_cblas.h``)."""
 _TRIED_ROWS = (1, 2, 3, 4, 5, 8, 31, 33, MOST_ROWS, 70)
 _APART: dict[tuple[int, int, int, bool], bool] = {}
 """Outputs, inputs, threads, and whether strips are read -> whether rows are computed independently of each other."""
 _PLACE_BYTES = 1 << 21
-"""Where in its memory MKL puts the weight depends on the address: the same again only at multiples of this."""
+"""Alignment of packed memory. The position of MKL's weight within it depends on the address modulo this size."""
 
 
 class PackedLinear:
-    """MKL's product with a weight in MKL's own layout; it keeps no other copy of the weight.
+    """Linear that MKL computes with a weight in MKL's own layout; it keeps no other copy of the weight.
 
     Args:
         weight: fp32 ``[out, in]`` on the CPU.
@@ -94,47 +94,47 @@ class PackedLinear:
         self._address = packed.data_ptr()
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """``[T, in]`` -> ``[T, out]``."""
+        """Maps ``[T, in]`` to ``[T, out]``."""
         rows, out = rows.contiguous(), rows.new_empty(len(rows), self._shape[0])
         packed_product().run(len(rows), self._fields(rows.data_ptr(), out.data_ptr(), torch.get_num_threads()))
         return out
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """Numbers of outputs and inputs."""
         return self._shape
 
     @property
     def reads_strips(self) -> bool:
-        """Whether few rows are not MKL's to compute."""
+        """Whether few rows are computed by our own code instead of MKL."""
         return self._layout is not None
 
     @property
     def part(self) -> int:
-        """See `maitred.engine.kernels.linear.form.StripLinear`, which it is if it reads strips."""
+        """Number of outputs in a part, for a product that reads strips; implements `StripLinear.part_outputs`."""
         assert self._layout is not None
         return self._layout.part
 
     def without_strips(self) -> "PackedLinear":
-        """The same, but all of it computed by MKL."""
+        """Returns a product with the same weight that MKL computes for any number of rows."""
         linear = PackedLinear.__new__(PackedLinear)
         linear._hold(self._packed, *self._shape, self._bias, None)
         return linear
 
     def scratch_bytes(self, rows: int) -> int:
-        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
+        """Returns 0: no scratch memory is needed; implements `TapedLinear.scratch_bytes`."""
         return 0
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
-        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
+        """Records the product on a tape; implements `TapedLinear.record`."""
         tape.add(packed_product(), self._fields(rows, out, tape.threads), counter, ALONE)
 
     def record_strips(self, tape: Tape, rows: int, out: int, counter: int, marks: int) -> None:
-        """See `maitred.engine.kernels.linear.form.StripLinear`."""
+        """Records the product of marked strips on a tape; implements `StripLinear.record_strips`."""
         tape.add(strips_product(), [*self._fields(rows, out, tape.threads)[:-1], marks], counter, 0)
 
     def _fields(self, rows: int, out: int, threads: int) -> list[int]:
-        """Of a job; see `maitred.engine.kernels.linear.strips.FIELDS`."""
+        """Makes the fields of a job; see `maitred.engine.kernels.linear.strips.FIELDS`."""
         (outputs, inputs), (compute, together) = self._shape, _functions()
         bias = 0 if self._bias is None else self._bias.data_ptr()
         fields = [compute, inputs, outputs, rows, self._address, bias, out]
@@ -147,7 +147,10 @@ class PackedLinear:
         return [*fields, self._address + 4 * start, block, part, entry, together, threads, share, 1, 0]
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `Linear`. Of the packed memory, MKL leaves up to half untouched: pages of zeros that need no place."""
+        """Returns the packed memory, the shape, the layout and the bias; implements `Linear.to_tensors`.
+
+        MKL leaves up to half of the packed memory untouched: pages of zeros that take no disk.
+        """
         tensors = {"packed": self._packed, "shape": torch.tensor(self._shape)}
         if self._layout is not None:
             tensors["layout"] = torch.tensor(self._layout)
@@ -155,7 +158,7 @@ class PackedLinear:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """See `Linear`."""
+        """Makes the product from its tensors; implements `Linear.from_tensors`."""
         packed = tensors["packed"]
         if packed.data_ptr() % cls.alignment:
             packed = _place(len(packed)).copy_(packed)
@@ -168,7 +171,7 @@ class PackedLinear:
 
 @cache
 def _functions() -> tuple[int, int]:
-    """Where MKL's function is, and the one that enters several threads, or 0."""
+    """Returns the addresses of MKL's product and of OpenMP's function that starts threads, or 0."""
     compute, together = _mkl().cblas_sgemm_compute, enter_together()
     address = ctypes.cast(compute, ctypes.c_void_p).value or 0
     return address, 0 if together is None else ctypes.cast(together, ctypes.c_void_p).value or 0
@@ -176,7 +179,7 @@ def _functions() -> tuple[int, int]:
 
 @cache
 def packed_product() -> CompiledEntry:
-    """The product from compiled code: by MKL, or, of few rows, by our own threads strip by strip. See `FIELDS`."""
+    """Compiles the product: by MKL, or, for few rows, by our own threads strip by strip. See `FIELDS`."""
     most, edition = MOST_ROWS, EDITION
 
     def compute(address: Any) -> None:
@@ -215,7 +218,7 @@ def _compute(
     beta: Any,
     out: Any,
 ) -> Any:
-    """Calls ``cblas_sgemm_compute`` at an address."""
+    """Emits a call of ``cblas_sgemm_compute`` at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         number, long, real = ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -233,25 +236,26 @@ def _compute(
 
 
 def _layout_rows(outputs: int) -> int:
-    """The row count to pack for: many, but fewer than there are outputs.
+    """Returns the row count to pack a weight for: many, but fewer than there are outputs.
 
-    MKL shares out the longer side of a product among its threads, and decides which that is when it packs. With as many
-    rows as outputs it is the rows, and the few rows of a decode then all fall to one thread. A layout for fewer than a
+    MKL divides the longer side of a product among its threads, and decides when it packs which side that is. With as
+    many rows as outputs it divides the rows, and then one thread computes all the few rows of a decode. A layout for
+    fewer than a
     hundred rows or so would compute a row by itself in another order than among others.
     """
     return _LAYOUT_ROWS if outputs < _WORTH_SHARING_OUTPUTS else min(_LAYOUT_ROWS, outputs // 2)
 
 
 def can_pack() -> bool:
-    """Whether this torch brings MKL along, and lets others call it."""
+    """Returns whether this torch contains MKL and lets other code call it."""
     return _mkl() is not None
 
 
 def agrees(packed: Linear, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether it gives the same result as torch's own product.
+    """Returns whether a product gives the same result as torch's own.
 
-    MKL promises a packed weight only for the row count that it was packed for. That one layout serves all counts is
-    what it does, not what it says, so each weight is tried before it is relied on.
+    MKL guarantees a packed weight only for the row count that it was packed for. One layout serves all counts in
+    practice, but this is undocumented, so each weight is tried before it is used.
     """
     generator = torch.Generator().manual_seed(0)
     plain = PlainLinear(weight, bias)
@@ -263,12 +267,12 @@ def agrees(packed: Linear, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def keeps_rows_apart(packed: PackedLinear, outputs: int, inputs: int) -> bool:
-    """Whether a row's result is the same, to the last bit, whatever rows are computed beside it.
+    """Returns whether a row's result is the same to the last bit whatever rows are computed beside it.
 
-    That few rows and many are computed by different code makes no difference, then, or the weight is not used so. MKL
-    promises nothing of the kind. With AVX-512 it is so; with AVX2, rows were seen to differ in products with many
-    inputs, and with less in nearly all (``docs/design/0021-step-trials-at-start.md``). It goes by the shape and not by
-    the numbers, so each shape is tried once.
+    The trial includes row counts that different code computes. MKL guarantees no such independence. With AVX-512 it
+    holds; with AVX2, rows differed in products with many inputs, and with older instruction sets in nearly all
+    (``docs/design/0021-step-trials-at-start.md``). It depends on the shape and not on the numbers, so each shape is
+    tried once.
     """
     shape = outputs, inputs, torch.get_num_threads(), packed.reads_strips
     if shape not in _APART:
@@ -280,7 +284,7 @@ def keeps_rows_apart(packed: PackedLinear, outputs: int, inputs: int) -> bool:
 
 @cache
 def _mkl() -> Any:
-    """MKL with its functions declared; None if it cannot be had."""
+    """Returns torch's library with MKL's functions declared; None: MKL is not available."""
     library = torch_library()
     try:
         size, pack, compute = (getattr(library, f"cblas_sgemm_{name}") for name in ("pack_get_size", "pack", "compute"))
@@ -294,7 +298,7 @@ def _mkl() -> Any:
 
 
 def _place(words: int) -> Tensor:
-    """fp32 zeros at an address that MKL will find its weight at again; pages that stay zero take no memory."""
+    """Allocates fp32 zeros at an address aligned for packed weights; pages that stay zero take no memory."""
     step = _PLACE_BYTES // 4
     room = torch.from_numpy(np.zeros(words + step, np.float32))
     first = -(room.data_ptr() // 4) % step

@@ -1,4 +1,4 @@
-"""Rounds weights to 8 or 4 bits, and lays them out as `maitred.engine.kernels.linear.tiles` reads them."""
+"""Quantisation of weights to 8 or 4 bits, in the layout that `maitred.engine.kernels.linear.tiles` reads."""
 
 from collections.abc import Iterator
 
@@ -12,11 +12,11 @@ from maitred.engine.kernels.linear.tiles import PANEL, VECTORS
 GROUP_INPUTS = 32
 """Inputs that share a scale and an offset in a 4-bit weight; their sums must fit into 16 bits, see `dots`."""
 _PANELS_AT_A_TIME = 64
-"""A large weight is not copied as a whole."""
+"""Panels of a piece, so that a large weight is not copied as a whole."""
 
 
 def panels_of_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """One scale for each output; its largest weight becomes 127.
+    """Quantises a weight to 8 bits with one scale per output; the largest weight of an output becomes 127.
 
     Args:
         weight: fp32 ``[out, in]``
@@ -37,12 +37,12 @@ def panels_of_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def lengths_of_8_bits(weight: Tensor, panels: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """For each output the length of what rounding took off its weights, and of what they were rounded to.
+    """Returns, for each output, the norms of the rounding error of its weights and of the rounded weights.
 
     Args:
         weight: fp32 ``[out, in]``
-        panels: What `panels_of_8_bits` made of it...
-        scales: ...and the scales.
+        panels: Panels from `pack_int8_panels` of this weight.
+        scales: Scales from `pack_int8_panels` of this weight.
     """
     steps = panels.shape[1]
     off, length = torch.empty(2, len(panels) * PANEL)
@@ -55,10 +55,10 @@ def lengths_of_8_bits(weight: Tensor, panels: Tensor, scales: Tensor) -> tuple[T
 
 
 def panels_of_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A scale and an offset for each output and each group of inputs: ``weight = scale * number - offset``.
+    """Quantises a weight to 4 bits with a scale and an offset per output and group.
 
     Args:
-        weight: fp32 ``[out, in]``
+        weight: fp32 ``[out, in]``, equal to ``scale * number - offset`` but for rounding.
 
     Returns:
         Bytes ``[panels, in / 8, VECTORS, LANES, 4]``, inputs 0 to 3 of a step in the lower halves and 4 to 7 in the
@@ -71,7 +71,7 @@ def panels_of_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
     for place, part in _parts(weight, width):
         grouped = part.view(len(part), groups, GROUP_INPUTS)
         lowest, highest = grouped.amin(dim=2), grouped.amax(dim=2)
-        # Rounded as they are stored before they are used, so that the numbers make up for it.
+        # Rounded to their stored type before use, so that the numbers compensate the rounding.
         scale = ((highest - lowest) / 15).bfloat16()
         offset = (-lowest).bfloat16()
         numbers = (grouped + offset.float()[..., None]) / scale.float().clamp(min=torch.finfo().tiny)[..., None]
@@ -87,7 +87,7 @@ def _panels(weight: Tensor) -> int:
 
 
 def _parts(weight: Tensor, width: int) -> Iterator[tuple[slice, Tensor]]:
-    """The weight in pieces of whole panels, with zeros for outputs and inputs that it does not have."""
+    """Yields the weight in pieces of whole panels, padded with zeros for missing outputs and inputs."""
     for first in range(0, _panels(weight), _PANELS_AT_A_TIME):
         place = slice(first, min(first + _PANELS_AT_A_TIME, _panels(weight)))
         part = weight[place.start * PANEL : place.stop * PANEL].float()

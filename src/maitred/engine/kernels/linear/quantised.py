@@ -1,7 +1,7 @@
-"""Products with weights of 8 or 4 bits, for rows that are rounded to 8 bits or stay fp32.
+"""Linear with weights of 8 or 4 bits, for rows that are rounded to 8 bits or stay fp32.
 
-What a decode step of few rows takes is the time to read the weights, so half the bits are half the time. With many
-rows it is arithmetic, of which a processor with VNNI does four times as much in bytes as in fp32. Figures:
+A decode step of few rows takes as long as reading the weights, so half the bits take half the time. With many rows the
+arithmetic takes longest, and a processor with VNNI does four times as much of it in bytes as in fp32. Figures:
 ``docs/quantization.md``.
 """
 
@@ -18,17 +18,17 @@ from maitred.engine.kernels.linear.tiles import PANEL
 from maitred.engine.kernels.tape import Tape
 
 _ROWS_WORTH_A_THREAD = 8
-"""Fewer rows are made ready faster than a second thread is woken."""
+"""Minimum rows per thread for preparing rows: fewer take less time than waking a second thread."""
 _MOST_PANELS_AT_A_TIME = 8
 _TURNS = 4
-"""A thread comes back for more so often, at least: what one is late by, the others make up for."""
+"""Minimum number of shares per thread, so that other threads can take over the work of a late one."""
 _PANELS = {4: panels_of_4_bits, 8: panels_of_8_bits}
 _MOST_INPUTS = (1 << 31) // (255 * 127)
-"""More products of bytes could overflow a sum of 32 bits."""
+"""Maximum inputs of a weight; more products of bytes could overflow a sum of 32 bits."""
 
 
 class QuantisedLinear:
-    """``rows @ weight.T + bias`` with a weight that is rounded once.
+    """Linear ``rows @ weight.T + bias`` with a weight that is quantised once.
 
     8-bit weights have a scale for each output; 4-bit ones a scale and an offset for each output and each
     `GROUP_INPUTS` inputs.
@@ -36,8 +36,8 @@ class QuantisedLinear:
     Args:
         weight: fp32 ``[out, in]`` on the CPU.
         bias: ``[out]``
-        bits: Of a weight, 8 or 4.
-        real: Rows stay fp32. Otherwise each row is rounded to 8 bits with a scale of its own.
+        bits: Bits of a weight: 8 or 4.
+        real: Whether rows stay fp32. Otherwise each row is rounded to 8 bits with its own scale.
     """
 
     __slots__ = ("_fields", "_groups", "_panels", "_parts", "_product", "_ready", "_real", "_shape", "_width")
@@ -82,7 +82,7 @@ class QuantisedLinear:
         }
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """``[T, in]`` -> ``[T, out]``."""
+        """Maps ``[T, in]`` to ``[T, out]``."""
         count, threads = len(rows), torch.get_num_threads()
         rows, out = rows.contiguous(), rows.new_empty(count, self._shape[0])
         room = torch.empty(self.scratch_bytes(count), dtype=torch.uint8)
@@ -91,22 +91,22 @@ class QuantisedLinear:
         return out
 
     def scratch_bytes(self, rows: int) -> int:
-        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
+        """Returns the scratch memory for the prepared rows; implements `TapedLinear.scratch_bytes`."""
         if self._ready is None:
             return 0
-        # The bytes of all rows, their scales, their sums: widths are multiples of 4, so each is where it must be.
+        # The bytes of all rows, their scales, their sums: widths are multiples of 4, so all parts are aligned.
         own: int = self._width * 4 if self._real else self._width + 4 + 4 * self._groups
         return rows * own
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
-        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
+        """Records the product on a tape; implements `TapedLinear.record`."""
         for entry, fields, worth in self._calls(rows, out, room, most_rows, tape.threads):
             tape.add(entry, fields, counter, worth)
 
     def _calls(
         self, rows: int, out: int, room: int, count: int, threads: int
     ) -> list[tuple[CompiledEntry, list[int], int]]:
-        """What is called one after the other, on which fields, and how many rows are worth a thread of it."""
+        """Returns the calls in order: entry, job fields, and minimum rows per thread."""
         job = self._job(
             threads,
             rows=rows if self._ready is None else room,
@@ -119,24 +119,24 @@ class QuantisedLinear:
         return [*ready, (self._product, job, 0)]
 
     def _job(self, threads: int, **fields: int) -> list[int]:
-        """The fields of a job for so many threads; see `maitred.engine.kernels.linear.job.FIELDS`."""
+        """Makes the fields of a job for so many threads; see `maitred.engine.kernels.linear.job.FIELDS`."""
         share = max(1, min(_MOST_PANELS_AT_A_TIME, self._panels // (_TURNS * threads)))
         return list((self._fields | {"share": share} | fields).values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `Linear`."""
+        """Returns panels, scales, bias and shape; implements `Linear.to_tensors`."""
         return dict(self._parts)
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """See `Linear`."""
+        """Makes the product from its tensors; implements `Linear.from_tensors`."""
         linear = cls.__new__(cls)
         linear._hold(tensors)
         return linear
 
 
 def aligned(tensor: Tensor, alignment: int) -> Tensor:
-    """The same tensor, or a copy from where whole vectors can be loaded."""
+    """Returns the tensor, or a copy of it at an aligned address if it is not aligned."""
     if tensor.data_ptr() % alignment == 0:
         return tensor
     room = torch.empty(tensor.nbytes + alignment, dtype=torch.uint8)

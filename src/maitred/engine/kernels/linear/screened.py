@@ -1,18 +1,18 @@
-"""The largest output of a row, exactly, from a weight of which a small part is read.
+"""Exact search for the largest output of each row, which reads only a small part of the weight.
 
-A greedy answer needs the largest logit and no other, but a head is the largest weight of a small model, and with few
-rows a product takes as long as its weight takes to be read. So all outputs are computed from a second weight first,
-rounded to 8 bits: a quarter of the memory. How far an output can be off is known from lengths (Cauchy-Schwarz)::
+A greedy answer needs only the largest logit, but a head is the largest weight of a small model, and with few rows a
+product takes as long as reading its weight. So all outputs are first computed from a second weight, rounded to 8 bits:
+a quarter of the memory. The error of an output is bounded by norms (Cauchy-Schwarz)::
 
     |w·h - w'·h'|  <=  |w - w'| |h|  +  |w'| |h - h'|
 
-where ``w'`` and ``h'`` are what was rounded. Outputs are computed from the weight as it is in strips (see
-`maitred.engine.kernels.linear.form.StripLinear`), with the same bits as ever: first of each row the one strip that
-holds the largest rounded output. Another output that stays below the largest of these even if it is off by that much
-cannot be the largest. Those that can are computed, too, so that the largest of them is what it would have been; all
-others are set to minus infinity. Of 150,000 random outputs a dozen are left.
+where ``w'`` and ``h'`` are the rounded vectors. Exact outputs are then computed in strips from the unrounded weight
+(see `maitred.engine.kernels.linear.form.StripLinear`), with the same bits as in the whole product. First the strip with
+the largest rounded output of each row is computed. Another output whose upper bound is below the largest exact output
+of that strip cannot be the largest. Strips with outputs that can be larger are computed too, so the largest output is
+exact; all other outputs are set to minus infinity. Of 150,000 random outputs a dozen remain.
 
-Where many are, nothing is gained, and a search costs a quarter of a product on top; see `HeadSearch`.
+If many outputs remain, nothing is gained, and the search costs a quarter of a product in addition; see `HeadSearch`.
 """
 
 from collections.abc import Mapping
@@ -36,21 +36,24 @@ from maitred.engine.kernels.simd import float_of_bits
 from maitred.engine.kernels.tape import Tape
 
 WORTH_WEIGHTS = 1 << 24
-"""Fewer stay in a processor's cache, or are read so soon that a search gains nothing."""
+"""Minimum size of a weight for a search.
+
+A smaller weight stays in the processor's cache, or is read too fast for a gain.
+"""
 EDITION = 3
-"""Raise it with every change to what is compiled; see `maitred.engine.kernels.linear.tiles.EDITION`."""
+"""Version of the compiled code; raise it with every change. See `maitred.engine.kernels.linear.tiles.EDITION`."""
 _SLACK = 1.001
-"""For the rounding of the lengths themselves."""
+"""Factor for the rounding of the norms themselves."""
 _WORTH_SHARE = 0.5
-"""So many of all strips may be computed, counted once for each row: a search computes them row by row."""
+"""Share of all strips that may be computed, counted once for each row: a search computes them row by row."""
 _PATIENCE_STEPS = 64
 
 
 class HeadSearch:
-    """Whether a search pays: given up for some steps after one in which too much was computed all the same.
+    """Decision whether a step is a search: suspended for some steps after one that computed too many strips.
 
     Args:
-        strips: Of the product.
+        strips: Number of strips of the product.
     """
 
     def __init__(self, strips: int) -> None:
@@ -58,24 +61,24 @@ class HeadSearch:
         self._rest = 0
 
     def begins(self, rows: int) -> bool:
-        """Whether the next step of so many rows is to be a search."""
+        """Returns whether the next step of so many rows is to be a search."""
         if self._rest:
             self._rest -= 1
             return False
         return rows <= MOST_ROWS
 
     def record(self, strips: Tensor) -> None:
-        """How many strips of each row were computed in the end."""
+        """Records how many strips of each row a search computed."""
         if int(strips.sum()) > _WORTH_SHARE * self._strips:
             self._rest = _PATIENCE_STEPS
 
 
 class ScreenedLinear:
-    """A product in fp32 that can also be searched for the largest output of each row.
+    """Linear in fp32 that can also be searched for the largest output of each row.
 
     Args:
-        exact: The product.
-        weight: What it multiplies with, fp32 ``[out, in]``.
+        exact: Exact product.
+        weight: Weight of the exact product, fp32 ``[out, in]``.
     """
 
     __slots__ = ("_bounds", "_exact", "_inputs", "_outputs", "_rough")
@@ -85,7 +88,7 @@ class ScreenedLinear:
     def __init__(self, exact: StripLinear, weight: Tensor) -> None:
         rough = QuantisedLinear(weight, bits=8, real=False)
         off, length = lengths_of_8_bits(weight, *(rough.tensors()[name] for name in ("panels", "scales")))
-        # What the order of additions changes is beyond neither: n additions of fp32, twice.
+        # The bound includes the rounding of the sums themselves: n additions of fp32, twice.
         off = off + (weight.shape[1] + 64) * 2.0**-23 * (off + length)
         self._hold(exact, rough, torch.stack((_by_strip(exact, off), _by_strip(exact, length))) * _SLACK)
 
@@ -94,35 +97,35 @@ class ScreenedLinear:
         self._outputs, self._inputs = exact.shape
 
     def search(self) -> HeadSearch:
-        """To ask before each step whether it is to be one."""
+        """Makes the object that decides before each step whether the step is a search."""
         return HeadSearch(self._bounds.shape[1])
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """``[T, in]`` -> ``[T, out]``: all of them."""
+        """Maps ``[T, in]`` to ``[T, out]`` exactly, for all outputs."""
         return self._exact(rows)
 
     def scratch_bytes(self, rows: int) -> int:
-        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
+        """Returns the scratch memory of a search; implements `TapedLinear.scratch_bytes`."""
         searched = min(rows, MOST_ROWS)
         return self._rough.scratch_bytes(searched) + searched * self._bounds.shape[1] * (4 + 1)
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
-        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
+        """Records the exact product on a tape; implements `TapedLinear.record`."""
         self._exact.record(tape, rows, out, counter, room, most_rows)
 
     def record_search(
         self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int, found: Tensor
     ) -> None:
-        """The same for a search, of at most `maitred.engine.kernels.linear.strips.MOST_ROWS` rows.
+        """Records a search, of at most `maitred.engine.kernels.linear.strips.MAX_ROWS` rows.
 
         Args:
-            tape: To be played as long as this product lives.
-            rows: Address of fp32 ``[most_rows, in]``.
-            out: Address of fp32 ``[most_rows, out]``.
-            counter: Address of an int64: how many rows there are when the tape is played.
-            room: Address of `room_bytes` for ``most_rows``.
-            most_rows: Most that there can be.
-            found: int64 ``[most_rows]``: gets the number of strips of each row that were computed in the end.
+            tape: Tape that is played no longer than this product lives.
+            rows: Address of fp32 ``[max_rows, in]``.
+            out: Address of fp32 ``[max_rows, out]``.
+            counter: Address of an int64: the number of rows when the tape is played.
+            room: Address of scratch memory of `scratch_bytes(max_rows)`.
+            most_rows: Maximum number of rows.
+            found: int64 ``[max_rows]``: receives the number of strips of each row that the search computed.
         """
         searched, strips = min(most_rows, MOST_ROWS), self._bounds.shape[1]
         self._rough.record(tape, rows, out, counter, room, searched)
@@ -136,14 +139,14 @@ class ScreenedLinear:
             exact.record_strips(tape, rows, out, counter, marks)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `Linear`."""
+        """Returns the tensors of both products and the bounds; implements `Linear.to_tensors`."""
         parts = {"exact": self._exact.tensors(), "rough": self._rough.tensors()}
         named = {f"{part}.{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
         return {**named, "bounds": self._bounds}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """See `Linear`."""
+        """Makes the product from its tensors; implements `Linear.from_tensors`."""
 
         def part(name: str) -> dict[str, Tensor]:
             return {key.removeprefix(f"{name}."): own for key, own in tensors.items() if key.startswith(f"{name}.")}
@@ -156,7 +159,7 @@ class ScreenedLinear:
 
 
 def searchable(product: Linear, weight: Tensor) -> ScreenedLinear | None:
-    """The same product with a search, where there can be one and it would pay."""
+    """Makes a searchable product, if the product supports strips and a search pays; otherwise None."""
     if weight.numel() < WORTH_WEIGHTS or not isinstance(product, PackedLinear | TiledLinear):
         return None
     if isinstance(product, PackedLinear) and not product.reads_strips:
@@ -165,7 +168,7 @@ def searchable(product: Linear, weight: Tensor) -> ScreenedLinear | None:
 
 
 def _by_strip(exact: StripLinear, numbers: Tensor) -> Tensor:
-    """The largest of each strip."""
+    """Returns the largest number of each strip."""
     of_part = -(-exact.part // exact.strip)
     parts = numbers.new_zeros(-(-len(numbers) // exact.part), of_part * exact.strip)
     for index, own in enumerate(parts):
@@ -175,9 +178,12 @@ def _by_strip(exact: StripLinear, numbers: Tensor) -> Tensor:
 
 
 _FIELDS = "rows", "out", "bounds", "most", "marks", "found", "inputs", "outputs", "part", "strips"
-"""Of a screening's job, behind those that all have: addresses of rows, of what the rounded weight gave, of the bounds
-``[2, strips]``, of the most that an output of each strip can be ``[rows, strips]``, of which strips are to be computed
-``[strips, rows]``, and of how many of a row are ``[rows]``; then sizes, ``part`` as in `StripLinear`."""
+"""Names of the own fields of a screening's job.
+
+They are addresses of rows, of the outputs of the rounded weight, of the bounds ``[2, strips]``, of the upper bound of
+each strip's outputs ``[rows, strips]``, of the marks of strips to compute ``[strips, rows]``, and of the number of
+marked strips of each row ``[rows]``; then sizes, ``part`` as in `StripLinear`.
+"""
 _ROWS, _OUT, _BOUNDS, _MOST, _MARKS, _FOUND, _INPUTS, _OUTPUTS, _PART, _STRIPS = range(
     COUNT + 1, COUNT + 1 + len(_FIELDS)
 )
@@ -186,13 +192,13 @@ _ALL = COUNT + 1 + len(_FIELDS)
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _key(pattern: np.int32) -> np.int32:
-    """An fp32 number's bits as an integer that is ordered as the number is; the key's own key are the bits again."""
+    """Converts the bits of an fp32 number to an integer of the same order; the conversion is its own inverse."""
     return np.int32(pattern ^ np.int32(np.int32(pattern >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @cache
 def mark_best_strips(strip_outputs: int) -> CompiledEntry:
-    """Marks the strip with each row's largest rounded output, and notes the most that those of all strips can be."""
+    """Compiles a kernel that marks each row's strip with the largest rounded output, and bounds all strips' outputs."""
     edition = EDITION
 
     def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer
@@ -208,7 +214,7 @@ def mark_best_strips(strip_outputs: int) -> CompiledEntry:
             numbers = carray(floats(job[_ROWS] + row * inputs * 4), inputs)
             bits = carray(ints(job[_ROWS] + row * inputs * 4), inputs)
             most = carray(floats(job[_MOST] + row * 4 * strips), strips)
-            # The row's length, and that of what its rounding takes off; as in `maitred.engine.kernels.linear.job`.
+            # The norms of the row and of its rounding error; rounded as in `maitred.engine.kernels.linear.job`.
             highest = np.int32(0)
             for i in range(inputs):
                 highest = max(highest, bits[i] & np.int32(0x7FFFFFFF))
@@ -228,7 +234,7 @@ def mark_best_strips(strip_outputs: int) -> CompiledEntry:
                 part_end = min(part_first + part, outputs)
                 strip = part_first // part * of_part
                 for first in range(part_first, part_end, strip_outputs):
-                    # Ordered as the numbers are, and compared many at a time: all but the last are of one size.
+                    # Keys are ordered as the numbers are, and compare as vectors: most strips have one size.
                     width = min(strip_outputs, part_end - first)
                     patterns = carray(ints(job[_OUT] + (row * outputs + first) * 4), width)
                     top = np.int32(-0x80000000)
@@ -253,7 +259,7 @@ def mark_best_strips(strip_outputs: int) -> CompiledEntry:
 
 @cache
 def mark_other_strips(strip_outputs: int) -> CompiledEntry:
-    """Marks the strips that can hold more than the one that was computed, and makes minus infinity of all others."""
+    """Compiles a kernel that marks strips whose outputs can be the largest, and sets all others to minus infinity."""
     edition = EDITION
 
     def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer
@@ -281,7 +287,7 @@ def mark_other_strips(strip_outputs: int) -> CompiledEntry:
                 part_end = min(part_first + part, outputs)
                 strip = part_first // part * of_part
                 for first in range(part_first, part_end, strip_outputs):
-                    # What is no number is below nothing, so it is computed, and seen by whoever draws.
+                    # NaN is below nothing, so its strip is computed, and the sampler sees the NaN.
                     if strip != best and most[strip] < largest:
                         out[first : min(first + strip_outputs, part_end)] = -np.inf
                     elif strip != best:

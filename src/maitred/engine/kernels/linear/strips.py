@@ -1,21 +1,21 @@
-"""fp32 products with a weight that is laid out in strips, as MKL lays it out or as we do.
+"""Products in fp32 with a weight laid out in strips, in MKL's layout or in our own.
 
-MKL's product is made for many rows. With as few as a decode step has, it waits for the weight to come from memory,
-computes, and waits again: the 32 rows of 32 answers take the sum of both times. Here the weights of the next piece are
-fetched while this one is multiplied, so they take the longer of the two.
+MKL's product is made for many rows. With the few rows of a decode step, it waits for weights from memory, computes, and
+waits again: the 32 rows of 32 answers take the sum of both times. Here the weights of the next piece are fetched while
+this one is multiplied, so the rows take the longer of both times.
 
 Outputs are in *parts*, one for each thread that MKL foresees; a part is in *strips* of some outputs, of which the last
 may have fewer; inputs are in *blocks*. A strip's weights of one block are side by side, input after input::
 
     packed[start + padded * first_input + inputs_of_block * first_output + strip_width * input + output]
 
-A row is added up in one order whatever is beside it: the inputs of a block one after the other, then the blocks.
+A row is summed up in one order whatever rows are beside it: the inputs of a block one after the other, then the blocks.
 
-What MKL has packed is read for few rows, with MKL's bits, since a second layout would double a model's memory. Nowhere
-is its layout promised. So it is looked for in the packed memory when a weight is packed, and it is taken only if every
-weight is where it is supposed to be; where not, MKL computes all. That the results are equal bit for bit is tried like
-MKL's own independence of rows (`maitred.engine.kernels.linear.packed.keeps_rows_apart`). What we have packed ourselves
-(`maitred.engine.kernels.linear.tiled`) is read for any number of rows.
+MKL's packed weights are read for few rows, with the same result bits as MKL, since a second layout would double a
+model's memory. MKL's layout is undocumented. So it is searched for in the packed memory when a weight is packed, and
+used only if every weight is where it should be; otherwise MKL computes all rows. A trial checks that the results are
+equal bit for bit (`maitred.engine.kernels.linear.packed.has_independent_rows`). Weights in our own layout
+(`maitred.engine.kernels.linear.tiled`) are read for any number of rows.
 """
 
 # ruff: noqa: ANN401 - values of the code generator have no types of their own
@@ -36,32 +36,32 @@ from maitred.engine.kernels.linear.dots import LANES
 from maitred.engine.kernels.linear.tiles import MaskedLanes, Tile, element, prefetch, splat
 
 MOST_ROWS = 48
-"""With more, MKL is as fast: what is multiplied takes so long that what is read hides behind it."""
+"""Maximum rows for this code. With more, MKL is as fast: arithmetic takes longer than reading the weights."""
 _MOST_INPUTS = 384
-"""Of a block."""
+"""Maximum inputs of a block."""
 _MANY_TILES = 24
-"""With more, a weight is used so often that rows are what is waited for."""
+"""With more tiles, a weight is used so often that the rows, not the weights, are fetched ahead."""
 _TILES_TOGETHER = 64
-"""That go through all blocks of inputs before others do: their sums stay in the second-level cache meanwhile."""
+"""Tiles that go through all blocks of inputs together: their sums stay in the second-level cache meanwhile."""
 _MOST_STRIPS_AT_A_TIME = 8
 _TURNS = 4
-"""A thread comes back for more strips so often, at least."""
+"""Minimum number of shares of strips per thread."""
 WEIGHTS_WORTH_A_THREAD = 1 << 16
 _LOOKED_THROUGH = 1 << 20
-"""Numbers at the beginning of the packed memory, among which the first weight is."""
+"""Numbers at the beginning of the packed memory, among which the first weight is searched."""
 EDITION = 9
-"""Raise it with every change to what is emitted; see `maitred.engine.kernels.linear.tiles.EDITION`."""
+"""Version of the emitted code; raise it with every change. See `maitred.engine.kernels.linear.tiles.EDITION`."""
 
 _LONG, _FLOAT = ir.IntType(64), ir.FloatType()
 _FLOATS = ir.VectorType(_FLOAT, LANES)
 
 
 class TileShape(NamedTuple):
-    """Of a tile: rows that are multiplied with a strip together.
+    """Shape of a tile: the rows that are multiplied with a strip together.
 
     Attributes:
-        vectors: Of a strip, 16 outputs each.
-        height: Rows at most.
+        vectors: Vectors of a strip, 16 outputs each.
+        height: Maximum number of rows.
     """
 
     vectors: int
@@ -69,24 +69,24 @@ class TileShape(NamedTuple):
 
     @property
     def outputs(self) -> int:
-        """Of a strip."""
+        """Number of outputs in a strip."""
         return self.vectors * LANES
 
 
 OF_MKL = TileShape(vectors=3, height=8)
-"""With AVX-512: sums take 24 of 32 registers."""
+"""Tile for AVX-512, and MKL's strip: the sums take 24 of 32 registers."""
 NARROW = TileShape(vectors=1, height=6)
-"""The same for 16 registers of half the size: 12 of them."""
+"""Tile for 16 registers of half the size: the sums take 12 of them."""
 STRIP = OF_MKL.outputs
 
 
 class Layout(NamedTuple):
-    """Where MKL has put a weight.
+    """Layout of a weight that MKL has packed.
 
     Attributes:
-        start: Of the first weight, in numbers from the beginning of the packed memory.
-        block: Inputs of a block.
-        part: Outputs of a part.
+        start: Index of the first weight in the packed memory.
+        block: Number of inputs in a block.
+        part: Number of outputs in a part.
     """
 
     start: int
@@ -95,12 +95,12 @@ class Layout(NamedTuple):
 
 
 def find_layout(packed: Tensor, weight: Tensor, threads: int) -> Layout | None:
-    """The layout in which every weight is where it should be; None if there is none.
+    """Finds the layout in which every weight is where it should be; None: there is none.
 
     Args:
-        packed: All of the packed memory, fp32.
+        packed: Packed memory, fp32.
         weight: fp32 ``[out, in]``
-        threads: That MKL had when it packed.
+        threads: Number of threads that MKL had when it packed.
     """
     outputs, inputs = weight.shape
     if outputs % LANES or outputs < LANES:
@@ -117,7 +117,7 @@ def find_layout(packed: Tensor, weight: Tensor, threads: int) -> Layout | None:
 
 
 def block_inputs(inputs: int) -> int:
-    """How many of so many inputs are in a block: as equal as can be."""
+    """Returns the number of inputs in a block: blocks are as equal as possible."""
     return _rounded_up(-(-inputs // -(-inputs // _MOST_INPUTS)), 4)
 
 
@@ -151,10 +151,13 @@ FIELDS = (
     "compute", "inputs", "outputs", "rows", "packed", "bias", "out", "first", "block", "part", "entry", "together",
     "threads", "share", "abreast", "marks",
 )  # fmt: skip
-"""Of a job, behind those that all have; see `maitred.engine.kernels.linear.packed.packed_product`. Here: sizes, as in
-`Layout`; addresses of rows, of the bias or 0, of the result, and of the ``first`` weight; how many strips a thread
-takes at a time, and how many of them a tile of rows goes through before the next tile does; and the address of bytes
-``[strips, rows]``, which of them are computed at all, or 0 for all."""
+"""Names of a job's own fields; see `maitred.engine.kernels.linear.packed.packed_product`.
+
+Here they are sizes, as in `Layout`; addresses of rows, of the bias or 0, of the result, and of the ``first`` weight;
+how
+many strips a thread takes at a time, and how many of them a tile of rows goes through before the next tile does; and
+the address of bytes ``[strips, rows]`` that mark what is computed, or 0 to compute all.
+"""
 (
     COMPUTE, INPUTS, OUTPUTS, ROWS, PACKED, BIAS, OUT, FIRST, BLOCK, PART, ENTRY, TOGETHER, THREADS, SHARE, ABREAST,
     MARKS,
@@ -163,13 +166,13 @@ ALL = COUNT + 1 + len(FIELDS)
 
 
 def strips_at_a_time(strips: int, threads: int) -> int:
-    """How many a thread takes: few enough that what one is late by, the others make up for."""
+    """Returns how many strips a thread takes at a time: few enough to balance a late thread."""
     return max(1, min(_MOST_STRIPS_AT_A_TIME, strips // (_TURNS * threads)))
 
 
 @cache
 def strips_product(shape: TileShape = OF_MKL) -> CompiledEntry:
-    """The product, for any number of threads; they take strips."""
+    """Compiles the product for any number of threads; threads take strips."""
     edition, height, vectors, lanes, many_tiles = EDITION, shape.height, shape.vectors, LANES, _MANY_TILES
     tiles_together = _TILES_TOGETHER
     strip_outputs = shape.outputs
@@ -186,10 +189,10 @@ def strips_product(shape: TileShape = OF_MKL) -> CompiledEntry:
         marks = carray(int8s(job[MARKS]), (last, count))
         tiles = count if job[MARKS] else (count + height - 1) // height
         if tiles <= many_tiles:
-            # What is read for few rows is soon over: it is shared out, and waited for, in smaller pieces.
+            # With few rows, a strip takes little time: smaller shares balance the threads better.
             share, abreast = (share + 1) // 2, (abreast + 1) // 2
-        # Each tile fetches a part of what comes next, at most a line with every input; or all of it where few rows of a
-        # strip are computed, for nobody knows which.
+        # Each tile fetches a part of the next strip, at most a line with every input. With marks, each tile fetches
+        # all of it, since it is unknown which rows of a strip are computed.
         fetching = 1 if job[MARKS] else tiles
         weights_step = min(64, (64 * vectors + fetching - 1) // fetching)
         taken = take(job, NEXT, share)
@@ -199,7 +202,7 @@ def strips_product(shape: TileShape = OF_MKL) -> CompiledEntry:
                 end_of_few = min(few + abreast, end_of_share)
                 if job[MARKS] and not marks[few:end_of_few].any():
                     continue
-                # Who is next: a thread's next share is probably as far away as there are threads.
+                # Next strips: a thread's next share is probably one share per thread away.
                 next_few = end_of_few if end_of_few < end_of_share else taken + job[THREADS] * share
                 for some in range(0, tiles, tiles_together):
                     for k in range(0, inputs, block):
@@ -214,7 +217,7 @@ def strips_product(shape: TileShape = OF_MKL) -> CompiledEntry:
                                 end = min(min(first + strip_outputs, (strip // of_part + 1) * part), outputs)
                                 width = min((end - first + lanes - 1) // lanes * lanes, strip_outputs)
                                 weights = job[FIRST] + (padded * k + first * length) * 4
-                                # What comes next: this strip's next block, or the first one of who is next.
+                                # Fetched ahead: this strip's next block, or the first block of the next strip.
                                 upcoming = min(next_few + strip - few, last - 1)
                                 next_first = upcoming // of_part * part + upcoming % of_part * strip_outputs
                                 ahead = job[FIRST] + next_first * min(block, inputs) * 4
@@ -269,9 +272,10 @@ def strip_tile(
     most: Any,
     full: Any,
 ) -> Any:
-    """``out[r, o] = before[r, o] + Σ_k row[r, k] * weight[k, o]`` for `height` rows and 16 outputs in each vector.
+    """Computes ``out[r, o] = before[r, o] + Σ_k row[r, k] * weight[k, o]`` for `height` rows.
 
-    All but the constants are addresses, distances and counts; `before_at` may be 0. For each input, the cache line of
+    Each vector has 16 outputs. All arguments but the constants are addresses, distances and counts; `before_at` may be
+    0. For each input, the cache line of
     `ahead_at` is fetched into the second-level cache, and `ahead_at` moves on by `ahead_bytes`. The constants are the
     number of vectors, the most that `height` can be, and whether there are outputs for all lanes; otherwise only so
     many as there are `outputs` are read from `before_at` and written.

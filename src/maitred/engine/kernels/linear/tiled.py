@@ -1,6 +1,7 @@
-"""fp32 products in strips of our own, for processors on which MKL's are not to be had.
+"""Linear for fp32 in our own strips, for processors without MKL.
 
-A row is computed by itself to the last bit, on every processor. Figures: ``docs/design/0050-narrow-registers.md``.
+A row's result does not depend on the rows beside it, to the last bit, on every processor. Figures:
+``docs/design/0050-narrow-registers.md``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,18 +28,18 @@ from maitred.engine.kernels.tape import Tape
 
 BEST = OF_MKL if VECTOR_LANES == LANES else NARROW
 _ABREAST_BYTES = 1 << 18
-"""Of weights that all rows go through before others do: about half of a second-level cache."""
+"""Bytes of weights that all rows go through before further weights: about half of a second-level cache."""
 
 
 class TiledLinear:
-    """``rows @ weight.T + bias`` with a weight that is laid out in strips; it keeps no other copy of the weight.
+    """Linear ``rows @ weight.T + bias`` with a weight laid out in strips; it keeps no other copy of the weight.
 
     Implements `maitred.engine.kernels.linear.form.StripLinear`: there is one part.
 
     Args:
         weight: fp32 ``[out, in]`` on the CPU.
         bias: ``[out]``
-        tile: What is multiplied together; as the processor's registers have room for unless given.
+        tile: Shape of a tile; the best for the processor's registers unless given.
     """
 
     __slots__ = ("_bias", "_packed", "_shape", "_tile")
@@ -56,7 +57,7 @@ class TiledLinear:
         self._packed, self._shape, self._bias, self._tile = packed, shape, bias, tile
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """``[T, in]`` -> ``[T, out]``."""
+        """Maps ``[T, in]`` to ``[T, out]``."""
         count, threads = len(rows), torch.get_num_threads()
         rows, out = rows.contiguous(), rows.new_empty(count, self._shape[0])
         worth = self._rows_worth_a_thread
@@ -66,38 +67,38 @@ class TiledLinear:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """See `Stripped`."""
+        """Numbers of outputs and inputs."""
         return self._shape
 
     @property
     def part(self) -> int:
-        """See `Stripped`."""
+        """Number of outputs in a part, which are all outputs; implements `StripLinear.part_outputs`."""
         return self._shape[0]
 
     @property
     def strip(self) -> int:
-        """See `Stripped`."""
+        """Number of outputs in a strip; implements `StripLinear.strip_outputs`."""
         return self._tile.outputs
 
     def scratch_bytes(self, rows: int) -> int:
-        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
+        """Returns 0: no scratch memory is needed; implements `TapedLinear.scratch_bytes`."""
         return 0
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
-        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
+        """Records the product on a tape; implements `TapedLinear.record`."""
         tape.add(strips_product(self._tile), self._fields(rows, out, tape.threads), counter, self._rows_worth_a_thread)
 
     def record_strips(self, tape: Tape, rows: int, out: int, counter: int, marks: int) -> None:
-        """See `Stripped`."""
+        """Records the product of marked strips on a tape; implements `StripLinear.record_strips`."""
         tape.add(strips_product(self._tile), [*self._fields(rows, out, tape.threads)[:-1], marks], counter, 0)
 
     @property
     def _rows_worth_a_thread(self) -> int:
-        """0 if any number of rows is worth all of them."""
+        """Minimum rows per thread; 0: any number of rows is enough for all threads."""
         return WEIGHTS_WORTH_A_THREAD // (self._shape[0] * self._shape[1])
 
     def _fields(self, rows: int, out: int, threads: int) -> list[int]:
-        """Of a job; see `maitred.engine.kernels.linear.strips.FIELDS`."""
+        """Makes the fields of a job; see `maitred.engine.kernels.linear.strips.FIELDS`."""
         outputs, inputs = self._shape
         block = block_inputs(inputs)
         share = strips_at_a_time(-(-outputs // self.strip), threads)
@@ -117,13 +118,13 @@ class TiledLinear:
         return list(fields.values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `Linear`."""
+        """Returns the packed weight, its shape and the bias; implements `Linear.to_tensors`."""
         tensors = {"packed": self._packed, "shape": torch.tensor([*self._shape, *self._tile])}
         return tensors if self._bias is None else tensors | {"bias": self._bias}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """See `Linear`."""
+        """Makes the product from its tensors; implements `Linear.from_tensors`."""
         outputs, inputs, *tile = tensors["shape"].tolist()
         linear = cls.__new__(cls)
         linear._hold(
@@ -133,7 +134,7 @@ class TiledLinear:
 
 
 def _strips(weight: Tensor, strip: int) -> Iterator[tuple[int, Tensor]]:
-    """Strips of each block ``[strips, inputs, outputs]`` and where they begin: all whole ones, then what is left."""
+    """Yields the strips of each block ``[strips, inputs, outputs]`` with their offsets; the short strip is last."""
     outputs, inputs = weight.shape
     block, padded = block_inputs(inputs), -(-outputs // strip) * strip
     whole = outputs // strip * strip

@@ -1,10 +1,10 @@
-"""The inner tile of a quantised product, as LLVM vector instructions: a few rows times a panel of outputs.
+"""Inner tile of a quantised product, as LLVM vector instructions: a few rows times a panel of outputs.
 
 A weight is kept in panels of `PANEL` outputs, a panel as steps of 64-byte vectors, 16 outputs to a vector. Of 8-bit
 weights, a step is four consecutive inputs, side by side; of 4-bit weights it is eight, the first four in the lower
 halves of the bytes. So a panel is read from its beginning to its end, each weight is loaded once for all rows of the
-tile, and each input once for all outputs. How many outputs and rows these are is up to the processor's registers: sums
-that they do not hold are added to memory instead, at half the speed (``docs/design/0050-narrow-registers.md``).
+tile, and each input once for all outputs. The numbers of outputs and rows depend on the processor's registers: sums
+that do not fit into them are kept in memory instead, at half the speed (``docs/design/0050-narrow-registers.md``).
 
 Rows are either signed bytes, multiplied with the weights' unsigned ones four at a time and added up to 32 bits without
 rounding (see `maitred.engine.kernels.linear.dots`), or fp32, multiplied with weights that are converted on the way. The
@@ -25,11 +25,14 @@ from maitred.engine.kernels.linear.dots import LANES, dots
 from maitred.engine.kernels.registers import VECTOR_LANES
 
 VECTORS, MOST_ROWS = (4, 6) if VECTOR_LANES == LANES else (1, 4)
-"""Of a tile, whose sums and weights are in registers: there are 32, or 16 of half the length."""
+"""Vectors and maximum rows of a tile, whose sums and weights are in registers: 32, or 16 of half the length."""
 PANEL = LANES * VECTORS
 """Outputs that a tile computes together."""
 EDITION = 4
-"""Raise it with every change to this file or to `dots`: Numba's cache on disk watches a kernel's file alone."""
+"""Version of the emitted code; raise it with every change to this file or to `dots`.
+
+Numba's cache on disk checks only the file of a kernel, not the files that it uses.
+"""
 
 _HALF, _INT, _LONG, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _FLOATS, _HALVES = (ir.VectorType(element, LANES) for element in (_INT, _FLOAT, _HALF))
@@ -59,7 +62,7 @@ def integer_tile(
     bits: Any,
     dot: Any,
 ) -> Any:
-    """Computes `height` rows of signed bytes, at most `MOST_ROWS`.
+    """Computes `height` rows of signed bytes, at most `MAX_TILE_ROWS`.
 
     ::
 
@@ -98,9 +101,9 @@ def real_tile(
     steps: Any,
     bits: Any,
 ) -> Any:
-    """The same for fp32 rows: ``out[r, o] = Σ_k row[r, k] * (scale[g, o] * weight[o, k] - offset[g, o]) + bias[o]``.
+    """Computes `height` fp32 rows: ``Σ_k row[r, k] * (scale[g, o] * weight[o, k] - offset[g, o]) + bias[o]``.
 
-    Rows must be as long as the groups are, with zeros at the end.
+    Rows must be padded with zeros to a whole number of groups.
     """
     kind = bits.literal_value
 
@@ -112,7 +115,7 @@ def real_tile(
 
 
 def _for_each_height(builder: Any, most: int, height: Any, emit: Callable[[int], None]) -> None:
-    """Code for every height that a tile can have."""
+    """Emits code for every height that a tile can have."""
     for rows in range(1, most + 1):
         with builder.if_then(builder.icmp_signed("==", height, _LONG(rows))):
             emit(rows)
@@ -204,7 +207,7 @@ def _real(
 
 
 class Tile:
-    """What all kinds of tiles are made with."""
+    """Code generator with the operations that all kinds of tiles share."""
 
     def __init__(self, builder: Any, height: int, vectors: int = VECTORS) -> None:
         self._builder = builder
@@ -215,21 +218,21 @@ class Tile:
         )
 
     def zeros(self, vector: Any) -> Sums:
-        """One sum for each row and vector of outputs."""
+        """Allocates one zero sum for each row and vector of outputs."""
         zero = ir.Constant(vector, None)
         return {place: cgutils.alloca_once_value(self._builder, zero) for place in self._places}
 
     def weights(self, weight: Any, step: Any) -> list[Any]:
-        """The panel's weights of one step."""
+        """Loads the panel's weights of one step."""
         at = self._builder.add(weight, self._builder.mul(step, _LONG(64 * VECTORS)))
         return [self._builder.load(element(self._builder, at, _INTS, _LONG(v)), align=64) for v in range(VECTORS)]
 
     def fma(self, factor: Any, other: Any, addend: Any) -> Any:
-        """Rounded once."""
+        """Emits ``factor * other + addend``, rounded once."""
         return self._builder.call(self._fma, [factor, other, addend])
 
     def store(self, result: Callable[[int, int], Any], out: Any, out_step: Any, outputs: Any) -> None:
-        """Writes the result of every row and vector, as far as outputs exist."""
+        """Stores the result of every row and vector, as far as outputs exist."""
         builder = self._builder
         rows = [builder.add(out, builder.mul(out_step, _LONG(r))) for r in range(self.height)]
         all_exist = builder.icmp_signed(">=", outputs, _LONG(LANES * self.vectors))
@@ -252,20 +255,20 @@ def _all_ones() -> Any:
 
 
 def element(builder: Any, address: Any, kind: Any, index: Any) -> Any:
-    """A pointer to an element, by its index, of what is at an address."""
+    """Returns a pointer to the element with an index in an array at an address."""
     index = _LONG(index) if isinstance(index, int) else index
     return builder.gep(builder.inttoptr(address, kind.as_pointer()), [index])
 
 
 def splat(builder: Any, scalar: Any, vector: Any) -> Any:
-    """The same number in every lane."""
+    """Broadcasts a number to all lanes of a vector."""
     undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, scalar, _INT(0))
     return builder.shuffle_vector(first, undefined, ir.Constant(_INTS, [0] * LANES))
 
 
 def prefetch(builder: Any) -> Callable[[Any], None]:
-    """Has a cache line brought to the second-level cache."""
+    """Returns a function that emits the fetch of a cache line into the second-level cache."""
     number, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
     function = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(ir.VoidType(), [pointer, *[number] * 3]), "llvm.prefetch.p0"
@@ -279,13 +282,13 @@ def prefetch(builder: Any) -> Callable[[Any], None]:
 
 
 def _nibbles(builder: Any, vector: Any, upper: int) -> Any:
-    """The lower or the upper halves of all bytes, as bytes."""
+    """Extracts the lower or the upper halves of all bytes, as bytes."""
     shifted = builder.lshr(vector, _all(4)) if upper else vector
     return builder.and_(shifted, _all(0x0F0F0F0F))
 
 
 def _scale_and_offset(builder: Any, scales: Any, group: Any, v: int, narrow: bool) -> tuple[Any, Any]:
-    """Of 16 outputs: two bf16 vectors per group, or one fp32 vector for all."""
+    """Loads scales and offsets of 16 outputs: two bf16 vectors per group, or one fp32 vector for all groups."""
     if not narrow:
         return builder.load(element(builder, scales, _FLOATS, v), align=4), None
     at = builder.mul(group, _LONG(2 * VECTORS))
@@ -298,11 +301,11 @@ def _scale_and_offset(builder: Any, scales: Any, group: Any, v: int, narrow: boo
 
 
 class MaskedLanes:
-    """Vectors of a row of which only so many numbers exist.
+    """Masked access to the vectors of a row that has only `count` numbers.
 
     Args:
-        builder: Of the code.
-        count: Of the numbers.
+        builder: Builder of the code.
+        count: Number of existing numbers.
     """
 
     def __init__(self, builder: Any, count: Any) -> None:
@@ -310,13 +313,13 @@ class MaskedLanes:
         self._limit = splat(builder, builder.trunc(count, _INT), _INTS)
 
     def store(self, value: Any, row: Any, v: int) -> None:
-        """Writes vector `v` of a row."""
+        """Stores vector `v` of a row."""
         self._call("store", ir.VoidType(), _FLOATS, _FLOATS.as_pointer(), _INT, _MASK)(
             value, *self._place(row, v), self._mask(v)
         )
 
     def load(self, row: Any, v: int) -> Any:
-        """Vector `v` of a row, zeros where there is nothing."""
+        """Loads vector `v` of a row, with zeros in missing lanes."""
         return self._call("load", _FLOATS, _FLOATS.as_pointer(), _INT, _MASK, _FLOATS)(
             *self._place(row, v), self._mask(v), ir.Constant(_FLOATS, None)
         )

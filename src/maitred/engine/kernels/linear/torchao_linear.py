@@ -1,8 +1,8 @@
-"""Products with rounded weights on a GPU, by torchao where it is installed.
+"""Linear with quantised weights on a GPU, computed by torchao if it is installed.
 
-Torchao keeps a weight as a tensor of its own kind, which knows how it is multiplied: int8 with a scale for each output,
-or fp8 (e4m3). With `int8` and `fp8` the rows are rounded too, each by itself, and multiplied in 8 bits; with
-`…_weight_only` the weight is made wide again for the product.
+Torchao stores a weight as a tensor subclass that implements the product: int8 with a scale for each output, or fp8
+(e4m3). With `int8` and `fp8` the rows are rounded too, each with its own scale, and multiplied in 8 bits; with
+`…_weight_only` the weight is converted back for the product.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from maitred.core.errors import Bug, ConfigInvalid
 from maitred.engine.config import Quantization
 
 _FP8_CAPABILITY = (8, 9)
-"""The first GPUs that multiply fp8: Ada and Hopper."""
+"""Compute capability of the first GPUs that multiply fp8: Ada and Hopper."""
 
 
 class TorchaoLinear:
-    """A product with torchao's tensor for a weight.
+    """Linear with torchao's tensor as its weight.
 
     Args:
-        weight: As torchao has rounded it.
+        weight: Weight that torchao has quantised.
         bias: ``[out]``
     """
 
@@ -37,21 +37,21 @@ class TorchaoLinear:
         self._bias = bias
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """``[T, in]`` -> ``[T, out]``."""
+        """Maps ``[T, in]`` to ``[T, out]``."""
         return functional.linear(rows, self._weight, self._bias)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `Linear`. Weights of accelerators are not kept in files."""
+        """Raises `Bug`: weights of accelerators are not stored in files."""
         raise Bug("Weights that torchao has rounded are not taken apart.")
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """See `Linear`."""
+        """Raises `Bug`: weights of accelerators are not stored in files."""
         raise Bug("Weights that torchao has rounded are not put together.")
 
 
 def make_torchao_linear(weight: Tensor, bias: Tensor | None, scheme: Quantization) -> TorchaoLinear:
-    """Rounds a weight ``[out, in]``; one of `check_torchao`'s schemes."""
+    """Quantises a weight ``[out, in]`` with one of the schemes that `check_torchao` accepts."""
     from torchao.quantization import quantize_
 
     holder = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta", dtype=weight.dtype)
@@ -61,10 +61,10 @@ def make_torchao_linear(weight: Tensor, bias: Tensor | None, scheme: Quantizatio
 
 
 def check_torchao(scheme: Quantization, device: torch.device) -> None:
-    """Sees that torchao can round weights so, before any are read.
+    """Checks that torchao can quantise weights by a scheme, before any weights are read.
 
     Raises:
-        ConfigInvalid: It is not installed, does not know the scheme, or the device has no kernel for it.
+        ConfigInvalid: Torchao is not installed, does not support the scheme, or the device has no kernel for it.
     """
     if scheme not in _SCHEMES:
         raise ConfigInvalid(

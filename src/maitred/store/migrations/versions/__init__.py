@@ -1,1 +1,1 @@
-"""One module per step. A step that was released is never changed; a new one follows it."""
+"""Alembic revisions, one module each. A released revision is never changed; a new one follows it."""

@@ -10,7 +10,7 @@ _ID = sa.String(63).with_variant(sa.String(63, collation="C"), "postgresql")
 
 
 def upgrade() -> None:
-    """Makes the first tables."""
+    """Creates the first tables: directory, administrative replies and usage."""
     version = op.create_table(
         "directory_version",
         sa.Column("id", sa.Integer, autoincrement=False),

@@ -1,4 +1,4 @@
-"""Rollouts, and the side of one that a line of the ledger was on."""
+"""Rollouts, and the arm of a rollout that a line of the ledger belongs to."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Adds a table and a column."""
+    """Adds the table `rollouts` and the column `usage.rollout`."""
     op.create_table(
         "rollouts",
         sa.Column("name", sa.Text),

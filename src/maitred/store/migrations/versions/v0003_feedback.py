@@ -1,4 +1,4 @@
-"""What callers thought of answers."""
+"""Feedback of callers on responses."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Adds a table."""
+    """Adds the table `feedback`."""
     op.create_table(
         "feedback",
         sa.Column("usage", sa.Text),
