@@ -30,7 +30,7 @@ from benchmarks.support.report import Report
 from benchmarks.support.single_request import Call, Client, Reply
 from benchmarks.support.spending import script
 from maitred.core.answer import Outcome
-from maitred.core.money import Price, to_usd
+from maitred.core.usage import Price, to_usd
 
 SEED = 20261122
 CALLERS = 8

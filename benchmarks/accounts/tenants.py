@@ -28,8 +28,8 @@ from benchmarks.support.lean_connections import drive, request_of
 from benchmarks.support.report import Report, percentiles
 from maitred.core.clock import SystemClock
 from maitred.core.limits import Limit, LimitKind
-from maitred.core.money import to_nano_usd
 from maitred.core.tenancy import ApiKey, Tenant
+from maitred.core.usage import to_nano_usd
 from maitred.identity.keys import make_key
 from maitred.store.config import StoreConfig
 from maitred.store.database import open_database

@@ -33,7 +33,7 @@ from benchmarks.support.gateways.gateway_parts import PARTS
 from benchmarks.support.gateways.gateway_set import CONTENDERS
 from benchmarks.support.report import RESULTS, Report
 from benchmarks.support.rivals.rival_results import kept_figures
-from maitred.app.runtime.gc import tune_gc
+from maitred.app.runtime import tune_gc
 
 SEED = 20261122
 QUICK = Scale(rounds=1, turn_s=0.3, paced_streams=(20, 200), paced_tokens=20, prompt_tokens=20_000)

@@ -16,9 +16,8 @@ from tokenizers.decoders import DecodeStream
 
 import maitred
 from benchmarks.support.report import Report
-from maitred.text.detokenizer import Detokenizer
 from maitred.text.stop import StopWindow
-from maitred.text.tokenizer import Tokenizer
+from maitred.text.tokenizer import Detokenizer, Tokenizer
 from maitred.wire.openai.decode import decode_chat
 from maitred.wire.openai.responses import ChatChunk, ChatChunkChoice, ChatDelta, encode
 from maitred.wire.sse import encode_event

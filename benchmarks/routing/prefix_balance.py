@@ -41,7 +41,7 @@ from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig
-from maitred.routing.prefix.balancer import PrefixCacheBalancer
+from maitred.routing.prefix import PrefixCacheBalancer
 from maitred.wire.frames import TokenOutput
 
 SEED = 20261122

@@ -11,8 +11,7 @@ from benchmarks.support.installation import Gateway, Installation
 from benchmarks.support.report import Report
 from benchmarks.support.single_request import Reply
 from maitred.core.answer import Outcome
-from maitred.core.money import Price, to_nano_usd
-from maitred.core.usage import UsageEvent
+from maitred.core.usage import Price, UsageEvent, to_nano_usd
 from maitred.store.database import open_database
 from maitred.store.usage import MAX_ROWS, UsageQueries
 

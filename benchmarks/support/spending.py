@@ -17,8 +17,7 @@ from benchmarks.support.ledger_audit import (
 )
 from benchmarks.support.report import Report
 from benchmarks.support.single_request import Reply
-from maitred.core.money import Price, to_usd
-from maitred.core.usage import UsageEvent
+from maitred.core.usage import Price, UsageEvent, to_usd
 from maitred.testing.script import AnswerFault, EngineScript, ScriptedAnswer
 
 PRICE = {"prompt": 2.0, "cached": 0.5, "output": 6.0}

@@ -16,8 +16,8 @@ from maitred.cli.app import app
 from maitred.config.loader import load
 from maitred.core.answer import Outcome
 from maitred.core.errors import QuotaExceeded, RateLimited
-from maitred.core.money import NANO
 from maitred.core.request import Usage
+from maitred.core.usage import NANO
 from maitred.testing.server_process import serving
 from tests.support.admission_services import Desk, limit
 

@@ -34,9 +34,8 @@ from maitred.core.usage import UsageEvent
 from maitred.fleet.policy.residency import ResidencyPolicy
 from maitred.fleet.residency.manager import ModelManager
 from maitred.identity.directory import Directory
-from maitred.identity.identity import Identity
+from maitred.identity.identity import DirectoryRefresher, Identity
 from maitred.identity.keys import hash_secret, parse
-from maitred.identity.refresh import DirectoryRefresher
 from maitred.observe.timelines import TimelineBuffer
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import PoolConfig

@@ -41,7 +41,7 @@ from maitred.routing.balance.config import BalanceConfig
 from maitred.routing.catalog import Catalog, TextModel
 from maitred.routing.config import RoutingConfig
 from maitred.routing.escalation.schemas import SchemaChecker
-from maitred.routing.prefix.balancer import PrefixCacheBalancer
+from maitred.routing.prefix import PrefixCacheBalancer
 from maitred.routing.rollout.live import LiveRollouts
 from maitred.store.counters.memory import MemoryCounters
 from tests.support.admission_services import Limits, PaperLedger

@@ -36,7 +36,7 @@ from maitred.app.assembly.stores import open_stores, running
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
-from maitred.app.runtime.gc import tune_gc
+from maitred.app.runtime import tune_gc
 from maitred.app.shutdown import Shutdown
 from maitred.config.loader import load
 from maitred.config.tree import Config

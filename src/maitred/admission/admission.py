@@ -22,7 +22,7 @@ from maitred.admission.limit_status import LimitUsage, limit_usage, rate_limit_s
 from maitred.admission.policy.claims import LimitDemand
 from maitred.admission.policy.output import RequestedOutput, output_limit
 from maitred.admission.policy.refusal import RequestedTokens, make_refusal
-from maitred.admission.policy.retry_after import RetryTurns
+from maitred.admission.policy.retries import RetryTurns
 from maitred.admission.prices import PriceList
 from maitred.admission.request import AdmissionRequest
 from maitred.core.answer import RateLimitStatus
@@ -39,9 +39,8 @@ from maitred.core.counters import (
 from maitred.core.errors import StoreUnavailable
 from maitred.core.ids import new_object_id
 from maitred.core.limits import LimitSource
-from maitred.core.money import Price
 from maitred.core.tenancy import Principal
-from maitred.core.usage import Ledger
+from maitred.core.usage import Ledger, Price
 
 
 def _ignore_free(*_: object) -> None:

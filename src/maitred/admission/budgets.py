@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from maitred.admission.policy.claims import LimitDemand, spend_claim, watched_counters
+from maitred.admission.policy.claims import LimitDemand, day_at, spend_claim, watched_counters
 from maitred.admission.policy.rules import LimitRule, each
-from maitred.admission.policy.windows import day_at
 from maitred.admission.prices import FREE
 from maitred.core.clock import Clock
 from maitred.core.counters import Counters, CounterState

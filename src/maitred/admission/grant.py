@@ -26,10 +26,9 @@ from maitred.core.errors import (
     Unauthenticated,
     Unavailable,
 )
-from maitred.core.money import to_usd
 from maitred.core.request import Usage
 from maitred.core.timeline import SpanName
-from maitred.core.usage import Ledger, UsageEvent
+from maitred.core.usage import Ledger, UsageEvent, to_usd
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,9 @@ import logging
 
 import msgspec
 
-from maitred.admission.policy.claims import LimitDemand, make_demand, watched_counters
+from maitred.admission.policy.claims import LimitDemand, day_at, make_demand, watched_counters
 from maitred.admission.policy.output import PerRequestLimits, per_request_limits
 from maitred.admission.policy.rules import rules_for
-from maitred.admission.policy.windows import day_at
 from maitred.admission.prices import PriceList, PriceTag
 from maitred.core.counters import CounterKind
 from maitred.core.limits import LimitSource

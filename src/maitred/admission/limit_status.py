@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from maitred.admission.policy.claims import spend_claim, watched_counters
+from maitred.admission.policy.claims import day_at, spend_claim, watched_counters
 from maitred.admission.policy.rules import LimitRule, each
-from maitred.admission.policy.windows import day_at
 from maitred.admission.prices import FREE
 from maitred.core.answer import RateLimitStatus
 from maitred.core.clock import Clock

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from maitred.admission.config import PriceConfig
-from maitred.core.money import Price
+from maitred.core.usage import Price
 
 _ANY = "*"
 

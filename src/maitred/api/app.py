@@ -7,10 +7,10 @@ below is the whole error policy of the HTTP edge.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from maitred.api.errors import Header, clear_traceback, to_public_error
+from maitred.admission.policy.retries import RetryBudget
+from maitred.api.dialect import Header, clear_traceback, to_public_error
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
 from maitred.api.in_flight import ClientDisconnected, InFlightLimiter
-from maitred.api.retry_advice import RetryAdvisor
 from maitred.api.routes import Route, RouteTable
 from maitred.core.answer import Outcome, RateLimitStatus, RequestContext, RequestObserver
 from maitred.core.clock import Clock
@@ -18,12 +18,15 @@ from maitred.core.cohort import COHORT, CohortStage
 from maitred.core.errors import (
     BodyTooSlow,
     CallerError,
+    DeadlineUnmeetable,
     Draining,
     LimitReached,
     MaitredError,
     MethodNotAllowed,
+    QueueFull,
     Refused,
     ReplicaUnavailable,
+    Saturated,
 )
 from maitred.core.log_context import LOG_CONTEXT, LogContext
 from maitred.core.tenancy import Authenticator, require
@@ -34,6 +37,41 @@ _CLIENT_LEFT_STATUS = 499
 
 
 Begin = Callable[[RequestContext, Callable[[bytes], str | None]], None]
+
+
+_SATURATION = (Saturated, QueueFull, DeadlineUnmeetable, ReplicaUnavailable)
+"""Refusals that say nothing of the request, and that many get at once."""
+
+
+class RetryAdvisor:
+    """Keeps the budget of every tenant, from what calls come and how they end.
+
+    Args:
+        budget: The policy.
+        clock: Its time.
+    """
+
+    def __init__(self, budget: RetryBudget, clock: Clock) -> None:
+        self._budget = budget
+        self._clock = clock
+
+    def on_request(self, exchange: HttpExchange) -> None:
+        """Notes a call whose caller is known, and on it how often it came before."""
+        exchange.retries = self._budget.on_request(
+            exchange.principal.tenants[0],
+            exchange.context.started_s,
+            retries=exchange.parsed_head.retries,
+            key=exchange.parsed_head.repeat_key,
+        )
+
+    def headers(self, exchange: HttpExchange, failure: MaitredError) -> list[Header]:
+        """What to say of coming back after this failure; nothing where clients do right by themselves."""
+        if exchange.context.principal is None or not isinstance(failure, _SATURATION):
+            return []
+        key = exchange.parsed_head.repeat_key
+        if self._budget.refused(exchange.principal.tenants[0], self._clock.monotonic_s(), key=key):
+            return []
+        return [(b"x-should-retry", b"false")]
 
 
 class GatewayApp:

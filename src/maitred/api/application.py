@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from maitred.admission.policy.retries import RetryBudget
-from maitred.api.app import Begin, GatewayApp
+from maitred.api.app import Begin, GatewayApp, RetryAdvisor
 from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
 from maitred.api.config import ServerConfig
@@ -14,7 +14,6 @@ from maitred.api.in_flight import InFlightLimiter
 from maitred.api.messages import MessagesRoutes
 from maitred.api.models import ModelRoutes
 from maitred.api.queue import QueueRoutes
-from maitred.api.retry_advice import RetryAdvisor
 from maitred.api.routes import Route, RouteTable
 from maitred.cache.config import IdempotencyConfig
 from maitred.cache.idempotency import AnswerStore

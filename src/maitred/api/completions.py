@@ -7,14 +7,13 @@ from functools import partial
 from msgspec import UNSET, UnsetType
 
 from maitred.api.exchange import HttpExchange
-from maitred.api.priority_headers import apply_priority_headers
+from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.answer import InferenceRequest, InferenceService, TextDelta, TokenScore
 from maitred.core.request import Usage
 from maitred.core.tenancy import Scope
 from maitred.text.generation_defaults import DEFAULTED
-from maitred.wire.event_template import EventTemplates
 from maitred.wire.openai.decode import decode_completion
 from maitred.wire.openai.requests import CompletionRequest
 from maitred.wire.openai.responses import (
@@ -28,10 +27,9 @@ from maitred.wire.openai.responses import (
     to_stop_reason,
 )
 from maitred.wire.openai.rules import requested_features
-from maitred.wire.openai.sampling import to_sampling_params, unset_fields
-from maitred.wire.openai.structured import to_constraint
+from maitred.wire.openai.sampling import to_constraint, to_sampling_params, unset_fields
 from maitred.wire.openai.written import request_fields
-from maitred.wire.sse import encode_event
+from maitred.wire.sse import EventTemplates, encode_event
 
 
 class CompletionRoutes:

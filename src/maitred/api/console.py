@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from maitred import __version__
-from maitred.api.errors import Header
+from maitred.api.dialect import Header
 from maitred.api.exchange import JSON, HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import Forbidden, RouteNotFound, Unauthenticated

@@ -1,34 +1,172 @@
 """Dialect of an API: how its errors look, and how its streams end.
 
 A route names its dialect; whatever answers a call (the edge, a recording, a handler) writes in that of its route.
+
+Errors as HTTP, in OpenAI's shape; the only place where an error class meets a status line.
+
+Official clients read four things: the status (which picks their exception class and whether they retry),
+``error.type``, ``error.code`` and ``error.param``; and when to come back from ``retry-after`` (whole seconds, the HTTP
+standard) or ``retry-after-ms``. An error that is not of our tree tells the client nothing but its request id: what
+happened is in our log, under that id.
 """
 
+import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from maitred.api.errors import Header, error_body, rate_limit_headers
-from maitred.core.answer import RequestContext
+from maitred.core.answer import RateLimitStatus, RequestContext
 from maitred.core.counters import CounterState
 from maitred.core.errors import (
     BodyTooLarge,
+    Bug,
     CallerError,
+    ConfigInvalid,
     Conflict,
     DeadlineExceeded,
     Forbidden,
     LimitReached,
     MaitredError,
     ModelNotFound,
+    QuotaExceeded,
     Refused,
     Unauthenticated,
 )
+from maitred.core.limits import LimitKind
 from maitred.wire.anthropic.decode import API_VERSIONS
-from maitred.wire.anthropic.responses import ErrorCode, MessagesError, MessagesErrorBody, encode, encode_stream_event
-from maitred.wire.openai.responses import ErrorBody
+from maitred.wire.anthropic.responses import ErrorCode, MessagesError, MessagesErrorBody, encode_stream_event
+from maitred.wire.anthropic.responses import encode as encode_anthropic
+from maitred.wire.openai.responses import ErrorBody, ErrorDetail, LimitDetail, encode
 from maitred.wire.sse import DONE, encode_event
+
+log = logging.getLogger(__name__)
+
+Header = tuple[bytes, bytes]
+
+_REQUESTS = (b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests")
+_TOKENS = (b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens")
+"""How much in all, how much of it is left, and when all of it will be."""
+
+
+def to_public_error(error: Exception, request_id: str) -> MaitredError:
+    """Returns the error that may be shown: itself if it is of our tree, else a `Bug` that reveals nothing.
+
+    Faults of ours are logged here, with their cause.
+    """
+    if isinstance(error, MaitredError) and not isinstance(error, Bug | ConfigInvalid):
+        return error
+    log.error("Request %s failed.", request_id, exc_info=error)
+    return Bug(f"The server failed. This is not the request's fault; report it with the request id {request_id}.")
+
+
+def clear_traceback(error: BaseException) -> None:
+    """Drops the frames that an error was raised through, and the errors that led to it with theirs.
+
+    To be called where nobody will ask for them any more. The frames hold the error, among all else that the request
+    was, and the error holds them: without this, whoever is refused or hangs up leaves some 130 objects to Python's
+    collector of cyclic garbage, and its pauses to others.
+    """
+    pending: list[BaseException | None] = [error]
+    while pending:
+        one = pending.pop()
+        if one is not None:
+            pending += (one.__cause__, one.__context__)
+            one.__traceback__ = one.__cause__ = one.__context__ = None
+
+
+def error_body(error: MaitredError) -> bytes:
+    """The error as JSON."""
+    detail = ErrorDetail(
+        message=error.message,
+        type=_openai_error_type(error),
+        param=error.param,
+        code=error.code,
+        limit=_limit_of(error),
+    )
+    return encode(ErrorBody(error=detail))
+
+
+def error_headers(error: MaitredError) -> list[Header]:
+    """When and whether to come back, and how to say who one is."""
+    headers: list[Header] = []
+    if error.retry_after_s is not None:
+        # Rounded up: who comes back early is refused again.
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
+        headers.append((b"retry-after-ms", b"%d" % math.ceil(error.retry_after_s * 1000)))
+    hopeless = isinstance(error, LimitReached) and (error.retry_after_s is None or not error.retryable)
+    if hopeless or isinstance(error, Conflict):
+        # Official clients retry every 409 and 429 unless they are told that it cannot help.
+        headers.append((b"x-should-retry", b"false"))
+    if isinstance(error, Unauthenticated):
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers
+
+
+def rate_limit_headers(rate_limits: RateLimitStatus | None) -> list[Header]:
+    """How much of its rates a caller has left, as OpenAI writes it."""
+    if rate_limits is None:
+        return []
+    return [*_openai_rate_headers(_REQUESTS, rate_limits.requests), *_openai_rate_headers(_TOKENS, rate_limits.tokens)]
+
+
+def clamped_headers(max_tokens: int | None) -> list[Header]:
+    """Says that `max_tokens` was lowered to this; nothing if it was not."""
+    return [] if max_tokens is None else [(b"x-maitred-max-tokens-clamped", b"%d" % max_tokens)]
+
+
+def _openai_rate_headers(names: tuple[bytes, bytes, bytes], reading: CounterState | None) -> list[Header]:
+    if reading is None:
+        return []
+    limit, remaining, reset = names
+    # Settling an estimate that was too low leaves less than nothing, for which clients are not prepared.
+    left = reading.remaining if reading.remaining > 0 else 0
+    return [(limit, b"%d" % reading.capacity), (remaining, b"%d" % left), (reset, span_of(reading.reset_s))]
+
+
+def span_of(seconds: float) -> bytes:
+    """A time span as Go writes it, which is what OpenAI sends: ``20ms``, ``1.5s``, ``6m0s``, ``1h0m0s``."""
+    milliseconds = math.ceil(seconds * 1000)
+    if milliseconds < 1000:
+        return b"%dms" % milliseconds if milliseconds > 0 else b"0s"
+    minutes, rest_ms = divmod(milliseconds, 60_000)
+    hours, minutes_left = divmod(minutes, 60)
+    text = f"{rest_ms / 1000:g}s"
+    if minutes:
+        text = f"{minutes_left}m{text}"
+    return f"{hours}h{text}".encode("ascii") if hours else text.encode("ascii")
+
+
+def _limit_of(error: MaitredError) -> LimitDetail | UnsetType:
+    if not isinstance(error, LimitReached):
+        return UNSET
+    reading = error.counter_state
+    return LimitDetail(
+        scope=error.subject,
+        limit=error.limit,
+        value=error.value,
+        used=reading.used,
+        remaining=max(0, reading.remaining),
+        reset_s=None if error.limit == LimitKind.USD_TOTAL else round(reading.reset_s, 3),
+    )
+
+
+def _openai_error_type(error: MaitredError) -> str:
+    """OpenAI's coarse class of an error."""
+    match error:
+        case QuotaExceeded():
+            return "insufficient_quota"
+        case CallerError():
+            return "invalid_request_error"
+        case Refused():
+            return "rate_limit_error"
+        case _:
+            return "server_error"
+
 
 _OVERLOADED_STATUS = 529
 """Anthropic's own, for a server that is full; its clients come back after it as after a 429."""
@@ -87,8 +225,10 @@ class AnthropicDialect:
 
     def error(self, error: MaitredError, request_id: str) -> tuple[int, bytes]:
         """Encodes an error as Anthropic does."""
-        kind = _type_of(error)
-        return _OVERLOADED_STATUS if kind == "overloaded_error" else error.http_status, encode(_body(error, request_id))
+        kind = _anthropic_error_type(error)
+        return _OVERLOADED_STATUS if kind == "overloaded_error" else error.http_status, encode_anthropic(
+            _body(error, request_id)
+        )
 
     def error_event(self, error: MaitredError, request_id: str) -> bytes:
         """Encodes an error as an event of a stream."""
@@ -99,8 +239,8 @@ class AnthropicDialect:
         headers: list[Header] = [(b"request-id", context.request_id.encode("ascii"))]
         if context.rate_limits is not None:
             now_s = time.time()
-            headers += _rate_headers(b"requests", context.rate_limits.requests, now_s)
-            headers += _rate_headers(b"tokens", context.rate_limits.tokens, now_s)
+            headers += _anthropic_rate_headers(b"requests", context.rate_limits.requests, now_s)
+            headers += _anthropic_rate_headers(b"tokens", context.rate_limits.tokens, now_s)
         return headers
 
 
@@ -110,11 +250,13 @@ ANTHROPIC = AnthropicDialect()
 
 def _body(error: MaitredError, request_id: str) -> MessagesErrorBody:
     # Messages knows no field for what is wrong where; our sentences name it.
-    detail = MessagesError(type=_type_of(error), message=error.message, details=ErrorCode(error_code=error.code))
+    detail = MessagesError(
+        type=_anthropic_error_type(error), message=error.message, details=ErrorCode(error_code=error.code)
+    )
     return MessagesErrorBody(error=detail, request_id=request_id)
 
 
-def _type_of(error: MaitredError) -> str:
+def _anthropic_error_type(error: MaitredError) -> str:
     """Anthropic's coarse class of an error."""
     match error:
         case Unauthenticated():
@@ -139,7 +281,7 @@ def _type_of(error: MaitredError) -> str:
             return "api_error"
 
 
-def _rate_headers(what: bytes, reading: CounterState | None, now_s: float) -> list[Header]:
+def _anthropic_rate_headers(what: bytes, reading: CounterState | None, now_s: float) -> list[Header]:
     if reading is None:
         return []
     prefix = b"anthropic-ratelimit-" + what

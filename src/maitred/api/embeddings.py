@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from maitred.api.exchange import HttpExchange
-from maitred.api.priority_headers import apply_priority_headers
+from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.core.answer import InferenceRequest
 from maitred.core.embedding import EmbeddingService, Vector

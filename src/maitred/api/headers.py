@@ -1,8 +1,22 @@
-"""The headers of one request."""
+"""The headers of one request.
 
+Where a request may go, and what it may cost: headers that all inference takes, and that only ever narrow.
+
+How urgent a request is, until when its answer is of use, and its session: headers that all inference takes.
+
+Headers, because clients can add them without knowing of us (`extra_headers`, `default_headers`), and proxies can on
+behalf of clients. Where a body says the same, the header wins: whoever sets it is nearer to us.
+"""
+
+import math
 from collections.abc import Sequence
+from typing import TypedDict
 
+import msgspec
+
+from maitred.core.answer import InferenceRequest
 from maitred.core.errors import InvalidRequest
+from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
 from maitred.wire.openai.faults import format_value
 
 
@@ -53,3 +67,144 @@ def flag_in(header: Headers, name: str) -> bool:
     if flag is None:
         raise InvalidRequest(f"{name} must be true or false; got {format_value(value)}.", param=name)
     return flag
+
+
+LOCAL_ONLY = "x-maitred-local-only"
+REGION = "x-maitred-region"
+MOST_USD = "x-maitred-max-cost-usd"
+
+
+class RoutingConstraints(TypedDict):
+    """The fields of an `Ask` that say so."""
+
+    local_only: bool
+    regions: frozenset[str] | None
+    max_usd: float | None
+
+
+def routing_constraints_in(header: Headers) -> RoutingConstraints:
+    """Returns the routing constraints that the headers set.
+
+    Raises:
+        InvalidRequest: A header makes no sense; `param` names it.
+    """
+    return {
+        "local_only": flag_in(header, LOCAL_ONLY),
+        "regions": _regions_in(header(REGION.encode())),
+        "max_usd": _dollars_in(header(MOST_USD.encode())),
+    }
+
+
+def _regions_in(value: str | None) -> frozenset[str] | None:
+    if value is None:
+        return None
+    regions = frozenset(region.strip() for region in value.split(",")) - {""}
+    if not regions:
+        raise InvalidRequest(f"{REGION} must name a region, or several with commas.", param=REGION)
+    return regions
+
+
+def _dollars_in(value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        usd = float(value)
+    except ValueError:
+        usd = math.nan
+    if not 0 <= usd < math.inf:
+        raise InvalidRequest(
+            f"{MOST_USD} must be a number of dollars, 0 or more; got {format_value(value)}.", param=MOST_USD
+        )
+    return usd
+
+
+PRIORITY = "x-maitred-priority"
+TTFT = "x-maitred-ttft-ms"
+ITL = "x-maitred-itl-ms"
+DEADLINE = "x-maitred-deadline-ms"
+PARTIAL = "x-maitred-partial"
+SESSION = b"x-session-id"
+NO_DEGRADATION = "x-maitred-no-degradation"
+ESCALATE = "x-maitred-escalate"
+RETRY_COUNT = b"x-stainless-retry-count"
+"""What OpenAI's and Anthropic's own clients send with every request: 0, and one more with each retry."""
+
+_LONGEST_MS = 7 * 24 * 3600 * 1000
+_PRIORITY = PRIORITY.encode()
+_CLASSES = {str(name): name for name in PriorityClass}
+_NAMES = (PRIORITY, TTFT, ITL, DEADLINE, PARTIAL, NO_DEGRADATION, ESCALATE, LOCAL_ONLY, REGION, MOST_USD)
+_ALL = frozenset({SESSION, *(name.encode() for name in _NAMES)})
+
+
+def apply_priority_headers(request: InferenceRequest, header: Headers, *, retries: int = 0) -> InferenceRequest:
+    """Returns the request with what its headers say of urgency, session and bounds.
+
+    Args:
+        request: With the priority that the body asks for, if it does.
+        header: The request's headers.
+        retries: How often the same request came before.
+
+    Raises:
+        InvalidRequest: A header makes no sense; `param` names it.
+    """
+    if not header.have_any(_ALL):
+        return request if not retries else msgspec.structs.replace(request, retries=retries)
+    priority = _priority_in(header)
+    return msgspec.structs.replace(
+        request,
+        priority=request.priority if priority is None else priority,
+        ttft_in_s=_seconds_in(header, TTFT),
+        itl_objective_s=_seconds_in(header, ITL),
+        deadline_in_s=_seconds_in(header, DEADLINE),
+        partial=flag_in(header, PARTIAL),
+        degradable=not flag_in(header, NO_DEGRADATION),
+        escalate=wish_in(header, ESCALATE),
+        session=header(SESSION) or request.session,
+        retries=retries,
+        **routing_constraints_in(header),
+    )
+
+
+def retries_in(header: Headers) -> int:
+    """How often the client says that it has sent this before; 0 where it says nothing that can be read.
+
+    The header is not ours, and whoever sends nonsense in it has not asked us for anything.
+    """
+    value = header(RETRY_COUNT)
+    if value is None or value == "0":
+        return 0
+    value = value.strip()
+    return int(value) if value.isascii() and value.isdigit() and len(value) <= 6 else 0
+
+
+def _priority_in(header: Headers) -> int | None:
+    value = header(_PRIORITY)
+    if value is None:
+        return None
+    word = value.strip().lower()
+    if word in _CLASSES:
+        return _CLASSES[word].priority
+    if word.isascii() and word.isdigit() and len(word) <= 2 and LOWEST_PRIORITY <= int(word) <= HIGHEST_PRIORITY:
+        return int(word)
+    raise InvalidRequest(
+        f"{PRIORITY} must be a number from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY} (the most urgent), or one of "
+        f"{', '.join(_CLASSES)}; got {format_value(value)}.",
+        param=PRIORITY,
+    )
+
+
+def _seconds_in(header: Headers, name: str) -> float | None:
+    value = header(name.encode())
+    if value is None:
+        return None
+    try:
+        milliseconds = float(value)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 < milliseconds <= _LONGEST_MS:
+        raise InvalidRequest(
+            f"{name} must be a number of milliseconds, more than 0 and at most {_LONGEST_MS}; got "
+            f"{format_value(value)}.",
+            param=name,
+        )
+    return milliseconds / 1000

@@ -16,12 +16,12 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from maitred.api.errors import Header, clamped_headers
+from maitred.api.dialect import Header, clamped_headers
 from maitred.api.exchange import JSON, HttpExchange, ResponseState
-from maitred.api.heartbeat import StreamHeartbeat
 from maitred.api.in_flight import CancelScope, ClientDisconnected
+from maitred.api.response_head import degraded_headers
 from maitred.api.routes import Handler, Route
-from maitred.api.timing_headers import degraded_headers
+from maitred.api.streaming import StreamHeartbeat
 from maitred.cache.idempotency import (
     AnswerStore,
     IdempotencyKey,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from maitred.admission.policy.retry_after import SlotReleaseRate
+from maitred.admission.policy.retries import SlotReleaseRate
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import Draining, Saturated, Unauthenticated
 from maitred.core.tenancy import Principal

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from maitred.api.chat import to_inference_request
 from maitred.api.dialect import ANTHROPIC
 from maitred.api.exchange import HttpExchange
-from maitred.api.priority_headers import apply_priority_headers
+from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.answer import Conversation, InferenceService, RequestContext, TextDelta
@@ -42,11 +42,11 @@ from maitred.wire.anthropic.responses import (
     encode,
     encode_stream_event,
 )
-from maitred.wire.event_template import EventTemplate
 from maitred.wire.openai.responses import CONTINUED, REASONING_FIELDS
 from maitred.wire.openai.rules import requested_features
-from maitred.wire.openai.tools import TOOL_FIELDS, to_tool_rules
+from maitred.wire.openai.sampling import TOOL_FIELDS, to_tool_rules
 from maitred.wire.openai.written import merge_deltas
+from maitred.wire.sse import EventTemplate
 
 _TEXT, _THOUGHT = -1, -2
 _STOP_REASONS: Mapping[FinishReason, str] = {

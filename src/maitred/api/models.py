@@ -13,7 +13,7 @@ from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_detokenize, decode_tokenize
 from maitred.wire.openai.requests import DetokenizeRequest, TokenizeRequest
 from maitred.wire.openai.responses import Detokenized, ModelEntry, ModelList, Tokenized, encode
-from maitred.wire.openai.tools import declared_tools
+from maitred.wire.openai.sampling import declared_tools
 
 
 class ModelRoutes:

@@ -3,8 +3,8 @@
 import msgspec
 
 from maitred.api.exchange import HttpExchange
+from maitred.api.response_head import milliseconds
 from maitred.api.routes import Route
-from maitred.api.timing_headers import milliseconds
 from maitred.core.answer import InferenceService
 from maitred.core.tenancy import Scope
 

@@ -41,7 +41,7 @@ from maitred.app.assembly.stores import restore_rates, running
 from maitred.app.models.registry import open_registry
 from maitred.app.reload import Reloader
 from maitred.app.request.rollout_observer import RolloutObserver
-from maitred.app.runtime.gc import GcSweep
+from maitred.app.runtime import GcSweep
 from maitred.app.workers.admin import WorkerAdmin
 from maitred.app.workers.controller import ControllerServer
 from maitred.app.workers.ipc import IpcDirectory

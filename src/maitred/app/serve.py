@@ -23,7 +23,7 @@ from maitred.app.banner import announce, announce_on_demand, announce_upstreams,
 from maitred.app.gateway import open_gateway
 from maitred.app.models.encoder import EncoderModels
 from maitred.app.reload import Read, Reloader
-from maitred.app.runtime.gc import tune_gc
+from maitred.app.runtime import tune_gc
 from maitred.app.shutdown import Shutdown
 from maitred.app.workers.controller import PendingWorkers, accept_workers
 from maitred.app.workers.ipc import IpcDirectory

@@ -43,7 +43,7 @@
         └── ProtocolViolation         500  a peer broke the framed protocol
 
 Each class says with `code`, `http_status` and `retryable` what it means to a program; the message says to a person
-what to do. Only `maitred.api.errors` turns an error into HTTP.
+what to do. Only `maitred.api.dialect` turns an error into HTTP.
 """
 
 from typing import ClassVar

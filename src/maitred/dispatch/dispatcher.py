@@ -21,10 +21,9 @@ from maitred.dispatch.loop_lag import LoopLagMonitor
 from maitred.dispatch.metrics import DispatchSnapshot, TenantActivity, dispatch_snapshot, tenant_activity
 from maitred.dispatch.overflow import OverflowPlanner
 from maitred.dispatch.policy.hedging import HedgePolicy
-from maitred.dispatch.pool_queue import Allocation, QueuedRequest, QueueState
+from maitred.dispatch.pool_queue import Allocation, QueuedRequest, QueueState, WaitSpan, record_immediate_dispatch
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest, Endpoint
 from maitred.dispatch.shedding import QueueAdmission
-from maitred.dispatch.timeline import WaitSpan, record_immediate_dispatch
 
 __all__ = ["DispatchEntry", "DispatchRequest", "Dispatcher", "Endpoint"]
 

@@ -9,12 +9,14 @@ from maitred.core.flow import QueuePosition, ServiceWeights
 from maitred.core.replica import StepTimes
 from maitred.core.request import WaitCause
 from maitred.dispatch.endpoint import EndpointState
-from maitred.dispatch.policy.calibration import PredictionCalibration, PredictionCorrection, SafetyMargin
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.outputs import OutputLengths
 from maitred.dispatch.policy.prediction import (
     PredictedWait,
+    PredictionCalibration,
+    PredictionCorrection,
     QueueAhead,
+    SafetyMargin,
     UnreportedPrompts,
     predict_prefill_s,
     predict_wait,

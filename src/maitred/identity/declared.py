@@ -10,8 +10,8 @@ import msgspec
 
 from maitred.core.errors import ConfigInvalid
 from maitred.core.limits import Limit, LimitKind
-from maitred.core.money import to_nano_usd
 from maitred.core.tenancy import ApiKey, KeySecret, Scope, Tenant
+from maitred.core.usage import to_nano_usd
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import KeyConfig, LimitsConfig, ModelLimitsConfig, OrganisationConfig, TeamConfig
 from maitred.identity.faults import declaration_faults, each_tenant

@@ -23,8 +23,7 @@ from maitred.core.clock import Clock
 from maitred.core.errors import Bug, StoreUnavailable
 from maitred.core.request import Usage
 from maitred.core.usage import UsageEvent
-from maitred.store.backlog import Backlog
-from maitred.store.batch import BatchWriter
+from maitred.store.batch import Backlog, BatchWriter
 from maitred.store.database import Database
 from maitred.store.journal import Journal
 from maitred.store.orphan_journal import NOTHING_SURVIVED, SurvivingWork, journal_folders, open_orphan
@@ -40,7 +39,7 @@ _ADOPT_INTERVAL_S = 30.0
 _FIRST_RETRY_S = 0.2
 _MAX_RETRY_S = 10.0
 _MAX_AMOUNT = 2**53
-"""Largest single amount; see `maitred.core.money`. Sums of such amounts then fit the 64 bits of a column."""
+"""Largest single amount; see `maitred.core.usage`. Sums of such amounts then fit the 64 bits of a column."""
 _TEXT_TYPE = StoredText()
 _Result = TypeVar("_Result")
 

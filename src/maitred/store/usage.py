@@ -27,8 +27,7 @@ from sqlalchemy import (
 from maitred.core.answer import Outcome
 from maitred.core.errors import InvalidRequest
 from maitred.core.feedback import Feedback
-from maitred.core.money import NANO
-from maitred.core.usage import UsageEvent
+from maitred.core.usage import NANO, UsageEvent
 from maitred.store.cursor import decode_cursor, encode_cursor
 from maitred.store.database import Database
 from maitred.store.feedback import feedback_from_row

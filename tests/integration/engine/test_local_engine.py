@@ -64,7 +64,7 @@ async def answer(engine, **options):
 
 async def restarted(engine, times):
     async with asyncio.timeout(LIMIT_S):
-        while engine.restarts < times or not engine.client.ready:  # noqa: ASYNC110 - a process has no event
+        while engine.restarts < times or not engine.client.is_ready:  # noqa: ASYNC110 - a process has no event
             await asyncio.sleep(0.01)
 
 
@@ -248,7 +248,7 @@ from maitred.fleet.local import LocalEngine
 async def main():
     command = lambda address: [sys.executable, "-m", "maitred.testing.scripted_engine", "--listen", address]
     async with LocalEngine(command) as engine:
-        await engine.started()
+        await engine.wait_started()
         print(engine.pid, flush=True)
         await asyncio.sleep(60)
 

@@ -149,7 +149,7 @@ def test_the_process_of_an_unloaded_model_is_gone_and_its_answers_were_complete(
             await house.until(lambda: house.replicas["a"].loads == 1)
             pid = house.replicas["a"].engine.pid
             other = asyncio.create_task(house.ask("b"))
-            await house.until(lambda: not house.replicas["a"].open)
+            await house.until(lambda: not house.replicas["a"].is_open)
             assert psutil.pid_exists(pid)  # somebody still reads
             held.set()
             await first
@@ -229,7 +229,7 @@ def test_who_cannot_wait_for_a_load_is_told_when_to_come_and_finds_it_loaded():
 def test_a_pinned_model_is_there_from_the_start_and_nothing_is_left_at_the_end():
     async def work():
         async with living(House({"a": scripted, "b": scripted}, places=2, pinned={"a"})) as house:
-            await house.until(lambda: house.replicas["a"].open)
+            await house.until(lambda: house.replicas["a"].is_open)
             await house.ask("b")
             pids = [lodger.engine.pid for lodger in house.replicas.values()]
             assert all(process_memory_bytes(pid) > 1 << 20 for pid in pids)
@@ -287,7 +287,7 @@ def test_a_model_that_is_held_refuses_until_it_is_loaded_by_hand():
             running = asyncio.create_task(house.ask("a", held))
             await house.until(lambda: house.queues["a"].core.running == 1)
             by_hand(house).unload("a", hold=True)
-            await house.until(lambda: not house.replicas["a"].open)
+            await house.until(lambda: not house.replicas["a"].is_open)
             with pytest.raises(ModelHeld, match="operator") as refusal:
                 await house.ask("a")
             assert refusal.value.retry_after_s == 10.0

@@ -78,7 +78,7 @@ def block(child, kind, target="gateway", **fields):
 
 def state(child):
     deadline_s = time.monotonic() + 5
-    while (status := child.observation.status()) == psutil.STATUS_RUNNING and time.monotonic() < deadline_s:
+    while (status := child.seen.status()) == psutil.STATUS_RUNNING and time.monotonic() < deadline_s:
         time.sleep(0.01)
     return status
 

@@ -10,7 +10,7 @@ import maitred.store
 from maitred.core.errors import ConfigInvalid, StoreUnavailable
 from maitred.core.secret import Secret
 from maitred.identity.directory import Directory
-from maitred.identity.refresh import DirectoryRefresher
+from maitred.identity.identity import DirectoryRefresher
 from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.directory import DirectoryStore

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from maitred.core.answer import Outcome
 from maitred.core.usage import UsageEvent
-from maitred.store.backlog import Backlog
+from maitred.store.batch import Backlog
 from maitred.store.journal import Journal
 from maitred.store.orphan_journal import journal_folders, open_orphan
 from maitred.store.segment import BeginRecord, Segment, UsageRecord, encode_frame

@@ -13,7 +13,7 @@ from maitred.engine.kv import changes
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
 from maitred.engine.scheduler.scheduler import Scheduler
-from maitred.routing.prefix.balancer import PrefixCacheBalancer
+from maitred.routing.prefix import PrefixCacheBalancer
 from tests.support.clock import FakeClock
 
 BLOCK_TOKENS, BLOCKS = 4, 24

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from maitred.core.prefix import block_key, chain, root_key
-from maitred.routing.prefix.index import PrefixIndex
+from maitred.routing.prefix import PrefixIndex
 
 BLOCK = 2
 NAMES = ["a", "b", "c"]

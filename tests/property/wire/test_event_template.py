@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.api.chat_format import ChatFormatter
+from maitred.api.chat import ChatFormatter
 from maitred.api.completions import CompletionFormatter
 from maitred.api.messages import MessagesFormatter
 from maitred.api.streaming import CollectedChoice

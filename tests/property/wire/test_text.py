@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from maitred.text.detokenizer import Detokenizer
 from maitred.text.stop import StopWindow
+from maitred.text.tokenizer import Detokenizer
 from tests.support.tokenizers import byte_level, sentencepiece
 
 FAMILIES = {

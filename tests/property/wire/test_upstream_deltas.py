@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.api.chat_format import ChatFormatter
+from maitred.api.chat import ChatFormatter
 from maitred.api.messages import MessagesFormatter
 from maitred.api.streaming import CollectedChoice
 from maitred.core.answer import RequestContext

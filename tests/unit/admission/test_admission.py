@@ -15,9 +15,8 @@ from maitred.core.errors import (
     ReplicaUnavailable,
     StoreUnavailable,
 )
-from maitred.core.money import NANO
 from maitred.core.request import Usage
-from maitred.core.usage import UsageEvent
+from maitred.core.usage import NANO, UsageEvent
 from tests.support.admission_services import BOB, SATURDAY_S, Desk, limit
 
 DAY = "usd_per_day|tenant:acme|*|2026-11-21"

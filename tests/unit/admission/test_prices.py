@@ -4,7 +4,7 @@ import pytest
 
 from maitred.admission.config import PriceConfig
 from maitred.admission.prices import FREE, PriceList, PriceTag
-from maitred.core.money import Price
+from maitred.core.usage import Price
 
 PRICES = PriceList({"tiny": PriceConfig(prompt=0.5, cached=0.05, output=1.5), "*": PriceConfig(prompt=3, output=15)})
 

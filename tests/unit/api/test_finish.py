@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from maitred.api.chat_format import ChatFormatter
+from maitred.api.chat import ChatFormatter
 from maitred.api.completions import CompletionFormatter
 from maitred.api.streaming import CollectedChoice
 from maitred.core.answer import TextDelta

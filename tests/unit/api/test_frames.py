@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 
-from maitred.api.errors import clear_traceback
+from maitred.api.dialect import clear_traceback
 from maitred.core.errors import QueueFull
 
 pytestmark = pytest.mark.usefixtures("uncollected")

@@ -3,8 +3,8 @@
 import asyncio
 
 from maitred.api.exchange import HttpExchange
-from maitred.api.heartbeat import StreamHeartbeat
 from maitred.api.http.connection import EXTENSION, PlainAsgiConnection
+from maitred.api.streaming import StreamHeartbeat
 from maitred.core.flow import QueuePosition
 
 

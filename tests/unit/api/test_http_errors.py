@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from maitred.api.errors import clamped_headers, error_body, error_headers, rate_limit_headers, to_public_error
+from maitred.api.dialect import clamped_headers, error_body, error_headers, rate_limit_headers, to_public_error
 from maitred.core import errors
 from maitred.core.answer import RateLimitStatus
 from maitred.core.counters import CounterState

@@ -1,10 +1,9 @@
 """What is read of a head is read once where the head is kept, and holds for as long as it holds."""
 
 from maitred.admission.policy.retries import RetryBudget
-from maitred.api.app import GatewayApp
+from maitred.api.app import GatewayApp, RetryAdvisor
+from maitred.api.exchange import KEPT, parsed_head
 from maitred.api.in_flight import InFlightLimiter
-from maitred.api.parsed_head import KEPT, parsed_head
-from maitred.api.retry_advice import RetryAdvisor
 from maitred.api.routes import Route, RouteTable
 from maitred.core.clock import SystemClock
 from maitred.core.tenancy import Principal, Scope

@@ -2,8 +2,7 @@
 
 import pytest
 
-from maitred.api.headers import Headers
-from maitred.api.priority_headers import apply_priority_headers, retries_in
+from maitred.api.headers import Headers, apply_priority_headers, retries_in
 from maitred.core.answer import InferenceRequest
 from maitred.core.errors import InvalidRequest
 from maitred.core.request import SamplingParams

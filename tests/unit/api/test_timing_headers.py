@@ -1,6 +1,6 @@
 """What the headers of an answer tell of its request."""
 
-from maitred.api.timing_headers import timing_headers
+from maitred.api.response_head import timing_headers
 from maitred.core.answer import ModelSelection, RequestContext
 from maitred.core.flow import PriorityClass, QueuePosition
 

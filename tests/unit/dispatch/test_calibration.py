@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.dispatch.policy.calibration import PredictionCalibration, PredictionCorrection, SafetyMargin
+from maitred.dispatch.policy.prediction import PredictionCalibration, PredictionCorrection, SafetyMargin
 from maitred.dispatch.policy.retry_after import RetryAfterTurns
 
 

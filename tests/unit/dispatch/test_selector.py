@@ -14,7 +14,7 @@ from maitred.dispatch.pool_queue import QueueState
 from maitred.dispatch.request import Endpoint
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig
-from maitred.routing.prefix.balancer import PrefixCacheBalancer
+from maitred.routing.prefix import PrefixCacheBalancer
 from tests.support.dispatchers import CARD, SaidReplica, errand
 
 TIMES = StepTimes(fixed_s=0.01, token_s=0.001)

@@ -5,7 +5,7 @@ import pytest
 from maitred.core.errors import StoreUnavailable
 from maitred.core.tenancy import DirectoryChanges, Tenant
 from maitred.identity.directory import Directory
-from maitred.identity.refresh import DirectoryRefresher
+from maitred.identity.identity import DirectoryRefresher
 from tests.support.clock import FakeClock
 
 
@@ -136,7 +136,7 @@ async def test_an_older_store_is_read_from_the_start():
 
 
 async def test_a_store_that_never_answers_is_away(monkeypatch):
-    monkeypatch.setattr("maitred.identity.refresh._POLL_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("maitred.identity.identity._POLL_TIMEOUT_S", 0.0)
 
     class Silent:
         async def changes(self, since):

@@ -4,8 +4,7 @@ import pytest
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.text.answer_format import AnswerFormat
-from maitred.text.detokenizer import Detokenizer
-from maitred.text.tokenizer import Tokenizer
+from maitred.text.tokenizer import Detokenizer, Tokenizer
 from maitred.text.tool_calls.history import ToolHistory
 from tests.support.tool_models import save_tool_tokenizer
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.text.detokenizer import Detokenizer
+from maitred.text.tokenizer import Detokenizer
 from tests.support.tokenizers import byte_level, sentencepiece
 
 

@@ -14,7 +14,7 @@ from maitred.admission.policy.rules import LimitRule
 from maitred.core.counters import CounterKind, CounterState, LimitClaim, ReservationDenied
 from maitred.core.errors import LimitReached, QuotaExceeded, RateLimited
 from maitred.core.limits import Limit, LimitKind
-from maitred.core.money import to_usd
+from maitred.core.usage import to_usd
 
 _PLACE_S = 1.0
 """Nobody knows when a running request ends; at this pace a caller finds its place soon without hammering."""

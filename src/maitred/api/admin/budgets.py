@@ -7,8 +7,8 @@ from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import InvalidRequest
-from maitred.core.money import to_usd
 from maitred.core.tenancy import Scope
+from maitred.core.usage import to_usd
 from maitred.wire.admin import rules
 from maitred.wire.admin.decode import decode_query
 from maitred.wire.admin.requests import BudgetsQuery

@@ -6,7 +6,7 @@ A key is shown in full by the one answer that made it. Everything else that thes
 from msgspec import UNSET
 
 from maitred.api.admin.directory_admin import AdminReply, DirectoryAdmin, page_of
-from maitred.api.errors import error_body
+from maitred.api.dialect import error_body
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound

@@ -7,6 +7,11 @@ At the other end, a client that does not read would keep its answer. uvicorn sto
 wait to be sent, and then waits for as long as it takes. Here a clock runs while it does: when they have not gone out in
 time, the connection is cut, which reaches the request as the client's leaving, wherever it is. This costs nothing as
 long as clients read. A connection that is to be closed must not wait for ever for its client, either.
+
+A client's offer to speak another protocol is ignored (RFC 9110, section 7.8): HTTP/1.1 goes on as if it had not been
+made. Java's own HTTP client offers HTTP/2 with the first request of every connection without TLS, also with one that
+has a body. The parser, though, ends at the head of such a request, and takes the body for the other protocol. So the
+head is given to a new parser without the offer, and what follows it, too.
 """
 
 import asyncio
@@ -16,12 +21,12 @@ import struct
 from collections.abc import Callable
 from typing import Any, cast
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from maitred.api.http.connection import EXTENSION
-from maitred.api.http.fast_path import FastPathProtocol
-from maitred.api.http.head_cache import CachedHead
+from maitred.api.http.fast_path import CachedHead, FastPathProtocol
 from maitred.core.ids import new_request_id
 
 HEAD_LIMIT_BYTES = 64 * 1024
@@ -39,6 +44,9 @@ _SOON_S = 0.001
 """Timers can be early by a little."""
 _MOST_PIPELINED = 4
 """Requests that wait behind the running one, up to which we go on reading: who does not read, hears nobody leave."""
+
+_UPGRADE = b"upgrade"
+_NO_HTTP = "Invalid HTTP request received."
 
 _TOO_LARGE = b'{"error":{"message":"The request\'s headers are too large.","type":"invalid_request_error","param":null,'
 _TOO_LARGE += b'"code":"headers_too_large"}}'
@@ -117,7 +125,7 @@ class HttpProtocol(FastPathProtocol):
             self._take(repeated, body)
             return
         self._ended_another = False
-        super().data_received(data)
+        self._feed(data)
         self._repeated = self._repeatable(data) if between and self.cycle is not before else None
         if self._in_head and not self._ended_another:
             # What was fed and has not completed the head belongs to it; unless an earlier request ended in it, of which
@@ -125,6 +133,30 @@ class HttpProtocol(FastPathProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_LIMIT_BYTES and not self.transport.is_closing():
                 self._turn_away(b"431 Request Header Fields Too Large", _TOO_LARGE)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if self._has_offer:
+                self._read_without_offer(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.logger.warning(_NO_HTTP)
+            self.send_400_response(_NO_HTTP)
+
+    @property
+    def _has_offer(self) -> bool:
+        """Whether the request that is read offers another protocol. ``CONNECT`` is nothing else than such a request."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _read_without_offer(self, rest: bytes) -> None:
+        """Reads the request once more, without its offer, and what came after its head."""
+        before = self.parser
+        head = [b"%b %b HTTP/%b\r\n" % (before.get_method(), self.url, before.get_http_version().encode())]
+        head += [b"%b: %b\r\n" % header for header in self.headers if header[0] != _UPGRADE]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self._feed(b"".join(head) + b"\r\n" + rest)
 
     def _repeatable(self, data: bytes) -> CachedHead | None:
         """The head of a request that these bytes were, all of it and nothing else."""
@@ -145,12 +177,16 @@ class HttpProtocol(FastPathProtocol):
 
     def on_headers_complete(self) -> None:
         """The parser has seen the end of the head; the request starts."""
+        if self._has_offer:
+            return
         super().on_headers_complete()
         self._head_is_complete()
         self._read_on()
 
     def on_message_complete(self) -> None:
         """The parser has seen the end of a request; what follows is the next."""
+        if self._has_offer:
+            return
         super().on_message_complete()
         self._ended_another = True
         self._read_on()  # a large body has held it up
@@ -185,9 +221,6 @@ class HttpProtocol(FastPathProtocol):
 
     def _await_request(self, patience_s: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(patience_s, self.timeout_keep_alive_handler)
-
-    def _unset_keepalive_if_required(self) -> None:
-        """Leaves the timer alone: one for each request would cost more than to look, now and then, how long it was."""
 
     # --- what is not read ---
 

@@ -4,8 +4,8 @@ from maitred.admission.admission import Admission
 from maitred.admission.limit_status import LimitUsage
 from maitred.api.console import OwnModelBody, OwnUseBody
 from maitred.core.clock import Clock
-from maitred.core.money import to_usd
 from maitred.core.tenancy import Principal
+from maitred.core.usage import to_usd
 from maitred.store.usage import UsageQueries
 from maitred.wire.admin.live import UseBody
 

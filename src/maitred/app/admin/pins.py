@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from maitred.app.request.prompts import NamedTokenizer, tokens_of
+from maitred.app.request.tokenized import NamedTokenizer, tokens_of
 from maitred.core.answer import Conversation, Prompt
 from maitred.core.clock import Clock
 from maitred.core.errors import CallerError, Conflict, InvalidRequest, ReplicaLost, ReplicaUnavailable, ResourceNotFound

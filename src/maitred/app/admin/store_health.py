@@ -8,8 +8,8 @@ from maitred.app.assembly.access import AccessServices
 from maitred.app.assembly.stores import GatewayStores
 from maitred.core.counters import CounterState
 from maitred.core.limits import Limit
-from maitred.core.money import to_usd
 from maitred.core.request import Usage
+from maitred.core.usage import to_usd
 from maitred.observe.metrics.budgets import BudgetUse
 from maitred.observe.metrics.stores import AccountsState
 from maitred.replica.engine.client import EngineClient

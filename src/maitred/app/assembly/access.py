@@ -11,10 +11,9 @@ from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound, Stor
 from maitred.core.tenancy import ANONYMOUS, ApiKey, Scope, Tenant
 from maitred.identity.declared import declared
 from maitred.identity.directory import Directory
-from maitred.identity.identity import Identity
+from maitred.identity.identity import DirectoryRefresher, Identity
 from maitred.identity.keys import make_key
 from maitred.identity.providers import token_issuers
-from maitred.identity.refresh import DirectoryRefresher
 from maitred.store.directory import DirectoryStore
 
 OPERATORS = "operators"

@@ -10,16 +10,16 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from maitred.admission.policy.ladder import DegradationLadder
-from maitred.app.runtime.tasks import KeyedTasks
+from maitred.app.runtime import KeyedTasks
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.request import AnyEndpoint
+from maitred.fleet.engines import SleepableReplica
 from maitred.fleet.residency.on_demand_replica import OnDemandReplica
-from maitred.fleet.sleepable import SleepableReplica
 from maitred.replica.engine.client import EngineClient
 from maitred.routing.balance.balancer import Balancer
-from maitred.routing.prefix.balancer import PrefixCacheBalancer
+from maitred.routing.prefix import PrefixCacheBalancer
 
 Endpoints = Mapping[str, Sequence[AnyEndpoint]]
 """Model -> where requests for it can go."""

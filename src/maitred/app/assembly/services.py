@@ -24,7 +24,7 @@ from maitred.app.models.on_demand import OnDemandModelSet, open_local_models
 from maitred.app.models.registry import EngineRegistry
 from maitred.app.models.upstreams import Upstreams, open_upstreams
 from maitred.app.reload import Reloader
-from maitred.app.request.escalation import open_schemas
+from maitred.app.request.fallback import open_schemas
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.workers.admin import WorkerAdmin
 from maitred.app.workers.controller import ControllerServer

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from maitred.app.runtime.clock import PauseFreeClock
+from maitred.app.runtime import PauseFreeClock
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.counters import Counters

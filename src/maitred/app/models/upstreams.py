@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maitred.app.runtime.tasks import KeyedTasks
+from maitred.app.runtime import KeyedTasks
 from maitred.config.tree import TextModelConfig
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.request import AnyEndpoint, Endpoint

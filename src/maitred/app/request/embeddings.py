@@ -17,9 +17,9 @@ from maitred.admission.grant import Grant
 from maitred.admission.request import AdmissionRequest
 from maitred.app.models.router import Router
 from maitred.app.request.engine_spans import EncodingSpans
-from maitred.app.request.limits import check_embeds, check_text
 from maitred.app.request.planner import flow_of
-from maitred.app.request.prompts import tokens_of
+from maitred.app.request.tokenized import tokens_of
+from maitred.app.request.validation import check_embeds, check_text
 from maitred.core.answer import InferenceRequest, Outcome, RequestContext
 from maitred.core.clock import Clock
 from maitred.core.embedding import Vector

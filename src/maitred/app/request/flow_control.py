@@ -16,10 +16,10 @@ from maitred.app.request.resources import ContextStack
 from maitred.core.answer import Outcome, RateLimitStatus
 from maitred.core.clock import Clock
 from maitred.core.flow import QueuePosition
-from maitred.core.money import Price
 from maitred.core.request import Usage
 from maitred.core.tenancy import Principal
 from maitred.core.timeline import RequestTimeline, SpanName
+from maitred.core.usage import Price
 from maitred.dispatch.dispatcher import DispatchEntry, Dispatcher, HedgeAllocation
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest
 

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from maitred.core.answer import InferenceRequest, TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason, TokenDelta, TokenLogprobs
 from maitred.text.answer_reader import AnswerParser, AnswerSegment
-from maitred.text.detokenizer import Detokenizer
 from maitred.text.stop import StopWindow
-from maitred.text.tokenizer import NO_MARKS, Tokenizer
+from maitred.text.tokenizer import NO_MARKS, Detokenizer, Tokenizer
 from maitred.wire.openai.responses import REASONING_FIELDS
 
 

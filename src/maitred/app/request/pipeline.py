@@ -20,15 +20,13 @@ from maitred.app.assembly.tracing import TappedStream
 from maitred.app.models.router import Router
 from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.engine_response import EngineResponse
-from maitred.app.request.escalation import AnswerChecker, EscalatingStream, may_escalate
-from maitred.app.request.fallback import FallbackStream, OverflowStream
+from maitred.app.request.fallback import AnswerChecker, EscalatingStream, FallbackStream, OverflowStream, may_escalate
 from maitred.app.request.flow_control import DispatchHandle, FlowController, GrantHandle
 from maitred.app.request.planner import AnyTokenized, RequestPlan, RequestPlanner
-from maitred.app.request.prompts import NamedTokenizer, tokens_of
 from maitred.app.request.resources import ContextStack, ResourceStack
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.request.rollout_observer import RolloutObserver
-from maitred.app.request.tokenized import TokenizedRequest
+from maitred.app.request.tokenized import NamedTokenizer, TokenizedRequest, tokens_of
 from maitred.app.request.upstream_plan import UpstreamRequestPlan
 from maitred.app.request.upstream_response import UpstreamResponse
 from maitred.app.request.usage_counter import UpstreamUsageCounter

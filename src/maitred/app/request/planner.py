@@ -13,18 +13,25 @@ from msgspec.structs import replace
 from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.policy.ladder import DEGRADABLE, DegradationLadder, DegradedRequest, overflowing
 from maitred.app.models.router import Router
-from maitred.app.request.constraints import constrain, rules_for, with_tools
-from maitred.app.request.escalation import with_scores
+from maitred.app.request.fallback import with_scores
 from maitred.app.request.flow_control import FlowController
-from maitred.app.request.limits import check_fits, check_generates, check_needs, check_sampling, check_size
-from maitred.app.request.prompts import tokens_of
-from maitred.app.request.tokenized import TokenizedRequest
+from maitred.app.request.tokenized import TokenizedRequest, tokens_of
 from maitred.app.request.upstream_plan import UpstreamRequestPlan, estimate_text, plan_upstream
+from maitred.app.request.validation import (
+    check_fits,
+    check_generates,
+    check_needs,
+    check_sampling,
+    check_size,
+    constrain,
+    rules_for,
+    with_tools,
+)
 from maitred.core.answer import InferenceRequest, RequestContext
 from maitred.core.errors import MaitredError, Overloaded, TooExpensive
 from maitred.core.flow import Flow, FlowLevel, PriorityClass, QueuePosition, priority_class_for
-from maitred.core.money import to_usd
 from maitred.core.tenancy import ANONYMOUS, Principal
+from maitred.core.usage import to_usd
 from maitred.dispatch.request import DispatchRequest
 from maitred.routing.catalog import TextModel
 from maitred.routing.pools.route_table import RouteTarget

@@ -9,9 +9,8 @@ from typing import Any, overload
 
 from msgspec import Struct
 
-from maitred.app.request.constraints import with_tools
-from maitred.app.request.limits import check_fits, check_sampling
-from maitred.app.request.prompts import NamedTokenizer, tokens_of
+from maitred.app.request.tokenized import NamedTokenizer, tokens_of
+from maitred.app.request.validation import check_fits, check_sampling, with_tools
 from maitred.core.answer import Conversation, InferenceRequest, Prompt
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.replica import ModelCard

@@ -28,7 +28,7 @@ from maitred.core.clock import Clock
 from maitred.core.errors import MaitredError, Unavailable
 from maitred.core.tenancy import DirectoryChanges, DirectorySource
 from maitred.core.timeline import TimelineSpan
-from maitred.identity.refresh import DirectoryRefresher
+from maitred.identity.identity import DirectoryRefresher
 from maitred.store.orphan_journal import SurvivingWork
 from maitred.wire.error_codec import encode_error
 from maitred.wire.worker_protocol import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 import yarl
 
-from maitred.api.errors import Header, error_body, error_headers
+from maitred.api.dialect import Header, error_body, error_headers
 from maitred.api.exchange import JSON, Receive, Scope, Send
 from maitred.app.workers.client import CONTROLLER_UNAVAILABLE
 from maitred.core.errors import Unavailable

@@ -19,10 +19,10 @@ from maitred.app.workers.client import ControllerClient
 from maitred.core.answer import Outcome, RateLimitStatus
 from maitred.core.errors import Bug, MaitredError, Overloaded, Unavailable
 from maitred.core.flow import QueuePosition
-from maitred.core.money import Price
 from maitred.core.request import Usage
 from maitred.core.tenancy import Principal
 from maitred.core.timeline import RequestTimeline
+from maitred.core.usage import Price
 from maitred.dispatch.dispatcher import HedgeAllocation
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest
 from maitred.replica.engine.client import EngineClient

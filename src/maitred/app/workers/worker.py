@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.policy.retries import RetryBudget
-from maitred.api.app import GatewayApp
+from maitred.api.app import GatewayApp, RetryAdvisor
 from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
@@ -24,7 +24,6 @@ from maitred.api.health import LIVE
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.messages import MessagesRoutes
-from maitred.api.retry_advice import RetryAdvisor
 from maitred.api.routes import Handler, Route, RouteTable
 from maitred.app.assembly.stores import running
 from maitred.app.assembly.tracing import open_traces
@@ -32,7 +31,7 @@ from maitred.app.models.local import LocalModel, local_model
 from maitred.app.models.router import Router, read_routes
 from maitred.app.models.upstreams import open_upstreams
 from maitred.app.request.retry_policy import RetryPolicy
-from maitred.app.runtime.gc import tune_gc
+from maitred.app.runtime import tune_gc
 from maitred.app.shutdown import Shutdown
 from maitred.app.workers.client import ControllerClient
 from maitred.app.workers.context_codec import encode_context
@@ -51,9 +50,8 @@ from maitred.engine.models.source import find_model
 from maitred.fleet.engines import EngineGroup
 from maitred.fleet.remote import FingerprintCheck, RemoteEngine, make_remote_engine
 from maitred.identity.directory import Directory
-from maitred.identity.identity import Identity
+from maitred.identity.identity import DirectoryRefresher, Identity
 from maitred.identity.providers import token_issuers
-from maitred.identity.refresh import DirectoryRefresher
 from maitred.routing.catalog import AnyModel, Catalog
 from maitred.wire.address import parse_address
 from maitred.wire.worker_protocol import ControllerSnapshot, DirectoryAck

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from maitred.core.answer import RequestContext
 from maitred.core.errors import StoreUnavailable
-from maitred.observe.metrics.tenants import OTHER, LabelCap
+from maitred.observe.metrics.requests import OTHER, LabelCap
 
 _INTERVAL_S = 15.0
 _MAX_PER_BATCH = 200

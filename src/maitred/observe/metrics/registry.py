@@ -19,12 +19,11 @@ from maitred.observe.metrics.feedback import FeedbackMetrics
 from maitred.observe.metrics.process import CpuWaitMetrics, WorkerMetrics, process_resources
 from maitred.observe.metrics.reloads import ReloadMetrics, ReloadState
 from maitred.observe.metrics.replicas import ReplicaMetrics, ReplicaStates
-from maitred.observe.metrics.requests import RequestMetrics
+from maitred.observe.metrics.requests import RequestMetrics, TenantMetrics
 from maitred.observe.metrics.residency import ResidencyMetrics, ResidencyState
 from maitred.observe.metrics.rollouts import RolloutMetrics, RolloutMetricsState
 from maitred.observe.metrics.steps import StepMetrics
 from maitred.observe.metrics.stores import AccountMetrics, AccountsState
-from maitred.observe.metrics.tenants import TenantMetrics
 from maitred.observe.metrics.upstreams import UpstreamMetrics, UpstreamStates
 from maitred.observe.metrics.vllm_names import vllm_families
 from maitred.observe.observer_batch import ObserverBatch

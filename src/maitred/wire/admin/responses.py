@@ -9,10 +9,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from maitred.core.admin_state import AdminStatus
 from maitred.core.feedback import Feedback, FeedbackLabel
 from maitred.core.limits import Limit, LimitKind
-from maitred.core.money import to_usd
 from maitred.core.rollout import RolloutPhase
 from maitred.core.tenancy import ApiKey, Scope, Tenant
-from maitred.core.usage import UsageEvent
+from maitred.core.usage import UsageEvent, to_usd
 from maitred.wire.admin.times import to_iso
 
 

@@ -12,8 +12,8 @@ from msgspec import UNSET
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.limits import Limit
-from maitred.core.money import to_nano_usd
 from maitred.core.tenancy import Scope, Tenant, is_id
+from maitred.core.usage import to_nano_usd
 from maitred.wire.admin.requests import CreateLimit, CreateTenant, RotateKey, Time, UpdateTenant
 from maitred.wire.admin.times import parse_time
 from maitred.wire.openai.faults import format_value

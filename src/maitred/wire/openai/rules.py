@@ -13,7 +13,13 @@ import msgspec
 from maitred.core.errors import InvalidRequest
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY
 from maitred.wire.openai.faults import format_value
-from maitred.wire.openai.prompt_rules import MAX_TOKEN_ID, check_messages, check_prompt, check_token_ids
+from maitred.wire.openai.prompt_rules import (
+    MAX_TOKEN_ID,
+    check_messages,
+    check_prompt,
+    check_template_arguments,
+    check_token_ids,
+)
 from maitred.wire.openai.requests import (
     SERVICE_TIERS,
     ChatRequest,
@@ -22,7 +28,6 @@ from maitred.wire.openai.requests import (
     EmbeddingRequest,
     TokenizeRequest,
 )
-from maitred.wire.openai.template_rules import check_template_arguments
 
 MAX_CHOICES = 128
 MAX_STOPS = 16

@@ -2,14 +2,20 @@
 
 import pytest
 
-from maitred.admission.policy.claims import make_demand, rate_amounts, reserved_amounts, spend_amounts, watched_counters
+from maitred.admission.policy.claims import (
+    day_at,
+    make_demand,
+    rate_amounts,
+    reserved_amounts,
+    spend_amounts,
+    watched_counters,
+)
 from maitred.admission.policy.rules import LimitRule, rules_for
-from maitred.admission.policy.windows import day_at
 from maitred.core.answer import Outcome
 from maitred.core.counters import CounterKind, LimitClaim, RequestSize
 from maitred.core.limits import LimitKind
-from maitred.core.money import Price
 from maitred.core.request import Usage
+from maitred.core.usage import Price
 from tests.support.admission_services import ALICE, SATURDAY_S, Limits, limit
 
 PRICE = Price.per_million_usd(1.0, 0.1, 2.0)

@@ -2,14 +2,13 @@
 
 import pytest
 
-from maitred.admission.policy.claims import make_demand, watched_counters
+from maitred.admission.policy.claims import day_at, make_demand, watched_counters
 from maitred.admission.policy.refusal import RequestedTokens, make_refusal, span
 from maitred.admission.policy.rules import LimitRule
-from maitred.admission.policy.windows import day_at
 from maitred.core.counters import CounterState, RequestSize, ReservationDenied
 from maitred.core.errors import QuotaExceeded, RateLimited
 from maitred.core.limits import LimitKind
-from maitred.core.money import NANO, Price
+from maitred.core.usage import NANO, Price
 from tests.support.admission_services import SATURDAY_S, limit
 
 DOLLAR_PER_THOUSAND = Price.per_million_usd(1000.0, None, 1000.0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.admission.policy.retry_after import SlotReleaseRate
+from maitred.admission.policy.retries import SlotReleaseRate
 
 
 def after(*times_s, opened_s=0.0):

@@ -1,6 +1,6 @@
 import pytest
 
-from maitred.admission.policy.retry_after import RetryTurns
+from maitred.admission.policy.retries import RetryTurns
 from maitred.core.counters import CounterKind, LimitClaim
 
 SIXTY_A_MINUTE = LimitClaim("requests|key:a|*", CounterKind.BUCKET, 60, 1, refill_per_s=1.0)

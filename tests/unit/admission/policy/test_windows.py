@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.admission.policy.windows import BudgetWindow, day_at, window_on
+from maitred.admission.policy.claims import BudgetWindow, day_at, window_on
 from maitred.core.limits import LimitKind
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from maitred.api.http.head_cache import CachedHead
+from maitred.api.http.fast_path import CachedHead
 from maitred.api.http.protocol import HttpProtocol
 from tests.unit.api.http.test_fast_path import Transport
 

@@ -3,9 +3,8 @@
 import asyncio
 
 from maitred.admission.policy.retries import RetryBudget
-from maitred.api.app import GatewayApp
+from maitred.api.app import GatewayApp, RetryAdvisor
 from maitred.api.in_flight import InFlightLimiter
-from maitred.api.retry_advice import RetryAdvisor
 from maitred.api.routes import Route, RouteTable
 from maitred.app.assembly.generation import GenerationSwitch
 from maitred.core.clock import SystemClock

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.app.request.limits import check_needs
+from maitred.app.request.validation import check_needs
 from maitred.core.answer import InferenceRequest
 from maitred.core.errors import InvalidRequest
 from maitred.core.request import SamplingParams

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from maitred.app.request.prompts import tokens_of
+from maitred.app.request.tokenized import tokens_of
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.answer import Conversation
 from maitred.routing.catalog import ServedModel

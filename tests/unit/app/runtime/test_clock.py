@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.app.runtime.clock import PauseFreeClock
+from maitred.app.runtime import PauseFreeClock
 from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationDenied, ReservationGranted
 from maitred.store.counters.memory import MemoryCounters
 from tests.support.clock import FakeClock

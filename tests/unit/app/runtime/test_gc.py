@@ -5,8 +5,8 @@ import gc
 import weakref
 from contextlib import contextmanager
 
-from maitred.app.runtime import gc as garbage
-from maitred.app.runtime.gc import GcSweep, tune_gc
+from maitred.app import runtime as garbage
+from maitred.app.runtime import GcSweep, tune_gc
 
 
 class Circle:

@@ -7,7 +7,7 @@ from maitred.core.answer import Outcome, RequestContext
 from maitred.core.tenancy import Principal
 from maitred.observe.config import MetricsConfig
 from maitred.observe.metrics.registry import Metrics
-from maitred.observe.metrics.tenants import TenantMetrics
+from maitred.observe.metrics.requests import TenantMetrics
 
 
 def ended(organisation, *, model="m", outcome=Outcome.FINISHED, tokens=3):

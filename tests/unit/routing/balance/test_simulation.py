@@ -12,7 +12,7 @@ from maitred.core.flow import ServiceWeights
 from maitred.core.prefix import chain
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig
-from maitred.routing.prefix.index import PrefixIndex
+from maitred.routing.prefix import PrefixIndex
 
 BLOCK = 16
 CAPACITY = 3_000

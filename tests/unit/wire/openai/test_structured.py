@@ -5,7 +5,7 @@ import pytest
 from maitred.core.errors import InvalidRequest
 from maitred.core.grammar import Constraint
 from maitred.wire.openai.requests import ChatRequest, CompletionRequest, Message
-from maitred.wire.openai.structured import to_constraint
+from maitred.wire.openai.sampling import to_constraint
 
 SCHEMA = {"type": "integer"}
 

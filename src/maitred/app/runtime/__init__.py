@@ -1,1 +1,0 @@
-"""Runtime of the process: clock, garbage collector, background tasks."""

@@ -1,1 +1,0 @@
-"""Prefix caches of replicas: which replica holds how much of a prompt. Pure."""
