@@ -97,7 +97,9 @@ async def test_keeps_the_rules_of_all_counters(server, check, counters_class):
             return {counter: spent[counter] for counter in counters if counter in spent}
 
         config = config_of(server, slice_share=0.3)
-        async with counters_class(config, clock, "one", read_spent=spent_of, offset_s=lambda: clock.added_s) as counters:
+        async with counters_class(
+            config, clock, "one", read_spent=spent_of, offset_s=lambda: clock.added_s
+        ) as counters:
             yield CountersUnderTest(counters, clock.advance, clock.wall_s, spent, asked)
             assert counters.healthy, "Redis was not away at any time"
 

@@ -9,16 +9,12 @@ answer ends as it does without any of this, with an error: what it asks for is k
 among `_SAFE` (tools, a grammar, log-probabilities, penalties that count the answer alone) cannot be gone on with.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from maitred.app.request.hedging import PeekableStream, merge_streams
 from maitred.core.answer import TextDelta
-from maitred.core.replica import Replica, TokenStream
 from maitred.core.request import EngineRequest, FinishReason, TokenDelta
 from maitred.core.text_replica import TextRequest
 
@@ -164,58 +160,3 @@ class TokenContinuation:
             resumes={index: [*output] for index, output in choices.items()} if self._begun(prompt) else None,
             deadline_in_s=None if deadline_in_s is None else deadline_in_s - passed_s,
         )
-
-
-class ReplicaAttempt:
-    """One replica at work on what is left; made by `attempt`.
-
-    Attributes:
-        streams: By the number of the prompt.
-    """
-
-    def __init__(self, streams: dict[int, TokenStream], batches: AsyncIterator[tuple[int, list[TokenDelta]]]) -> None:
-        self.streams = streams
-        self._batches = PeekableStream(batches)
-
-    def listen(self, hear: Callable[[int, Sequence[TokenDelta]], bool]) -> None:
-        """Sets a listener for tokens, with the number of the prompt; only where there is one stream."""
-        if len(self.streams) == 1:
-            ((prompt, stream),) = self.streams.items()
-            stream.listen(partial(hear, prompt))
-
-    async def wait_first(self) -> None:
-        """Waits for the first news, and leaves it there."""
-        await self._batches.wait_first()
-
-    def next_batch(self) -> Awaitable[tuple[int, list[TokenDelta]]]:
-        """The number of a prompt, and what came of its answer.
-
-        Raises:
-            ReplicaLost: The replica died.
-            ReplicaUnavailable: It refuses the request, and another one may take it.
-            StopAsyncIteration: All has ended there.
-        """
-        return anext(self._batches)
-
-
-@asynccontextmanager
-async def attempt(
-    replica: Replica, requests: dict[int, EngineRequest], submitted: Callable[[], None]
-) -> AsyncIterator[ReplicaAttempt]:
-    """Submits requests; leaving cancels what has not ended.
-
-    Args:
-        replica: To whom.
-        requests: By the number of the prompt.
-        submitted: Called after each.
-
-    Raises:
-        ReplicaUnavailable: The replica is not ready.
-    """
-    async with AsyncExitStack() as running:
-        streams: dict[int, TokenStream] = {}
-        for prompt, request in requests.items():
-            streams[prompt] = await running.enter_async_context(replica.generate(request))
-            submitted()
-        batches = await running.enter_async_context(merge_streams(streams))
-        yield ReplicaAttempt(streams, batches)

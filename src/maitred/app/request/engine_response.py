@@ -1,24 +1,22 @@
-"""One answer in the making: waits for its turn, runs, and turns what comes back into text.
+"""Response of an own engine, as tokens: waits for dispatch, runs, and turns what comes back into text.
 
-Reading it for the first time is what makes it wait: until then the request has its place in the queue and nothing
-else, so whoever reads can tell the caller where it stands. A replica that fails on the way is followed by another one,
-which goes on where it was lost (see `continuation`); who reads sees nothing of it but the time that it takes.
+A replica that fails on the way is followed by another one, which goes on where it was lost (see `continuation`); who
+reads sees nothing of it but the time that it takes.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Self
 
-from maitred.app.request.continuation import ReplicaAttempt, TokenContinuation, attempt
+from maitred.app.request.continuation import TokenContinuation
 from maitred.app.request.engine_spans import record_engine_spans
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
-from maitred.app.request.hedging import open_hedged
 from maitred.app.request.output import OutputProcessor
-from maitred.app.request.resources import ContextStack, ReusableSlot
-from maitred.core.answer import Outcome, PushStream, RequestContext, StreamSink, TextDelta
+from maitred.app.request.response import PeekableStream, ReplicaResponse, merge_streams
+from maitred.core.answer import Outcome, RequestContext, TextDelta
 from maitred.core.clock import Clock
 from maitred.core.errors import DeadlineExceeded, ReplicaLost, ReplicaUnavailable
+from maitred.core.replica import TokenStream
 from maitred.core.request import EngineRequest, FinishReason, TokenDelta
 from maitred.core.timeline import SpanName
 from maitred.dispatch.request import AnyEndpoint
@@ -26,53 +24,65 @@ from maitred.dispatch.request import AnyEndpoint
 _GIVEN_UP = "The replica gave up the answer before it was complete. Send the request again."
 
 
-class EngineResponse(PushStream):
+class EngineAttempt:
+    """Attempt at one engine: the streams of all prompts without a complete answer.
+
+    Attributes:
+        streams: Streams by the number of the prompt.
+    """
+
+    def __init__(self, streams: dict[int, TokenStream], batches: AsyncIterator[tuple[int, list[TokenDelta]]]) -> None:
+        self.streams = streams
+        self._batches = PeekableStream(batches)
+
+    def listen(self, on_tokens: Callable[[int, Sequence[TokenDelta]], bool]) -> None:
+        """Sets a listener for tokens, with the number of the prompt; only where there is one stream."""
+        if len(self.streams) == 1:
+            ((prompt, stream),) = self.streams.items()
+            stream.listen(partial(on_tokens, prompt))
+
+    async def wait_first(self) -> None:
+        """Waits for the first batch, and leaves it there."""
+        await self._batches.wait_first()
+
+    def next_batch(self) -> Awaitable[tuple[int, list[TokenDelta]]]:
+        """Returns the number of a prompt, and what came of its answer.
+
+        Raises:
+            ReplicaLost: The replica died.
+            ReplicaUnavailable: It refuses the request, and another one may take it.
+            StopAsyncIteration: All has ended there.
+        """
+        return anext(self._batches)
+
+
+class EngineResponse(ReplicaResponse[EngineAttempt]):
     """Response that an own engine produces, as tokens. Implements `maitred.core.answer.ResponseStream`.
 
-    It writes what it sees into the tally, tells the seat and so the fair queue of every token, and settles before the
-    end is shown.
+    It writes what it sees into the context and tells the fair queue of every token.
 
     Args:
-        entry: Its place in the queue, and then at a replica.
-        running: Holds what is opened here; whoever made it closes it.
-        requests: Makes what the replica gets, given the time, one for each prompt.
-        choices: All of all prompts, in order.
-        context: What is known of the request.
-        clock: For the times in it.
-        grant: What it may use.
-        partial: Whether what is there at the deadline is an answer.
+        requests: What the replica gets, one for each prompt.
+        outputs: Output of each choice of all prompts, in order.
     """
 
     def __init__(
         self,
         entry: DispatchHandle,
-        running: ContextStack,
-        requests: Callable[[float], Sequence[EngineRequest]],
-        choices: Sequence[OutputProcessor],
+        stack: AsyncExitStack,
+        requests: Sequence[EngineRequest],
+        outputs: Sequence[OutputProcessor],
         context: RequestContext,
         clock: Clock,
         grant: GrantHandle,
         *,
         partial: bool,
     ) -> None:
-        self._entry = entry
-        self._resources = running
-        self._requests = requests
-        self._outputs = choices
-        self._unfinished = len(choices)
-        self._context = context
-        self._clock = clock
-        self._grant = grant
-        self._partial = partial
-        self._continuation: TokenContinuation | None = None
-        self._attempt: ReplicaAttempt | None = None
-        self._sink: StreamSink | None = None
-        self._at_replica = ReusableSlot()
-        """Holds the attempt."""
-        self._per_prompt = 1
-
-    def __aiter__(self) -> Self:
-        return self
+        super().__init__(entry, stack, context, clock, grant, partial=partial)
+        self._outputs = outputs
+        self._unfinished = len(outputs)
+        self._per_prompt = len(outputs) // len(requests)
+        self._continuation = TokenContinuation(requests, clock.monotonic_s())
 
     async def __anext__(self) -> list[TextDelta]:
         if not self._unfinished:
@@ -83,11 +93,8 @@ class EngineResponse(PushStream):
             await self._grant.settle(self._context.usage, Outcome.FINISHED)
         return parts
 
-    def push_to(self, sink: StreamSink) -> None:
-        """Pushes deltas to a sink as they come; implements `PushStream.push_to`."""
-        self._sink = sink
-        if self._attempt is not None:
-            self._attempt.listen(self._on_tokens)
+    def _listen(self, attempt: EngineAttempt) -> None:
+        attempt.listen(self._on_tokens)
 
     def _on_tokens(self, prompt: int, deltas: Sequence[TokenDelta]) -> bool:
         """Lets out what is nothing but text; returns whether it is."""
@@ -125,7 +132,7 @@ class EngineResponse(PushStream):
                 try:
                     endpoint = await self._entry.wait_dispatched()
                 except DeadlineExceeded:
-                    if self._continuation is None or self._context.first_token_s is None or not self._partial:
+                    if self._context.first_token_s is None or not self._partial:
                         raise
                     return self._continuation.cut_off()
                 except ReplicaUnavailable:
@@ -145,33 +152,29 @@ class EngineResponse(PushStream):
                 failure = error
             await self._retry(failure)
 
-    async def _submit(self, endpoint: AnyEndpoint) -> ReplicaAttempt:
+    async def _submit(self, endpoint: AnyEndpoint) -> EngineAttempt:
         """Hands a replica what is left."""
-        context, now_s = self._context, self._clock.monotonic_s()
-        if self._continuation is None:
-            requests = self._requests(now_s)
-            self._continuation = TokenContinuation(requests, now_s)
-            self._per_prompt = len(self._outputs) // len(requests)
-            await self._resources.enter_async_context(self._at_replica)
+        context = self._context
         if context.first_token_s is None:
-            context.position, context.dispatched_s = None, now_s
+            context.position, context.dispatched_s = None, self._clock.monotonic_s()
             context.waited_ms = dict(self._entry.waited_ms)
-        self._grant.set_replica(endpoint.name)
-        left = self._continuation.left(now_s)
-        server, answer = await open_hedged(self._entry, endpoint, partial(self._open, left), self._at_replica, context)
-        self._grant.set_replica(server.name)
-        if self._sink is not None:
-            answer.listen(self._on_tokens)
-        return answer
+        return await self._open_attempt(endpoint)
 
     @asynccontextmanager
-    async def _open(
-        self, left: dict[int, EngineRequest], endpoint: AnyEndpoint, submitted: Callable[[], None]
-    ) -> AsyncIterator[ReplicaAttempt]:
-        """Hands it to one replica."""
-        with self._context.timeline.span(SpanName.ATTEMPT, self._clock.monotonic_s, replica=endpoint.name):
-            async with attempt(endpoint.replica, left, submitted) as answer:
-                yield answer
+    async def _open(self, endpoint: AnyEndpoint, on_submitted: Callable[[], None]) -> AsyncIterator[EngineAttempt]:
+        """Submits what is left to one replica; leaving cancels what has not ended.
+
+        Raises:
+            ReplicaUnavailable: The replica is not ready.
+        """
+        now_s = self._clock.monotonic_s
+        with self._context.timeline.span(SpanName.ATTEMPT, now_s, replica=endpoint.name):
+            async with AsyncExitStack() as stack:
+                streams: dict[int, TokenStream] = {}
+                for prompt, request in self._continuation.left(now_s()).items():
+                    streams[prompt] = await stack.enter_async_context(endpoint.replica.generate(request))
+                    on_submitted()
+                yield EngineAttempt(streams, await stack.enter_async_context(merge_streams(streams)))
 
     async def _retry(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Leaves a replica that has failed, and waits for another one.
@@ -180,9 +183,7 @@ class EngineResponse(PushStream):
             ReplicaLost: It has been so too often, and a part of the answer has been sent.
             ReplicaUnavailable: The same, and nothing has.
         """
-        assert self._continuation is not None
-        await self._at_replica.__aexit__(type(failure), failure, failure.__traceback__)
-        self._attempt = None
+        await self._close_attempt(failure)
         if not self._entry.requeue(prompts=self._continuation.prompts, answer_by_s=self._continuation.answer_by_s):
             if isinstance(failure, ReplicaUnavailable) and self._context.first_token_s is not None:
                 raise ReplicaLost from failure
@@ -190,7 +191,6 @@ class EngineResponse(PushStream):
         self._context.recoveries += 1
 
     def _process(self, prompt: int, choice: OutputProcessor, delta: TokenDelta, now_s: float) -> None:
-        assert self._continuation is not None
         if delta.finish is FinishReason.DEADLINE and not self._partial:
             raise DeadlineExceeded
         if not delta.begun:

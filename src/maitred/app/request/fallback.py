@@ -17,12 +17,14 @@ the price of all. What the request may cost holds for their sum.
 
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from msgspec.structs import replace
 
+from maitred.admission.policy.ladder import DegradedRequest
+from maitred.app.request.planner import RequestPlan
 from maitred.core.answer import (
     InferenceRequest,
     PushStream,
@@ -34,6 +36,7 @@ from maitred.core.answer import (
 )
 from maitred.core.errors import DeadlineUnmeetable, MaitredError
 from maitred.core.request import FinishReason
+from maitred.core.tenancy import Principal
 from maitred.core.usage import Price, to_usd
 from maitred.dispatch.dispatcher import DispatchEntry, OverflowRequested
 from maitred.routing.auto.config import AutoModels
@@ -43,30 +46,41 @@ from maitred.routing.escalation.schema import SchemaResult
 from maitred.routing.escalation.schemas import SchemaChecker
 from maitred.routing.pools.route_table import RoutePlan, RouteTarget
 
-Serve = Callable[[RouteTarget], Awaitable[AbstractAsyncContextManager[ResponseStream]]]
-"""Plans the work at one model. Entering the context begins it; leaving ends it."""
+Respond = Callable[
+    [RouteTarget, InferenceRequest, Principal, RequestContext, AsyncExitStack], Awaitable[ResponseStream]
+]
+"""Plans, admits and enqueues a request at one model; the stack holds what is taken for it (`Pipeline.respond`)."""
 
 
 class FallbackStream(PushStream):
     """Implements `maitred.core.answer.ResponseStream`. A context; leaving it ends what is unfinished.
 
     Args:
-        serve: Plans the work at a model.
+        respond: Starts the response of one model.
+        request: The request.
+        principal: The caller.
+        context: Record of the request.
         route_plan: The models.
-        context: What is known of the request.
-        whole: Whether nobody sees a part of the answer before all of it is there.
 
     Attributes:
         first_failure: Of the model that was asked for; None: there is none yet.
     """
 
-    def __init__(self, serve: Serve, route_plan: RoutePlan, context: RequestContext, *, whole: bool) -> None:
-        self._start_model = serve
-        self._route_plan = route_plan
+    def __init__(
+        self,
+        respond: Respond,
+        request: InferenceRequest,
+        principal: Principal,
+        context: RequestContext,
+        route_plan: RoutePlan,
+    ) -> None:
+        self._respond = respond
+        self._request = request
+        self._principal = principal
         self._context = context
-        self._whole = whole
-        self._response: AbstractAsyncContextManager[ResponseStream] | None = None
-        """Of the model that is at it."""
+        self._route_plan = route_plan
+        self._stack = AsyncExitStack()
+        """Holds what was taken for the model that answers now."""
         self._batches: AsyncIterator[list[TextDelta]] | None = None
         self._seen: AsyncIterator[list[TextDelta]] | None = None
         """Its answer, once anything of it has been seen."""
@@ -79,9 +93,7 @@ class FallbackStream(PushStream):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        work, self._response = self._response, None
-        if work is not None:
-            await work.__aexit__(kind, error, trace)
+        await self._stack.__aexit__(kind, error, trace)
 
     def __aiter__(self) -> Self:
         return self
@@ -108,7 +120,7 @@ class FallbackStream(PushStream):
                 await self._start(target)
             else:
                 # With a stream's first batch its head goes out, text or not.
-                self._seen = self._batches if parts or not self._whole else None
+                self._seen = self._batches if parts or not self._request.whole else None
                 return parts
 
     async def _start(self, target: RouteTarget) -> None:
@@ -116,12 +128,14 @@ class FallbackStream(PushStream):
         while True:
             self._context.arm = self._route_plan.arm_for(target)
             try:
-                work = await self._start_model(target)
-                self._batches = aiter(await work.__aenter__())
-            except MaitredError as failure:
+                response = await self._respond(target, self._request, self._principal, self._context, self._stack)
+            except BaseException as failure:
+                await self._stack.__aexit__(type(failure), failure, failure.__traceback__)
+                if not isinstance(failure, MaitredError):
+                    raise
                 target = self._next(failure)
             else:
-                self._response = work
+                self._batches = aiter(response)
                 return
 
     def _next(self, failure: MaitredError) -> RouteTarget:
@@ -136,10 +150,6 @@ class FallbackStream(PushStream):
         return target
 
 
-Work = Callable[[], AbstractAsyncContextManager[ResponseStream]]
-"""Takes what a request needs at a model, and waits there; leaving the context gives everything back."""
-
-
 class OverflowStream:
     """Implements `maitred.core.answer.ResponseStream`. A context; leaving it ends what is unfinished.
 
@@ -148,26 +158,46 @@ class OverflowStream:
     as if it had not been asked. Once it has moved it does not come back: what has been sent to a provider costs.
 
     Args:
-        here: Where it waits first.
-        elsewhere: Where it may be sent.
-        context: What is known of the request; as it was, when it stays.
+        admit: Admits and enqueues the plan at its own model.
+        plan: Plan of the request at its own model.
+        admit_overflow: Admits and enqueues the request at the other model.
+        variant: The request as the other model would get it.
+        principal: The caller.
+        context: Record of the request; as it was, when it stays.
     """
 
-    def __init__(self, here: Work, elsewhere: Work, context: RequestContext) -> None:
-        self._here = here
-        self._start_elsewhere = elsewhere
+    def __init__(
+        self,
+        admit: Callable[[RequestPlan, Principal, RequestContext, AsyncExitStack], Awaitable[ResponseStream]],
+        plan: RequestPlan,
+        admit_overflow: Callable[
+            [DegradedRequest, Principal, RequestContext, AsyncExitStack], Awaitable[ResponseStream]
+        ],
+        variant: DegradedRequest,
+        principal: Principal,
+        context: RequestContext,
+    ) -> None:
+        self._admit = admit
+        self._plan = plan
+        self._admit_overflow = admit_overflow
+        self._variant = variant
+        self._principal = principal
         self._context = context
-        self._resources = AsyncExitStack()
+        self._stack = AsyncExitStack()
         self._batches: AsyncIterator[list[TextDelta]] | None = None
 
     async def __aenter__(self) -> Self:
-        self._batches = aiter(await self._resources.enter_async_context(self._here()))
+        try:
+            self._batches = aiter(await self._admit(self._plan, self._principal, self._context, self._stack))
+        except BaseException as failure:
+            await self._stack.__aexit__(type(failure), failure, failure.__traceback__)
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._resources.__aexit__(kind, error, trace)
+        await self._stack.__aexit__(kind, error, trace)
 
     def __aiter__(self) -> Self:
         return self
@@ -184,22 +214,21 @@ class OverflowStream:
         """Leaves for elsewhere, if it is taken there and has not got its turn here meanwhile."""
         before, there = copy.copy(self._context), AsyncExitStack()
         try:
-            batches = aiter(await there.enter_async_context(self._start_elsewhere()))
-        except MaitredError:
+            batches = aiter(await self._admit_overflow(self._variant, self._principal, self._context, there))
+        except BaseException as failure:
+            await there.__aexit__(type(failure), failure, failure.__traceback__)
+            if not isinstance(failure, MaitredError):
+                raise
             self._context.restore(before)
             entry.decline_overflow()
             return
         leaving = DeadlineUnmeetable("It waits for another model now.")
         if entry.accept_overflow():
-            there, self._resources, self._batches = self._resources, there, batches
+            there, self._stack, self._batches = self._stack, there, batches
             await there.__aexit__(type(leaving), leaving, None)
         else:
             await there.__aexit__(type(leaving), leaving, None)
             self._context.restore(before)
-
-
-Begin = Callable[[InferenceRequest, RoutePlan], AbstractAsyncContextManager[ResponseStream]]
-"""Starts the work for a request at the models on a way; leaving the context ends it."""
 
 
 @asynccontextmanager
@@ -215,13 +244,6 @@ def may_escalate(config: EscalationConfig, request: InferenceRequest) -> bool:
     Of a stream only where its caller has said so: it would come all at once, and late.
     """
     return config.is_enabled and (config.unasked and request.whole if request.escalate is None else request.escalate)
-
-
-def with_scores(request: InferenceRequest) -> InferenceRequest:
-    """Returns the request for an own model: with log-probabilities, if a check reads them."""
-    if not request.scored or request.sampling.top_logprobs is not None:
-        return request
-    return replace(request, sampling=replace(request.sampling, top_logprobs=0))
 
 
 class AnswerChecker:
@@ -261,31 +283,35 @@ class EscalatingStream:
     A larger model that cannot answer takes nothing away: its caller gets the answer that is there.
 
     Args:
-        begin: Starts the work.
+        respond: Starts the response of one model.
         request: The request.
-        route_plan: Its models.
-        upward: The larger models, after those on a way.
-        judge: Decides whether an answer is good enough.
-        context: What is known of the request.
-        price_of: What the tokens of a model cost.
+        principal: The caller.
+        context: Record of the request.
+        route_plan: The models that its name leads to.
+        route_to_larger: Returns the models that are larger than those of a route plan; None: there is none.
+        checker: Decides whether an answer is good enough.
+        price_of: Returns the price of a model's tokens.
     """
 
     def __init__(
         self,
-        begin: Begin,
+        respond: Respond,
         request: InferenceRequest,
-        route_plan: RoutePlan,
-        upward: Callable[[RoutePlan], RoutePlan | None],
-        judge: AnswerChecker,
+        principal: Principal,
         context: RequestContext,
+        route_plan: RoutePlan,
+        *,
+        route_to_larger: Callable[[InferenceRequest, Principal, RoutePlan], RoutePlan | None],
+        checker: AnswerChecker,
         price_of: Callable[[str], Price],
     ) -> None:
-        self._begin = begin
+        self._respond = respond
         self._request = request
-        self._route_plan = route_plan
-        self._route_to_larger = upward
-        self._checker = judge
+        self._principal = principal
         self._context = context
+        self._route_plan = route_plan
+        self._route_to_larger = route_to_larger
+        self._checker = checker
         self._price_of = price_of
         self._spent_usd = 0.0
 
@@ -298,7 +324,7 @@ class EscalatingStream:
                 break
             failed = RejectedAnswer(context.model, reason, context.usage)
             context.rejected_answers.append(failed)
-            larger = self._route_to_larger(route_plan) if left else None
+            larger = self._route_to_larger(self._request, self._principal, route_plan) if left else None
             if larger is None:
                 break
             known = context.escalate()
@@ -319,7 +345,7 @@ class EscalatingStream:
             scored=self._checker.config.logprob is not None,
             max_usd=None if self._request.max_usd is None else max(0.0, self._request.max_usd - self._spent_usd),
         )
-        async with self._begin(request, route_plan) as answer:
+        async with FallbackStream(self._respond, request, self._principal, self._context, route_plan) as answer:
             whole = [part async for parts in answer for part in parts]
         context = self._context
         cost_nusd = self._price_of(context.model).cost_nusd(

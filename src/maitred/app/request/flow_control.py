@@ -5,6 +5,7 @@ text is: with one process they are (`LocalFlowController`), and asking them is a
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -12,7 +13,6 @@ from msgspec.structs import replace
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
 from maitred.admission.request import AdmissionRequest
-from maitred.app.request.resources import ContextStack
 from maitred.core.answer import Outcome, RateLimitStatus
 from maitred.core.clock import Clock
 from maitred.core.flow import QueuePosition
@@ -127,7 +127,7 @@ class FlowController(Protocol):
         dispatch_request: DispatchRequest,
         admission_request: AdmissionRequest,
         timeline: RequestTimeline,
-        running: ContextStack,
+        stack: AsyncExitStack,
     ) -> tuple[GrantHandle, DispatchHandle]:
         """Takes what a request needs from its caller's limits, and then a place in the line.
 
@@ -136,7 +136,7 @@ class FlowController(Protocol):
             dispatch_request: As the queue sees it, with the length of its answer before any limit has had a look at it.
             admission_request: As admission sees it.
             timeline: Where it is told how that went.
-            running: Holds both: leaving it gives up the place, and then settles what has not been settled.
+            stack: Holds both: leaving it gives up the place, and then settles what has not been settled.
 
         Raises:
             MaitredError: What stands against it; nothing is held then.
@@ -198,26 +198,21 @@ class LocalFlowController:
         dispatch_request: DispatchRequest,
         admission_request: AdmissionRequest,
         timeline: RequestTimeline,
-        running: ContextStack,
+        stack: AsyncExitStack,
     ) -> tuple[Grant, DispatchEntry]:
         """Reserves limits and enqueues the request; implements `FlowController.admit`."""
         now_s = self._clock.monotonic_s
         began_s = now_s()
-        # Entered here, and held from then on: who enters on behalf of others is a coroutine more for each.
-        admitted = self._admission.admit(admission_request)
         try:
-            grant = await admitted.__aenter__()
+            grant = await stack.enter_async_context(self._admission.admit(admission_request))
         except BaseException as failure:
             timeline.fail(SpanName.ADMISSION, began_s, now_s(), {}, failure)
             raise
-        running.push_async_exit(admitted)
         facts = {"max_tokens": grant.max_tokens, "clamped": grant.clamped, "lease": grant.lease}
         timeline.record(SpanName.ADMISSION, began_s, now_s(), facts)
         if grant.max_tokens != dispatch_request.max_tokens:
             dispatch_request = replace(dispatch_request, max_tokens=grant.max_tokens)
-        place = self._dispatchers[pool].enqueue(dispatch_request)
-        entry = await place.__aenter__()
-        running.push_async_exit(place)
+        entry = await stack.enter_async_context(self._dispatchers[pool].enqueue(dispatch_request))
         return grant, entry
 
     async def resume(
@@ -227,7 +222,7 @@ class LocalFlowController:
         admission_request: AdmissionRequest,
         lease: str,
         replica: str,
-        running: ContextStack,
+        stack: AsyncExitStack,
     ) -> tuple[Grant, DispatchEntry | None]:
         """Admits a request that a process, dead since, had admitted and that still runs.
 
@@ -237,17 +232,17 @@ class LocalFlowController:
             admission_request: As admission sees it.
             lease: Which the ledger has carried over.
             replica: Where it runs; empty: it waits.
-            running: Holds both.
+            stack: Holds both.
 
         Returns:
             What it holds. It has no seat where nobody knows its replica any more.
         """
-        grant = await running.enter_async_context(
+        grant = await stack.enter_async_context(
             self._admission.resume(admission_request, lease, dispatch_request.max_tokens)
         )
         dispatcher = self._dispatchers[pool]
         entry = dispatcher.resume(dispatch_request, replica) if replica else dispatcher.enqueue(dispatch_request)
-        return grant, None if entry is None else await running.enter_async_context(entry)
+        return grant, None if entry is None else await stack.enter_async_context(entry)
 
     async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
         """Returns what is left of a caller's rate limits."""

@@ -1,13 +1,15 @@
-"""The spine: one request from the model's name to its last token.
+"""Pipeline of a request, from the model's name to its last token.
 
-`Pipeline.generate` names the stages in order. Each is called once per request, and nothing upstream is reached for from
-downstream. The pipeline speaks in tokens and parts; which API the request came through is not its business.
+    route -> plan -> admit -> dispatch -> stream -> settle
+
+`Pipeline.generate` routes a request, and `Pipeline.respond` takes it through the other stages at one model. Each stage
+is called once, and none reaches back to an earlier one. The pipeline works with tokens and deltas; it does not know
+which API the request came through.
 """
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any
 
 from msgspec.structs import replace
@@ -23,7 +25,6 @@ from maitred.app.request.engine_response import EngineResponse
 from maitred.app.request.fallback import AnswerChecker, EscalatingStream, FallbackStream, OverflowStream, may_escalate
 from maitred.app.request.flow_control import DispatchHandle, FlowController, GrantHandle
 from maitred.app.request.planner import AnyTokenized, RequestPlan, RequestPlanner
-from maitred.app.request.resources import ContextStack, ResourceStack
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.request.tokenized import NamedTokenizer, TokenizedRequest, tokens_of
@@ -100,39 +101,68 @@ class Pipeline:
     def generate(
         self, request: InferenceRequest, context: RequestContext
     ) -> AbstractAsyncContextManager[ResponseStream]:
-        """Generates the answer to a request; implements `InferenceService.generate`."""
-        answers = self._start(request, context)
-        # Somebody may hear it beside its caller.
-        return answers if context.listener is None else _tapped(answers, context.listener)
+        """Generates the answer to a request; implements `InferenceService.generate`.
 
-    def _start(self, request: InferenceRequest, context: RequestContext) -> AbstractAsyncContextManager[ResponseStream]:
-        """Where it may go, and who watches it there. Nothing has begun before the context is entered."""
+        The request is routed here. Entering the context plans and admits it (`respond`) at the first model of its
+        route that takes it; reading the response waits for dispatch, and streams; leaving gives everything back.
+        """
         principal = context.principal or ANONYMOUS
         context.request = request
         route_plan = self._route(request, principal, context)
+        response: AbstractAsyncContextManager[ResponseStream]
         escalation = self._router.escalation(request.model)
         if escalation is not None and may_escalate(escalation, request):
             # Nobody sees anything before the answer has stood its checks, or that of a larger model has.
-            upward = partial(self._router.route_to_larger, request, principal)
-            begin = partial(self._start_fallback, principal, context)
-            escalated = EscalatingStream(
-                *(
-                    begin,
+            response = nullcontext(
+                EscalatingStream(
+                    self.respond,
                     request,
-                    route_plan,
-                    upward,
-                    AnswerChecker(escalation, self._schemas),
+                    principal,
                     context,
-                    self._flow_controller.price_of,
+                    route_plan,
+                    route_to_larger=self._router.route_to_larger,
+                    checker=AnswerChecker(escalation, self._schemas),
+                    price_of=self._flow_controller.price_of,
                 )
             )
-            return nullcontext(escalated)
-        answers = self._start_fallback(principal, context, request, route_plan)
-        # Where a new version is tried behind the name, the trial wants to know how it went.
-        return (
-            answers
-            if self._rollout_observer is None
-            else self._rollout_observer.observe(answers, route_plan, request, context, self._start_model)
+        else:
+            response = answer = FallbackStream(self.respond, request, principal, context, route_plan)
+            if self._rollout_observer is not None and route_plan.arm is not None:
+                response = self._rollout_observer.observe(answer, route_plan, request, context, self.respond)
+        return response if context.listener is None else _tapped(response, context.listener)
+
+    async def respond(
+        self,
+        target: RouteTarget,
+        request: InferenceRequest,
+        principal: Principal,
+        context: RequestContext,
+        stack: AsyncExitStack,
+    ) -> ResponseStream:
+        """Plans a request at one model, admits and enqueues it; returns its response.
+
+        The response waits for dispatch when it is first read, and settles the usage before it shows its end.
+
+        Args:
+            target: The model.
+            request: The request.
+            principal: The caller.
+            context: Record of the request.
+            stack: Holds what the request takes. Leaving it cancels what has not finished, gives up the place in the
+                queue or at the replica, and then settles what has not been settled.
+
+        Raises:
+            MaitredError: What stands against it.
+        """
+        await COHORT.sync(CohortStage.READ)
+        plan = await self._plan(target, request, principal, context)
+        variant = self._planner.overflow_request(target, request, principal) if plan.target is target else None
+        if variant is None:
+            return await self._admit(plan, principal, context, stack)
+        # While it waits it may be sent to another model. It gives up its place here only for one there.
+        movable = replace(plan, request=replace(plan.request, movable=True))
+        return await stack.enter_async_context(
+            OverflowStream(self._admit, movable, self._admit_overflow, variant, principal, context)
         )
 
     def _route(self, request: InferenceRequest, principal: Principal, context: RequestContext) -> RoutePlan:
@@ -151,21 +181,13 @@ class Pipeline:
         context.timeline.record(SpanName.RESOLVE, began_s, now_s(), facts)
         return route_plan
 
-    def _start_fallback(
-        self, principal: Principal, context: RequestContext, request: InferenceRequest, route_plan: RoutePlan
-    ) -> FallbackStream:
-        """One model after the other, until one begins to answer."""
-        return FallbackStream(
-            partial(self._start_model, request, principal, context), route_plan, context, whole=request.whole
-        )
+    async def _plan(
+        self, target: RouteTarget, request: InferenceRequest, principal: Principal, context: RequestContext
+    ) -> RequestPlan:
+        """Plans a request: whether the model can do what is asked, and when its turn would come.
 
-    async def _start_model(
-        self, request: InferenceRequest, principal: Principal, context: RequestContext, target: RouteTarget
-    ) -> AbstractAsyncContextManager[ResponseStream]:
-        """The answer of one model, not begun. Who is refused by the plan has held nothing, and leaves no context."""
-        await COHORT.sync(CohortStage.READ)
-        # Can it do what is asked, and when would its turn come? Who would be served too late may get less, or is told
-        # so now.
+        A request that would be served too late may get less, or is told so now. A plan holds nothing.
+        """
         now_s, timeline = self._clock.monotonic_s, context.timeline
         began_s = now_s()
         try:
@@ -174,33 +196,17 @@ class Pipeline:
             timeline.fail(SpanName.PLAN, began_s, now_s(), {"model": target.name}, failure)
             raise
         timeline.record(SpanName.PLAN, began_s, now_s(), _plan_facts(plan, context))
-        # Where it may still be sent elsewhere while it waits, it gives up its place here only for one there.
-        leaving = self._planner.overflow_request(target, request, principal) if plan.target is target else None
-        if leaving is None:
-            return self._start_planned(plan, principal, context)
-        plan = replace(plan, request=replace(plan.request, movable=True))
-        here, there = partial(self._start_planned, plan), partial(self._start_overflow, leaving)
-        return OverflowStream(partial(here, principal, context), partial(there, principal, context), context)
-
-    def _start_planned(
-        self, plan: RequestPlan, principal: Principal, context: RequestContext
-    ) -> ResourceStack[ResponseStream]:
-        """Returns the context of a planned request: entering it admits and starts the request.
-
-        Leaving it cancels what has not finished and gives up its place; only then is settled what has not been settled.
-        """
-        return ResourceStack(partial(self._admit, plan, principal, context))
+        return plan
 
     async def _admit(
-        self, plan: RequestPlan, principal: Principal, context: RequestContext, running: ContextStack
+        self, plan: RequestPlan, principal: Principal, context: RequestContext, stack: AsyncExitStack
     ) -> ResponseStream:
-        """Admits and enqueues a planned request, and returns its response."""
+        """Reserves what a planned request may use, enqueues it, and returns its response."""
         context.predicted_position = plan.position
-        # May the caller have it, and how long may it be?
         admission_request = _admission_request(principal, context, plan.tokenized)
         try:
             grant, entry = await self._flow_controller.admit(
-                plan.target.pool, plan.request, admission_request, context.timeline, running
+                plan.target.pool, plan.request, admission_request, context.timeline, stack
             )
         except LimitReached:
             if plan.instead_of is None:
@@ -208,14 +214,13 @@ class Pipeline:
             # The caller has no claim to another model: what it asked for cannot be served in time.
             raise plan.instead_of from None
         await COHORT.sync(CohortStage.ADMITTED)
-        # It waits in line, and runs where there is room, when the answer is read.
         context.position = entry.position
         if isinstance(plan.tokenized, UpstreamRequestPlan):
-            return self._upstream_response(plan.tokenized, plan.target, principal, context, grant, entry, running)
+            return self._upstream_response(plan.tokenized, plan.target, principal, context, grant, entry, stack)
         return EngineResponse(
             entry,
-            running,
-            partial(self._engine_requests, plan.tokenized, context, plan.request, grant, entry),
+            stack,
+            self._engine_requests(plan.tokenized, context, plan.request, grant, entry),
             plan.tokenized.choices(),
             context,
             self._clock,
@@ -223,15 +228,14 @@ class Pipeline:
             partial=plan.tokenized.request.partial,
         )
 
-    @asynccontextmanager
-    async def _start_overflow(
-        self, variant: DegradedRequest, principal: Principal, context: RequestContext
-    ) -> AsyncIterator[ResponseStream]:
-        """The work at the model that a waiting request is sent to; raises what stands against it there."""
+    async def _admit_overflow(
+        self, variant: DegradedRequest, principal: Principal, context: RequestContext, stack: AsyncExitStack
+    ) -> ResponseStream:
+        """Admits a waiting request at the model that it may move to; raises what stands against it there."""
         plan = await self._planner.plan_overflow(variant, principal, context)
-        async with self._start_planned(plan, principal, context) as answer:
-            context.degraded = list(variant.degraded)
-            yield answer
+        response = await self._admit(plan, principal, context, stack)
+        context.degraded = list(variant.degraded)
+        return response
 
     def _upstream_response(
         self,
@@ -241,7 +245,7 @@ class Pipeline:
         context: RequestContext,
         grant: GrantHandle,
         entry: DispatchHandle,
-        running: ContextStack,
+        stack: AsyncExitStack,
     ) -> UpstreamResponse:
         """The answer of a server of somebody else's."""
         inference_request = reading.request
@@ -252,7 +256,7 @@ class Pipeline:
         request = _text_request(reading, target, grant, scored=scored)
         return UpstreamResponse(
             entry,
-            running,
+            stack,
             request,
             len(reading.prompts),
             UpstreamUsageCounter(reading.model, context, reading.estimated),
@@ -273,10 +277,9 @@ class Pipeline:
         dispatch_request: DispatchRequest,
         grant: GrantHandle,
         entry: DispatchHandle,
-        now_s: float,
     ) -> list[EngineRequest]:
         """Makes the engine requests, one for each prompt, under ids that lead to the line in the ledger."""
-        request = reading.request
+        request, now_s = reading.request, self._clock.monotonic_s()
         return [
             EngineRequest(
                 id=f"{grant.lease}-{index}",  # a client may repeat its request id; at the replica it must be unique

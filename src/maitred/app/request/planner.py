@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.policy.ladder import DEGRADABLE, DegradationLadder, DegradedRequest, overflowing
 from maitred.app.models.router import Router
-from maitred.app.request.fallback import with_scores
 from maitred.app.request.flow_control import FlowController
 from maitred.app.request.tokenized import TokenizedRequest, tokens_of
 from maitred.app.request.upstream_plan import UpstreamRequestPlan, estimate_text, plan_upstream
@@ -25,6 +24,7 @@ from maitred.app.request.validation import (
     check_size,
     constrain,
     rules_for,
+    with_scores,
     with_tools,
 )
 from maitred.core.answer import InferenceRequest, RequestContext

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from maitred.app.admin.rollouts import RolloutAdmin
-from maitred.app.request.fallback import FallbackStream
-from maitred.app.request.shadow_traffic import Serve, ShadowRequest, ShadowTraffic
+from maitred.app.request.fallback import FallbackStream, Respond
+from maitred.app.request.shadow_traffic import ShadowRequest, ShadowTraffic
 from maitred.core.answer import InferenceRequest, RequestContext, ResponseStream, TextDelta
 from maitred.core.clock import Clock
 from maitred.core.errors import (
@@ -60,7 +60,7 @@ class RolloutObserver:
         route_plan: RoutePlan,
         request: InferenceRequest,
         context: RequestContext,
-        serve: Serve,
+        respond: Respond,
     ) -> AbstractAsyncContextManager[ResponseStream]:
         """Wraps a response so that a running trial learns how it went.
 
@@ -69,13 +69,13 @@ class RolloutObserver:
             route_plan: Where it may go.
             request: The request.
             context: What is known of it.
-            serve: Starts the work at a model, for a copy.
+            respond: Starts the response of a model, for a copy.
         """
         arm = route_plan.arm
         rollout = None if arm is None else self._live.get(arm.rollout)
         if arm is None or rollout is None or not arm.tried or not rollout.is_on_trial:
             return answers
-        return self._on_trial(rollout, arm, answers, route_plan, request, context, serve)
+        return self._on_trial(rollout, arm, answers, route_plan, request, context, respond)
 
     @asynccontextmanager
     async def _on_trial(
@@ -86,7 +86,7 @@ class RolloutObserver:
         route_plan: RoutePlan,
         request: InferenceRequest,
         context: RequestContext,
-        serve: Serve,
+        respond: Respond,
     ) -> AsyncIterator[ResponseStream]:
         def so_far(now_s: float) -> TrialObservation:
             return observation_from(arm, answers, context, now_s)
@@ -102,7 +102,7 @@ class RolloutObserver:
                     and context.arm == arm
                     and rollout.split.is_shadowed(context.request_id)
                 ):
-                    copy = self.shadows.begin(rollout, request, context, route_plan.shadow_target, serve)
+                    copy = self.shadows.begin(rollout, request, context, route_plan.shadow_target, respond)
                 yield answer if copy is None else _tapped(answer, copy.on_delta)
         except (asyncio.CancelledError, GeneratorExit) as left:
             ours = bool(left.args) and isinstance(left.args[0], MaitredError)

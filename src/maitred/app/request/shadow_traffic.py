@@ -8,14 +8,15 @@ all that are under way when the gateway ends.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from enum import StrEnum
 
 from msgspec.structs import replace
 
 from maitred.app.assembly.access import OPERATORS
-from maitred.core.answer import InferenceRequest, RequestContext, ResponseStream, TextDelta
+from maitred.app.request.fallback import Respond
+from maitred.core.answer import InferenceRequest, RequestContext, TextDelta
 from maitred.core.clock import Clock
 from maitred.core.errors import CallerError, MaitredError, Refused
 from maitred.core.flow import LOWEST_PRIORITY, FlowLevel
@@ -29,10 +30,6 @@ from maitred.routing.rollout.trial import TrialObservation
 
 log = logging.getLogger(__name__)
 
-Serve = Callable[
-    [InferenceRequest, Principal, RequestContext, RouteTarget], Awaitable[AbstractAsyncContextManager[ResponseStream]]
-]
-"""Plans the work at one model. Entering the context begins it; leaving ends it."""
 Told = Callable[[LiveRollout, TrialObservation], None]
 
 _LONGEST_S = 300.0
@@ -147,7 +144,7 @@ class ShadowTraffic:
         request: InferenceRequest,
         context: RequestContext,
         target: RouteTarget,
-        serve: Serve,
+        respond: Respond,
     ) -> ShadowRequest | None:
         """A copy of a request that begins now; None: there is no room for one.
 
@@ -156,7 +153,7 @@ class ShadowTraffic:
             request: The request.
             context: What is known of it.
             target: Where the canary is.
-            serve: Starts the work there.
+            respond: Starts the response there.
         """
         name = rollout.state.name
         if self._group is None:
@@ -167,7 +164,7 @@ class ShadowTraffic:
         copy = ShadowRequest()
         self._under_way[name] += 1
         copy.task = self._group.create_task(
-            self._run(copy, rollout, _quiet(request), context.route, target, serve), name="shadow copy"
+            self._run(copy, rollout, _quiet(request), context.route, target, respond), name="shadow copy"
         )
         copy.task.add_done_callback(lambda _: self._ended(name))
         return copy
@@ -182,7 +179,7 @@ class ShadowTraffic:
         request: InferenceRequest,
         route: str,
         target: RouteTarget,
-        serve: Serve,
+        respond: Respond,
     ) -> None:
         """Takes a copy to its end, whatever that is: no fault of it goes further."""
         name, trial = rollout.state.name, rollout.trial
@@ -190,7 +187,7 @@ class ShadowTraffic:
         context.arm = RolloutArm(name, RolloutVersion.CANARY)
         end = ShadowOutcome.DROPPED
         try:
-            end, seen = await self._answered(copy, rollout, request, context, target, serve)
+            end, seen = await self._answered(copy, rollout, request, context, target, respond)
             if seen is not None and rollout.trial is trial:
                 self._told(rollout, seen)
         except Exception:
@@ -205,13 +202,14 @@ class ShadowTraffic:
         request: InferenceRequest,
         context: RequestContext,
         target: RouteTarget,
-        serve: Serve,
+        respond: Respond,
     ) -> tuple[ShadowOutcome, TrialObservation | None]:
         """How it ended, and what that says of the canary."""
         parts: list[TextDelta] = []
         failed = TrialObservation(failed=True, copied=True)
         try:
-            async with asyncio.timeout(_LONGEST_S), await serve(request, SHADOW, context, target) as answer:
+            async with asyncio.timeout(_LONGEST_S), AsyncExitStack() as stack:
+                answer = await respond(target, request, SHADOW, context, stack)
                 position = context.predicted_position
                 if position is not None and (position.position > 0 or position.wait_s > _MOST_WAIT_S):
                     return ShadowOutcome.SKIPPED, None

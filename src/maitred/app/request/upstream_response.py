@@ -1,27 +1,24 @@
-"""One answer that a server of somebody else's makes: waits for its turn, asks, and passes on what comes back.
+"""Response of an upstream server, as text: waits for dispatch, sends the request, and passes on what comes back.
 
-What `Generation` is to tokens this is to text. A server that fails before the first part of the answer is followed by
+A server that fails before the first part of the answer is followed by
 another one, or by itself after a pause; the caller sees nothing of it but the time that it takes. For callers who get
 the answer in one piece, that holds up to its end, and where the model's configuration allows it, a stream goes on
-elsewhere by its text (see `manuscript`). The text is passed on as it comes; what it was in tokens is an
+elsewhere by its text (see `continuation`). The text is passed on as it comes; what it was in tokens is an
 estimate until the server says what it has counted. The end of the answer is held back until all of it is known to be
 there and in the ledger, so a stream that breaks off, however late, never looks complete.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
-from typing import Self
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec.structs import replace
 
 from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
-from maitred.app.request.hedging import PeekableStream, open_hedged
-from maitred.app.request.resources import ContextStack, ReusableSlot
+from maitred.app.request.response import PeekableStream, ReplicaResponse
 from maitred.app.request.usage_counter import UpstreamUsageCounter
-from maitred.core.answer import Outcome, PushStream, RequestContext, StreamSink, TextDelta
+from maitred.core.answer import Outcome, RequestContext, TextDelta
 from maitred.core.backoff import GiveUpReason, RetryState
 from maitred.core.clock import Clock
 from maitred.core.cohort import COHORT, CohortStage
@@ -36,25 +33,27 @@ from maitred.core.errors import (
 from maitred.core.ids import new_span_id
 from maitred.core.request import FinishReason
 from maitred.core.text_replica import TextBatch, TextReplica, TextRequest, TextStream
-from maitred.core.timeline import SpanName, TimelineSpan, error_code
+from maitred.core.timeline import SpanName
 from maitred.dispatch.request import Endpoint
 
 
-class UpstreamResponse(PushStream):
+class UpstreamAttempt(PeekableStream[TextBatch]):
+    """Batches of text from one upstream server."""
+
+    def __init__(self, stream: TextStream) -> None:
+        super().__init__(aiter(stream))
+        self.listen = stream.listen
+
+
+class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
     """Response that an upstream server produces, as text. Implements `maitred.core.answer.ResponseStream`.
 
     Args:
-        entry: Its place in the queue, and then at a replica.
-        running: Holds what is opened here; whoever made it closes it.
         request: What the replica is asked.
         prompts: How many it has.
         usage_counter: Counts what comes.
-        context: What is known of the request.
-        clock: For the times in it.
-        grant: What it may use.
         attempts: How often it may be tried.
         deadline_s: When the whole answer must be there, monotonic; None: whenever.
-        partial: Whether what is there at the deadline is an answer.
         whole: Whether nobody sees a part of it before all of it is there.
         continuation: Notes what was shown, so that another server can go on with it; None: none does.
     """
@@ -62,7 +61,7 @@ class UpstreamResponse(PushStream):
     def __init__(
         self,
         entry: DispatchHandle,
-        running: ContextStack,
+        stack: AsyncExitStack,
         request: TextRequest,
         prompts: int,
         usage_counter: UpstreamUsageCounter,
@@ -76,32 +75,20 @@ class UpstreamResponse(PushStream):
         whole: bool,
         continuation: TextContinuation | None = None,
     ) -> None:
-        self._entry = entry
-        self._resources = running
+        super().__init__(entry, stack, context, clock, grant, partial=partial)
         self._request = request
         self._continuation = continuation
         self._joint = False
         """Whether the next part is the first from a server that goes on."""
         self._prompts = prompts
         self._usage_counter = usage_counter
-        self._context = context
-        self._clock = clock
-        self._grant = grant
         self._retry_state = attempts
         self._deadline_s = deadline_s
-        self._partial = partial
         self._held: list[TextDelta] | None = [] if whole else None
         """What nobody has seen yet."""
-        self._batches: _UpstreamBatches | None = None
-        self._sink: StreamSink | None = None
-        self._at_server = ReusableSlot()
-        """Holds the attempt."""
         self._finishes: dict[int, FinishReason] = {}
         self._last_s: dict[int, float] = {}
         self._over = False
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> list[TextDelta]:
         if self._over:
@@ -123,11 +110,8 @@ class UpstreamResponse(PushStream):
             if self._held is None:
                 return shown
 
-    def push_to(self, sink: StreamSink) -> None:
-        """Pushes deltas to a sink as they come; implements `PushStream.push_to`."""
-        self._sink = sink
-        if self._batches is not None:
-            self._batches.listen(self._on_batch)
+    def _listen(self, attempt: UpstreamAttempt) -> None:
+        attempt.listen(self._on_batch)
 
     def _on_batch(self, batch: TextBatch) -> bool:
         """Lets out what is nothing but text; returns whether it is."""
@@ -145,12 +129,12 @@ class UpstreamResponse(PushStream):
     async def _next_batch(self) -> TextBatch | None:
         """Returns the next batch of text; None at the end of the answer."""
         while True:
-            if self._batches is None:
+            if self._attempt is None:
                 endpoint = await self._wait_dispatched()
             try:
-                if self._batches is None:
-                    self._batches = await self._send(endpoint)
-                return await anext(self._batches, None)
+                if self._attempt is None:
+                    self._attempt = await self._send(endpoint)
+                return await anext(self._attempt, None)
             except (ReplicaLost, ReplicaUnavailable) as failure:
                 await self._retry(failure)
             except CallerError as failure:
@@ -167,29 +151,29 @@ class UpstreamResponse(PushStream):
                 raise
             raise ReplicaLost from failure
 
-    async def _send(self, endpoint: Endpoint[TextReplica]) -> "_UpstreamBatches":
+    async def _send(self, endpoint: Endpoint[TextReplica]) -> UpstreamAttempt:
         """Sends the request to the assigned server."""
         await COHORT.sync(CohortStage.RELEASED)
         context = self._context
         context.position, context.dispatched_s = None, self._clock.monotonic_s()
         context.waited_ms = dict(self._entry.waited_ms)
-        self._grant.set_replica(endpoint.name)
-        if not self._retry_state.failures:
-            await self._resources.enter_async_context(self._at_server)
-        server, stream = await open_hedged(self._entry, endpoint, self._open, self._at_server, context)
-        self._grant.set_replica(server.name)
-        if self._sink is not None:
-            stream.listen(self._on_batch)
-        return stream
+        return await self._open_attempt(endpoint)
 
-    def _open(self, endpoint: Endpoint[TextReplica], submitted: Callable[[], None]) -> "_UpstreamAttempt":
-        """Sends it to a server."""
+    @asynccontextmanager
+    async def _open(
+        self, endpoint: Endpoint[TextReplica], on_submitted: Callable[[], None]
+    ) -> AsyncIterator[UpstreamAttempt]:
+        """Sends the request to one server; leaving ends what has not ended."""
         timeline, request = self._context.timeline, self._request
-        now_s = self._clock.monotonic_s
-        span = timeline.begin(SpanName.ATTEMPT, now_s(), replica=endpoint.name, **endpoint.replica.location)
-        if timeline.trace is not None:
-            request = replace(request, trace=timeline.context_at(span, new_span_id))
-        return _UpstreamAttempt(endpoint.replica.send(request), span, now_s, submitted)
+        replica = endpoint.replica
+        with timeline.span(
+            SpanName.ATTEMPT, self._clock.monotonic_s, replica=endpoint.name, **replica.location
+        ) as span:
+            if timeline.trace is not None:
+                request = replace(request, trace=timeline.context_at(span, new_span_id))
+            async with replica.send(request) as stream:
+                on_submitted()
+                yield UpstreamAttempt(stream)
 
     async def _retry(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Leaves a server that has failed, and waits for another one, or for the same one.
@@ -198,9 +182,7 @@ class UpstreamResponse(PushStream):
             ReplicaLost: The failure, where there is nothing left to try.
             ReplicaUnavailable: The same, and nobody has seen anything.
         """
-        # The server's breaker counts what an attempt ends with.
-        await self._at_server.__aexit__(type(failure), failure, failure.__traceback__)
-        self._batches = None
+        await self._close_attempt(failure)
         told = failure
         if self._context.first_token_s is not None and self._held is None:
             if not isinstance(failure, ReplicaLost):
@@ -297,53 +279,3 @@ class UpstreamResponse(PushStream):
             unfinished = dict.fromkeys(range(self._request.choices), FinishReason.DEADLINE)
             return await self._end({**unfinished, **self._finishes})
         raise DeadlineExceeded
-
-
-class _UpstreamAttempt:
-    """A request at a server. A context; entering it sends the request, and gives what comes back.
-
-    Args:
-        sent: The request.
-        span: What is told of it.
-        now_s: The time.
-        submitted: Called when it has arrived there.
-    """
-
-    __slots__ = ("_now_s", "_sent", "_span", "_submitted")
-
-    def __init__(
-        self,
-        sent: AbstractAsyncContextManager[TextStream],
-        span: TimelineSpan,
-        now_s: Callable[[], float],
-        submitted: Callable[[], None],
-    ) -> None:
-        self._sent = sent
-        self._span = span
-        self._now_s = now_s
-        self._submitted = submitted
-
-    async def __aenter__(self) -> "_UpstreamBatches":
-        try:
-            stream = await self._sent.__aenter__()
-        except BaseException as failure:
-            self._span.end(self._now_s(), error_code(failure))
-            raise
-        self._submitted()
-        return _UpstreamBatches(stream)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self._sent.__aexit__(kind, error, trace)
-        finally:
-            self._span.end(self._now_s(), "" if error is None else error_code(error))
-
-
-class _UpstreamBatches(PeekableStream[TextBatch]):
-    """Batches of text from one upstream server."""
-
-    def __init__(self, stream: TextStream) -> None:
-        super().__init__(aiter(stream))
-        self.listen = stream.listen

@@ -9,7 +9,10 @@ from msgspec.structs import replace
 
 from maitred.admission.grammars.validator import GrammarValidator
 from maitred.app.request.tokenized import NO_TOOLS, text_characters
-from maitred.core.answer import Conversation, InferenceRequest
+from maitred.core.answer import (
+    Conversation,
+    InferenceRequest,
+)
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from maitred.core.grammar import Constraint, Grammar
 from maitred.core.replica import ModelCard
@@ -230,3 +233,10 @@ def with_tools(request: InferenceRequest, rules: ToolRules | None) -> InferenceR
         for prompt in request.prompts
     ]
     return replace(request, prompts=prompts, needs=tuple(need for need in request.needs if need not in TOOL_FIELDS))
+
+
+def with_scores(request: InferenceRequest) -> InferenceRequest:
+    """Returns the request for an own model: with log-probabilities, if a check reads them."""
+    if not request.scored or request.sampling.top_logprobs is not None:
+        return request
+    return replace(request, sampling=replace(request.sampling, top_logprobs=0))

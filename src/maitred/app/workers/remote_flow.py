@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from contextvars import ContextVar
 from types import TracebackType
 
@@ -14,7 +14,6 @@ from maitred.admission.config import AdmissionConfig
 from maitred.admission.prices import PriceList
 from maitred.admission.request import AdmissionRequest
 from maitred.api.in_flight import CancelScope
-from maitred.app.request.resources import ContextStack
 from maitred.app.workers.client import ControllerClient
 from maitred.core.answer import Outcome, RateLimitStatus
 from maitred.core.errors import Bug, MaitredError, Overloaded, Unavailable
@@ -438,12 +437,12 @@ class RemoteFlowController:
         dispatch_request: DispatchRequest,
         admission_request: AdmissionRequest,
         timeline: RequestTimeline,
-        running: ContextStack,
+        stack: AsyncExitStack,
     ) -> tuple[RemoteDispatch, RemoteDispatch]:
         """Has the controller admit the request; returns one handle for the grant and for the queue entry."""
         await self._controller.wait_connected()
         endpoints = self._endpoints[pool]
-        entry = await running.enter_async_context(
+        entry = await stack.enter_async_context(
             RemoteDispatch(
                 self._controller,
                 endpoints,

@@ -9,15 +9,13 @@ one process. So whatever ends the task, also the death of the worker, releases e
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
 from maitred.admission.grant import Grant
 from maitred.admission.request import AdmissionRequest
 from maitred.api.in_flight import ClientDisconnected, InFlightLimiter, InFlightSlot
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.request.resources import ResourceStack
 from maitred.app.request.upstream_plan import TruncatedPrompt
 from maitred.core.answer import RequestContext
 from maitred.core.clock import Clock
@@ -177,14 +175,10 @@ class RemoteRequest:
         admit_request, context = self.admit_request, self.context
         dispatch_request = self._dispatch_request(admit_request.length)
         context.predicted_position = position = self._flow_controller.predict(admit_request.pool, dispatch_request)
-        admit = partial(
-            self._flow_controller.admit,
-            admit_request.pool,
-            dispatch_request,
-            self._admission_request(),
-            context.timeline,
-        )
-        async with ResourceStack(admit) as (grant, entry):
+        async with AsyncExitStack() as stack:
+            grant, entry = await self._flow_controller.admit(
+                admit_request.pool, dispatch_request, self._admission_request(), context.timeline, stack
+            )
             self._entry = entry
             self._send(
                 AdmitAccepted(
@@ -207,16 +201,16 @@ class RemoteRequest:
 
     async def _serve_resumed(self, resume_grant: ResumeGrant) -> None:
         """Takes over the grant and the queue entry of an earlier controller, and goes on where the request was."""
-        pool, held = self.admit_request.pool, (resume_grant.lease, resume_grant.replica)
         self._update_usage(resume_grant)
-        resume = partial(
-            self._flow_controller.resume,
-            pool,
-            self._dispatch_request(resume_grant.max_tokens),
-            self._admission_request(),
-            *held,
-        )
-        async with ResourceStack(resume) as (grant, entry):
+        async with AsyncExitStack() as stack:
+            grant, entry = await self._flow_controller.resume(
+                self.admit_request.pool,
+                self._dispatch_request(resume_grant.max_tokens),
+                self._admission_request(),
+                resume_grant.lease,
+                resume_grant.replica,
+                stack,
+            )
             self._entry, requeued = entry, not resume_grant.replica
             self._is_dispatched = not requeued
             if self.resume_done is not None:

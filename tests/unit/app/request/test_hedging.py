@@ -1,7 +1,7 @@
 """The beginning of an answer by whichever of two replicas is the first, with replicas that do as they are told."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.request.hedging import PeekableStream, open_hedged
 from maitred.app.request.pipeline import Pipeline
-from maitred.app.request.resources import ReusableSlot
+from maitred.app.request.response import PeekableStream, open_hedged
 from maitred.core.answer import RequestContext
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
@@ -81,7 +80,7 @@ class Race:
 
     def __init__(self, seat):
         self.seat, self.replicas, self.tally = seat, Replicas(), RequestContext("req-1", 0.0)
-        self.running = ReusableSlot()
+        self.running = AsyncExitStack()
         self.task = asyncio.create_task(
             open_hedged(seat, SimpleNamespace(name="a"), self.replicas.at, self.running, self.tally)
         )
