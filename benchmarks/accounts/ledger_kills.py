@@ -29,7 +29,7 @@ from benchmarks.support.ledger_audit import ledger_of, require_spent_within, req
 from benchmarks.support.report import Report
 from benchmarks.support.single_request import Call, Client, Reply
 from benchmarks.support.spending import script
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.usage import Price, to_usd
 
 SEED = 20261122

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from benchmarks.support.installation import Gateway, Installation
 from benchmarks.support.report import Report
 from benchmarks.support.single_request import Reply
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.usage import Price, UsageEvent, to_nano_usd
 from maitred.store.database import open_database
 from maitred.store.usage import MAX_ROWS, UsageQueries

@@ -14,7 +14,7 @@ import typer.main
 
 from maitred.cli.app import app
 from maitred.config.loader import load
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.errors import QuotaExceeded, RateLimited
 from maitred.core.request import Usage
 from maitred.core.usage import NANO

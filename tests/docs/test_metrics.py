@@ -9,11 +9,12 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from maitred.app.admin.replicas import ReplicaAdmin
-from maitred.core.answer import InferenceRequest, ModelSelection, Outcome, RejectedAnswer, RequestContext
 from maitred.core.clock import SystemClock
+from maitred.core.context import ModelSelection, Outcome, RejectedAnswer, RequestContext
 from maitred.core.errors import Saturated
 from maitred.core.feedback import Feedback, FeedbackReceipt
 from maitred.core.flow import PriorityClass
+from maitred.core.inference import InferenceRequest
 from maitred.core.replica import GpuState, LoadReport, ProcessState
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import ANONYMOUS

@@ -25,9 +25,9 @@ from maitred.app.request.pipeline import Pipeline
 from maitred.cache.config import IdempotencyConfig
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.answer import RequestContext, RequestObserver
 from maitred.core.clock import SystemClock
 from maitred.core.cohort import COHORT
+from maitred.core.context import RequestContext, RequestObserver
 from maitred.core.limits import Limit
 from maitred.core.replica import ModelCard
 from maitred.core.tenancy import ANONYMOUS

@@ -26,9 +26,9 @@ from maitred.app.request.pipeline import Pipeline
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.config.tree import Config, TextModelConfig
-from maitred.core.answer import RequestContext
 from maitred.core.clock import SystemClock
 from maitred.core.cohort import COHORT
+from maitred.core.context import RequestContext
 from maitred.core.flow import ServiceWeights
 from maitred.core.limits import Limit
 from maitred.core.tenancy import ANONYMOUS, Principal

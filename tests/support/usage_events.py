@@ -1,6 +1,6 @@
 """Usage events for the tests of the ledger."""
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.usage import UsageEvent
 
 

@@ -40,8 +40,8 @@ from maitred.app.runtime import tune_gc
 from maitred.app.shutdown import Shutdown
 from maitred.config.loader import load
 from maitred.config.tree import Config
-from maitred.core.answer import Outcome
 from maitred.core.clock import Clock, SystemClock
+from maitred.core.context import Outcome
 from maitred.core.ids import new_object_id
 from maitred.core.limits import Limit, LimitSource
 from maitred.core.request import Usage

@@ -25,8 +25,8 @@ from maitred.admission.policy.refusal import RequestedTokens, make_refusal
 from maitred.admission.policy.retries import RetryTurns
 from maitred.admission.prices import PriceList
 from maitred.admission.request import AdmissionRequest
-from maitred.core.answer import RateLimitStatus
 from maitred.core.clock import Clock
+from maitred.core.context import RateLimitStatus
 from maitred.core.counters import (
     CounterKind,
     Counters,

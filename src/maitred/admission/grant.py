@@ -14,8 +14,8 @@ from maitred.admission.leases import Leases
 from maitred.admission.limit_plans import LimitPlan
 from maitred.admission.policy.claims import rate_amounts, reserved_amounts, spend_amounts
 from maitred.admission.request import AdmissionRequest
-from maitred.core.answer import Outcome, RateLimitStatus
 from maitred.core.clock import Clock
+from maitred.core.context import Outcome, RateLimitStatus
 from maitred.core.counters import CounterState, RequestSize
 from maitred.core.errors import (
     CallerError,

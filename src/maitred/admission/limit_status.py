@@ -7,8 +7,8 @@ import msgspec
 from maitred.admission.policy.claims import day_at, spend_claim, watched_counters
 from maitred.admission.policy.rules import LimitRule, each
 from maitred.admission.prices import FREE
-from maitred.core.answer import RateLimitStatus
 from maitred.core.clock import Clock
+from maitred.core.context import RateLimitStatus
 from maitred.core.counters import CounterKind, Counters, CounterState, LimitClaim
 from maitred.core.limits import Limit, LimitSource
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from maitred.core.answer import RequestContext
+from maitred.core.context import RequestContext
 from maitred.core.request import Usage
 from maitred.core.tenancy import Principal
 

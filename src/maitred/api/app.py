@@ -12,9 +12,9 @@ from maitred.api.dialect import Header, clear_traceback, to_public_error
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
 from maitred.api.in_flight import ClientDisconnected, InFlightLimiter
 from maitred.api.routes import Route, RouteTable
-from maitred.core.answer import Outcome, RateLimitStatus, RequestContext, RequestObserver
 from maitred.core.clock import Clock
 from maitred.core.cohort import COHORT, CohortStage
+from maitred.core.context import LOG_CONTEXT, LogContext, Outcome, RateLimitStatus, RequestContext, RequestObserver
 from maitred.core.errors import (
     BodyTooSlow,
     CallerError,
@@ -28,7 +28,6 @@ from maitred.core.errors import (
     ReplicaUnavailable,
     Saturated,
 )
-from maitred.core.log_context import LOG_CONTEXT, LogContext
 from maitred.core.tenancy import Authenticator, require
 from maitred.core.tenancy import Scope as KeyScope
 

@@ -18,9 +18,10 @@ from maitred.api.routes import Route, RouteTable
 from maitred.cache.config import IdempotencyConfig
 from maitred.cache.idempotency import AnswerStore
 from maitred.cache.memory import MemoryIdempotencyStore
-from maitred.core.answer import InferenceService, RequestObserver
 from maitred.core.clock import Clock
+from maitred.core.context import RequestObserver
 from maitred.core.embedding import EmbeddingService
+from maitred.core.service import InferenceService
 from maitred.core.tenancy import Authenticator
 
 

@@ -17,11 +17,12 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
-from maitred.core.answer import Conversation, InferenceRequest, InferenceService, TextDelta, TokenLogprob, TokenScore
+from maitred.core.inference import Conversation, InferenceRequest, TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason, Usage
+from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
 from maitred.text.generation_defaults import DEFAULTED
-from maitred.wire.openai.decode import decode_chat
+from maitred.wire.openai.decode import decode_chat, requested_features
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.openai.responses import (
     CONTINUED,
@@ -42,7 +43,6 @@ from maitred.wire.openai.responses import (
     to_finish_reason,
     to_stop_reason,
 )
-from maitred.wire.openai.rules import requested_features
 from maitred.wire.openai.sampling import to_constraint, to_sampling_params, to_tool_rules, unset_fields
 from maitred.wire.openai.written import merge_deltas, request_fields
 from maitred.wire.sse import EventTemplates, JsonTemplate, encode_event, encode_text

@@ -10,11 +10,12 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
-from maitred.core.answer import InferenceRequest, InferenceService, TextDelta, TokenScore
+from maitred.core.inference import InferenceRequest, TextDelta, TokenScore
 from maitred.core.request import Usage
+from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
 from maitred.text.generation_defaults import DEFAULTED
-from maitred.wire.openai.decode import decode_completion
+from maitred.wire.openai.decode import decode_completion, requested_features
 from maitred.wire.openai.requests import CompletionRequest
 from maitred.wire.openai.responses import (
     CONTINUED,
@@ -26,7 +27,6 @@ from maitred.wire.openai.responses import (
     to_finish_reason,
     to_stop_reason,
 )
-from maitred.wire.openai.rules import requested_features
 from maitred.wire.openai.sampling import to_constraint, to_sampling_params, unset_fields
 from maitred.wire.openai.written import request_fields
 from maitred.wire.sse import EventTemplates, encode_event

@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from maitred.core.answer import RateLimitStatus, RequestContext
+from maitred.core.context import RateLimitStatus, RequestContext
 from maitred.core.counters import CounterState
 from maitred.core.errors import (
     BodyTooLarge,

@@ -11,8 +11,8 @@ import msgspec
 from maitred.api.exchange import HttpExchange
 from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
-from maitred.core.answer import InferenceRequest
 from maitred.core.embedding import EmbeddingService, Vector
+from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
 from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_embedding

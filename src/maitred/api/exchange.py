@@ -24,7 +24,7 @@ from maitred.api.http.connection import connection_of
 from maitred.api.in_flight import CancelScope, ClientDisconnected
 from maitred.api.response_head import encode_lines, response_head_lines, response_headers
 from maitred.api.routes import Route, RouteTable
-from maitred.core.answer import RequestContext
+from maitred.core.context import RequestContext
 from maitred.core.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, MaitredError
 from maitred.core.ids import id_like, new_object_id, request_id_from
 from maitred.core.tenancy import ANONYMOUS, Principal

@@ -14,9 +14,9 @@ from typing import TypedDict
 
 import msgspec
 
-from maitred.core.answer import InferenceRequest
 from maitred.core.errors import InvalidRequest
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
+from maitred.core.inference import InferenceRequest
 from maitred.wire.openai.faults import format_value
 
 

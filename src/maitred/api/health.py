@@ -13,8 +13,8 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.openapi import describe
 from maitred.api.routes import Route
-from maitred.core.answer import InferenceService
 from maitred.core.errors import StoreUnavailable
+from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
 
 

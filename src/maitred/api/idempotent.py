@@ -29,7 +29,7 @@ from maitred.cache.idempotency import (
     RecordedResponse,
     RecordedResponseReader,
 )
-from maitred.core.answer import RateLimitStatus, RequestContext
+from maitred.core.context import RateLimitStatus, RequestContext
 from maitred.core.errors import Draining, InvalidRequest
 
 _VALUE = re.compile(r"[\x20-\x7e]{1,255}")

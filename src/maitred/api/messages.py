@@ -18,9 +18,11 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
-from maitred.core.answer import Conversation, InferenceService, RequestContext, TextDelta
+from maitred.core.context import RequestContext
 from maitred.core.errors import InvalidRequest, ReplicaLost
+from maitred.core.inference import Conversation, TextDelta
 from maitred.core.request import FinishReason, Usage
+from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
 from maitred.wire.anthropic.decode import check_version, decode_count_tokens, decode_messages
 from maitred.wire.anthropic.inbound import to_chat, to_constraint, wants_thinking
@@ -42,8 +44,8 @@ from maitred.wire.anthropic.responses import (
     encode,
     encode_stream_event,
 )
+from maitred.wire.openai.decode import requested_features
 from maitred.wire.openai.responses import CONTINUED, REASONING_FIELDS
-from maitred.wire.openai.rules import requested_features
 from maitred.wire.openai.sampling import TOOL_FIELDS, to_tool_rules
 from maitred.wire.openai.written import merge_deltas
 from maitred.wire.sse import EventTemplate

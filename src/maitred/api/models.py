@@ -7,8 +7,9 @@ from msgspec import UNSET, UnsetType
 
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
-from maitred.core.answer import Conversation, InferenceService, Prompt
 from maitred.core.errors import ReplicaUnavailable
+from maitred.core.inference import Conversation, Prompt
+from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_detokenize, decode_tokenize
 from maitred.wire.openai.requests import DetokenizeRequest, TokenizeRequest

@@ -5,7 +5,7 @@ import msgspec
 from maitred.api.exchange import HttpExchange
 from maitred.api.response_head import milliseconds
 from maitred.api.routes import Route
-from maitred.core.answer import InferenceService
+from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
 
 

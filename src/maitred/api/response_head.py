@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from maitred.api.dialect import OPENAI, ApiDialect, Header, clamped_headers, span_of
-from maitred.core.answer import RateLimitStatus, RejectedAnswer, RequestContext
+from maitred.core.context import RateLimitStatus, RejectedAnswer, RequestContext
 from maitred.core.counters import CounterState
 from maitred.core.flow import PriorityClass, QueuePosition
 from maitred.wire.sse import JsonTemplate

@@ -24,10 +24,12 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from maitred.api.exchange import HttpExchange
-from maitred.core.answer import PushStream, RequestContext, ResponseStream, TextDelta, TokenScore
 from maitred.core.cohort import COHORT, CohortStage
+from maitred.core.context import RequestContext
 from maitred.core.flow import QueuePosition
+from maitred.core.inference import TextDelta, TokenScore
 from maitred.core.request import FinishReason, Usage
+from maitred.core.service import PushStream, ResponseStream
 from maitred.wire.sse import encode_comment
 
 
@@ -174,7 +176,7 @@ async def send_response(
 
 
 class _ExchangeSink:
-    """Implements `core.answer.Outlet`: a stream that has begun."""
+    """Implements `core.service.StreamSink`: a stream that has begun."""
 
     def __init__(self, exchange: HttpExchange, shape: ResponseFormatter) -> None:
         self._exchange = exchange

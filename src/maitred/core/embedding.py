@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from maitred.core.answer import InferenceRequest, RequestContext
+from maitred.core.context import RequestContext
+from maitred.core.inference import InferenceRequest
 
 Vector = bytes
 """Numbers as fp32, little-endian, one behind the other: as the engine sends them and as base64 wants them."""

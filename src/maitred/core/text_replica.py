@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from maitred.core.answer import TextDelta
+from maitred.core.inference import TextDelta
 from maitred.core.replica import ReplicaBase
 from maitred.core.request import Usage
 from maitred.core.trace_context import TraceContext

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -7,9 +7,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from maitred.core.admin_state import AdminState
 from maitred.core.flow import Flow
-from maitred.core.replica import ExternalLoad, ReplicaBase
+from maitred.core.replica import AdminState, ExternalLoad, ReplicaBase
 from maitred.core.timeline import RequestTimeline
 
 R = TypeVar("R", bound=ReplicaBase, covariant=True)

@@ -5,14 +5,14 @@ from typing import Any
 
 import msgspec
 
-from maitred.core.answer import Conversation, InferenceRequest, Prompt, TextDelta
+from maitred.core.inference import Conversation, InferenceRequest, Prompt, TextDelta
 
 MAX_CHARACTERS = 100_000
 """Most characters of a prompt, or of a response: collectors reject large spans."""
 
 
 class TextRecorder:
-    """Recorder of the text of a response as it comes. Implements `maitred.core.answer.DeltaListener`."""
+    """Recorder of the text of a response as it comes. Implements `maitred.core.context.DeltaListener`."""
 
     def __init__(self) -> None:
         self.texts: dict[int, list[str]] = {}

@@ -1,8 +1,8 @@
 """Logging for a server: one line per event, for people or for a collector, without prompts or responses.
 
 Logged of a request are ids, counts and times. Its text belongs to the user and stays out of the log at every level.
-Messages that are logged while a request is handled carry its ids (`core.log_context`). Of a flood of equal messages a
-few are written and the others are counted (`log_limit`).
+Messages that are logged while a request is handled carry its ids (`core.context.LogContext`). Of a flood of equal
+messages a few are written and the others are counted (`log_limit`).
 """
 
 import logging
@@ -14,8 +14,7 @@ from typing import TextIO
 
 import msgspec
 
-from maitred.core.answer import Outcome, RequestContext
-from maitred.core.log_context import LOG_CONTEXT
+from maitred.core.context import LOG_CONTEXT, Outcome, RequestContext
 from maitred.observe.config import LogConfig
 from maitred.observe.log_limit import LogRateLimiter, MessageKind
 
@@ -113,7 +112,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class RequestLog:
-    """Log with one line per ended request. Implements `maitred.core.answer.RequestObserver`.
+    """Log with one line per ended request. Implements `maitred.core.context.RequestObserver`.
 
     Successful requests are logged at debug level: at thousands of requests a second the metrics serve better.
     """

@@ -5,7 +5,7 @@ them all from the processor's caches before they are used again. In a batch, eac
 difference: whoever shows counts first delivers the pending requests (`flush_pending`).
 """
 
-from maitred.core.answer import RequestContext, RequestObserver
+from maitred.core.context import RequestContext, RequestObserver
 
 _MAX_REQUESTS = 32
 """Most requests that are pending."""
@@ -14,7 +14,7 @@ _MAX_PROMPT_TOKENS = 50_000
 
 
 class ObserverBatch:
-    """Batch of ended requests. Implements `maitred.core.answer.RequestObserver`.
+    """Batch of ended requests. Implements `maitred.core.context.RequestObserver`.
 
     Args:
         observers: Observers that count. Before it shows counts, an observer calls `flush_pending`.

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from maitred.core.answer import Outcome, RequestContext
 from maitred.core.clock import Clock
+from maitred.core.context import Outcome, RequestContext
 from maitred.observe.observer_batch import ObserverBatch
 from maitred.wire.admin.live import PointBody, RefusalBody
 
@@ -49,7 +49,7 @@ class _Second:
 
 
 class RecentTraffic:
-    """Recent traffic by second and by tenant. Implements `maitred.core.answer.RequestObserver`.
+    """Recent traffic by second and by tenant. Implements `maitred.core.context.RequestObserver`.
 
     Args:
         clock: Clock for the times of points and rejections.

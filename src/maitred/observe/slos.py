@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from maitred.core.answer import Outcome, RequestContext
 from maitred.core.clock import Clock
+from maitred.core.context import Outcome, RequestContext
 from maitred.observe.config import SloConfig
 
 _ANY = "*"
@@ -82,7 +82,7 @@ class Objective:
 
 
 class SloMetrics(Collector):
-    """Metrics of all objectives. Implements `maitred.core.answer.RequestObserver`.
+    """Metrics of all objectives. Implements `maitred.core.context.RequestObserver`.
 
     Args:
         slos: Objectives by name.

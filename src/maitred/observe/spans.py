@@ -11,8 +11,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from maitred.core.answer import InferenceRequest, Outcome, RequestContext
+from maitred.core.context import Outcome, RequestContext
 from maitred.core.ids import new_span_id
+from maitred.core.inference import InferenceRequest
 from maitred.core.timeline import RequestTimeline, SpanName, TimelineSpan
 
 Attribute = str | bool | int | float | list[str] | list[float]

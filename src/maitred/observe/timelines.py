@@ -7,10 +7,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from maitred.core.answer import InferenceRequest, Outcome, RejectedAnswer, RequestContext
 from maitred.core.clock import Clock
+from maitred.core.context import Outcome, RejectedAnswer, RequestContext
 from maitred.core.errors import ResourceNotFound
 from maitred.core.flow import PriorityClass
+from maitred.core.inference import InferenceRequest
 from maitred.core.request import FinishReason, SamplingParams
 from maitred.core.rollout import RolloutArm
 from maitred.core.tenancy import Principal
@@ -99,7 +100,7 @@ class StoredTimeline(Struct, frozen=True):
 
 
 class TimelineBuffer:
-    """Buffer of the timelines of the last requests. Implements `maitred.core.answer.RequestObserver`.
+    """Buffer of the timelines of the last requests. Implements `maitred.core.context.RequestObserver`.
 
     Kept are requests that could be read as asking a model for something; not lists, scrapes and unknown callers.
 

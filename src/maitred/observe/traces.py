@@ -8,8 +8,8 @@ costs two random numbers. One that fails can still be traced, because its timeli
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from maitred.core.answer import Outcome, RequestContext
 from maitred.core.clock import Clock
+from maitred.core.context import Outcome, RequestContext
 from maitred.core.ids import new_span_id, new_trace_id
 from maitred.core.trace_context import TraceContext, context_in, falls_within
 from maitred.observe.config import TracesConfig
@@ -26,7 +26,7 @@ class SpanSink(Protocol):
 
 
 class TraceObserver:
-    """Observer that traces requests. Implements `maitred.core.answer.RequestObserver`.
+    """Observer that traces requests. Implements `maitred.core.context.RequestObserver`.
 
     Args:
         config: The settings.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.usage import UsageEvent
 from maitred.store.journal import DAMAGED_FOLDER, lock_folder
 from maitred.store.segment import SUFFIX, BeginRecord, Segment, SegmentDamage, UsageRecord

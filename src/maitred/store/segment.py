@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.errors import StoreUnavailable
 from maitred.core.usage import UsageEvent
 

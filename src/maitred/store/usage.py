@@ -24,7 +24,7 @@ from sqlalchemy import (
     tuple_,
 )
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.errors import InvalidRequest
 from maitred.core.feedback import Feedback
 from maitred.core.usage import NANO, UsageEvent

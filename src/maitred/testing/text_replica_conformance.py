@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from maitred.core.answer import TextDelta
 from maitred.core.errors import InvalidRequest, ReplicaLost, ReplicaUnavailable
 from maitred.core.ids import new_request_id
+from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.core.text_replica import TextBatch, TextReplica, TextRequest, TextStream
 from maitred.testing.replica_conformance import put_to

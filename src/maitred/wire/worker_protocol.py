@@ -25,7 +25,7 @@ from enum import StrEnum
 
 import msgspec
 
-from maitred.core.answer import ModelSelection, Outcome, RateLimitStatus, RejectedAnswer
+from maitred.core.context import ModelSelection, Outcome, RateLimitStatus, RejectedAnswer
 from maitred.core.flow import Flow, PriorityClass, QueuePosition
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import DirectoryChanges, Principal

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.tenancy import Scope, Tenant
 from maitred.core.usage import UsageEvent
 from maitred.identity.keys import parse

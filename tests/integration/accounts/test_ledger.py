@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from sqlalchemy import insert, select
 
-from maitred.core.answer import Outcome
 from maitred.core.clock import SystemClock
+from maitred.core.context import Outcome
 from maitred.core.errors import Bug, StoreUnavailable
 from maitred.core.request import Usage
 from maitred.core.secret import Secret

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.errors import InvalidRequest
 from maitred.store.config import StoreConfig
 from maitred.store.database import open_database

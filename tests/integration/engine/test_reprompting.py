@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from maitred.config.tree import TextModelConfig
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.replica.upstream.config import UpstreamConfig
 from tests.integration.upstream.test_upstream_faults import QUICK
 from tests.integration.upstream.test_upstream_passing import running

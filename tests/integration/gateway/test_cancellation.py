@@ -7,7 +7,7 @@ import random
 import httpx
 import pytest
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.testing.script import AnswerFault, ScriptedAnswer
 from tests.support.gateway import MODEL, Gateway, gateway, tokens_of
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.errors import DeadlineUnmeetable
 from maitred.testing.script import AnswerFault, ScriptedAnswer
 from maitred.wire.sse import SSEDecoder

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from maitred.cache.config import IdempotencyConfig
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.limits import Limit, LimitKind
 from maitred.testing.script import AnswerFault, ScriptedAnswer
 from tests.support.gateway import MODEL, Gateway, gateway, tokens_of

@@ -9,7 +9,7 @@ from collections import Counter
 from maitred.admission.config import AdmissionConfig, PriceConfig
 from maitred.admission.degradation import DegradationStep
 from maitred.config.tree import TextModelConfig
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.limits import Limit, LimitKind
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.balance.config import BalanceConfig

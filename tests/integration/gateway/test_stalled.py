@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.testing.script import ScriptedAnswer
 from tests.support.gateway import MODEL, gateway, tokens_of
 

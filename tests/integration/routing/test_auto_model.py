@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.tenancy import Principal, Scope
 from maitred.routing.auto.config import AutoConfig
 from maitred.routing.auto.tasks import Task

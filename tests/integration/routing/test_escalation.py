@@ -8,7 +8,7 @@ import pytest
 
 from maitred.admission.config import AdmissionConfig, PriceConfig
 from maitred.config.tree import TextModelConfig
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.tenancy import Principal, Scope
 from maitred.replica.upstream.config import UpstreamConfig

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from maitred.config.tree import TextModelConfig
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.dispatch.config import DispatchConfig, HedgingConfig
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai

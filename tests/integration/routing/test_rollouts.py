@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from maitred.app.request.shadow_traffic import ShadowOutcome
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.errors import Conflict
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.rollout import RolloutPhase

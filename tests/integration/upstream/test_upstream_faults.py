@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from maitred.admission.config import AdmissionConfig, PriceConfig
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.limits import Limit, LimitKind
 from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
 from tests.support.upstream_gateway import upstream_gateway

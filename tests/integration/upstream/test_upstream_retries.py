@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from maitred.config.tree import TextModelConfig
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.replica.health.breaker import BreakerState
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai

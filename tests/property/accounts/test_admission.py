@@ -12,7 +12,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.counters import CounterKind, LimitClaim
 from maitred.core.errors import ContextLengthExceeded, Refused, StoreUnavailable
 from maitred.core.limits import Limit, LimitKind

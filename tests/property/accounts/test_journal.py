@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.usage import UsageEvent
 from maitred.store.batch import Backlog
 from maitred.store.journal import Journal

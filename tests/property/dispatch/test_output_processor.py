@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from maitred.app.request.output import OutputProcessor
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.answer import InferenceRequest
+from maitred.core.inference import InferenceRequest
 from maitred.core.request import FinishReason, SamplingParams, TokenDelta
 from maitred.text.tokenizer import Tokenizer
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from maitred.app.models.router import Router, read_routes
 from maitred.config.tree import Config
-from maitred.core.answer import InferenceRequest
+from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
 from maitred.core.rollout import RolloutPhase, RolloutState, RolloutVersion
 from maitred.core.tenancy import Principal

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.app.models.router import LOCAL_ONLY, Router
-from maitred.core.answer import InferenceRequest
 from maitred.core.errors import ContextLengthExceeded, MaitredError, ReplicaLost
+from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
 from maitred.core.tenancy import Principal
 from maitred.routing.catalog import Catalog

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from maitred.app.request.output import OutputProcessor
 from maitred.app.request.tokenized import answer_reader
-from maitred.core.answer import InferenceRequest
 from maitred.core.grammar import Grammar
+from maitred.core.inference import InferenceRequest
 from maitred.core.request import FinishReason, SamplingParams, TokenDelta
 from maitred.core.tools import Tool, ToolRules
 from maitred.text.answer_format import AnswerFormat

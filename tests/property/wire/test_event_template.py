@@ -8,7 +8,8 @@ from maitred.api.chat import ChatFormatter
 from maitred.api.completions import CompletionFormatter
 from maitred.api.messages import MessagesFormatter
 from maitred.api.streaming import CollectedChoice
-from maitred.core.answer import RequestContext, TextDelta
+from maitred.core.context import RequestContext
+from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.wire.openai.decode import decode_chat, decode_completion
 from maitred.wire.sse import SSEDecoder

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from maitred.api.dialect import ANTHROPIC, OPENAI
 from maitred.api.response_head import encode_lines, response_head_lines, response_headers
-from maitred.core.answer import ModelSelection, RateLimitStatus, RequestContext
+from maitred.core.context import ModelSelection, RateLimitStatus, RequestContext
 from maitred.core.counters import CounterState
 from maitred.core.flow import PriorityClass, QueuePosition
 

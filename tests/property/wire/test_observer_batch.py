@@ -3,9 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.core.answer import InferenceRequest, ModelSelection, Outcome, RejectedAnswer, RequestContext
+from maitred.core.context import ModelSelection, Outcome, RejectedAnswer, RequestContext
 from maitred.core.errors import QueueFull
 from maitred.core.flow import PriorityClass
+from maitred.core.inference import InferenceRequest
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import Principal
 from maitred.observe.config import MetricsConfig, SloConfig

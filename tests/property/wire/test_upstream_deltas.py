@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from maitred.api.chat import ChatFormatter
 from maitred.api.messages import MessagesFormatter
 from maitred.api.streaming import CollectedChoice
-from maitred.core.answer import RequestContext
+from maitred.core.context import RequestContext
 from maitred.core.errors import MaitredError, ReplicaLost
 from maitred.core.request import Usage
 from maitred.replica.upstream.dialects import DIALECTS

@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from maitred.core.answer import Outcome, RequestContext
+from maitred.core.context import Outcome, RequestContext
 from maitred.core.errors import (
     ContextLengthExceeded,
     Draining,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.request import Usage
 from tests.support.admission_services import BOB, SATURDAY_S, Desk, limit
 

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.errors import Draining, ReplicaLost, Unauthenticated
 from maitred.core.request import Usage
 from tests.support.admission_services import Desk, limit

@@ -3,7 +3,7 @@
 from maitred.admission.limit_status import rate_limit_status
 from maitred.admission.policy.claims import make_demand, watched_counters
 from maitred.admission.policy.rules import LimitRule
-from maitred.core.answer import RateLimitStatus
+from maitred.core.context import RateLimitStatus
 from maitred.core.counters import CounterState
 from maitred.core.usage import Price
 from tests.support.admission_services import limit

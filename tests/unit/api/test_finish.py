@@ -7,7 +7,7 @@ import pytest
 from maitred.api.chat import ChatFormatter
 from maitred.api.completions import CompletionFormatter
 from maitred.api.streaming import CollectedChoice
-from maitred.core.answer import TextDelta
+from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.wire.openai.decode import decode_chat, decode_completion
 

@@ -6,7 +6,7 @@ import pytest
 
 from maitred.api.dialect import clamped_headers, error_body, error_headers, rate_limit_headers, to_public_error
 from maitred.core import errors
-from maitred.core.answer import RateLimitStatus
+from maitred.core.context import RateLimitStatus
 from maitred.core.counters import CounterState
 from tests.support.openai_schemas import validate
 

@@ -10,8 +10,8 @@ from maitred.api.routes import Route
 from maitred.cache.config import IdempotencyConfig
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.cache.recording import ENTRY_BYTES, PIECE_BYTES
-from maitred.core.answer import RateLimitStatus
 from maitred.core.clock import SystemClock
+from maitred.core.context import RateLimitStatus
 from maitred.core.counters import CounterState
 from maitred.core.errors import Draining, IdempotencyConflict
 from maitred.core.tenancy import Principal, Scope

@@ -3,8 +3,8 @@
 import pytest
 
 from maitred.api.headers import Headers, apply_priority_headers, retries_in
-from maitred.core.answer import InferenceRequest
 from maitred.core.errors import InvalidRequest
+from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
 
 

@@ -9,7 +9,7 @@ import pytest
 from maitred.api.application import build_app
 from maitred.api.config import ServerConfig
 from maitred.api.in_flight import InFlightLimiter
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.counters import CounterState
 from maitred.core.errors import (
     DeadlineUnmeetable,

@@ -6,8 +6,9 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.http.connection import EXTENSION, PlainAsgiConnection
 from maitred.api.idempotent import RecordedExchange
 from maitred.api.streaming import CollectedChoice, _ExchangeSink, send_response
-from maitred.core.answer import PushStream, TextDelta, TokenLogprob, TokenScore
+from maitred.core.inference import TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason
+from maitred.core.service import PushStream
 
 
 def scored(offset: int) -> TokenScore:

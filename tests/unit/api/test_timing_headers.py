@@ -1,7 +1,7 @@
 """What the headers of an answer tell of its request."""
 
 from maitred.api.response_head import timing_headers
-from maitred.core.answer import ModelSelection, RequestContext
+from maitred.core.context import ModelSelection, RequestContext
 from maitred.core.flow import PriorityClass, QueuePosition
 
 

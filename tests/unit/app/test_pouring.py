@@ -5,9 +5,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from maitred.core.answer import PushStream, RequestContext, TextDelta
+from maitred.core.context import RequestContext
 from maitred.core.errors import ReplicaLost
+from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason, TokenDelta
+from maitred.core.service import PushStream
 from maitred.replica.engine.stream import EngineStream
 from tests.unit.app.request.test_pipeline import MemoryReplica, ask, ids, pipeline
 

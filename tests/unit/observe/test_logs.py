@@ -5,8 +5,7 @@ import logging
 
 import pytest
 
-from maitred.core.answer import Outcome, RequestContext
-from maitred.core.log_context import LOG_CONTEXT, LogContext
+from maitred.core.context import LOG_CONTEXT, LogContext, Outcome, RequestContext
 from maitred.observe.config import LogConfig
 from maitred.observe.logs import JsonFormatter, RequestLog, configure_logging
 

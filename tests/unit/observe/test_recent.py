@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from maitred.core.answer import Outcome, RequestContext
+from maitred.core.context import Outcome, RequestContext
 from maitred.core.errors import QueueFull, Saturated
 from maitred.core.tenancy import Principal
 from maitred.observe.recent import MAX_POINTS, RecentTraffic

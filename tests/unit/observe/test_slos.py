@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from maitred.core.answer import Outcome, RequestContext
+from maitred.core.context import Outcome, RequestContext
 from maitred.core.flow import PriorityClass
 from maitred.observe.config import SloConfig, slo_faults
 from maitred.observe.slos import SloMetrics

@@ -1,6 +1,7 @@
 """A request's story as spans."""
 
-from maitred.core.answer import InferenceRequest, Outcome, RequestContext
+from maitred.core.context import Outcome, RequestContext
+from maitred.core.inference import InferenceRequest
 from maitred.core.request import FinishReason, SamplingParams
 from maitred.core.timeline import SpanName, TimelineSpan
 from maitred.core.trace_context import TraceContext

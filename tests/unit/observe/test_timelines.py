@@ -5,8 +5,9 @@ from types import FunctionType, ModuleType
 
 import pytest
 
-from maitred.core.answer import InferenceRequest, Outcome, RequestContext
+from maitred.core.context import Outcome, RequestContext
 from maitred.core.errors import ResourceNotFound
+from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
 from maitred.core.timeline import SpanName
 from maitred.observe.timelines import TimelineBuffer, request_parameters

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.errors import StoreUnavailable
 from maitred.store.journal import Journal, JournalPosition
 from maitred.store.orphan_journal import journal_folders, open_orphan

@@ -4,8 +4,8 @@ import pytest
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.text.answer_format import AnswerFormat
+from maitred.text.chat_template import ToolHistory
 from maitred.text.tokenizer import Detokenizer, Tokenizer
-from maitred.text.tool_calls.history import ToolHistory
 from tests.support.tool_models import save_tool_tokenizer
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from maitred.admission.policy.rules import LimitRule
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.counters import CounterKind, LimitClaim, RequestSize
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.request import Usage

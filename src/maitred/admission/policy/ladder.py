@@ -19,8 +19,8 @@ from typing import TypeVar
 import msgspec
 
 from maitred.admission.degradation import DegradationStep
-from maitred.core.answer import InferenceRequest
 from maitred.core.errors import Bug, DeadlineUnmeetable, MaitredError, QueueFull, ReplicaUnavailable
+from maitred.core.inference import InferenceRequest
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class DegradedRequest(msgspec.Struct, frozen=True):
     ask: InferenceRequest
     """To be served instead."""
     degraded: tuple[str, ...] = ()
-    """What was taken, as `maitred.core.answer.RequestContext.degraded` says it."""
+    """What was taken, as `maitred.core.context.RequestContext.degraded` says it."""
     overflows: bool = False
     """Whether it goes to a provider; others that wait may go in its place."""
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from maitred.app.request.tokenized import NamedTokenizer, tokens_of
-from maitred.core.answer import Conversation, Prompt
 from maitred.core.clock import Clock
 from maitred.core.errors import CallerError, Conflict, InvalidRequest, ReplicaLost, ReplicaUnavailable, ResourceNotFound
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.core.ids import new_object_id
+from maitred.core.inference import Conversation, Prompt
 from maitred.core.request import EngineRequest, PinRequest, SamplingParams
 from maitred.replica.engine.client import EngineClient
 from maitred.text.tokenizer import Tokenizer

@@ -7,9 +7,9 @@ the same engine or server needs a command of its own.
 import logging
 from collections.abc import Callable, Mapping
 
-from maitred.core.admin_state import AdminState
 from maitred.core.clock import Clock
 from maitred.core.errors import InvalidRequest, ResourceNotFound
+from maitred.core.replica import AdminState
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.endpoint import EndpointState
 from maitred.wire.admin.responses import ReplicaBody

@@ -20,7 +20,7 @@ from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.config.tree import Config
-from maitred.core.answer import RequestObserver
+from maitred.core.context import RequestObserver
 from maitred.dispatch.request import AnyEndpoint
 from maitred.observe.logs import RequestLog
 from maitred.observe.metrics.requests import RequestMetrics

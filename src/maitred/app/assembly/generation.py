@@ -18,7 +18,7 @@ from maitred.api.exchange import Receive, Scope, Send
 from maitred.app.models.upstreams import UpstreamModels
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.config.tree import Config
-from maitred.core.answer import RequestObserver
+from maitred.core.context import RequestObserver
 
 
 @dataclass(eq=False, slots=True)

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
 
-from maitred.core.answer import DeltaListener, ResponseStream, TextDelta
 from maitred.core.clock import Clock
+from maitred.core.context import DeltaListener
 from maitred.core.errors import ConfigInvalid
+from maitred.core.inference import TextDelta
+from maitred.core.service import ResponseStream
 from maitred.observe.config import TracesConfig
 from maitred.observe.traces import TraceObserver
 
@@ -40,7 +42,7 @@ async def open_traces(config: TracesConfig, clock: Clock) -> AsyncIterator[Trace
 class TappedStream:
     """A response stream whose every delta a listener sees before its caller.
 
-    Implements `maitred.core.answer.ResponseStream`.
+    Implements `maitred.core.service.ResponseStream`.
 
     Args:
         answer: The answer.

@@ -4,8 +4,8 @@ import difflib
 from collections.abc import Mapping
 
 from maitred.config.tree import Config, TextModelConfig
-from maitred.core.answer import InferenceRequest
 from maitred.core.errors import ModelNotFound
+from maitred.core.inference import InferenceRequest
 from maitred.core.rollout import RolloutVersion
 from maitred.core.tenancy import Principal
 from maitred.replica.upstream.address import UpstreamUrl

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from maitred.core.answer import TextDelta
+from maitred.core.inference import TextDelta
 from maitred.core.request import EngineRequest, FinishReason, TokenDelta
 from maitred.core.text_replica import TextRequest
 

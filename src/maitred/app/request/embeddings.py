@@ -16,15 +16,16 @@ from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
 from maitred.admission.request import AdmissionRequest
 from maitred.app.models.router import Router
-from maitred.app.request.engine_spans import EncodingSpans
+from maitred.app.request.output import EncodingSpans
 from maitred.app.request.planner import flow_of
 from maitred.app.request.tokenized import tokens_of
 from maitred.app.request.validation import check_embeds, check_text
-from maitred.core.answer import InferenceRequest, Outcome, RequestContext
 from maitred.core.clock import Clock
+from maitred.core.context import Outcome, RequestContext
 from maitred.core.embedding import Vector
 from maitred.core.errors import DeadlineExceeded, ReplicaLost
 from maitred.core.flow import Flow
+from maitred.core.inference import InferenceRequest
 from maitred.core.replica import ModelCard, TokenStream
 from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta
 from maitred.core.tenancy import ANONYMOUS, Principal

@@ -9,13 +9,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from maitred.app.request.continuation import TokenContinuation
-from maitred.app.request.engine_spans import record_engine_spans
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
-from maitred.app.request.output import OutputProcessor
+from maitred.app.request.output import OutputProcessor, record_engine_spans
 from maitred.app.request.response import PeekableStream, ReplicaResponse, merge_streams
-from maitred.core.answer import Outcome, RequestContext, TextDelta
 from maitred.core.clock import Clock
+from maitred.core.context import Outcome, RequestContext
 from maitred.core.errors import DeadlineExceeded, ReplicaLost, ReplicaUnavailable
+from maitred.core.inference import TextDelta
 from maitred.core.replica import TokenStream
 from maitred.core.request import EngineRequest, FinishReason, TokenDelta
 from maitred.core.timeline import SpanName
@@ -57,7 +57,7 @@ class EngineAttempt:
 
 
 class EngineResponse(ReplicaResponse[EngineAttempt]):
-    """Response that an own engine produces, as tokens. Implements `maitred.core.answer.ResponseStream`.
+    """Response that an own engine produces, as tokens. Implements `maitred.core.service.ResponseStream`.
 
     It writes what it sees into the context and tells the fair queue of every token.
 

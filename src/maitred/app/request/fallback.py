@@ -25,17 +25,11 @@ from msgspec.structs import replace
 
 from maitred.admission.policy.ladder import DegradedRequest
 from maitred.app.request.planner import RequestPlan
-from maitred.core.answer import (
-    InferenceRequest,
-    PushStream,
-    RejectedAnswer,
-    RequestContext,
-    ResponseStream,
-    StreamSink,
-    TextDelta,
-)
+from maitred.core.context import RejectedAnswer, RequestContext
 from maitred.core.errors import DeadlineUnmeetable, MaitredError
+from maitred.core.inference import InferenceRequest, TextDelta
 from maitred.core.request import FinishReason
+from maitred.core.service import PushStream, ResponseStream, StreamSink
 from maitred.core.tenancy import Principal
 from maitred.core.usage import Price, to_usd
 from maitred.dispatch.dispatcher import DispatchEntry, OverflowRequested
@@ -53,7 +47,7 @@ Respond = Callable[
 
 
 class FallbackStream(PushStream):
-    """Implements `maitred.core.answer.ResponseStream`. A context; leaving it ends what is unfinished.
+    """Implements `maitred.core.service.ResponseStream`. A context; leaving it ends what is unfinished.
 
     Args:
         respond: Starts the response of one model.
@@ -151,7 +145,7 @@ class FallbackStream(PushStream):
 
 
 class OverflowStream:
-    """Implements `maitred.core.answer.ResponseStream`. A context; leaving it ends what is unfinished.
+    """Implements `maitred.core.service.ResponseStream`. A context; leaving it ends what is unfinished.
 
     A waiting request can be asked to move to the model that its own model's ladder names (`overflow`). It gives up
     nothing before it has everything there: the tokenised prompt, the budget, a place in the queue. A rejection there is
@@ -278,7 +272,7 @@ class AnswerChecker:
 
 
 class EscalatingStream:
-    """Implements `maitred.core.answer.ResponseStream`: all of it comes in one batch.
+    """Implements `maitred.core.service.ResponseStream`: all of it comes in one batch.
 
     A larger model that cannot answer takes nothing away: its caller gets the answer that is there.
 

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
 from maitred.admission.request import AdmissionRequest
-from maitred.core.answer import Outcome, RateLimitStatus
 from maitred.core.clock import Clock
+from maitred.core.context import Outcome, RateLimitStatus
 from maitred.core.flow import QueuePosition
 from maitred.core.request import Usage
 from maitred.core.tenancy import Principal

@@ -31,17 +31,19 @@ from maitred.app.request.tokenized import NamedTokenizer, TokenizedRequest, toke
 from maitred.app.request.upstream_plan import UpstreamRequestPlan
 from maitred.app.request.upstream_response import UpstreamResponse
 from maitred.app.request.usage_counter import UpstreamUsageCounter
-from maitred.core.answer import DeltaListener, InferenceRequest, Prompt, RateLimitStatus, RequestContext, ResponseStream
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.cohort import COHORT, CohortStage
+from maitred.core.context import DeltaListener, RateLimitStatus, RequestContext
 from maitred.core.errors import (
     InvalidRequest,
     LimitReached,
     ResourceNotFound,
 )
 from maitred.core.flow import QueuePosition
+from maitred.core.inference import InferenceRequest, Prompt
 from maitred.core.replica import ModelCard
 from maitred.core.request import EngineRequest
+from maitred.core.service import ResponseStream
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.core.text_replica import TextRequest
 from maitred.core.timeline import SpanName
@@ -57,7 +59,7 @@ def draw_seed() -> int:
 
 
 class Pipeline:
-    """Takes requests through the stages. Implements `maitred.core.answer.InferenceService`.
+    """Takes requests through the stages. Implements `maitred.core.service.InferenceService`.
 
     Args:
         router: What is served, under which names.

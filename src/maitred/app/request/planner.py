@@ -27,9 +27,10 @@ from maitred.app.request.validation import (
     with_scores,
     with_tools,
 )
-from maitred.core.answer import InferenceRequest, RequestContext
+from maitred.core.context import RequestContext
 from maitred.core.errors import MaitredError, Overloaded, TooExpensive
 from maitred.core.flow import Flow, FlowLevel, PriorityClass, QueuePosition, priority_class_for
+from maitred.core.inference import InferenceRequest
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.core.usage import to_usd
 from maitred.dispatch.request import DispatchRequest

@@ -14,11 +14,12 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Generic, Protocol, Self, TypeVar
 
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
-from maitred.core.answer import PushStream, RequestContext, StreamSink
 from maitred.core.clock import Clock
+from maitred.core.context import RequestContext
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.core.replica import TokenStream
 from maitred.core.request import TokenDelta
+from maitred.core.service import PushStream, StreamSink
 from maitred.dispatch.dispatcher import HedgeAllocation
 from maitred.dispatch.request import AnyEndpoint
 
@@ -40,7 +41,7 @@ _Runner = asyncio.Task[tuple[B, AsyncExitStack]]
 
 
 class ReplicaResponse(PushStream, Generic[B]):
-    """Base of the responses that replicas produce. Implements `maitred.core.answer.ResponseStream`, but for reading.
+    """Base of the responses that replicas produce. Implements `maitred.core.service.ResponseStream`, but for reading.
 
     Until it is read for the first time the request only has its place in the queue. Then it waits for dispatch and an
     attempt is opened at the replica. A replica that fails is left, and the request waits in the queue for another one.

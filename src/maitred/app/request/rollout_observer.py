@@ -11,8 +11,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from maitred.app.admin.rollouts import RolloutAdmin
 from maitred.app.request.fallback import FallbackStream, Respond
 from maitred.app.request.shadow_traffic import ShadowRequest, ShadowTraffic
-from maitred.core.answer import InferenceRequest, RequestContext, ResponseStream, TextDelta
 from maitred.core.clock import Clock
+from maitred.core.context import RequestContext
 from maitred.core.errors import (
     CallerError,
     Draining,
@@ -24,7 +24,9 @@ from maitred.core.errors import (
     StoreUnavailable,
     Unauthenticated,
 )
+from maitred.core.inference import InferenceRequest, TextDelta
 from maitred.core.rollout import RolloutArm
+from maitred.core.service import ResponseStream
 from maitred.routing.pools.route_table import RoutePlan
 from maitred.routing.rollout.live import LiveRollout, LiveRollouts
 from maitred.routing.rollout.observations import PendingObservation

@@ -16,11 +16,12 @@ from msgspec.structs import replace
 
 from maitred.app.assembly.access import OPERATORS
 from maitred.app.request.fallback import Respond
-from maitred.core.answer import InferenceRequest, RequestContext, TextDelta
 from maitred.core.clock import Clock
+from maitred.core.context import RequestContext
 from maitred.core.errors import CallerError, MaitredError, Refused
 from maitred.core.flow import LOWEST_PRIORITY, FlowLevel
 from maitred.core.ids import new_object_id
+from maitred.core.inference import InferenceRequest, TextDelta
 from maitred.core.rollout import RolloutArm, RolloutVersion
 from maitred.core.tenancy import Principal, Scope
 from maitred.routing.pools.route_table import RouteTarget

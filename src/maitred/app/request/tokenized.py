@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 from msgspec import Struct
 
 from maitred.app.request.output import OutputProcessor
-from maitred.core.answer import Conversation, InferenceRequest, Prompt
 from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.core.ids import new_object_id
+from maitred.core.inference import Conversation, InferenceRequest, Prompt
 from maitred.core.replica import ModelCard
 from maitred.core.tools import ToolRules
 from maitred.routing.catalog import ServedModel

@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from maitred.app.request.tokenized import NamedTokenizer, tokens_of
 from maitred.app.request.validation import check_fits, check_sampling, with_tools
-from maitred.core.answer import Conversation, InferenceRequest, Prompt
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
+from maitred.core.inference import Conversation, InferenceRequest, Prompt
 from maitred.core.replica import ModelCard
 from maitred.routing.catalog import TextModel
 from maitred.text.estimate import estimate, estimate_conversation

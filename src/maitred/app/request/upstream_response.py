@@ -18,10 +18,10 @@ from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
 from maitred.app.request.response import PeekableStream, ReplicaResponse
 from maitred.app.request.usage_counter import UpstreamUsageCounter
-from maitred.core.answer import Outcome, RequestContext, TextDelta
 from maitred.core.backoff import GiveUpReason, RetryState
 from maitred.core.clock import Clock
 from maitred.core.cohort import COHORT, CohortStage
+from maitred.core.context import Outcome, RequestContext
 from maitred.core.errors import (
     CallerError,
     DeadlineExceeded,
@@ -31,6 +31,7 @@ from maitred.core.errors import (
     ReplicaUnavailable,
 )
 from maitred.core.ids import new_span_id
+from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason
 from maitred.core.text_replica import TextBatch, TextReplica, TextRequest, TextStream
 from maitred.core.timeline import SpanName
@@ -46,7 +47,7 @@ class UpstreamAttempt(PeekableStream[TextBatch]):
 
 
 class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
-    """Response that an upstream server produces, as text. Implements `maitred.core.answer.ResponseStream`.
+    """Response that an upstream server produces, as text. Implements `maitred.core.service.ResponseStream`.
 
     Args:
         request: What the replica is asked.

@@ -6,7 +6,7 @@ never says, the estimate stands, and the usage is marked as one.
 
 import msgspec
 
-from maitred.core.answer import RequestContext
+from maitred.core.context import RequestContext
 from maitred.core.request import Usage
 from maitred.core.text_replica import TextBatch
 from maitred.routing.catalog import TextModel

@@ -9,12 +9,9 @@ from msgspec.structs import replace
 
 from maitred.admission.grammars.validator import GrammarValidator
 from maitred.app.request.tokenized import NO_TOOLS, text_characters
-from maitred.core.answer import (
-    Conversation,
-    InferenceRequest,
-)
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from maitred.core.grammar import Constraint, Grammar
+from maitred.core.inference import Conversation, InferenceRequest
 from maitred.core.replica import ModelCard
 from maitred.core.tools import Tool, ToolRules
 from maitred.routing.catalog import ServedModel

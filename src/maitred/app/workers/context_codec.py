@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from maitred.core.answer import InferenceRequest, RequestContext
+from maitred.core.context import RequestContext
 from maitred.core.errors import MaitredError
+from maitred.core.inference import InferenceRequest
 from maitred.core.timeline import RequestTimeline, TimelineSpan
 from maitred.wire.error_codec import decode_error, encode_error
 from maitred.wire.worker_protocol import RequestEnded, RequestSummary

@@ -23,8 +23,8 @@ from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.workers.context_codec import decode_context
 from maitred.app.workers.ipc import IpcConnection
 from maitred.app.workers.remote_request import RemoteRequest
-from maitred.core.answer import RequestObserver
 from maitred.core.clock import Clock
+from maitred.core.context import RequestObserver
 from maitred.core.errors import MaitredError, Unavailable
 from maitred.core.tenancy import DirectoryChanges, DirectorySource
 from maitred.core.timeline import TimelineSpan

@@ -11,7 +11,9 @@ from contextlib import AbstractAsyncContextManager
 
 from maitred.app.request.pipeline import Pipeline
 from maitred.config.tree import Config
-from maitred.core.answer import InferenceRequest, RequestContext, ResponseStream
+from maitred.core.context import RequestContext
+from maitred.core.inference import InferenceRequest
+from maitred.core.service import ResponseStream
 from maitred.routing.pools.config import RoutesConfig
 from maitred.routing.pools.names import NameResolver
 

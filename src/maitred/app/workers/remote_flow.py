@@ -15,7 +15,7 @@ from maitred.admission.prices import PriceList
 from maitred.admission.request import AdmissionRequest
 from maitred.api.in_flight import CancelScope
 from maitred.app.workers.client import ControllerClient
-from maitred.core.answer import Outcome, RateLimitStatus
+from maitred.core.context import Outcome, RateLimitStatus
 from maitred.core.errors import Bug, MaitredError, Overloaded, Unavailable
 from maitred.core.flow import QueuePosition
 from maitred.core.request import Usage

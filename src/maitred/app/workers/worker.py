@@ -40,8 +40,8 @@ from maitred.app.workers.pipeline import ForwardToController, LocalModelNames, W
 from maitred.app.workers.proxy import ControllerProxy
 from maitred.app.workers.remote_flow import RemoteFlowController, RemoteUpstreamStatus, SubmissionTracker
 from maitred.config.tree import Config
-from maitred.core.answer import RequestContext
 from maitred.core.clock import Clock
+from maitred.core.context import RequestContext
 from maitred.core.errors import StoreUnavailable
 from maitred.core.tenancy import ANONYMOUS
 from maitred.dispatch.request import AnyEndpoint
@@ -165,7 +165,7 @@ class ControllerStateFeed:
 
 
 class RequestReporter:
-    """Reports the end of each request to the controller. Implements `maitred.core.answer.RequestObserver`.
+    """Reports the end of each request to the controller. Implements `maitred.core.context.RequestObserver`.
 
     Args:
         controller: The client of the controller.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from maitred.core.answer import RequestContext
+from maitred.core.context import RequestContext
 from maitred.core.errors import StoreUnavailable
 from maitred.observe.metrics.requests import OTHER, LabelCap
 
@@ -42,7 +42,7 @@ ReadBudgets = Callable[[Sequence[str]], Awaitable[Sequence[BudgetUse]]]
 
 
 class BudgetMetrics(Collector):
-    """Metrics of budget use. Implements `maitred.core.answer.RequestObserver`.
+    """Metrics of budget use. Implements `maitred.core.context.RequestObserver`.
 
     Args:
         max_named: How many tenants have series of their own, organisations and teams together.

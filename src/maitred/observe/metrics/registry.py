@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from maitred.core.answer import RequestObserver
 from maitred.core.clock import Clock, SystemClock
+from maitred.core.context import RequestObserver
 from maitred.observe.config import MetricsConfig, SloConfig
 from maitred.observe.growth import GrowthWatch
 from maitred.observe.metrics.budgets import BudgetMetrics

@@ -6,7 +6,7 @@ from typing import Protocol
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from maitred.core.admin_state import AdminStatus
+from maitred.core.replica import AdminStatus
 
 
 class ReplicaState(Protocol):

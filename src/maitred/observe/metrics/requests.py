@@ -17,7 +17,7 @@ from operator import add
 
 from prometheus_client import CollectorRegistry, Counter
 
-from maitred.core.answer import Outcome, RequestContext
+from maitred.core.context import Outcome, RequestContext
 from maitred.core.request import Usage
 from maitred.observe.metrics.distributions import LabelledHistograms, LabelledSummaries
 
@@ -98,7 +98,7 @@ _BY_MODEL: Mapping[str, tuple[str, Sequence[float]]] = {
 
 
 class RequestMetrics:
-    """Metrics of ended requests. Implements `maitred.core.answer.RequestObserver`."""
+    """Metrics of ended requests. Implements `maitred.core.context.RequestObserver`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counters = {name: Counter(name, text, labels, registry=registry) for name, (text, labels) in _COUNTERS.items()}
@@ -252,7 +252,7 @@ class LabelCap:
 
 
 class TenantMetrics:
-    """Metrics of ended requests by organisation. Implements `maitred.core.answer.RequestObserver`.
+    """Metrics of ended requests by organisation. Implements `maitred.core.context.RequestObserver`.
 
     Args:
         registry: Registry of the metrics.

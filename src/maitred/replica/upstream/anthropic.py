@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from maitred.core.answer import TextDelta
 from maitred.core.errors import InvalidRequest, Unsupported
+from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason
 from maitred.core.text_replica import TextBatch, TextRequest
 from maitred.replica.upstream.errors import ServerError, make_failure

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from maitred.core.answer import TokenLogprob, TokenScore
+from maitred.core.inference import TokenLogprob, TokenScore
 from maitred.core.request import MOST_TOKENS, Usage
 
 

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from maitred.core.answer import TextDelta
 from maitred.core.errors import MaitredError, ReplicaLost
+from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.core.text_replica import TextBatch
 from maitred.replica.upstream.chunk import (

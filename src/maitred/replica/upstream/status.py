@@ -9,8 +9,8 @@ import random
 import time
 from collections.abc import Callable
 
-from maitred.core.admin_state import AdminState
 from maitred.core.errors import ReplicaUnavailable
+from maitred.core.replica import AdminState
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt, BreakerState
 from maitred.replica.health.config import HealthConfig
 from maitred.replica.health.health import ReplicaHealth, slow_start_weight

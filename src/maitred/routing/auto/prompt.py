@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from maitred.core.answer import Conversation, Prompt
+from maitred.core.inference import Conversation, Prompt
 
 HEAD_CHARACTERS = 1_500
 TAIL_CHARACTERS = 500

@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-from maitred.core.answer import InferenceRequest
+from maitred.core.inference import InferenceRequest
 from maitred.routing.auto.config import AutoConfig
 from maitred.routing.auto.prompt import prompt_text
 from maitred.routing.auto.tasks import Task, detect_task

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from maitred.core.answer import TextDelta
+from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason
 
 MAX_REFUSAL_CHARACTERS = 600

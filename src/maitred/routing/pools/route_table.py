@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from maitred.core.answer import ModelSelection
+from maitred.core.context import ModelSelection
 from maitred.core.errors import (
     ContentRefused,
     ContextLengthExceeded,

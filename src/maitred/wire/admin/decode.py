@@ -13,8 +13,8 @@ import msgspec
 from msgspec import inspect
 
 from maitred.core.errors import BodyTooLarge, InvalidRequest
+from maitred.wire.openai.decode import check_known
 from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
-from maitred.wire.openai.rules import check_known
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.limits import LimitKind
 from maitred.wire.admin.responses import ReplicaBody
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from maitred.core.admin_state import AdminStatus
 from maitred.core.feedback import Feedback, FeedbackLabel
 from maitred.core.limits import Limit, LimitKind
+from maitred.core.replica import AdminStatus
 from maitred.core.rollout import RolloutPhase
 from maitred.core.tenancy import ApiKey, Scope, Tenant
 from maitred.core.usage import UsageEvent, to_usd

@@ -16,8 +16,8 @@ from maitred.core.tenancy import Scope, Tenant, is_id
 from maitred.core.usage import to_nano_usd
 from maitred.wire.admin.requests import CreateLimit, CreateTenant, RotateKey, Time, UpdateTenant
 from maitred.wire.admin.times import parse_time
+from maitred.wire.openai.decode import NumberRange
 from maitred.wire.openai.faults import format_value
-from maitred.wire.openai.rules import NumberRange
 
 MAX_NAME_CHARACTERS = 200
 MAX_MODELS = 1000

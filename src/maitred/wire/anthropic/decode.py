@@ -11,8 +11,8 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest
 from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest
+from maitred.wire.openai.decode import MAX_STOP_CHARACTERS, MAX_STOPS, NumberRange, check_known
 from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
-from maitred.wire.openai.rules import MAX_STOP_CHARACTERS, MAX_STOPS, NumberRange, check_known
 
 R = TypeVar("R", MessagesRequest, CountTokensRequest)
 

@@ -39,8 +39,8 @@ from maitred.wire.anthropic.requests import (
     ToolUseBlock,
     UrlSource,
 )
+from maitred.wire.openai.decode import check_chat
 from maitred.wire.openai.requests import ChatRequest, ContentPart, FunctionCall, ImageUrl, Message, ToolCall
-from maitred.wire.openai.rules import check_chat
 
 
 def to_chat(request: CountTokensRequest) -> ChatRequest:

@@ -1,12 +1,29 @@
-"""Decodes request bodies to structs. Whatever the bytes are, the result keeps the rules, or it is InvalidRequest."""
+"""Decodes request bodies to structs. Whatever the bytes are, the result keeps the rules, or it is InvalidRequest.
 
-from typing import TypeVar
+Rules for well-typed requests, checked field by field; the first fault is raised.
+
+A message names the field, the rule and the value, so that a client can correct the request without a manual. Rules that
+need the model (token ids within the vocabulary, the context window, its largest `n`) are not here.
+"""
+
+from collections.abc import Mapping, Sequence, Sized
+from difflib import get_close_matches
+from typing import Any, TypeVar
 
 import msgspec
 
-from maitred.wire.openai import rules
-from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault
+from maitred.core.errors import InvalidRequest
+from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY
+from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
+from maitred.wire.openai.prompt_rules import (
+    MAX_TOKEN_ID,
+    check_messages,
+    check_prompt,
+    check_template_arguments,
+    check_token_ids,
+)
 from maitred.wire.openai.requests import (
+    SERVICE_TIERS,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -16,6 +33,241 @@ from maitred.wire.openai.requests import (
     StreamOptions,
     TokenizeRequest,
 )
+
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Each piece of text is compared with the stop strings, so their length costs time."""
+MAX_BIASED_TOKENS = 1024
+MAX_STOP_TOKENS = 128
+MAX_ANSWERS = 2048
+"""Most choices of all prompts of one completion request together."""
+MAX_INPUTS = 2048
+"""Most inputs of one request for embeddings, as in OpenAI's API."""
+ENCODING_FORMATS = ("float", "base64")
+
+
+class NumberRange(msgspec.Struct, frozen=True):
+    """The values that a number may take."""
+
+    low: float
+    high: float
+    excludes_low: bool = False
+
+    def check(self, field: str, value: float | None) -> None:
+        """Raises InvalidRequest if the value lies outside; None is no value."""
+        if value is None:
+            return
+        if value < self.low or (self.excludes_low and value == self.low):
+            bound = "greater than" if self.excludes_low else "at least"
+            raise InvalidRequest(
+                f"{field} must be {bound} {format_value(self.low)}; got {format_value(value)}.", param=field
+            )
+        if value > self.high:
+            raise InvalidRequest(
+                f"{field} must be at most {format_value(self.high)}; got {format_value(value)}.", param=field
+            )
+
+
+_RANGES: Mapping[str, NumberRange] = {
+    "max_tokens": NumberRange(1, MAX_TOKEN_ID),
+    "max_completion_tokens": NumberRange(1, MAX_TOKEN_ID),
+    "min_tokens": NumberRange(0, MAX_TOKEN_ID),
+    "temperature": NumberRange(0, 2),
+    "top_p": NumberRange(0, 1, excludes_low=True),
+    "top_k": NumberRange(-1, MAX_TOKEN_ID),
+    "min_p": NumberRange(0, 1),
+    "repetition_penalty": NumberRange(0.01, 100),
+    "presence_penalty": NumberRange(-2, 2),
+    "frequency_penalty": NumberRange(-2, 2),
+    "seed": NumberRange(-(2**63), 2**63 - 1),
+    "n": NumberRange(1, MAX_CHOICES),
+    "priority": NumberRange(LOWEST_PRIORITY, HIGHEST_PRIORITY),
+    "top_logprobs": NumberRange(0, 20),
+}
+_COMPLETION_LOGPROBS = NumberRange(0, 5)
+_DIMENSIONS = NumberRange(1, MAX_TOKEN_ID)
+_LOGIT_BIAS = NumberRange(-100, 100)
+
+_FEATURE_FIELDS: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "store": (False,),
+    "suffix": ("",),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+}
+"""Field -> the values that ask for nothing (beside null). Whether other values are supported depends on the model."""
+_FEATURE_FIELD_NAMES = frozenset(_FEATURE_FIELDS)
+
+
+def check_chat(request: ChatRequest) -> None:
+    """Raises InvalidRequest for the first rule that a chat request breaks."""
+    _check_generation(request)
+    check_messages(request.messages)
+    check_template_arguments(request.chat_template_kwargs, request.enable_thinking)
+    both_limits = request.max_tokens is not None and request.max_completion_tokens is not None
+    if both_limits and request.max_tokens != request.max_completion_tokens:
+        raise InvalidRequest("max_tokens and max_completion_tokens differ. Send only one.", param="max_tokens")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest(
+            "top_logprobs needs logprobs to be true. Set it, or remove top_logprobs.", param="top_logprobs"
+        )
+
+
+def check_completion(request: CompletionRequest) -> None:
+    """Raises InvalidRequest for the first rule that a completion request breaks."""
+    _check_generation(request)
+    check_prompt(request.prompt)
+    if (answers := len(request.prompts()) * request.choices) > MAX_ANSWERS:
+        raise InvalidRequest(
+            f"Prompts times n must be at most {MAX_ANSWERS}; got {answers}. Send several requests.", param="prompt"
+        )
+    _COMPLETION_LOGPROBS.check("logprobs", request.logprobs)
+    if request.echo and request.logprobs is not None:
+        raise InvalidRequest(
+            "logprobs of an echoed prompt are not supported by this server yet. Remove echo or logprobs.", param="echo"
+        )
+    if request.best_of is not None and request.best_of != request.choices:
+        raise InvalidRequest(
+            f"best_of must equal n ({request.choices}); got {format_value(request.best_of)}. Remove it.",
+            param="best_of",
+        )
+
+
+def check_embedding(request: EmbeddingRequest) -> None:
+    """Raises InvalidRequest for the first rule that a request for embeddings breaks."""
+    if not request.model:
+        raise InvalidRequest("model must name a model; got an empty string.", param="model")
+    check_prompt(request.input, "input")
+    inputs = request.inputs()
+    if len(inputs) > MAX_INPUTS:
+        raise InvalidRequest(
+            f"input must hold at most {MAX_INPUTS:,} entries; got {len(inputs):,}. Send several requests.",
+            param="input",
+        )
+    if "" in inputs:
+        path = "input" if isinstance(request.input, str) else f"input[{inputs.index('')}]"
+        raise InvalidRequest(f"{path} must not be an empty string. Remove it.", param=path)
+    if request.encoding_format is not None and request.encoding_format not in ENCODING_FORMATS:
+        raise InvalidRequest(
+            f"encoding_format must be one of {', '.join(ENCODING_FORMATS)}; got "
+            f"{format_value(request.encoding_format)}.",
+            param="encoding_format",
+        )
+    _DIMENSIONS.check("dimensions", request.dimensions)
+    _RANGES["priority"].check("priority", request.priority)
+
+
+def requested_features(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
+    """Returns the fields that ask for more than text."""
+    sent = request.sent
+    if _FEATURE_FIELD_NAMES.isdisjoint(sent):
+        return ()
+    return tuple(
+        field
+        for field, neutral_values in _FEATURE_FIELDS.items()
+        if field in sent and sent[field] not in neutral_values
+    )
+
+
+def check_tokenize(request: TokenizeRequest) -> None:
+    """Raises InvalidRequest unless there is exactly one thing to tokenise."""
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequest("Send either prompt or messages.", param="prompt")
+    if request.messages is not None:
+        check_messages(request.messages)
+    check_template_arguments(request.chat_template_kwargs)
+    if request.add_generation_prompt is False:
+        raise InvalidRequest(
+            "A conversation is tokenised as for an answer. Remove add_generation_prompt, or set it to true.",
+            param="add_generation_prompt",
+        )
+
+
+def check_detokenize(request: DetokenizeRequest) -> None:
+    """Raises InvalidRequest if an entry is no token id."""
+    check_token_ids("tokens", request.tokens)
+
+
+def check_known(fields: object, kind: type[msgspec.Struct], path: str = "") -> None:
+    """Raises InvalidRequest for the first field that the struct does not have."""
+    if not isinstance(fields, dict):
+        return
+    for name in fields:
+        if name not in kind.__struct_fields__:
+            close = get_close_matches(name[:64], kind.__struct_fields__, n=1)
+            remedy = f"Did you mean {path}{close[0]}?" if close else "Remove it."
+            raise InvalidRequest(
+                f"{path}{format_value(name)[1:-1]} is not a field of this request. {remedy}",
+                param=f"{path}{name[:128]}",
+            )
+
+
+def _check_generation(request: ChatRequest | CompletionRequest) -> None:
+    if not request.model:
+        raise InvalidRequest("model must name a model; got an empty string.", param="model")
+    for field, value in request.sent.items():
+        if field in _RANGES:
+            _RANGES[field].check(field, value)
+    if request.service_tier is not None and request.service_tier not in SERVICE_TIERS:
+        raise InvalidRequest(
+            f"service_tier must be one of {', '.join(SERVICE_TIERS)}; got {format_value(request.service_tier)}.",
+            param="service_tier",
+        )
+    if request.stop is not None:
+        _check_stops(request.stop)
+    if request.stop_token_ids is not None:
+        _check_count("stop_token_ids", request.stop_token_ids, MAX_STOP_TOKENS)
+        check_token_ids("stop_token_ids", request.stop_token_ids)
+    if request.logit_bias is not None:
+        _check_count("logit_bias", request.logit_bias, MAX_BIASED_TOKENS)
+        for key, bias in request.logit_bias.items():
+            _check_bias(key, bias)
+    if request.min_tokens is not None and request.token_limit is not None and request.min_tokens > request.token_limit:
+        raise InvalidRequest(
+            f"min_tokens ({request.min_tokens}) must not exceed {request.token_limit_param} ({request.token_limit}).",
+            param="min_tokens",
+        )
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest(
+            "stream_options is only for streams. Set stream to true, or remove it.", param="stream_options"
+        )
+
+
+def _check_count(field: str, entries: Sized, most: int) -> None:
+    if len(entries) > most:
+        raise InvalidRequest(f"{field} must have at most {most} entries; got {len(entries)}.", param=field)
+
+
+def _check_stops(stop: str | Sequence[str]) -> None:
+    stops = [stop] if isinstance(stop, str) else stop
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"stop must hold at most {MAX_STOPS} strings; got {len(stops)}.", param="stop")
+    if "" in stops:
+        raise InvalidRequest("stop must not be an empty string. Remove it.", param="stop")
+    longest = max(map(len, stops), default=0)
+    if longest > MAX_STOP_CHARACTERS:
+        raise InvalidRequest(
+            f"A stop string must have at most {MAX_STOP_CHARACTERS} characters; got {longest}.", param="stop"
+        )
+
+
+def _check_bias(key: str, bias: float) -> None:
+    # Ten digits hold every token id, and int() of a long text is slow.
+    if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
+        raise InvalidRequest(f"The keys of logit_bias must be token ids; got {format_value(key)}.", param="logit_bias")
+    _LOGIT_BIAS.check(f"logit_bias.{key}", bias)
+
 
 R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
 
@@ -38,35 +290,35 @@ def decode_chat(body: bytes, *, strict: bool) -> ChatRequest:
             where.
     """
     request = _decode(_chat_decoder, body, strict)
-    rules.check_chat(request)
+    check_chat(request)
     return request
 
 
 def decode_completion(body: bytes, *, strict: bool) -> CompletionRequest:
     """Decodes the body of a text completion; as `decode_chat`."""
     request = _decode(_completion_decoder, body, strict)
-    rules.check_completion(request)
+    check_completion(request)
     return request
 
 
 def decode_embedding(body: bytes, *, strict: bool) -> EmbeddingRequest:
     """Decodes the body of a request for embeddings; as `decode_chat`."""
     request = _decode(_embedding_decoder, body, strict)
-    rules.check_embedding(request)
+    check_embedding(request)
     return request
 
 
 def decode_tokenize(body: bytes, *, strict: bool) -> TokenizeRequest:
     """Decodes the body of a request to tokenise; as `decode_chat`."""
     request = _decode(_tokenize_decoder, body, strict)
-    rules.check_tokenize(request)
+    check_tokenize(request)
     return request
 
 
 def decode_detokenize(body: bytes, *, strict: bool) -> DetokenizeRequest:
     """Decodes the body of a request to detokenise; as `decode_chat`."""
     request = _decode(_detokenize_decoder, body, strict)
-    rules.check_detokenize(request)
+    check_detokenize(request)
     return request
 
 
@@ -84,8 +336,8 @@ def _decode(decoder: msgspec.json.Decoder[R], body: bytes, strict: bool) -> R:
 
 
 def _check_known_fields(fields: dict[str, object], kind: type[msgspec.Struct]) -> None:
-    rules.check_known(fields, kind)
-    rules.check_known(fields.get("stream_options"), StreamOptions, "stream_options.")
+    check_known(fields, kind)
+    check_known(fields.get("stream_options"), StreamOptions, "stream_options.")
     messages = fields.get("messages")
     for position, message in enumerate(messages if isinstance(messages, list) else ()):
-        rules.check_known(message, Message, f"messages[{position}].")
+        check_known(message, Message, f"messages[{position}].")

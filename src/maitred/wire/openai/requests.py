@@ -2,7 +2,7 @@
 
 These structs hold the fields as they were sent, `None` where the client sent nothing or null.
 `maitred.wire.openai.decode` makes them from bytes and has checked them, so a struct that came from there keeps every
-rule in `maitred.wire.openai.rules`. Names and meanings are OpenAI's; the fields that OpenAI does not have (`top_k`,
+rule in `maitred.wire.openai.decode`. Names and meanings are OpenAI's; the fields that OpenAI does not have (`top_k`,
 `min_p`, ...) are those that clients know from other open servers.
 
 Some fields are here only to be rejected: an answer without tools to a request for tools would break the client, while a

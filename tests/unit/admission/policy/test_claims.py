@@ -11,7 +11,7 @@ from maitred.admission.policy.claims import (
     watched_counters,
 )
 from maitred.admission.policy.rules import LimitRule, rules_for
-from maitred.core.answer import Outcome
+from maitred.core.context import Outcome
 from maitred.core.counters import CounterKind, LimitClaim, RequestSize
 from maitred.core.limits import LimitKind
 from maitred.core.request import Usage

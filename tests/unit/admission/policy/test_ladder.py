@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from maitred.admission.degradation import DegradationStep
 from maitred.admission.policy.ladder import DegradationLadder, DegradedRequest
-from maitred.core.answer import InferenceRequest
 from maitred.core.errors import (
     Bug,
     DeadlineUnmeetable,
@@ -16,6 +15,7 @@ from maitred.core.errors import (
     RateLimited,
     ReplicaUnavailable,
 )
+from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
 
 ROOM = 4000

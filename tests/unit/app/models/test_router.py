@@ -4,8 +4,8 @@ import pytest
 
 from maitred.app.models.router import Router, read_routes
 from maitred.config.tree import Config, TextModelConfig
-from maitred.core.answer import InferenceRequest
 from maitred.core.errors import Forbidden, ModelNotFound
+from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.replica.upstream.config import UpstreamConfig

@@ -11,8 +11,8 @@ from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
 from maitred.app.request.response import PeekableStream, open_hedged
-from maitred.core.answer import RequestContext
 from maitred.core.clock import SystemClock
+from maitred.core.context import RequestContext
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.core.request import FinishReason, TokenDelta
 from maitred.dispatch.config import DispatchConfig, HedgingConfig

@@ -3,8 +3,8 @@
 import pytest
 
 from maitred.app.request.validation import check_needs
-from maitred.core.answer import InferenceRequest
 from maitred.core.errors import InvalidRequest
+from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
 
 

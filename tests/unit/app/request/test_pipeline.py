@@ -10,9 +10,10 @@ from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.answer import Conversation, InferenceRequest, Outcome, RequestContext, TextDelta
 from maitred.core.clock import SystemClock
+from maitred.core.context import Outcome, RequestContext
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, ReplicaLost, ReplicaUnavailable
+from maitred.core.inference import Conversation, InferenceRequest, TextDelta
 from maitred.core.replica import LoadReport, ModelCard
 from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta, TokenLogprobs, Usage
 from maitred.core.tenancy import ANONYMOUS

@@ -7,7 +7,7 @@ import pytest
 
 from maitred.app.request.tokenized import tokens_of
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.answer import Conversation
+from maitred.core.inference import Conversation
 from maitred.routing.catalog import ServedModel
 from maitred.text.tokenizer import Tokenizer
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from maitred.app.request.rollout_observer import observation_from
-from maitred.core.answer import RequestContext
+from maitred.core.context import RequestContext
 from maitred.core.rollout import RolloutArm, RolloutVersion
 
 CANARY = RolloutArm(rollout="chat", version=RolloutVersion.CANARY)

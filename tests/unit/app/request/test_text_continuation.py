@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.app.request.continuation import TextContinuation
-from maitred.core.answer import TextDelta
+from maitred.core.inference import TextDelta
 from maitred.core.text_replica import TextRequest
 
 USER = [{"role": "user", "content": "Count."}]

@@ -9,9 +9,10 @@ import pytest
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
-from maitred.core.answer import Outcome, RequestContext, TextDelta
+from maitred.core.context import Outcome, RequestContext
 from maitred.core.errors import CallerError, DeadlineExceeded, ReplicaLost, ReplicaUnavailable
 from maitred.core.flow import PriorityClass
+from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason, TokenDelta, Usage
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.dispatcher import Dispatcher

@@ -9,7 +9,7 @@ from maitred.api.in_flight import InFlightLimiter
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.workers.context_codec import encode_context
 from maitred.app.workers.controller import ControllerServer, PendingWorkers, WorkerSession
-from maitred.core.answer import Outcome, RequestContext
+from maitred.core.context import Outcome, RequestContext
 from maitred.core.flow import ONE_FLOW
 from maitred.core.request import Usage
 from maitred.core.tenancy import ANONYMOUS

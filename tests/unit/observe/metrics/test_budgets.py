@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from maitred.core.answer import RequestContext
+from maitred.core.context import RequestContext
 from maitred.core.errors import StoreUnavailable
 from maitred.core.tenancy import Principal
 from maitred.observe.metrics.budgets import BudgetMetrics, BudgetUse

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from maitred.core.answer import Outcome, RequestContext
+from maitred.core.context import Outcome, RequestContext
 from maitred.core.tenancy import Principal
 from maitred.observe.config import MetricsConfig
 from maitred.observe.metrics.registry import Metrics

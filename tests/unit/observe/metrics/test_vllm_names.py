@@ -10,7 +10,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
-from maitred.core.answer import InferenceRequest, Outcome, RequestContext
+from maitred.core.context import Outcome, RequestContext
+from maitred.core.inference import InferenceRequest
 from maitred.core.replica import LoadReport
 from maitred.core.request import FinishReason, SamplingParams
 from maitred.dispatch.metrics import dispatch_snapshot

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.core.answer import Conversation
+from maitred.core.inference import Conversation
 from maitred.routing.auto.prompt import HEAD_CHARACTERS, TAIL_CHARACTERS, prompt_text
 
 

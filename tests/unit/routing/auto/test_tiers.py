@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.core.answer import Conversation, InferenceRequest
+from maitred.core.inference import Conversation, InferenceRequest
 from maitred.core.request import SamplingParams
 from maitred.routing.auto.config import AutoConfig
 from maitred.routing.auto.tasks import Task

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.core.answer import TextDelta, TokenLogprob, TokenScore
+from maitred.core.inference import TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason
 from maitred.routing.escalation.checks import ChoiceText, collect_choices, is_refusal, mean_logprob, requested_schema
 from maitred.routing.escalation.config import REFUSAL_OPENINGS

@@ -6,8 +6,13 @@ import json
 import pytest
 
 from maitred.core.errors import InvalidRequest
-from maitred.wire.openai.decode import decode_chat, decode_completion, decode_detokenize, decode_tokenize
-from maitred.wire.openai.rules import requested_features
+from maitred.wire.openai.decode import (
+    decode_chat,
+    decode_completion,
+    decode_detokenize,
+    decode_tokenize,
+    requested_features,
+)
 from maitred.wire.openai.written import request_fields
 
 USER = {"role": "user", "content": "Hi"}
