@@ -108,7 +108,10 @@ class Admission:
         return GrantScope(self, admission_request)
 
     async def grant(self, admission_request: AdmissionRequest) -> Grant:
-        """What `admit` does on entering. Whoever calls this must see to `Grant.settle` or `Grant.end`."""
+        """Reserves what a request may use and returns the grant; as `admit` does on entering.
+
+        The caller must see to `Grant.settle` or `Grant.end`.
+        """
         plan = self._plans.plan_for(admission_request.principal, admission_request.model, self._clock.wall_s())
         demand = plan.demand
         length = output_limit(_requested_output(admission_request), plan.bounds, self.default_output_tokens)
@@ -155,7 +158,7 @@ class Admission:
         return GrantScope(self, admission_request, (lease, max_tokens))
 
     async def take_over(self, admission_request: AdmissionRequest, lease: str, max_tokens: int) -> Grant:
-        """What `resume` does on entering: it holds what it held, whether or not there is room by the limits of now.
+        """Takes over what a request already holds, whether or not there is room now; as `resume` does on entering.
 
         Raises:
             StoreUnavailable: Nobody can say what was spent of a budget.
@@ -183,7 +186,7 @@ class Admission:
         )
 
     def price_of(self, model: str) -> Price:
-        """What the tokens of a model cost."""
+        """Returns the price of a model's tokens."""
         return self._prices.price_for(model).price
 
     async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:

@@ -10,7 +10,7 @@ _Usd = Annotated[float, Meta(ge=0, le=1_000_000, extra={"unit": "USD"})]
 
 
 class PriceConfig(Struct, frozen=True, kw_only=True):
-    """What a million tokens of one model cost."""
+    """Prices of a million tokens of one model."""
 
     prompt: Annotated[_Usd, Meta(description="A million tokens of prompts.")] = 0.0
     cached: Annotated[
@@ -23,7 +23,7 @@ class PriceConfig(Struct, frozen=True, kw_only=True):
 
 
 class AdmissionConfig(Struct, frozen=True, kw_only=True):
-    """What tokens cost, how long answers are that name no length, and how long leases last."""
+    """Settings of admission: prices of tokens, the default length of answers, and the life of leases."""
 
     default_output_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,

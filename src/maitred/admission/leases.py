@@ -1,4 +1,4 @@
-"""What running requests hold: kept while they run, and given back without fail.
+"""Leases of running requests: kept alive while the request runs, and given back without fail.
 
 A lease ends by itself some time after it was last renewed, which is what saves the counters when a gateway dies. While
 the gateway lives, its leases must neither end early, however long an answer takes, nor be kept back because the
@@ -50,7 +50,7 @@ class Leases:
 
     @property
     def late(self) -> int:
-        """Of these, the ones whose request has ended: the counters could not be told yet."""
+        """Number of leases whose request has ended, but whose release the counters have not confirmed yet."""
         return len(self._late)
 
     def hold(self, lease: str) -> None:
@@ -139,5 +139,5 @@ class Leases:
 
 
 def _cause(error: Exception) -> Exception | None:
-    """What to log in full: that a store is away is said elsewhere, once."""
+    """Returns the exception to log in full; None for a store that is away, which is logged elsewhere once."""
     return None if isinstance(error, StoreUnavailable | TimeoutError) else error

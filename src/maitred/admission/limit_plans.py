@@ -23,7 +23,7 @@ _MOST_KEPT = 10_000
 
 
 class LimitPlan(msgspec.Struct, frozen=True):
-    """What holds for the requests of one caller to one model."""
+    """Limits and prices for the requests of one caller to one model."""
 
     edition: int
     """Of the limits that it was made from."""

@@ -1,4 +1,4 @@
-"""What admission has to know of a request."""
+"""Request as admission sees it."""
 
 import msgspec
 
@@ -47,7 +47,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.context is not None and self.context.first_token_s is not None
 
     def usage_so_far(self) -> Usage:
-        """What was used up to now, as far as anybody has written it down."""
+        """Returns the usage so far, as far as it has been written down."""
         context = self.context
         if context is None:
             return Usage(self.prompt_tokens, 0)

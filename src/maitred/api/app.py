@@ -64,7 +64,7 @@ class RetryAdvisor:
         )
 
     def headers(self, exchange: HttpExchange, failure: MaitredError) -> list[Header]:
-        """What to say of coming back after this failure; nothing where clients do right by themselves."""
+        """Returns the headers that say when to come back; none where clients do right by themselves."""
         if exchange.context.principal is None or not isinstance(failure, _SATURATION):
             return []
         key = exchange.parsed_head.repeat_key

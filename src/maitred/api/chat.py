@@ -97,7 +97,7 @@ class ChatFormatter:
         )
 
     def in_full(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
-        """The same, whatever is in it."""
+        """Returns the whole answer as JSON, whatever is in it."""
         return encode(
             ChatCompletion(
                 id=self._id,
@@ -173,7 +173,7 @@ class ChatFormatter:
 
 
 def _text_form(usage: UsageBody | UnsetType | None) -> JsonTemplate:
-    """Of an event with nothing but a text."""
+    """Returns the template of an event that has nothing but a text."""
     choice = ChatChunkChoice(index=1002, delta=ChatDelta(content="a text"))
     chunk = ChatChunk(id="an id", created=1001, model="a model", choices=[choice], usage=usage)
     return JsonTemplate(encode_event(encode(chunk)), (b'"an id"', b"1001", b'"a model"', b"1002", b'"a text"'))

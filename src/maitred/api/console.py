@@ -41,31 +41,31 @@ class StaticFile(Protocol):
 
     @property
     def body(self) -> bytes:
-        """All of it."""
+        """Bytes of the whole file."""
         ...
 
     @property
     def content_type(self) -> str:
-        """Of the body."""
+        """Content type of the body."""
         ...
 
     @property
     def tag(self) -> str:
-        """Its entity tag, in quotes."""
+        """Entity tag of the body, in quotes."""
         ...
 
 
 class LoginSession(Protocol):
-    """Somebody who is logged in."""
+    """Session of somebody who is logged in."""
 
     @property
     def principal(self) -> Principal:
-        """Who."""
+        """Principal who is logged in."""
         ...
 
     @property
     def token(self) -> str:
-        """What requests must say beside the cookie."""
+        """Token that requests must send beside the cookie."""
         ...
 
 
@@ -73,7 +73,7 @@ S = TypeVar("S", bound=LoginSession, covariant=True)
 
 
 class LoginSessions(Protocol[S]):
-    """Who is logged in."""
+    """Store of the sessions of those who are logged in."""
 
     def open(self, principal: Principal) -> tuple[str, S]:
         """Begins a session. Returns what goes into the cookie, too."""
@@ -84,12 +84,12 @@ class LoginSessions(Protocol[S]):
         ...
 
     def close(self, header: Callable[[bytes], str | None]) -> None:
-        """Ends it."""
+        """Ends the session of a request."""
         ...
 
 
 class OwnModelBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What a key used of one model."""
+    """Usage of one model by a key."""
 
     model: str
     requests: int
@@ -99,7 +99,7 @@ class OwnModelBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnUseBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What a key used, and how far its own limits and those of its tenants are used."""
+    """Usage of a key, and how far its own limits and those of its tenants are used."""
 
     days: int
     models: list[OwnModelBody]
@@ -108,7 +108,7 @@ class OwnUseBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhoBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is logged in."""
+    """Identity of whoever is logged in."""
 
     key: str
     tenant: str
@@ -121,7 +121,7 @@ class WhoBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConsoleRoutes:
-    """The console.
+    """Routes of the console: its pages, login, logout, and the caller's own usage.
 
     Args:
         pages: Every file by its name below ``/console/``.
@@ -175,11 +175,11 @@ class ConsoleRoutes:
         await self._send(exchange, _INDEX)
 
     async def file(self, exchange: HttpExchange) -> None:
-        """Any other file."""
+        """Answers with any other file of the console."""
         await self._send(exchange, exchange.parameter)
 
     async def who(self, exchange: HttpExchange) -> None:
-        """Who is logged in: by the session, or without any where the server asks for no key; else ``null``."""
+        """Answers who is logged in: by the session, or without any where the server asks for no key; else ``null``."""
         session = self._sessions.session_for(exchange.header) if self._same_origin(exchange.header) else None
         principal = None if session is None else self._again(session.principal)
         token = "" if session is None or principal is None else session.token
@@ -213,7 +213,7 @@ class ConsoleRoutes:
         await exchange.respond(b"{}", headers=[*_PRIVATE, self._set_cookie(exchange, "", 0)])
 
     async def use(self, exchange: HttpExchange) -> None:
-        """What the caller used, and what it has left."""
+        """Answers with the caller's usage and what it has left."""
         await _private(exchange, await self._own_use(exchange.principal))
 
     async def _send(self, exchange: HttpExchange, name: str) -> None:

@@ -216,7 +216,7 @@ class OpenAIDialect:
 
 
 class AnthropicDialect:
-    """As Anthropic does it: https://platform.claude.com/docs/en/api/errors and .../api/rate-limits."""
+    """Dialect of Anthropic: https://platform.claude.com/docs/en/api/errors and .../api/rate-limits."""
 
     done = b""
     """An answer's own ``message_stop`` says it."""

@@ -33,7 +33,7 @@ class FeedbackRoutes:
         self._told = told
 
     def routes(self) -> list[Route]:
-        """The one route."""
+        """Returns the route that takes feedback."""
         return [
             Route(
                 *("POST", "/v1/feedback", self.give, "Say what you think of an answer."),

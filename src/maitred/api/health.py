@@ -113,11 +113,11 @@ class ServiceRoutes:
         return "degraded" if away else "ok"
 
     async def version(self, exchange: HttpExchange) -> None:
-        """The version."""
+        """Answers with the version of maitred."""
         await exchange.respond(msgspec.json.encode(VersionInfo(__version__)))
 
     async def metrics(self, exchange: HttpExchange) -> None:
-        """A scrape."""
+        """Answers a scrape with all metrics."""
         body, content_type = self._render_metrics(exchange.header(b"accept") or "")
         await exchange.respond(body, content_type=content_type.encode())
 

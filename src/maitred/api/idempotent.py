@@ -170,13 +170,16 @@ class RecordedExchange(HttpExchange):
     async def respond(
         self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Sequence[Header] = ()
     ) -> None:
-        """See `HttpExchange.respond`."""
+        """Records a whole answer; as `HttpExchange.respond`."""
         self.status, self.state = status, ResponseState.COMPLETE
         await self._begin(RecordedHead(status, content_type, tuple(headers), streams=False))
         await self._recording.add(body)
 
     async def stream(self, events: bytes) -> None:
-        """See `HttpExchange.stream`; waits for nobody, unless the answer is too large to keep."""
+        """Records a part of a stream; as `HttpExchange.stream`.
+
+        It waits for nobody, unless the answer is too large to keep.
+        """
         if self.state is ResponseState.NOTHING_SENT:
             self.status, self.state = 200, ResponseState.STREAMING
             await self._begin(RecordedHead(200, b"text/event-stream", (), streams=True))
@@ -191,15 +194,15 @@ class RecordedExchange(HttpExchange):
 
     @property
     def ready(self) -> bool:
-        """See `HttpExchange.ready`. What goes into a recording may have to wait for room there."""
+        """Returns False: what goes into a recording may have to wait for room there."""
         return False
 
     async def send_comment(self, comment: bytes) -> None:
-        """See `HttpExchange.send_comment`. Each reader of a recording has comments of its own; none is recorded."""
+        """Begins the stream, and records no comment: each reader of a recording has comments of its own."""
         await self.stream(b"")
 
     async def finish(self, events: bytes = b"") -> None:
-        """See `HttpExchange.finish`; whoever sends the recording ends it."""
+        """Records the end of a stream; whoever sends the recording ends the response."""
         if events:
             await self.stream(events)
         self.state = ResponseState.COMPLETE

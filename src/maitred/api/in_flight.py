@@ -76,14 +76,14 @@ class InFlightLimiter:
         return InFlightSlot(self, principal)
 
     def on_enter(self, visit: "InFlightSlot", principal: Principal | None) -> None:
-        """See `InFlightSlot`."""
+        """Counts a request in; for `InFlightSlot`."""
         if not self._slots:
             self._release_rate.opened(self._clock.monotonic_s())
             self._empty.clear()
         self._slots[visit] = principal
 
     def on_exit(self, visit: "InFlightSlot") -> None:
-        """See `InFlightSlot`."""
+        """Counts a request out; for `InFlightSlot`."""
         del self._slots[visit]
         self._release_rate.on_release(self._clock.monotonic_s())
         if not self._slots:

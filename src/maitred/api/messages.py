@@ -212,7 +212,7 @@ class MessagesFormatter:
             yield from self._close()
 
     def _thought_in(self, extra: Mapping[str, Any]) -> str:
-        """What was thought, by whichever name, if the client wants to see it."""
+        """Returns the reasoning text in a delta, under any of its names, if the client wants to see it."""
         return next((extra[name] for name in REASONING_FIELDS if name in extra), "") if self._thoughts else ""
 
     def _call(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
@@ -253,7 +253,7 @@ def _stop_of(finish: FinishReason, stop: str | None) -> StopDelta:
 
 
 def _thinking(thought: str) -> ContentBlock:
-    """What was thought; nobody signs it here."""
+    """Makes the content block of a reasoning text, which nobody signs here."""
     return ContentBlock(type="thinking", thinking=thought, signature="")
 
 

@@ -63,7 +63,7 @@ class _Pattern:
     methods: dict[str, Route]
 
     def parameter_in(self, path: str) -> str:
-        """What stands for the parameter; empty if the path is another one."""
+        """Returns the text in the place of the parameter; empty if the path is another one."""
         if not path.startswith(self.prefix) or not path.endswith(self.suffix):
             return ""
         parameter = path[len(self.prefix) : len(path) - len(self.suffix)]

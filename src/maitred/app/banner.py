@@ -1,4 +1,4 @@
-"""What the operator sees when the server is ready: where it is, what it holds, and a first request to paste."""
+"""Banner of a ready server: its address, its model, and a first request to paste."""
 
 import shlex
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def show_key(console: Console, first_key: str) -> None:
 
 
 def announce(console: Console, url: str, model: str, card: ModelCard) -> None:
-    """Prints it."""
+    """Prints the banner of a ready server."""
     console.print(f"[bold green]Ready[/] at [bold]{escape(url)}[/]", highlight=False)
     console.print(f"  model     {escape(model)}  ({card.dtype} on {card.device})", highlight=False)
     console.print(

@@ -61,7 +61,7 @@ from maitred.wire.worker_protocol import ControllerSnapshot
 
 
 class Gateway:
-    """What serves. Made by `open_gateway`.
+    """Gateway process that serves, made by `open_gateway`.
 
     Args:
         parts: What stays.

@@ -55,11 +55,11 @@ class Reloader:
 
     @property
     def state(self) -> ReloadState:
-        """For metrics."""
+        """State of the reloads, for metrics."""
         return ReloadState(dict(self._ends), self._fault is None, self._since_s, self._took_s, len(self._pending))
 
     def running(self) -> ConfigBody:
-        """What is in force."""
+        """Returns the configuration that is in force."""
         return ConfigBody(
             since=self._since_s,
             settings=to_yaml(self._loaded, with_origins=True),
@@ -120,7 +120,7 @@ class Reloader:
                 task.cancel()
 
     async def _on_signal(self) -> None:
-        """The same, where there is nobody to answer: the log says what came of it."""
+        """Reloads after a signal, where nobody waits for an answer: the log says what came of it."""
         try:
             await self.reload()
         except MaitredError:
@@ -129,7 +129,7 @@ class Reloader:
             log.exception("The configuration could not be reloaded.")
 
     def _compare(self) -> tuple[LoadedConfig, ConfigComparison]:
-        """What was read, and what it comes to. Raises ConfigInvalid."""
+        """Reads the configuration and compares it with the one in force. Raises ConfigInvalid."""
         read = self._read()
         comparison = compare_configs(self._loaded.config, read.config)
         if comparison.pending:

@@ -48,7 +48,7 @@ class PauseFreeClock:
         self._paused_s = 0.0
 
     def monotonic_s(self) -> float:
-        """See `Clock`."""
+        """Returns monotonic seconds without the pauses of this process."""
         now_s = self._clock.monotonic_s()
         # Whoever reads the time first after a pause finds it, before anything is decided by it.
         if now_s - self._seen_s > self._longest_s:
@@ -57,7 +57,7 @@ class PauseFreeClock:
         return now_s - self._paused_s
 
     def wall_s(self) -> float:
-        """See `Clock`."""
+        """Returns the wall time in seconds."""
         return self._clock.wall_s()
 
     async def run(self) -> None:

@@ -18,7 +18,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Shutdown:
-    """Listens for signals.
+    """Handler of signals that shuts the gateway down.
 
     Args:
         in_flight: Closed by the first signal, emptied by the second.

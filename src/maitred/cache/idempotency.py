@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, Self
 
 
 class IdempotencyKey(NamedTuple):
-    """What two requests must have in common for one to be a repeat of the other."""
+    """Key under which a request is a repeat of another: caller, route and the client's key."""
 
     caller: str
     """Tenant and key; nobody can name a recording of somebody else's."""
@@ -60,7 +60,7 @@ class RecordedResponseReader(Protocol):
         ...
 
     async def piece(self) -> bytes:
-        """What comes next, at most some 64 KiB; empty at the end.
+        """Returns the next bytes, at most some 64 KiB; empty at the end.
 
         Raises:
             Exception: The work failed; this is its failure, after everything that came before it.
@@ -70,16 +70,16 @@ class RecordedResponseReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends the reading."""
+        """Ends the reading of the response."""
         ...
 
 
 class RecordedResponse(Protocol):
-    """What the work for one key has said so far. One writes, any number read."""
+    """Recorded response to one key, so far. One writer, any number of readers."""
 
     @property
     def request_id(self) -> str:
-        """Of the request that did the work."""
+        """Id of the request that did the work."""
         ...
 
     @property
@@ -109,7 +109,7 @@ class RecordedResponse(Protocol):
 
 
 class IdempotencyClaim(NamedTuple):
-    """What a request with a key has to do."""
+    """Claim of a request on its key: the recording, and whether the request has to write it."""
 
     recording: RecordedResponse
     fresh: bool
@@ -117,7 +117,7 @@ class IdempotencyClaim(NamedTuple):
 
 
 class AnswerStore(Protocol):
-    """Keeps recordings."""
+    """Store of recorded responses."""
 
     async def claim(self, key: IdempotencyKey, body_hash: bytes, request_id: str) -> IdempotencyClaim:
         """Takes the key for a new recording, or finds the one that it has.

@@ -45,7 +45,7 @@ class MemoryIdempotencyStore:
         return len(self._listed)
 
     async def claim(self, key: IdempotencyKey, body_hash: bytes, request_id: str) -> IdempotencyClaim:
-        """See `AnswerStore.claim`."""
+        """Claims a key for a new recording, or returns the one that has it; implements `AnswerStore.claim`."""
         self._expire()
         known = self._listed.get(key)
         if known is None:
@@ -67,7 +67,7 @@ class MemoryIdempotencyStore:
         return IdempotencyClaim(known, fresh=False)
 
     def take(self, size: int) -> bool:
-        """See `Shelf.take`."""
+        """Reserves bytes, and evicts ended recordings for them; implements `RecordingStore.take`."""
         self._evict(size)
         if self.held_bytes + size > self._config.max_bytes:
             return False
@@ -75,15 +75,15 @@ class MemoryIdempotencyStore:
         return True
 
     def count(self, size: int) -> None:
-        """See `Shelf.count`."""
+        """Counts bytes that are there already; implements `RecordingStore.count`."""
         self.held_bytes += size
 
     def store(self, recording: MemoryRecording) -> None:
-        """See `Shelf.keep`."""
+        """Keeps a recording that has ended; implements `RecordingStore.store`."""
         self._ended[recording.key] = self._clock.monotonic_s()
 
     def forget(self, recording: MemoryRecording) -> None:
-        """See `Shelf.forget`."""
+        """Frees the key of a recording; implements `RecordingStore.forget`."""
         del self._listed[recording.key]
         self._ended.pop(recording.key, None)
         recording.forgotten = True

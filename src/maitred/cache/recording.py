@@ -20,7 +20,7 @@ PIECE_BYTES = 64 * 1024
 
 
 class RecordingStore(Protocol):
-    """Where recordings are."""
+    """Store that holds recordings and bounds their bytes."""
 
     def take(self, size: int) -> bool:
         """Holds so many bytes more; False if there is no room for them."""
@@ -35,7 +35,7 @@ class RecordingStore(Protocol):
         ...
 
     def forget(self, recording: "MemoryRecording") -> None:
-        """Its key is free again; the recording lives on while somebody reads it."""
+        """Frees the key of a recording, which lives on while somebody reads it."""
         ...
 
 
@@ -74,7 +74,7 @@ class MemoryRecording:
 
     @property
     def size(self) -> int:
-        """What it takes of the shelf's room."""
+        """Bytes that the recording takes of the store."""
         return ENTRY_BYTES + len(self.data)
 
     @property
@@ -84,22 +84,22 @@ class MemoryRecording:
 
     @property
     def unwanted(self) -> bool:
-        """See `Recording.unwanted`."""
+        """Whether nobody reads the recording and nobody will."""
         return not self.kept and not self.readers
 
     def reader(self) -> "MemoryReader":
-        """See `Recording.reader`."""
+        """Returns a new reader, which begins at the start."""
         reader = MemoryReader(self)
         self.readers.add(reader)
         return reader
 
     async def begin(self, head: RecordedHead) -> None:
-        """See `Recording.begin`."""
+        """Sets the head of the response, and wakes the readers."""
         self.head = head
         self.notify()
 
     async def add(self, data: bytes) -> None:
-        """See `Recording.add`."""
+        """Adds bytes of the response, and wakes the readers."""
         if self.kept and len(self.data) + len(data) <= self._largest_bytes and self._shelf.take(len(data)):
             self.data += data
             self.notify()
@@ -115,13 +115,13 @@ class MemoryRecording:
         self._drop(self.end - self._most_bytes)
 
     async def finish(self) -> None:
-        """See `Recording.finish`."""
+        """Ends the recording as complete, keeps it, and wakes the readers."""
         self.ended = True
         self._shelf.store(self)
         self.notify()
 
     async def fail(self, error: Exception) -> None:
-        """See `Recording.fail`."""
+        """Ends the recording as failed, and frees its key."""
         self.ended = True
         self.failure = error
         self._shelf.forget(self)
@@ -176,7 +176,7 @@ class MemoryReader:
         self.close()
 
     async def head(self) -> RecordedHead:
-        """See `Reader.head`."""
+        """Waits for the head of the response and returns it; implements `RecordedResponseReader.head`."""
         recording = self._recording
         while recording.head is None:
             if recording.failure is not None:
@@ -185,7 +185,7 @@ class MemoryReader:
         return recording.head
 
     async def piece(self) -> bytes:
-        """See `Reader.piece`."""
+        """Waits for the next bytes and returns them; implements `RecordedResponseReader.piece`."""
         recording = self._recording
         while self.position == recording.end:
             if recording.failure is not None:
@@ -205,7 +205,7 @@ class MemoryReader:
         return piece
 
     def close(self) -> None:
-        """See `Reader.close`."""
+        """Ends the reading; implements `RecordedResponseReader.close`."""
         if self in self._recording.readers:
             self._recording.readers.remove(self)
             self._recording.moved()

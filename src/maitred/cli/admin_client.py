@@ -21,11 +21,11 @@ Entry = TypeVar("Entry")
 
 
 class ListPage(Protocol[Entry]):
-    """What every list answers."""
+    """Page of any list that the admin API answers with."""
 
     @property
     def data(self) -> list[Entry]:
-        """The entries."""
+        """Entries of the page."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class AdminClient:
         await self._session.close()
 
     async def get(self, path: str, answer: type[T], query: Mapping[str, str | None] | None = None) -> T:
-        """Reads something.
+        """Reads a resource of the admin API.
 
         Args:
             path: Below ``/admin/v1/``.

@@ -29,14 +29,14 @@ class ConversationTurn(msgspec.Struct, frozen=True):
 
 
 class ChatOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the caller chose; the server decides the rest."""
+    """Sampling options that the caller chose; the server decides the rest."""
 
     temperature: float | None = None
     max_tokens: int | None = None
 
 
 class ReplyDelta(msgspec.Struct, frozen=True):
-    """Some more of an answer; the last piece says why it ended."""
+    """Delta of a reply; the last one says why the reply ended."""
 
     text: str
     finish_reason: str | None = None
@@ -108,7 +108,7 @@ class GatewayClient:
         await self._session.close()
 
     async def models(self) -> list[ListedModel]:
-        """What the server serves.
+        """Lists the models that the server serves.
 
         Raises:
             MaitredError: It cannot be reached, or does not speak OpenAI's API.
@@ -219,12 +219,12 @@ def open_client(url: str, fault: str) -> Iterator[None]:
 
 
 def unknown_server(url: str, fault: str) -> Unavailable:
-    """What answers there is not maitred, as its fault shows."""
+    """Makes the error for a server that is not maitred, as its fault shows."""
     return Unavailable(f"What answers at {url} {fault}. Pass --url of a maitred server.")
 
 
 def _unreachable(url: str, error: Exception) -> MaitredError | None:
-    """What it means that a request got no answer; None if an answer came that is not HTTP."""
+    """Returns the error for a request that got no answer; None if an answer came that is not HTTP."""
     if isinstance(error, aiohttp.InvalidURL | ValueError):
         return InvalidRequest(f"{url!r} is not an address of a server. Write it as http://host:port.")
     if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | ConnectionResetError):
@@ -259,7 +259,7 @@ def _cut() -> Unavailable:
 
 
 def refusal(status: int, body: bytes) -> MaitredError:
-    """What a response that is not 200 means, in the server's own words if it has some."""
+    """Returns the error for a response that is not 200, in the server's own words if it has some."""
     try:
         failure = msgspec.json.decode(body, type=_Failure)
     except msgspec.MsgspecError:

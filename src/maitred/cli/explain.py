@@ -73,7 +73,7 @@ def _list(timelines: "TimelineList", *, as_json: bool) -> None:
 
 
 def _heading(timeline: "TimelineBody") -> Iterator[tuple[str, object]]:
-    """What is said of the whole; nothing of what there is nothing to say."""
+    """Returns the lines about the whole request, without those that there is nothing to say in."""
     end = f"{timeline.outcome}, status {timeline.status}" + "".join(
         f", {word}" for word in (timeline.error, timeline.refused_by) if word
     )

@@ -1,4 +1,4 @@
-"""What some commands need beyond maitred itself: a missing package becomes a sentence that says what to install."""
+"""Optional packages of some commands: a missing one becomes a sentence that says what to install."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -35,6 +35,6 @@ class CommandGroup(TyperGroup):
     """Runs a command and explains its failure."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
-        """See `TyperGroup`."""
+        """Runs a command, and turns its errors into sentences."""
         with explained():
             return super().invoke(ctx)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: "Sequence[str]") -> int:
-    """Runs one.
+    """Runs one engine process.
 
     Args:
         arguments: The model's folder, where to listen, and the settings as JSON.

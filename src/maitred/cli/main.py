@@ -1,4 +1,4 @@
-"""The `maitred` command.
+"""Command line `maitred`: all its commands.
 
 Putting sixty commands together takes as long as reading a configuration, and with `maitred serve` an engine waits for
 it. So its words are read by themselves, where they are plain, and only else by all of the command line.

@@ -241,7 +241,7 @@ async def _all(client: "AdminClient") -> "LoadableList":
 
 
 async def _looked(client: "AdminClient", model: str) -> "LoadableBody":
-    """Its state, a moment later."""
+    """Waits a moment and returns the state of a model."""
     import asyncio
 
     await asyncio.sleep(_LOOK_EVERY_S)

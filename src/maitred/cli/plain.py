@@ -31,7 +31,7 @@ def run_plainly(command: Callable[..., None], words: Sequence[str]) -> None:
 
 
 def plain_arguments(command: Callable[..., None], words: Sequence[str]) -> dict[str, Any] | None:
-    """What the command is to be called with; None where typer has to look at it.
+    """Returns the arguments of a command from plain words; None where typer has to parse them.
 
     Args:
         command: Its parameters are texts, paths, lists of texts, or flags, none of which has to be given.

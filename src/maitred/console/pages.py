@@ -16,7 +16,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ConsolePage:
-    """One file."""
+    """File of the console."""
 
     body: bytes
     content_type: str

@@ -44,12 +44,12 @@ class LiveFeed(Generic[T]):
         self._changed = asyncio.Condition()
 
     def reconfigure(self, most_viewers: int) -> None:
-        """So many may watch from now on; who watches goes on."""
+        """Sets how many may watch from now on; who watches goes on."""
         self._most_viewers = most_viewers
 
     @property
     def viewers(self) -> int:
-        """Who watch now."""
+        """Number of viewers who watch now."""
         return self._viewers
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Who is logged in at the console, and how a session stands in for a key.
+"""Sessions of the console: who is logged in, and how a session stands in for a key.
 
 A browser must not keep a key: whatever can read its storage could take it away. So it shows the key once and gets a
 session: 256 random bits in a cookie that scripts cannot read and that other sites' requests do not carry. The session
@@ -33,21 +33,21 @@ class IdentityLookup(Protocol):
     """Tells who calls, and who has called; `maitred.identity.identity.Identity` does."""
 
     async def identify(self, header: Header) -> Principal:
-        """See `maitred.core.tenancy.Authenticator`."""
+        """Returns the principal that sent a request; as `Authenticator.identify`."""
         ...
 
     def is_still_valid(self, principal: Principal, header: Header) -> bool:
-        """See `maitred.core.tenancy.Authenticator`."""
+        """Whether a principal that was identified before is still valid; as `Authenticator.is_still_valid`."""
         ...
 
     def refresh_principal(self, principal: Principal) -> Principal | None:
-        """The same one as of now; None: it would not be let in any more."""
+        """Returns the same principal as of now; None: it would not be let in any more."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSession:
-    """One login."""
+    """Session of one login."""
 
     principal: Principal
     token: str
@@ -119,7 +119,10 @@ class SessionIdentity:
         self._sessions = sessions
 
     async def identify(self, header: Header) -> Principal:
-        """See `Identifying.identify`. A key that is shown counts; a cookie without its token does not."""
+        """Returns the principal of a session or a key.
+
+        A key that is shown counts first; a cookie without its token does not count.
+        """
         token = header(TOKEN_HEADER)
         if token and read_credential(header) is None and same_origin(header):
             session = self._sessions.session_for(header)
@@ -130,7 +133,7 @@ class SessionIdentity:
         return await self._known.identify(header)
 
     def is_still_valid(self, principal: Principal, header: Header) -> bool:
-        """See `Identifying.stands`. A session can end at any time."""
+        """Whether a principal is still valid; False for one of a session, which can end at any time."""
         return header(TOKEN_HEADER) is None and self._known.is_still_valid(principal, header)
 
 

@@ -104,7 +104,7 @@ class ContentRefused(InvalidRequest):
 
 
 class Unsupported(InvalidRequest):
-    """This model, or whoever runs it, cannot do what is asked; another one may."""
+    """Raised when this model, or whoever runs it, cannot do what is asked; another one may."""
 
 
 class TooExpensive(InvalidRequest):
@@ -171,7 +171,7 @@ class BodyTooSlow(CallerError):
 
 
 class Conflict(CallerError):
-    """What exists already does not allow it: an id is taken, or something has changed in between."""
+    """Raised when what exists already does not allow a change: an id is taken, or something has changed in between."""
 
     code = "conflict"
     http_status = 409
@@ -313,7 +313,7 @@ class ReplicaUnavailable(Unavailable):
 
 
 class ReplicaBusy(ReplicaUnavailable):
-    """It is there and takes no more requests now; nothing is wrong with it."""
+    """Raised when a replica is there and takes no more requests now; nothing is wrong with it."""
 
 
 class ModelLoading(ReplicaUnavailable):

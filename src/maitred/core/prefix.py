@@ -20,7 +20,7 @@ KEY_BYTES = 16
 
 
 class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """What has changed in an engine's prefix cache since it last told: which blocks can be found, and which no more.
+    """Update of an engine's prefix cache since the last one: which blocks can be found, and which no more.
 
     Only how it ended counts: what was stored and removed in between is said to be removed, so the order within does
     not matter.

@@ -122,7 +122,7 @@ class RequestTimeline(msgspec.Struct):
         return next((one for one in reversed(self.spans) if one.name is name and one.ended_s is None), None)
 
     def context_at(self, span: TimelineSpan, new_span_id: Callable[[], str]) -> TraceContext | None:
-        """What others are told who work for this chapter, which gets an id of its own; None: nobody traces."""
+        """Returns the trace context within a span, which gets an id of its own; None: nobody traces."""
         if self.trace is None:
             return None
         span.span_id = new_span_id()

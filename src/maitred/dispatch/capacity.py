@@ -107,7 +107,7 @@ class CapacityAllocator:
     def dispatch_early(
         self, queue: PoolQueue, quota: Quota, ready: Sequence[EndpointState], now_s: float
     ) -> tuple[QueuedRequest, EndpointState] | None:
-        """Who goes before a head that has to wait: the most urgent of those who hold least, and a replica for it.
+        """Chooses who goes before a head that has to wait: the most urgent of those who hold least.
 
         The head may not use the headroom, and nobody gives way to it as a guest. Whoever may is not taken more than one
         request before its turn, so that the bound of the fair line grows by that and no more.
@@ -146,7 +146,7 @@ class CapacityAllocator:
         return free
 
     def without_overcommit(self, free: Cost, ready: Sequence[EndpointState]) -> Cost:
-        """Of what a request could use, what anybody could: of the places that come free, guests have the first."""
+        """Returns the free capacity that anybody may use: overcommitted requests come first."""
         entries = sum(endpoint_state.free.slots - endpoint_state.load.guests for endpoint_state in ready)
         return Cost(min(free.slots, entries), free.blocks)
 

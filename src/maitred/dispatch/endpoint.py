@@ -92,7 +92,7 @@ class EndpointState:
 
     @property
     def overcommit_slots(self) -> int:
-        """What can be released to it beyond that, to tenants that hold few places (see `LoadReport.guests`)."""
+        """Slots beyond the free ones, for tenants that hold few (see `LoadReport.guests`)."""
         return self.credits.overcommit_slots if self.ready else 0
 
     @property

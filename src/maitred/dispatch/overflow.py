@@ -95,7 +95,7 @@ class OverflowPlanner:
         return [] if queued in chosen else chosen
 
     def select_leaving(self, now_s: float) -> list[QueuedRequest]:
-        """Who should leave of those that wait, because the predictions have become worse, or pressure lasts."""
+        """Chooses waiting requests that should leave: the predictions have become worse, or pressure lasts."""
         ready = self._core.refresh(now_s)
         if not ready or not self._core.predictor.is_sure(ready):
             return []

@@ -104,7 +104,7 @@ class LatencyPredictor:
         return self._steps.per_s(len(parts) / sum(part.whole_s for part in parts) if parts else None)
 
     def _step_parts(self, endpoint_states: Sequence[EndpointState], at_work: RunningWork) -> list[StepParts]:
-        """Of those stations that have measured their steps, full as they are; or as they are when they are measured."""
+        """Returns the step times of the endpoints that have measured them, full as they are."""
         alike, places = self._typical, 0
         if self._steps.trust < 1.0:
             alike = TypicalRequest(self._prompt_tokens, at_work.output_tokens)

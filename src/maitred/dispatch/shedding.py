@@ -168,7 +168,7 @@ class RejectionCache:
     def cached_position(
         self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float
     ) -> QueuePosition | None:
-        """What is still true for a request that has not joined; None: nobody knows without a look.
+        """Returns a position that still holds for a request that has not joined; None: it has to be computed.
 
         Args:
             queued: Its ticket.

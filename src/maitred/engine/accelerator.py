@@ -1,4 +1,4 @@
-"""What an accelerator's start takes besides: measuring the largest step, and recording the steps that are replayed."""
+"""Start of an accelerator: measuring the largest step, and capturing the steps that are replayed."""
 
 import logging
 import time

@@ -174,7 +174,7 @@ def _try_steps(
     runner: ModelRunner,
     runner_of: Callable[[ForwardModel], ModelRunner],
 ) -> list[TimedStep]:
-    """What steps take, from trials or from notes of earlier ones, so that the first predictions are not guesses."""
+    """Returns step times, from trials or from notes of earlier ones, so that the first predictions are not guesses."""
     config, target = loader.config, loader.target
     if config.bake_off == "off":
         return []

@@ -47,7 +47,7 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:  # noqa: ANN401 - Numba has no types
-        """What is kept for a signature, or None."""
+        """Returns the kernel that is cached for a signature, or None."""
         rtsys.initialize(target_context)
         with self._guard_against_spurious_io_errors():
             return self._load_overload(sig, target_context)

@@ -103,7 +103,7 @@ class PinsConfig(Struct, frozen=True, kw_only=True):
 
 
 class BatchLineConfig(QueueOrderConfig, frozen=True, kw_only=True):
-    """Who gets the next free place in the batch.
+    """Order in which requests get the next free slot of the batch.
 
     The gateway sends hardly more than there is room for, so `dispatch.line` decides more than this; it matters where
     several gateways share an engine.
@@ -115,7 +115,7 @@ AttentionKernels = Literal["auto", "flashinfer", "triton", "torch"]
 
 
 class GPUConfig(Struct, frozen=True, kw_only=True):
-    """What an engine on a GPU does there; on a CPU none of it has an effect. See [GPUs](gpu.md)."""
+    """Settings of an engine on a GPU; on a CPU none of them has an effect. See [GPUs](gpu.md)."""
 
     attention: Annotated[
         AttentionKernels,
@@ -350,7 +350,7 @@ def engine_faults(config: EngineConfig) -> Iterator[tuple[str, str]]:
 
 
 def speculation_faults(speculation: SpeculationConfig) -> Iterator[tuple[str, str]]:
-    """The same of its section `speculation`."""
+    """Returns the faults of the section `speculation`."""
     written = speculation.method in ("draft_model", "auto")
     if written and speculation.draft_model is None:
         yield (

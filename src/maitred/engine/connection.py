@@ -100,7 +100,7 @@ class GatewayConnection:
             self._send_bytes(self._handshake.opening)
 
     def receive(self) -> list[ToEngine] | None:
-        """What has arrived; None at the end of the stream.
+        """Returns the frames that have arrived; None at the end of the stream.
 
         Raises:
             OSError: The connection broke, or TLS could not be agreed on.
@@ -159,7 +159,7 @@ class GatewayConnection:
         return True
 
     def _read(self) -> bytes | None:
-        """What has arrived: None for nothing now, empty at the end.
+        """Reads the bytes that have arrived: None for nothing now, empty at the end.
 
         A TLS socket gives one record at a time, and the selector does not see those that lie in the kernel's buffer
         beside one that it has told of; so it is read until there is no more, or enough for one turn.

@@ -33,7 +33,7 @@ class ComputeDevice:
 
     @classmethod
     def of(cls, wanted: Device) -> "ComputeDevice":
-        """As configured; `auto` is the GPU if there is one.
+        """Returns the device that is configured; `auto` is the GPU if there is one.
 
         Raises:
             ConfigInvalid: There is no such device.
@@ -55,12 +55,12 @@ class ComputeDevice:
 
 
 def kv_bytes_on_cpu() -> int:
-    """What a KV cache of its own accord takes of the machine's memory."""
+    """Returns the bytes of the machine's memory that a KV cache takes by default."""
     return int(psutil.virtual_memory().available * _CPU_KV_SHARE)
 
 
 def kv_bytes_on_gpu(*, free: int, total: int, peak: int, fraction: float) -> int:
-    """What is left of a GPU's memory for the KV cache; 0 if nothing is.
+    """Returns the bytes of a GPU's memory that are left for the KV cache; 0 if nothing is.
 
     Args:
         free: Bytes that are free with the weights loaded.
@@ -92,7 +92,7 @@ class PrecisionPlan:
 
     @classmethod
     def of(cls, config: EngineConfig, device: torch.device) -> "PrecisionPlan":
-        """As configured; `auto` is what is fast on the device.
+        """Returns the precision that is configured; `auto` is what is fast on the device.
 
         Raises:
             ConfigInvalid: The device does not compute in what was asked for.

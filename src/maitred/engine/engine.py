@@ -31,10 +31,10 @@ _COMPILING_S = 0.002
 
 
 class PlanRunner(Protocol):
-    """Computes plans."""
+    """Runner that computes step plans."""
 
     def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
-        """Computes the plan.
+        """Computes one step plan.
 
         Returns:
             For each chunk that samples, in order: the tokens that follow it, at least one, and their log-probabilities
@@ -302,7 +302,7 @@ class Engine:
         self.cancel(owner, request.id, None)
 
     def load(self) -> LoadReport:
-        """Where things stand."""
+        """Returns the load report of now."""
         scheduler, counters = self._scheduler, self._scheduler.counters
         return LoadReport(
             running=scheduler.running,
@@ -344,7 +344,7 @@ class Engine:
         )
 
     def block_update(self, *, whole: bool = False) -> BlockUpdate | None:
-        """What has changed in the prefix cache since this was last asked; or all that it holds, as of then.
+        """Returns the changes of the prefix cache since this was last asked; or all that it holds now.
 
         What changed since then is told again with the next news, which changes nothing for those who know the whole.
         """
@@ -356,7 +356,7 @@ class Engine:
         return BlockUpdate(changes.sequence, self._scheduler.block_tokens, pool.total, stored, removed, whole)
 
     def _forget(self, sequence: Sequence) -> None:
-        """It lost its blocks."""
+        """Forgets a sequence that lost its blocks, in the runner and the speculator."""
         self._runner.forget(sequence)
         if self._speculator is not None:
             self._speculator.forget(sequence)

@@ -58,7 +58,7 @@ class ModelLoader:
         )
 
     def block_bytes(self, *shapes: ModelConfig) -> int:
-        """What a block of the KV cache takes, for all these models together."""
+        """Returns the bytes of one block of the KV cache, for all these models together."""
         config, kv_dtype = self.config, self.precision.kv_dtype
         return sum(KVCache.bytes_per_block(shape, config.block_tokens, kv_dtype) for shape in shapes)
 
@@ -71,7 +71,7 @@ class ModelLoader:
         return free * self.config.machine_share
 
     def cache(self, shape: ModelConfig, blocks: int) -> KVCache:
-        """An empty one."""
+        """Makes an empty KV cache."""
         return make_cache(
             *(shape, blocks, self.config.block_tokens, self.precision.kv_dtype, self.target.device),
             accelerated=self.target.accelerated,

@@ -23,7 +23,7 @@ class _Memory(ctypes.Structure):
 
 
 class Gpu:
-    """One device.
+    """GPU as NVML knows it.
 
     Args:
         library: NVML.

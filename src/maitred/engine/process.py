@@ -97,7 +97,7 @@ def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> 
 
 
 def _gpu_index(card: ModelCard) -> Gpu | None:
-    """Who can say how the GPU is that the model runs on; None: it runs on none, or nobody can."""
+    """Opens the GPU that the model runs on; None: it runs on none, or nothing can be read of it."""
     device = torch.device(card.device)
     return None if device.type != "cuda" else open_gpu(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 

@@ -1,4 +1,4 @@
-"""What an engine's process takes of its machine, looked up once a second at most: a step must not wait for it."""
+"""Resources that an engine's process uses, read once a second at most: a step must not wait for it."""
 
 import math
 
@@ -27,7 +27,7 @@ class ProcessStats:
         self._last = ProcessState()
 
     def now(self) -> ProcessState:
-        """As of a second ago at most."""
+        """Returns the resources as of a second ago at most."""
         now_s = self._clock.monotonic_s()
         if now_s - self._looked_s >= _FRESH_S:
             self._looked_s = now_s

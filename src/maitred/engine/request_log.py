@@ -1,4 +1,4 @@
-"""What an engine's process logs of requests, under the ids that their clients know.
+"""Log of requests in an engine's process, under the ids that their clients know.
 
 Counts and times, never a token, and of what a client has made up nothing but its id. What goes well is said at debug
 level: the gateway has it all with the answer (see `courses`).
@@ -17,12 +17,12 @@ _MOST_NAMED = 16
 
 
 def refused(request: EngineRequest, reason: str) -> None:
-    """It can never run here."""
+    """Logs a request that can never run here."""
     _log(logging.INFO, request, "refused: %s", reason)
 
 
 def given_up(request: EngineRequest) -> None:
-    """Its answer cannot be held to its grammar, which is the client's own words."""
+    """Logs a request whose answer cannot follow its grammar, without the grammar, which is the client's own text."""
     _log(logging.INFO, request, "given up: its answer cannot be held to its grammar")
 
 
@@ -41,7 +41,7 @@ def on_request_end(sequence: Sequence, delta: TokenDelta) -> None:
 
 
 def cancelled(sequence: Sequence) -> None:
-    """Nobody reads a choice any more."""
+    """Logs a choice that nobody reads any more."""
     if logger.isEnabledFor(logging.DEBUG):
         _log(
             logging.DEBUG,
@@ -52,7 +52,7 @@ def cancelled(sequence: Sequence) -> None:
 
 
 def preempted(sequence: Sequence) -> None:
-    """It has lost its place."""
+    """Logs a choice that was preempted."""
     if logger.isEnabledFor(logging.DEBUG):
         _log(
             logging.DEBUG,

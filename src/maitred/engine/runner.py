@@ -62,7 +62,7 @@ class ModelRunner:
         self._host_blocks = host_blocks
 
     def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
-        """See `maitred.engine.engine.PlanRunner`."""
+        """Computes one step plan; implements `PlanRunner.execute`."""
         for chunk in plan.chunks:
             if chunk.sequence not in self._rows:
                 self._begin(chunk.sequence)
@@ -112,7 +112,7 @@ class ModelRunner:
         return tokens, logprobs
 
     def forget(self, sequence: Sequence) -> None:
-        """See `maitred.engine.engine.PlanRunner`."""
+        """Forgets a sequence; implements `PlanRunner.forget`."""
         if sequence in self._rows:
             self._rows.release(sequence)
             self._sampler.remove(sequence.key)
@@ -144,7 +144,7 @@ class ModelRunner:
         self._model = None
 
     def reload(self, decoder: ForwardModel, cache: KVCache) -> None:
-        """The same model again, with an empty cache of the same size."""
+        """Takes the same model again, with an empty cache of the same size."""
         self._model = decoder, cache
 
     def _begin(self, sequence: Sequence) -> None:

@@ -10,7 +10,7 @@ from maitred.engine.scheduler.sequence import Sequence
 
 
 class _SequenceNotes:
-    """Of one sequence."""
+    """Times and counts of one sequence."""
 
     __slots__ = (
         *("away_since_s", "began_s", "computed_before", "displaced_s", "first", "first_s", "prefill_steps"),
@@ -61,7 +61,7 @@ class SequenceStatsRecorder:
         self._rows += self._batch
 
     def stats(self, sequence: Sequence, now_s: float, *, ended: bool) -> SequenceStats | None:
-        """What there is to tell with the tokens that a step has given: at the first ones, and at the end.
+        """Returns the statistics to send with the tokens of a step: at the first ones, and at the end; None otherwise.
 
         Args:
             sequence: Has been in a plan.
@@ -104,7 +104,7 @@ class SequenceStatsRecorder:
         )
 
     def forget(self, sequence: Sequence) -> None:
-        """It has ended."""
+        """Forgets a sequence that has ended."""
         self._notes.pop(sequence.key, None)
         self._unanswered.discard(sequence.key)
 

@@ -56,7 +56,7 @@ logger = logging.getLogger("maitred.engine")
 
 
 class StepEngine(Protocol):
-    """What works in steps: `maitred.engine.engine.Engine`, or `maitred.engine.encoder.engine.EncoderEngine`.
+    """Engine that works in steps: `maitred.engine.engine.Engine`, or `maitred.engine.encoder.engine.EncoderEngine`.
 
     An *owner* is whoever submitted a request; request ids are unique per owner.
     """
@@ -94,11 +94,11 @@ class StepEngine(Protocol):
         ...
 
     def load(self) -> LoadReport:
-        """Where things stand."""
+        """Returns the load report of now."""
         ...
 
     def block_update(self, *, whole: bool = False) -> BlockUpdate | None:
-        """What has changed in the prefix cache, or all that it holds; None: nothing."""
+        """Returns the changes of the prefix cache, or all that it holds; None: nothing has changed."""
         ...
 
     def max_idle_s(self) -> float | None:

@@ -30,13 +30,13 @@ _LOOK_S = 0.005
 
 
 class Sleepable(Protocol):
-    """What is dropped, and how it is had back."""
+    """Memory that is released for sleep and restored on waking."""
 
-    def lie_down(self) -> None:
+    def release_memory(self) -> None:
         """Drops it. Called when nothing runs."""
         ...
 
-    def get_up(self) -> None:
+    def restore_memory(self) -> None:
         """Has it again, as it was; in a thread of its own, while nothing runs."""
         ...
 
@@ -76,7 +76,7 @@ class SleepController:
         return self._state in (_State.ASLEEP, _State.WAKING)
 
     def order(self, *, asleep: bool) -> None:
-        """It is to sleep as soon as nothing runs, or to wake."""
+        """Orders the engine to sleep as soon as nothing runs, or to wake."""
         if asleep:
             self._called = False
             self._state = _State.DROWSY if self._state is _State.AWAKE else self._state
@@ -108,7 +108,7 @@ class SleepController:
         """
         match self._state:
             case _State.DROWSY if not occupied:
-                self._memory.lie_down()
+                self._memory.release_memory()
                 _release_memory()
                 self._state, self._called = _State.ASLEEP, False
             case _State.ASLEEP if occupied or self._called:
@@ -125,13 +125,13 @@ class SleepController:
 
     def _wake(self) -> None:
         try:
-            self._memory.get_up()
+            self._memory.restore_memory()
         except BaseException as fault:  # raised again where it ends the process
             self._fault = fault
 
 
 def _release_memory() -> None:
-    """What was freed goes to the system, where the C library would keep it for later.
+    """Returns freed memory to the system, where the C library would keep it for later.
 
     The collector does not look at what was there when the engine became ready; cycles in it may hold what was dropped.
     """
@@ -160,7 +160,7 @@ class LoadedModelMemory(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """Implements `maitred.engine.sleep.Sleepable`.
+    """Memory of the models of an engine. Implements `maitred.engine.sleep.Sleepable`.
 
     Attributes:
         models: All that the engine has.
@@ -170,15 +170,15 @@ class ModelMemory:
     models: Sequence[LoadedModelMemory]
     scheduler: Scheduler
 
-    def lie_down(self) -> None:
-        """See `Bed`."""
+    def release_memory(self) -> None:
+        """Releases weights and caches; implements `Sleepable`."""
         for model in self.models:
             model.drop()
         self.scheduler.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def get_up(self) -> None:
-        """See `Bed`."""
+    def restore_memory(self) -> None:
+        """Restores weights and caches; implements `Sleepable`."""
         for model in self.models:
             model.restore()

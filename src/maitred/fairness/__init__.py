@@ -1,1 +1,1 @@
-"""Who is next: pure, and shared by the gateway's queue and the engine's batch, so that both mean the same by fair."""
+"""Fair queueing: decides who is next; pure, and shared by the gateway's queue and the engine's batch."""

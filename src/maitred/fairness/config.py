@@ -19,7 +19,7 @@ def _class_weights() -> dict[PriorityClass, float]:
 
 
 class QueueOrderConfig(Struct, frozen=True, kw_only=True):
-    """Who is next among the requests that wait."""
+    """Order of the requests that wait."""
 
     policy: Annotated[
         Literal["fair", "fifo", "priority", "deficit"],

@@ -28,7 +28,7 @@ _SAMPLE = 128
 
 
 class DrrState:
-    """What one flow has in the line, and how much it may have yet."""
+    """State of one flow: its entries, and its deficit."""
 
     __slots__ = ("booked", "deficit", "entries", "running", "streams", "worth")
 
@@ -51,7 +51,7 @@ class DrrState:
 
 
 class DrrQueue(Generic[T]):
-    """Flows take turns.
+    """Deficit round robin: flows take turns.
 
     The head costs as many steps as flows are passed over: about one, if a quantum is worth a typical request.
 
@@ -73,7 +73,7 @@ class DrrQueue(Generic[T]):
         self._joined = 0
 
     def add(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Joins."""
+        """Adds an entry to the queue."""
         self._joined += 1
         entry.number = self._joined
         self._join(entry)
@@ -106,7 +106,7 @@ class DrrQueue(Generic[T]):
                 passed = 0
 
     def take(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Leaves and runs."""
+        """Takes an entry out of the queue to run."""
         turns = self._leave(entry)
         turns.running += 1
         turns.booked += entry.service
@@ -135,7 +135,7 @@ class DrrQueue(Generic[T]):
             self._streaming.pop(turns, None)
 
     def tick(self) -> None:
-        """Books what streams."""
+        """Charges the flows that stream."""
         for turns in self._streaming:
             turns.charge(turns.streams)
 
@@ -152,7 +152,7 @@ class DrrQueue(Generic[T]):
         self._stop(self._flows[_name(entry.flow)])
 
     def ahead(self, entry: QueueEntry[T], now_s: float) -> WorkAhead:
-        """Its own flow's before it, and as many turns of the others as these take."""
+        """Returns the work ahead of an entry: that of its own flow, and as many turns of the others as this takes."""
         turns = self._flows.get(_name(entry.flow))
         own, rounds = WorkAhead(0, 0.0), 0.0
         if turns is not None:
@@ -172,12 +172,12 @@ class DrrQueue(Generic[T]):
         return WorkAhead(own.entries + entries * step, own.service + service * step)
 
     def over_service(self, flow: Flow) -> float:
-        """What it owes, per weight."""
+        """Returns the service that a flow owes, per weight."""
         turns = self._flows.get(_name(flow))
         return 0.0 if turns is None else max(0.0, -turns.deficit) / turns.worth * self._quantum
 
     def lead(self, flow: Flow) -> float:
-        """The same: who runs has no turns."""
+        """Returns the same as `over_service`: a flow that runs takes no turns."""
         return self.over_service(flow)
 
     def waiting_in(self, priority: PriorityClass) -> int:

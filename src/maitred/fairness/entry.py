@@ -1,4 +1,4 @@
-"""What waits in a line, and what an arrival is told about it."""
+"""Entries of a queue, and the work ahead of them."""
 
 from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
@@ -52,7 +52,7 @@ class QueueEntry(Generic[T]):
 
 
 class WorkAhead(Struct, frozen=True):
-    """What will be taken before an entry, if nobody else joins and nobody leaves."""
+    """Work that will be taken before an entry, if nobody else joins and nobody leaves."""
 
     entries: int
     service: float

@@ -21,7 +21,7 @@ _SIBLINGS = 64
 
 
 def before_siblings(node: Node | None, among: Siblings, weight: float, own: WorkAhead) -> WorkAhead:
-    """What is taken before a node's next entry, among siblings.
+    """Returns the work that is taken before a node's next entry, among its siblings.
 
     Args:
         node: None when it is not there yet.
@@ -52,7 +52,7 @@ def before_siblings(node: Node | None, among: Siblings, weight: float, own: Work
 
 
 def in_leaf(leaf: Node | None, entry: QueueEntry[Any], key: float) -> WorkAhead:
-    """What its own key has before an entry."""
+    """Returns the work ahead of an entry within its own leaf."""
     if leaf is None:
         return WorkAhead(0, 0.0)
     return leaf.entries.before(key, entry.number if entry in leaf.entries else LAST)

@@ -53,7 +53,7 @@ class FairQueue(Protocol[T]):
         ...
 
     def stream(self, flow: Flow, service: float) -> None:
-        """Of a flow that runs: from now on so much more is charged with each tick; negative: less.
+        """Charges a running flow so much more with each tick from now on; negative: less.
 
         Equal to a charge per tick, and cheaper where many flows get the same in every step. What was streamed to a flow
         must be taken back before the last of its entries is done or put back.
@@ -85,7 +85,7 @@ class FairQueue(Protocol[T]):
         ...
 
     def lead(self, flow: Flow) -> float:
-        """The same over the least served one that waits: by how much it is not the flow's turn. 0 if nobody waits."""
+        """Returns how far a flow is ahead of the least served one that waits; 0 if nobody waits."""
         ...
 
     def waiting_in(self, priority: PriorityClass) -> int:
@@ -93,7 +93,7 @@ class FairQueue(Protocol[T]):
         ...
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Number of waiting entries."""
         ...
 
     def __iter__(self) -> Iterator[QueueEntry[T]]:

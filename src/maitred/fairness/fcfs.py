@@ -28,7 +28,7 @@ class FcfsQueue(Generic[T]):
         self._joined = 0
 
     def add(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Joins."""
+        """Adds an entry to the queue."""
         self._joined += 1
         entry.number = self._joined
         entry.rank = entry.flow.priority.rank if self._classes else 0
@@ -47,7 +47,7 @@ class FcfsQueue(Generic[T]):
         return next((queue.least() for queue in self._queues if queue), None)
 
     def take(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Leaves and runs."""
+        """Takes an entry out of the queue to run."""
         self._leave(entry)
 
     def pass_through(self, entry: QueueEntry[T], now_s: float) -> None:
@@ -56,16 +56,16 @@ class FcfsQueue(Generic[T]):
         self.take(entry, now_s)
 
     def charge(self, flow: Flow, service: float) -> None:
-        """Changes nothing."""
+        """Does nothing: the order of arrival charges nothing."""
 
     def stream(self, flow: Flow, service: float) -> None:
-        """Changes nothing."""
+        """Does nothing: the order of arrival charges nothing."""
 
     def tick(self) -> None:
-        """Changes nothing."""
+        """Does nothing: the order of arrival charges nothing."""
 
     def done(self, flow: Flow) -> None:
-        """Changes nothing."""
+        """Does nothing: the order of arrival charges nothing."""
 
     def requeue(self, entry: QueueEntry[T], now_s: float) -> None:
         """Waits again, where it stood."""
@@ -82,11 +82,11 @@ class FcfsQueue(Generic[T]):
         )
 
     def over_service(self, flow: Flow) -> float:
-        """Nobody is owed anything."""
+        """Returns 0: no flow owes service here."""
         return 0.0
 
     def lead(self, flow: Flow) -> float:
-        """The same."""
+        """Returns 0: no flow is ahead of others here."""
         return 0.0
 
     def waiting_in(self, priority: PriorityClass) -> int:

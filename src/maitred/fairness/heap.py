@@ -57,7 +57,7 @@ class Heap(Generic[M]):
             self.remove(member)
 
     def clear(self) -> None:
-        """Lets all go."""
+        """Removes all entries at once."""
         self.live.clear()
         self.records.clear()
 

@@ -36,7 +36,7 @@ class Locality:
         """Service taken in a row with the current locality."""
 
     def join(self, entry: QueueEntry[Any]) -> None:
-        """An entry waits."""
+        """Notes that an entry waits."""
         if entry.locality is not None:
             self._waiting.setdefault(entry.locality, {})[entry] = None
 

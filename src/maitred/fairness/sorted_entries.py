@@ -52,7 +52,7 @@ class EntryQueue(Heap[QueueEntry[Any]]):
             self.service, self._last = 0.0, _FIRST
 
     def before(self, key: float, number: int) -> WorkAhead:
-        """What stands before this key."""
+        """Returns the work that stands before a key."""
         if (key, number) > self._last:
             return WorkAhead(len(self.live), self.service)
         if len(self.records) > _SAMPLE:
@@ -67,7 +67,7 @@ class EntryQueue(Heap[QueueEntry[Any]]):
         return WorkAhead(entries, service)
 
     def _estimate(self, key: float, number: int) -> WorkAhead:
-        """The same of many, by a few of them."""
+        """Returns an estimate of the work before a key among many entries, by a sample of them."""
         if not self._sample or self._moves * _STALE > len(self.live):
             step = -(-len(self.records) // _SAMPLE)
             taken = [record for record in self.records[::step] if self.live.get(record[2]) is record]

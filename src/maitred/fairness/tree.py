@@ -245,7 +245,7 @@ class Node:
         return self._booked + (self._ticks.now - self._since) * self._streams * self.rate
 
     def part(self) -> None:
-        """It is forgotten. What is charged to it later is booked above it only, where it still counts.
+        """Detaches the node. What is charged to it later is booked above it only, where it still counts.
 
         Its path leads to itself, and so do its children's and its entries' places. Such circles Python only finds by
         looking through all that is new, which stops everybody for milliseconds, and a tenant with one request at a time

@@ -52,7 +52,7 @@ SECONDS_PER_SERVICE = 0.001
 
 
 class RunningFlow:
-    """What one flow runs, by the leaf that it was taken from: several when some of it had aged."""
+    """Running entries of one flow, by the leaf that they were taken from: several when some of them had aged."""
 
     __slots__ = ("leaves", "only", "rates", "streams", "total")
 
@@ -67,7 +67,7 @@ class RunningFlow:
         """Service per tick, shared by the leaves."""
 
     def count(self, leaf: Node, runs: int) -> None:
-        """So many more of a leaf; negative: fewer."""
+        """Adds to the number that runs of a leaf; negative: subtracts."""
         total = self.total + runs
         if total and self.only is leaf:
             self.total = self.leaves[leaf] = total
@@ -79,7 +79,7 @@ class RunningFlow:
             self._count(leaf, runs)
 
     def stream(self, service: float) -> None:
-        """So much more with each tick; negative: less."""
+        """Charges so much more with each tick; negative: less."""
         self.streams += service
         self._stream(service)
 
@@ -123,7 +123,7 @@ class VtcQueue(Generic[T]):
         self._numbers = 0
 
     def add(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Joins."""
+        """Adds an entry to the queue."""
         self._numbers += 1
         entry.number = self._numbers
         entry.rank = entry.flow.priority.rank
@@ -143,7 +143,7 @@ class VtcQueue(Generic[T]):
         return first if first is None or self._locality is None else self._locality.prefer(first)
 
     def take(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Leaves and runs."""
+        """Takes an entry out of the queue to run."""
         leaf: Node = entry.position
         self._numbers += 1
         leaf.start(self._numbers)
@@ -328,7 +328,7 @@ class VtcQueue(Generic[T]):
             self._locality.leave(entry)
 
     def _meet(self, flow: Flow) -> bool:
-        """Somebody comes where one was alone: whether it is the same one, which goes on. Else nothing is left of it."""
+        """Whether the flow that arrives is the one that was alone, which goes on; else that one is dropped."""
         if flow != self._alone:
             self._part()
             return False
@@ -397,7 +397,7 @@ class Ageing:
         self._due: Heap[QueueEntry[Any]] = Heap()
 
     def watch(self, entry: QueueEntry[Any]) -> None:
-        """An entry waits."""
+        """Watches a waiting entry that may age."""
         if self._ageing_s is not None and entry.rank:
             classes = entry.flow.priority.rank - entry.rank + 1
             self._due.push(entry.arrived_s + classes * self._ageing_s, entry.number, entry)

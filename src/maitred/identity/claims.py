@@ -1,4 +1,4 @@
-"""What the claims of a token say of its bearer, by the rules of the configuration. Nothing here checks a signature."""
+"""Claims of a token: what they say of its bearer, by the configured rules. No signature is checked here."""
 
 import hashlib
 import math
@@ -31,7 +31,7 @@ def read_tenants(claims: Claims, config: OidcConfig) -> list[str]:
 
 
 def read_scopes(claims: Claims, config: OidcConfig) -> frozenset[Scope]:
-    """What the bearer may do."""
+    """Returns the scopes that the bearer has."""
     claimed = _claim(claims, config.scope_claim)
     words = claimed.split() if isinstance(claimed, str) else claimed if isinstance(claimed, list) else []
     given = {config.scopes[word] for word in words if isinstance(word, str) and word in config.scopes}

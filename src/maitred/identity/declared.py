@@ -19,7 +19,7 @@ from maitred.identity.keys import hash_secret, parse
 
 
 class DeclaredDirectory(msgspec.Struct, frozen=True):
-    """What a configuration declares. Parents come before their teams."""
+    """Directory that a configuration declares. Parents come before their teams."""
 
     tenants: tuple[Tenant, ...]
     keys: tuple[ApiKey, ...]

@@ -14,7 +14,7 @@ from maitred.core.tenancy import ApiKey, DirectoryChanges, Principal, Scope, Ten
 
 
 class _Path(msgspec.Struct, frozen=True):
-    """What a tenant and everything above it say together; all keys of the tenant share it."""
+    """Settings that a tenant and everything above it have together; all keys of the tenant share them."""
 
     tenants: tuple[str, ...]
     models: frozenset[str] | None
@@ -60,11 +60,11 @@ class Directory:
         return any(scope in key.scopes and not key.revoked for key in self._keys.values())
 
     def limits_of(self, subject: str) -> Sequence[Limit]:
-        """See `maitred.core.limits.LimitSource`."""
+        """Returns the limits of a subject; implements `LimitSource`."""
         return self._book.get(subject, ())
 
     def principal_for(self, key: ApiKey) -> Principal | None:
-        """Who acts with this key; None if it is revoked, or a tenant above it is disabled or does not exist.
+        """Returns the principal of a key; None if it is revoked, or a tenant above it is disabled or does not exist.
 
         Says nothing of expiry, which depends on the time.
         """
@@ -140,7 +140,7 @@ class Directory:
         self._forget_below(tenant_id)
 
     def _forget_below(self, tenant_id: str) -> None:
-        """What was combined for this tenant and those below it is no longer true."""
+        """Forgets the combined settings of a tenant and of those below it."""
         reached = {tenant_id}
         waiting = [tenant_id]
         while waiting:
@@ -209,7 +209,7 @@ class Directory:
 
 
 def _common(allowed: Iterable[Sequence[str] | None]) -> frozenset[str] | None:
-    """What all allow who say anything; None if nobody does. With nothing in common nothing is allowed."""
+    """Returns the names that all lists allow; None if there is no list. With nothing in common nothing is allowed."""
     said = [frozenset(names) for names in allowed if names is not None]
     return frozenset.intersection(*said) if said else None
 

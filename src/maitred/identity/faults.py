@@ -1,4 +1,4 @@
-"""What is wrong with declared tenants, keys and limits that the types of their settings cannot say.
+"""Faults of declared tenants, keys and limits that the types of their settings cannot express.
 
 The rules are those of the store, so that what is sound here can be kept there.
 """

@@ -154,7 +154,7 @@ class TokenIssuers(Protocol):
         ...
 
     async def principal_for(self, token: str) -> Principal | None:
-        """Who the token speaks for; None if it is not valid.
+        """Returns the principal of a token; None if it is not valid.
 
         Raises:
             Unavailable: The provider's keys are not known now, so nothing can be said.
@@ -191,11 +191,11 @@ class Identity:
         self._issuers = issuers
 
     def reconfigure(self, anonymous: Principal | None) -> None:
-        """Who a request without a credential comes from, from now on; None: nobody, and those inside must leave."""
+        """Sets the principal of requests without a credential; None: there is none, and those inside must leave."""
         self._anonymous = anonymous
 
     async def identify(self, header: Header) -> Principal:
-        """Who sent the request with these headers.
+        """Returns the principal that sent the request with these headers.
 
         Raises:
             Unauthenticated: There is no credential, or it is not valid here.
@@ -219,7 +219,7 @@ class Identity:
         return principal
 
     def is_still_valid(self, principal: Principal, header: Header) -> bool:
-        """See `maitred.core.tenancy.Authenticator`. What proves to be somebody's does so until something changes."""
+        """Whether a principal is still valid; a credential holds until something changes."""
         self._check_fresh()
         return self._directory.is_still_valid(principal)
 
@@ -231,7 +231,7 @@ class Identity:
         return self.refresh_principal(principal) is not None
 
     def refresh_principal(self, principal: Principal) -> Principal | None:
-        """Who was let in before, as it would be let in now; None: it would not, see `holds`."""
+        """Returns a principal as it would be let in now; None: it would not, see `holds`."""
         if principal is self._anonymous:
             return principal
         key = self._directory.key(principal.key)
@@ -260,7 +260,7 @@ class Identity:
 
 
 def read_credential(header: Header) -> str | None:
-    """What the request says to prove who sent it; None if it says nothing."""
+    """Returns the credential of a request; None if it has none."""
     authorization = header(b"authorization")
     if authorization is not None:
         scheme, _, credential = authorization.strip().partition(" ")

@@ -1,4 +1,4 @@
-"""What a key looks like, and whether a secret is that of a key.
+"""Format of API keys, and the check of a secret.
 
 A key is ``sk-mtd-<public id>-<secret>``. The public id finds the key, and may be shown and logged. The secret proves
 that it is held: 256 random bits, of which only the SHA-256 is kept. A slow hash protects secrets that people make up;
@@ -39,7 +39,7 @@ class NewKey(NamedTuple):
 
 
 def make_key(public_id: str | None = None, *, expires_s: float | None = None) -> NewKey:
-    """A new key.
+    """Makes a new key with its secret.
 
     Args:
         public_id: Of the key that gets another secret; None makes a new id.

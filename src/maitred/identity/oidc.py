@@ -76,11 +76,11 @@ class OidcIssuers:
             await keys.close()
 
     def issued(self, token: str) -> bool:
-        """See `TokenIssuers`."""
+        """Whether a token names one of these issuers; as `TokenIssuers.issued`."""
         return _read_issuer(token) in self._configs
 
     async def principal_for(self, token: str) -> Principal | None:
-        """See `TokenIssuers`."""
+        """Returns the principal of a token; as `TokenIssuers.principal_for`."""
         issuer = _read_issuer(token)
         header = _decoded(token.partition(".")[0], _Header)
         if issuer not in self._configs or header is None:
@@ -128,7 +128,7 @@ class OidcIssuers:
 
 
 def _read_issuer(token: str) -> str | None:
-    """Who a token says that it is of; None if it is none."""
+    """Returns the issuer that a token names; None if it is no token."""
     if len(token) > _LONGEST_TOKEN or not token.isascii() or token.count(".") != 2:
         return None
     document = _decoded(token.split(".")[1], _Issuer)

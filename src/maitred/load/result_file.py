@@ -12,7 +12,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def save(result: msgspec.Struct, path: Path) -> None:
-    """Writes the file.
+    """Writes a result to a file.
 
     Raises:
         InvalidRequest: It cannot be written there.

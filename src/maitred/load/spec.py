@@ -1,4 +1,4 @@
-"""What a load run is asked to do: plain data, the same from flags and from a YAML file, stored with every result.
+"""Spec of a load run: plain data, the same from flags and from a YAML file, stored with every result.
 
 Distributions and profiles are short texts (``lognormal:mean=200,cv=1.2``), so that a flag and a file say them alike;
 `lengths` and `arrivals` read them.
@@ -78,7 +78,7 @@ class ArrivalsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ShapeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is asked: lengths, turns, prefixes; or a trace that says all of it."""
+    """Shape of the requests: lengths, turns, prefixes; or a trace that says all of it."""
 
     prompt_tokens: Annotated[
         str,
@@ -116,7 +116,7 @@ class ShapeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LoadTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who a part of the traffic comes from. Its name is sent as `user`."""
+    """Tenant that a part of the traffic comes from. Its name is sent as `user`."""
 
     share: Annotated[Positive, Meta(description="Of the sessions, relative to the other tenants.")] = 1.0
     api_key: Annotated[Secret | None, Meta(description="In place of the target's.")] = None
@@ -157,7 +157,7 @@ class StopCondition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ObjectivesSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a good answer is. Goodput counts the complete answers that meet all that are given."""
+    """Objectives of a good answer. Goodput counts the complete answers that meet all that are given."""
 
     ttft_s: Annotated[PositiveSeconds | None, Meta(description="Time to the first token.")] = None
     tpot_s: Annotated[PositiveSeconds | None, Meta(description="Time per output token after the first.")] = None
@@ -168,7 +168,7 @@ class ObjectivesSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class LoadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole run."""
+    """Spec of a whole run."""
 
     target: LoadTarget = LoadTarget()
     arrivals: ArrivalsSpec = ArrivalsSpec()

@@ -1,4 +1,4 @@
-"""What all counters must do, as a list of checks that any implementation can be put to.
+"""Conformance of counters: a list of checks that any implementation can be put to.
 
 ::
 
@@ -167,7 +167,7 @@ async def counts_large_amounts_exactly(subject: CountersUnderTest) -> None:
 
 
 async def never_overshoots_under_concurrency(subject: CountersUnderTest) -> None:
-    """As many as fit are granted, however many ask at once."""
+    """Checks that as many as fit are granted, however many ask at once."""
     claims = [_budget(100, 10), _pool(1000, 10)]
     answers = await asyncio.gather(*(subject.counters.reserve(_reservation(str(n), claims)) for n in range(40)))
     assert sum(isinstance(answer, ReservationGranted) for answer in answers) == 10
@@ -208,7 +208,7 @@ async def asks_rigid_claims_for_all_and_charges_them_for_less(subject: CountersU
 
 
 async def soft_claims_only_count(subject: CountersUnderTest) -> None:
-    """They neither refuse nor clamp, whatever they were charged."""
+    """Checks that soft claims neither refuse nor clamp, whatever they were charged."""
     soft = [
         _bucket(10, 8, per_output=1, clamps=True, hard=False),
         _pool(10, 8, per_output=1, clamps=True, hard=False),
@@ -221,7 +221,7 @@ async def soft_claims_only_count(subject: CountersUnderTest) -> None:
 
 
 async def nothing_always_fits(subject: CountersUnderTest) -> None:
-    """What costs nothing is not refused by a budget that is overspent."""
+    """Checks that a claim of nothing is not refused by a budget that is overspent."""
     await _granted(subject, "a", [_budget(10, 10), _bucket(10, 10)])
     await subject.counters.settle("a", {"budget": 15, "bucket": 15})
     await _granted(subject, "b", [_budget(10, 0), _bucket(10, 0)])
@@ -231,7 +231,7 @@ async def nothing_always_fits(subject: CountersUnderTest) -> None:
 
 
 async def follows_a_changed_capacity(subject: CountersUnderTest) -> None:
-    """What was taken stays taken; the rest is of the new capacity."""
+    """Checks that what was taken stays taken, and the rest is of the new capacity."""
     await _granted(subject, "a", [_bucket(10, 6), _pool(10, 6), _budget(10, 6)])
     for capacity in (20, 8, 3):
         claims = [_bucket(capacity, 0), _pool(capacity, 0), _budget(capacity, 0)]
@@ -292,7 +292,7 @@ async def buckets_go_below_zero(subject: CountersUnderTest) -> None:
 
 
 async def pools_are_freed_by_settling(subject: CountersUnderTest) -> None:
-    """All of it, whatever was used."""
+    """Checks that settling frees all of a pool, whatever was used."""
     await _granted(subject, "a", [_pool(10, 4)])
     await _granted(subject, "b", [_pool(10, 6)])
     await _denied(subject, "c", [_pool(10, 1)])
@@ -305,7 +305,7 @@ async def pools_are_freed_by_settling(subject: CountersUnderTest) -> None:
 
 
 async def budgets_are_charged_and_the_rest_returned(subject: CountersUnderTest) -> None:
-    """A charge stays."""
+    """Checks that a charge stays when the rest of a reservation is returned."""
     await _granted(subject, "a", [_budget(100, 60)])
     await _denied(subject, "b", [_budget(100, 60)])
     await subject.counters.settle("a", {"budget": 10})
@@ -316,7 +316,7 @@ async def budgets_are_charged_and_the_rest_returned(subject: CountersUnderTest) 
 
 
 async def budgets_are_charged_more_than_was_reserved(subject: CountersUnderTest) -> None:
-    """What was used was used; then nobody gets more."""
+    """Checks that more than was reserved can be charged, and that nobody gets more then."""
     await _granted(subject, "a", [_budget(100, 60)])
     await subject.counters.settle("a", {"budget": 130})
     reading = await _read(subject, _budget(100, 0))
@@ -325,7 +325,7 @@ async def budgets_are_charged_more_than_was_reserved(subject: CountersUnderTest)
 
 
 async def budgets_begin_with_what_was_spent(subject: CountersUnderTest) -> None:
-    """It is asked for once, when a budget is met; other counters are never asked about."""
+    """Checks that the amount spent is asked for once, when a budget is met, and never for other counters."""
     subject.spent["budget"] = 70
     claims = [_budget(100, 30), _pool(10, 1), _bucket(10, 1)]
     assert [r.remaining for r in await subject.counters.read(claims)] == [30, 10, 10]
@@ -354,7 +354,7 @@ async def budgets_met_by_many_at_once_are_counted_once(subject: CountersUnderTes
 
 
 async def a_new_window_is_a_new_budget(subject: CountersUnderTest) -> None:
-    """Those that run settle in the window in which they began."""
+    """Checks that running requests settle in the window in which they began."""
     old = _budget(10, 10, counter="day-1", ends_s=subject.wall_s() + 60.0)
     await _granted(subject, "a", [old])
     await subject.counters.renew(["a"], 120.0)
@@ -380,7 +380,7 @@ async def settling_twice_changes_nothing(subject: CountersUnderTest) -> None:
 
 
 async def settling_an_unknown_lease_changes_nothing(subject: CountersUnderTest) -> None:
-    """It may have been settled long ago."""
+    """Checks that settling a lease that is unknown, perhaps settled long ago, changes nothing."""
     claims = [_budget(100, 40), _bucket(100, 40), _pool(100, 40)]
     await _granted(subject, "a", claims)
     await subject.counters.settle("never-made", {"budget": 5, "bucket": 6, "pool": 7})
@@ -422,7 +422,7 @@ async def an_expired_lease_is_charged_once(subject: CountersUnderTest) -> None:
 
 
 async def renewing_puts_off_the_end(subject: CountersUnderTest) -> None:
-    """It counts from now; a lease that nobody knows is passed over."""
+    """Checks that renewing counts from now, and passes over a lease that nobody knows."""
     await _granted(subject, "a", [_pool(100, 40)])
     await _granted(subject, "b", [_pool(100, 20)])
     for _ in range(3):
@@ -436,7 +436,7 @@ async def renewing_puts_off_the_end(subject: CountersUnderTest) -> None:
 
 
 async def renewing_does_not_revive(subject: CountersUnderTest) -> None:
-    """What a lease held may belong to others since it expired. It can still be settled."""
+    """Checks that an expired lease is not revived by renewing, but can still be settled."""
     await _granted(subject, "a", [_pool(100, 40), _budget(100, 40)])
     await subject.advance(LEASE_S + 0.1)
     await subject.counters.renew(["a"], LEASE_S)

@@ -93,7 +93,7 @@ class PostgresServer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """It keeps its connections, and does nothing."""
+        """Stops the server's processes for the block: it keeps its connections, and does nothing."""
         processes = self._all()
         for process in processes:
             _signal(process, signal.SIGSTOP)
@@ -110,7 +110,7 @@ class PostgresServer:
         return f"postgresql://{_OWNER}@127.0.0.1:{self.port}/{name}"
 
     def sql(self, statement: str, database: str = "postgres") -> str:
-        """What `psql` prints for a statement."""
+        """Returns what `psql` prints for a statement."""
         place = ["-h", str(self._folder), "-p", str(self.port), "-U", _OWNER, "-d", database]
         return self._run("psql", "-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", *place, "-c", statement)
 

@@ -27,7 +27,7 @@ scrape_configs:
 
 
 class PrometheusServer:
-    """One that runs.
+    """Prometheus server that runs.
 
     Args:
         url: Where it listens, without a trailing slash.
@@ -37,7 +37,7 @@ class PrometheusServer:
         self.url = url
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """What an expression gives now: one object with ``metric`` and ``value`` for each series.
+        """Returns the value of an expression now: one object with ``metric`` and ``value`` for each series.
 
         Raises:
             ValueError: It is no expression; the message is Prometheus' own.
@@ -50,7 +50,7 @@ class PrometheusServer:
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
     def targets(self) -> list[dict[str, Any]]:
-        """What it looks at, and how that went."""
+        """Returns the targets that it scrapes, and how that went."""
         active: list[dict[str, Any]] = self._get("targets")["activeTargets"]
         return active
 

@@ -28,7 +28,7 @@ class RedisServer:
 
     @property
     def url(self) -> Secret:
-        """Where it listens."""
+        """URL that the server listens at."""
         return Secret(f"unix://{self._socket}", "{env: REDIS_URL}")
 
     def start(self) -> None:
@@ -67,7 +67,7 @@ class RedisServer:
         assert answer.startswith(b"+"), answer
 
     def kill(self) -> None:
-        """As `kill -9` does: nothing is said to anyone."""
+        """Kills the server as `kill -9` does: nothing is said to anyone."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

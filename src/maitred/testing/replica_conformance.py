@@ -1,4 +1,4 @@
-"""What every replica must do, as one function that any implementation can be put to.
+"""Conformance of replicas, as one function that any implementation can be put to.
 
 ::
 
@@ -153,7 +153,7 @@ async def leaving_cancels(subject: ReplicaUnderTest) -> None:
 
 
 async def a_cancelled_task_cancels(subject: ReplicaUnderTest) -> None:
-    """So does a task that is cancelled while it waits."""
+    """Checks that a task that is cancelled while it waits cancels the work."""
     reading = asyncio.Event()
 
     async def read() -> None:

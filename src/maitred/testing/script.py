@@ -1,4 +1,4 @@
-"""What a scripted engine does: plain data, so that it reads the same from Python and from a JSON file."""
+"""Script of an engine: plain data, so that it reads the same from Python and from a JSON file."""
 
 from enum import StrEnum
 
@@ -9,7 +9,7 @@ from maitred.core.request import EngineRequest, FinishReason, TokenDelta, TokenL
 
 
 class AnswerFault(StrEnum):
-    """What goes wrong in the middle of an answer."""
+    """Fault in the middle of an answer."""
 
     REJECT = "reject"
     """The engine refuses the request (at once, whatever `fault_after` says)."""

@@ -173,7 +173,7 @@ class ScriptedEngine:
         )
 
     def note_cancel(self, cancel: Cancel) -> None:
-        """Notes a cancellation."""
+        """Notes that a request was cancelled."""
         self.cancelled.append(cancel)
         self._changed.set()
 

@@ -18,7 +18,7 @@ STOP_S = 60.0
 
 
 class ServerProcess:
-    """A running server.
+    """Process of a running server.
 
     Attributes:
         url: Where it listens, without a trailing slash.
@@ -32,7 +32,7 @@ class ServerProcess:
         self.log = log
 
     def metrics(self) -> dict[str, float]:
-        """What ``GET /metrics`` says: the samples of a name, summed over their labels."""
+        """Returns the samples of ``GET /metrics`` by name, summed over their labels."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
             lines = response.read().decode().splitlines()
         sums: dict[str, float] = {}

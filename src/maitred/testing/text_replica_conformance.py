@@ -1,4 +1,4 @@
-"""What every replica that speaks text must do, as one function that any server of somebody else's can be put to.
+"""Conformance of replicas that take text, as one function that any upstream server can be put to.
 
 ::
 
@@ -33,7 +33,7 @@ _BEGINNING = "Once upon a time"
 
 
 class ServerCapability(StrEnum):
-    """What not every server can do."""
+    """Capability that not every server has."""
 
     CHOICES = "choices"
     """Several answers to one prompt."""
@@ -172,7 +172,7 @@ async def refuses_what_does_not_fit(subject: TextReplicaUnderTest) -> None:
 
 
 async def tells_its_load(subject: TextReplicaUnderTest) -> None:
-    """What runs is in its report while it runs."""
+    """Checks that running requests are in the load report while they run."""
     async with subject.replica.send(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
         await anext(aiter(stream))
         while not await subject.running():  # noqa: ASYNC110 - the server has to be asked
@@ -190,7 +190,7 @@ async def leaving_cancels(subject: TextReplicaUnderTest) -> None:
 
 
 async def a_cancelled_task_cancels(subject: TextReplicaUnderTest) -> None:
-    """So does a task that is cancelled while it waits."""
+    """Checks that a task that is cancelled while it waits cancels the work."""
     reading = asyncio.Event()
 
     async def read() -> None:

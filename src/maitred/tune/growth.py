@@ -53,7 +53,7 @@ class BatchSizeResult(msgspec.Struct, frozen=True):
 
     @property
     def samples(self) -> list[DecodeSample]:
-        """Of all trials."""
+        """Samples of all trials."""
         return [sample for trial in self.trials for sample in trial]
 
     @property
@@ -68,12 +68,12 @@ class BatchSizeResult(msgspec.Struct, frozen=True):
 
     @property
     def itl_s(self) -> float:
-        """What 95 % of the times between tokens stay below."""
+        """Time that 95 % of the gaps between tokens stay below."""
         return statistics.median(sample.itl_p95_s for sample in self.samples)
 
 
 class BatchGrowth:
-    """The search.
+    """Search for the largest batch that keeps an objective.
 
     Args:
         objective_s: What 95 % of the times between tokens must stay below.
@@ -93,7 +93,7 @@ class BatchGrowth:
 
     @property
     def sizes(self) -> list[BatchSizeResult]:
-        """What was measured, the smallest first."""
+        """Sizes that were measured, the smallest first."""
         return [BatchSizeResult(sequences, tuple(self._trials[sequences])) for sequences in sorted(self._trials)]
 
     def next_size(self) -> int | None:
@@ -134,7 +134,7 @@ class BatchGrowth:
         return next((size for size in self.sizes if size.itl_s > self._objective_s), None)
 
     def _held(self) -> list[BatchSizeResult]:
-        """All below that."""
+        """Returns the sizes below the first that missed the objective."""
         broken = self._broken()
         return [size for size in self.sizes if broken is None or size.sequences < broken.sequences]
 

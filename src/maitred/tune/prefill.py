@@ -26,7 +26,7 @@ class Prefill(msgspec.Struct, frozen=True):
 
 
 def token_s(prefills: Sequence[Prefill]) -> float | None:
-    """What one more prompt token adds to a step; None: not known, from fewer than two lengths or only noise."""
+    """Returns what one more prompt token adds to a step; None: unknown, from fewer than two lengths or only noise."""
     slopes = [
         (longer.seconds - shorter.seconds) / (longer.tokens - shorter.tokens)
         for shorter, longer in combinations(sorted(prefills, key=lambda prefill: prefill.tokens), 2)

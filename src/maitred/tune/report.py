@@ -1,4 +1,4 @@
-"""What a tuning says, in words and as a figure."""
+"""Report of a tuning, in words and as a figure."""
 
 from maitred.load.report import canvas
 from maitred.load.report.document import (
@@ -19,7 +19,7 @@ FIGURE = "batch-sizes"
 
 
 def verdict(tuning: TuningResult) -> Callout:
-    """What was found, in a sentence or two."""
+    """Returns the verdict in a sentence or two."""
     objective = exact(duration(tuning.wishes.objective_s))
     if not tuning.sizes or tuning.limits is None:
         return Callout(CalloutLevel.BAD, "The time was too short to measure anything. Give it more with --budget.")
@@ -47,7 +47,7 @@ def verdict(tuning: TuningResult) -> Callout:
 
 
 def outline(tuning: TuningResult, model: str, command: str) -> Document:
-    """The whole report."""
+    """Outlines the whole report."""
     sections = [Section("Chosen", [KeyFigures(_limits(tuning))])] if tuning.limits is not None else []
     sizes: list[Block] = [
         Plot(

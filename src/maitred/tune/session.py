@@ -25,7 +25,7 @@ _SHORTEST_PROMPT = 32
 
 
 class TuningRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be found out, and within which bounds.
+    """Request for a tuning: the objective, and the bounds of the search.
 
     Attributes:
         objective_s: What 95 % of the times between tokens must stay below.
@@ -41,7 +41,7 @@ class TuningRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TunedLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What to put into the configuration."""
+    """Limits to put into the configuration."""
 
     max_sequences: int
     step_tokens: int | None
@@ -56,7 +56,7 @@ class TunedLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TuningResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it.
+    """Result of a tuning.
 
     Attributes:
         wishes: As they could be fulfilled: `highest` and `prompt_tokens` are lowered to what the replica holds.

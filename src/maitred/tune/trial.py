@@ -48,7 +48,7 @@ class TrialRunner:
         self._numbers = 0
 
     async def decode(self, sequences: int, *, samples: int, sample_s: float, into: list[DecodeSample]) -> None:
-        """So many sequences at once, once all of them have begun.
+        """Samples decodes of so many sequences at once, once all of them have begun.
 
         Their prompts are those of the trials before, so that the prefix cache has most of them already.
 
@@ -84,7 +84,7 @@ class TrialRunner:
 
     @asynccontextmanager
     async def _running(self, sequences: int) -> AsyncIterator[list["_Reader"]]:
-        """So many answers under way, each with a reader; leaving it ends them."""
+        """Runs so many answers, each with a reader; leaving the block ends them."""
         self._numbers += 1
         longest = min(self._card.context_tokens, self._card.kv_capacity_tokens // sequences) - self._prompt_tokens
         readers = [_Reader(self._clock) for _ in range(sequences)]
@@ -146,7 +146,7 @@ class _Reader:
 
 
 def _sample(readers: Sequence[_Reader], counts: Sequence[int], seconds: float) -> DecodeSample:
-    """What came since `counts` deliveries, of all readers together."""
+    """Returns the sample of all readers since `counts` deliveries."""
     gaps_s = sorted(
         later - earlier
         for reader, count in zip(readers, counts, strict=True)

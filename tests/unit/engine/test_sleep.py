@@ -20,12 +20,12 @@ class Bed:
         self.pool = pool
         self.fault = fault
 
-    def lie_down(self):
+    def release_memory(self):
         self.there = False
         if self.pool is not None:
             self.pool.clear()
 
-    def get_up(self):
+    def restore_memory(self):
         self.up.wait(10)
         if self.fault is not None:
             raise self.fault

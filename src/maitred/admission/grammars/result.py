@@ -9,7 +9,7 @@ from maitred.core.grammar import Grammar
 
 
 class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
-    """What has come of a question: a grammar, or what is wrong with it."""
+    """Result of a compilation: a grammar, or what is wrong with the constraint."""
 
     grammar: Grammar | None = None
     fault: str = ""

@@ -111,7 +111,7 @@ class GrammarValidator:
 
 
 class _ValidationTurns:
-    """Those of one organisation that are tried, or wait to be."""
+    """Validations of one organisation that run or wait."""
 
     def __init__(self, most: int) -> None:
         self.free = asyncio.Semaphore(most)

@@ -14,19 +14,19 @@ _CRASHED = "It is too deeply nested, or too large, to compile. Send a simpler on
 
 
 class GrammarCompilerPort(Protocol):
-    """What tries grammars."""
+    """Compiler of grammars in another process."""
 
     async def compile(self, question: bytes) -> GrammarResult:
-        """What comes of a `Constraint`, in MessagePack."""
+        """Compiles a `Constraint`, in MessagePack, and returns the result."""
         ...
 
     async def close(self) -> None:
-        """Ends what runs."""
+        """Stops the processes that run."""
         ...
 
 
 class GrammarWorkers:
-    """Some processes, started when they are needed. Implements `GrammarCompilerPort`.
+    """Pool of processes that compile grammars, started when they are needed. Implements `GrammarCompilerPort`.
 
     Args:
         most: At one time.
@@ -41,7 +41,7 @@ class GrammarWorkers:
             self._idle.put_nowait(None)
 
     async def compile(self, question: bytes) -> GrammarResult:
-        """See `GrammarCompilerPort`; waits for a process that has nothing to do."""
+        """Compiles a constraint in the first process that is idle; implements `GrammarCompilerPort.compile`."""
         process = await self._idle.get()
         answered = False
         try:

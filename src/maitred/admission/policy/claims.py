@@ -1,4 +1,4 @@
-"""What a request claims of the counters, and what it is charged in the end.
+"""Claims of a request on the counters, and what it is charged in the end.
 
 Which counters there are is settled by the limits (see `maitred.admission.policy.claims`), the price of the model and
 the day, which chooses the windows of budgets. All of that stays the same from one request to the next, so it is worked
@@ -93,7 +93,7 @@ class LimitDemand(msgspec.Struct, frozen=True):
     """Those of the claims that are on rates."""
 
     def claims_for(self, size: RequestSize) -> "LimitDemand":
-        """What a request of that size claims."""
+        """Returns the claims of a request of this size."""
         return msgspec.structs.replace(self, claims=tuple(claim.of(size) for claim in self.claims))
 
 
@@ -149,12 +149,12 @@ def spend_claim(watch: WatchedCounter, price: Price, day: int) -> LimitClaim:
 
 
 def spend_amounts(demand: LimitDemand, cost_nusd: int) -> dict[str, int]:
-    """What each budget is charged when the request has ended: its cost."""
+    """Returns what each budget is charged when the request has ended: its cost."""
     return dict.fromkeys(demand.budgets, cost_nusd)
 
 
 def rate_amounts(demand: LimitDemand, usage: Usage, outcome: Outcome) -> dict[str, int]:
-    """What is taken from each rate when the request has ended; one from which nothing is taken is left out.
+    """Returns what each rate is charged when the request has ended, without those that are charged nothing.
 
     A request counts as one unless it was turned away before any work was done for it. Rates of tokens keep what was
     processed, whoever is at fault, for they protect what can be processed; `usage` says how much that was.
@@ -170,7 +170,7 @@ def rate_amounts(demand: LimitDemand, usage: Usage, outcome: Outcome) -> dict[st
 
 
 def reserved_amounts(demand: LimitDemand, size: RequestSize, output: int) -> dict[str, int]:
-    """What a request holds of rates until it has ended, when each choice may have that much output."""
+    """Returns what a request reserves of each rate until it ends, if each choice may have that much output."""
     prompt_tokens, wanted, taken = size.prompt_tokens, size.choices * output, {}
     for claim in demand.rates:
         # `LimitClaim.amount`, spelled out: rates are counted in whole tokens and requests, so nothing is divided.
@@ -227,7 +227,7 @@ def _claim(rule: LimitRule, capacity: int, *, hard: bool) -> LimitClaim:
 
 
 def _burst_capacity(limit: Limit) -> int:
-    """What a counter of this limit holds at most."""
+    """Returns the most that a counter of this limit holds."""
     return limit.value if limit.burst is None or not limit.kind.per_minute else limit.burst
 
 

@@ -11,7 +11,7 @@ from maitred.core.limits import LimitKind
 
 
 class RequestedOutput(msgspec.Struct, frozen=True):
-    """What a request says of its length."""
+    """Length of the output as a request asks for it, with the length of its prompt."""
 
     longest_prompt: int
     """Tokens of the longest prompt."""
@@ -46,7 +46,7 @@ def per_request_limits(rules: Sequence[LimitRule]) -> PerRequestLimits:
 
 
 def output_limit(wish: RequestedOutput, bounds: PerRequestLimits, default_output_tokens: int | None) -> OutputLimit:
-    """Settles `max_tokens`.
+    """Returns the `max_tokens` that a request gets, within the limits that hold for it.
 
     A limit on the context works like a smaller window: it lowers what the caller left open, and refuses what the caller
     named. A limit on the output lowers both.
@@ -78,7 +78,7 @@ def output_limit(wish: RequestedOutput, bounds: PerRequestLimits, default_output
 
 
 def _output_budget(wish: RequestedOutput, context: LimitRule) -> int:
-    """What a limit on the context leaves for the answer."""
+    """Returns the tokens that a limit on the context leaves for the answer."""
     limit = context.limit
     allowed = f"{whose(context.subject)} may use {limit.value:,} for both together{of_model(limit)}"
     room = limit.value - wish.longest_prompt

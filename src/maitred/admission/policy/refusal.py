@@ -1,4 +1,4 @@
-"""What is said when a limit has no room: which limit, how it stands, when it will have room, and what to do.
+"""Messages for requests that a limit has no room for: which limit, its state, when it will have room, and what to do.
 
 Three things are told apart. A rate frees up by itself, and so does what running requests hold: come back soon. A budget
 is used up: do not come back before its window ends. And a request can be larger than a limit ever holds: do not come
@@ -141,7 +141,7 @@ def of_model(limit: Limit) -> str:
 
 
 def allowance(limit: Limit) -> str:
-    """What a limit allows: ``60,000 tokens per minute``, ``$5.00 per day``, ``4 requests at one time``."""
+    """Returns what a limit allows: ``60,000 tokens per minute``, ``$5.00 per day``, ``4 requests at one time``."""
     value = amount(limit.kind, limit.value)
     match limit.kind:
         case LimitKind.USD_TOTAL:

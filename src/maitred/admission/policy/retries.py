@@ -54,7 +54,7 @@ class _Account:
 
 
 class RetryBudget:
-    """Who may come back.
+    """Budget of retries: decides which refused clients may try again by themselves.
 
     Args:
         share: Retries granted for each first attempt.
@@ -79,7 +79,7 @@ class RetryBudget:
         self._allowance = allowance
 
     def on_request(self, tenant: str, now_s: float, *, retries: int = 0, key: str | None = None) -> int:
-        """Notes a request.
+        """Counts a request, and returns how often it was sent before.
 
         Args:
             tenant: Whose it is.
@@ -179,7 +179,7 @@ class SlotReleaseRate:
         self._times: deque[float] = deque()
 
     def opened(self, now_s: float) -> None:
-        """Somebody came into an empty house: what was before does not count."""
+        """Starts the measurement anew: a request came while none was in flight, so earlier times do not count."""
         self._since_s = now_s
         self._times.clear()
 

@@ -34,7 +34,7 @@ def each(subject: str) -> str:
 
 
 def tightest(rules: Iterable[LimitRule], kind: LimitKind) -> LimitRule | None:
-    """Of the limits of one kind, the one with the smallest value; the first of several."""
+    """Returns the limit of one kind with the smallest value, the first of several; None: there is none."""
     found: LimitRule | None = None
     for rule in rules:
         if rule.limit.kind is kind and (found is None or rule.limit.value < found.limit.value):

@@ -25,7 +25,7 @@ _CHUNK = 200
 
 
 class BudgetRoutes:
-    """Budgets.
+    """Admin routes of budgets.
 
     Args:
         admin: What the routes share.
@@ -37,7 +37,7 @@ class BudgetRoutes:
         self._budgets = budgets
 
     def routes(self) -> list[Route]:
-        """The route."""
+        """Returns the route that lists budgets."""
         text = "What budgets have left."
         return [
             Route(

@@ -14,10 +14,10 @@ PATH = "/admin/v1/config"
 
 
 class ConfigService(Protocol):
-    """That of this gateway."""
+    """Service that shows and reloads the configuration of this gateway."""
 
     def running(self) -> ConfigBody:
-        """What is in force."""
+        """Returns the configuration that is in force."""
         ...
 
     async def reload(self, *, dry_run: bool = False) -> ReloadBody:
@@ -26,7 +26,7 @@ class ConfigService(Protocol):
 
 
 class ConfigRoutes:
-    """The configuration.
+    """Admin routes of the configuration.
 
     Args:
         admin: What the routes share.
@@ -60,10 +60,10 @@ class ConfigRoutes:
         ]
 
     async def show(self, exchange: HttpExchange) -> None:
-        """As it is."""
+        """Answers with the configuration that is in force."""
         await self._admin.reply(exchange, self._config.running())
 
     async def reload(self, exchange: HttpExchange) -> None:
-        """Anew."""
+        """Reloads the configuration, or only checks it, and answers with the changes."""
         asked = decode_body(exchange.body, ReloadConfig)
         await self._admin.reply(exchange, await self._config.reload(dry_run=asked.dry_run))

@@ -1,4 +1,4 @@
-"""What all routes of the administration share: the store, the time, and what follows a change."""
+"""Parts that all admin routes of the directory share: the store, the clock, and what follows a change."""
 
 import base64
 import hashlib
@@ -28,7 +28,7 @@ _REPLAYED = (b"x-maitred-idempotent-replay", b"true")
 
 
 class AdminReply(NamedTuple):
-    """What a request made."""
+    """Reply to a request that created something."""
 
     answer: msgspec.Struct
     again: tuple[int, bytes] | None = None
@@ -55,7 +55,7 @@ class DirectoryAdmin:
         self._busy: WeakValueDictionary[str, Lock] = WeakValueDictionary()
 
     def now_s(self) -> float:
-        """Wall time."""
+        """Returns the wall time in seconds."""
         return self._clock.wall_s()
 
     async def on_change(self) -> None:
@@ -67,7 +67,7 @@ class DirectoryAdmin:
             log.warning("A change of the directory could not be applied at once: %s", error.message)
 
     async def reply(self, exchange: HttpExchange, answer: msgspec.Struct) -> None:
-        """Answers."""
+        """Sends the answer as JSON."""
         await exchange.respond(encode(answer))
 
     async def once(self, exchange: HttpExchange, make: Callable[[], Awaitable[AdminReply]]) -> None:

@@ -23,7 +23,7 @@ _ID_LENGTH = 16
 
 
 class KeyRoutes:
-    """API keys.
+    """Admin routes of API keys.
 
     Args:
         admin: What the routes share.
@@ -60,7 +60,7 @@ class KeyRoutes:
         await self._admin.reply(exchange, answer)
 
     async def create(self, exchange: HttpExchange) -> None:
-        """A new key."""
+        """Creates a key, and answers with its secret once."""
         request = decode_body(exchange.body, CreateKey)
         rules.check_id("tenant", request.tenant)
         rules.check_name(request.name)
@@ -84,11 +84,11 @@ class KeyRoutes:
         await self._admin.once(exchange, make)
 
     async def get(self, exchange: HttpExchange) -> None:
-        """One key."""
+        """Answers with one key."""
         await self._admin.reply(exchange, self._shown(await self._admin.store.key(_id_in(exchange))))
 
     async def update(self, exchange: HttpExchange) -> None:
-        """Changes a key."""
+        """Changes the fields of a key that the body names."""
         key_id = _id_in(exchange)
         request = decode_body(exchange.body, UpdateKey)
         changes: dict[str, object] = {}

@@ -19,7 +19,7 @@ PATH = "/admin/v1/limits"
 
 
 class LimitRoutes:
-    """Limits.
+    """Admin routes of limits.
 
     Args:
         admin: What the routes share.
@@ -54,7 +54,7 @@ class LimitRoutes:
         await self._admin.reply(exchange, answer)
 
     async def create(self, exchange: HttpExchange) -> None:
-        """A new limit."""
+        """Creates a limit under the caller's id or a new one."""
         request = decode_body(exchange.body, CreateLimit)
         limit_id = request.id
         if limit_id is None:
@@ -73,7 +73,7 @@ class LimitRoutes:
         await self._admin.once(exchange, make)
 
     async def get(self, exchange: HttpExchange) -> None:
-        """One limit."""
+        """Answers with one limit."""
         await self._admin.reply(exchange, LimitBody.of(await self._admin.store.limit(_id_in(exchange))))
 
     async def put(self, exchange: HttpExchange) -> None:
@@ -88,7 +88,7 @@ class LimitRoutes:
         await self._admin.reply(exchange, LimitBody.of(limit))
 
     async def delete(self, exchange: HttpExchange) -> None:
-        """Deletes a limit."""
+        """Deletes the limit in the path."""
         limit_id = _id_in(exchange)
         await self._admin.store.delete_limit(limit_id)
         await self._admin.on_change()

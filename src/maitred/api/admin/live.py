@@ -21,11 +21,11 @@ class LiveService(Protocol):
     """The state of this gateway."""
 
     async def snapshot(self) -> LiveBody:
-        """As it is."""
+        """Returns the live state of now."""
         ...
 
     def watching(self) -> AbstractContextManager[AsyncIterator[LiveBody]]:
-        """As it is, and then again every second.
+        """Returns a context with the live state of now, and then again every second.
 
         Raises:
             Saturated: Too many watch.
@@ -38,7 +38,7 @@ class LiveService(Protocol):
 
 
 class LiveRoutes:
-    """The live state.
+    """Admin routes of the live state.
 
     Whoever may read metrics may see it; tenants, and who was refused, only who administers.
 
@@ -55,7 +55,7 @@ class LiveRoutes:
         self._encoded: dict[bool, tuple[LiveBody, bytes]] = {}
 
     def routes(self) -> list[Route]:
-        """The one route."""
+        """Returns the route of the live state."""
         text = "What the gateway does now; as an event stream, every second."
         return [
             Route("GET", "/admin/v1/live", self.live, text, returns=LiveBody, streams=LiveBody, needs=Scope.METRICS)

@@ -21,7 +21,7 @@ class OnDemandModels(Protocol):
     """
 
     def all(self) -> LoadableList:
-        """As they are now."""
+        """Lists the models that are loaded on demand, as they are now."""
         ...
 
     def load(self, model: str) -> LoadableBody:
@@ -48,7 +48,7 @@ class SleepableModels(Protocol):
     """
 
     def all(self) -> list[SleeperBody]:
-        """As they are now."""
+        """Lists the models that can sleep, as they are now."""
         ...
 
     def sleep(self, model: str) -> SleeperBody:
@@ -101,7 +101,7 @@ class OnDemandModelRoutes:
         return Route("POST", f"{PATH}/{verb}", handler, summary, reads=reads, returns=returns, needs=Scope.ADMIN)
 
     async def list(self, exchange: HttpExchange) -> None:
-        """All of them."""
+        """Answers with all models that are loaded on demand."""
         await self._admin.reply(exchange, self._on_demand.all())
 
     async def load(self, exchange: HttpExchange) -> None:
@@ -114,21 +114,21 @@ class OnDemandModelRoutes:
         await self._admin.reply(exchange, self._on_demand.unload(named.model, hold=named.hold))
 
     async def pin(self, exchange: HttpExchange) -> None:
-        """Comes and stays."""
+        """Loads a model and keeps it in memory."""
         await self._admin.reply(exchange, self._on_demand.pin(decode_body(exchange.body, NameModel).model))
 
     async def unpin(self, exchange: HttpExchange) -> None:
-        """May go."""
+        """Lets a model be unloaded again when memory is needed."""
         await self._admin.reply(exchange, self._on_demand.unpin(decode_body(exchange.body, NameModel).model))
 
     async def list_sleepable(self, exchange: HttpExchange) -> None:
-        """All of them."""
+        """Answers with all models that can sleep."""
         await self._admin.reply(exchange, SleeperList(data=self._sleepable.all()))
 
     async def sleep(self, exchange: HttpExchange) -> None:
-        """Its `state` in the list says when it does."""
+        """Puts a model to sleep; its `state` in the list says when it sleeps."""
         await self._admin.reply(exchange, self._sleepable.sleep(decode_body(exchange.body, NameModel).model))
 
     async def wake(self, exchange: HttpExchange) -> None:
-        """Its `state` in the list says when it serves."""
+        """Wakes a model; its `state` in the list says when it serves."""
         await self._admin.reply(exchange, self._sleepable.wake(decode_body(exchange.body, NameModel).model))

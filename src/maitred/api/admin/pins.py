@@ -18,7 +18,7 @@ class PinService(Protocol):
     """The prefixes that this gateway has pinned."""
 
     def all(self) -> Sequence[PinBody]:
-        """Those whose time is not over."""
+        """Lists the pins that have not expired."""
         ...
 
     async def pin(self, wish: PinPrefix, own_organisation: str) -> PinBody:
@@ -31,7 +31,7 @@ class PinService(Protocol):
 
 
 class PinRoutes:
-    """Pinned prefixes.
+    """Admin routes of pinned prefixes.
 
     Args:
         admin: What the routes share.
@@ -60,7 +60,7 @@ class PinRoutes:
         ]
 
     async def list(self, exchange: HttpExchange) -> None:
-        """All of them."""
+        """Answers with all pinned prefixes."""
         await self._admin.reply(exchange, PinList(data=[*self._pins.all()]))
 
     async def pin(self, exchange: HttpExchange) -> None:
@@ -69,6 +69,6 @@ class PinRoutes:
         await self._admin.reply(exchange, await self._pins.pin(wish, exchange.principal.tenants[-1]))
 
     async def unpin(self, exchange: HttpExchange) -> None:
-        """At once."""
+        """Removes a pin at once."""
         self._pins.unpin(exchange.parameter)
         await self._admin.reply(exchange, Deleted(id=exchange.parameter, object="pin"))

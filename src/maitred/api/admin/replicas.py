@@ -21,7 +21,7 @@ class ReplicaService(Protocol):
     """
 
     def all(self) -> Sequence[ReplicaBody]:
-        """As they are now."""
+        """Lists the replicas, as they are now."""
         ...
 
     def drain(self, replica: str, model: str | None) -> ReplicaBody:
@@ -38,7 +38,7 @@ class ReplicaService(Protocol):
 
 
 class ReplicaRoutes:
-    """Replicas.
+    """Admin routes of replicas.
 
     Args:
         admin: What the routes share.
@@ -64,7 +64,7 @@ class ReplicaRoutes:
         )
 
     async def list(self, exchange: HttpExchange) -> None:
-        """All of them."""
+        """Answers with all replicas."""
         await self._admin.reply(exchange, ReplicaList(data=[*self._replicas.all()]))
 
     async def drain(self, exchange: HttpExchange) -> None:
@@ -72,11 +72,11 @@ class ReplicaRoutes:
         await self._do(exchange, self._replicas.drain)
 
     async def maintain(self, exchange: HttpExchange) -> None:
-        """Away."""
+        """Takes a replica out of service for maintenance."""
         await self._do(exchange, self._replicas.maintain)
 
     async def resume(self, exchange: HttpExchange) -> None:
-        """Back."""
+        """Puts a replica back into service."""
         await self._do(exchange, self._replicas.resume)
 
     async def _do(self, exchange: HttpExchange, order: Callable[[str, str | None], ReplicaBody]) -> None:

@@ -16,7 +16,7 @@ class TimelineStore(Protocol):
     """The last requests of this gateway that have ended."""
 
     def latest(self) -> Sequence[TimelineHead]:
-        """All of them, the latest first."""
+        """Lists the timelines that are kept, the latest first."""
         ...
 
     def get(self, request_id: str) -> TimelineBody:
@@ -25,7 +25,7 @@ class TimelineStore(Protocol):
 
 
 class RequestRoutes:
-    """The last requests.
+    """Admin routes of the last requests.
 
     Args:
         admin: What the routes share.
@@ -54,5 +54,5 @@ class RequestRoutes:
         await self._admin.reply(exchange, TimelineList(data=[*self._timelines.latest()]))
 
     async def get(self, exchange: HttpExchange) -> None:
-        """One."""
+        """Answers with the timeline of one request."""
         await self._admin.reply(exchange, self._timelines.get(exchange.parameter))

@@ -18,7 +18,7 @@ class RolloutService(Protocol):
     """All rollouts. What takes a name raises ResourceNotFound, and what changes one StoreUnavailable."""
 
     def all(self) -> Sequence[RolloutBody]:
-        """As they are now."""
+        """Lists the rollouts, as they are now."""
         ...
 
     async def start(self, request: StartRollout) -> RolloutBody:
@@ -42,12 +42,12 @@ class RolloutService(Protocol):
         ...
 
     async def end(self, name: str) -> RolloutBody:
-        """Takes it away."""
+        """Ends a rollout and removes it."""
         ...
 
 
 class RolloutRoutes:
-    """Rollouts.
+    """Admin routes of rollouts.
 
     Args:
         admin: What the routes share.
@@ -74,7 +74,7 @@ class RolloutRoutes:
         return Route("POST", f"{PATH}/{verb}", handler, summary, reads=reads, returns=RolloutBody, needs=Scope.ADMIN)
 
     async def list(self, exchange: HttpExchange) -> None:
-        """All of them."""
+        """Answers with all rollouts."""
         await self._admin.reply(exchange, RolloutList(data=[*self._rollouts.all()]))
 
     async def start(self, exchange: HttpExchange) -> None:
@@ -82,7 +82,7 @@ class RolloutRoutes:
         await self._admin.reply(exchange, await self._rollouts.start(decode_body(exchange.body, StartRollout)))
 
     async def weigh(self, exchange: HttpExchange) -> None:
-        """Another share."""
+        """Sets the share of requests that the canary gets."""
         request = decode_body(exchange.body, WeighRollout)
         await self._admin.reply(exchange, await self._rollouts.weigh(request.name, request))
 

@@ -15,7 +15,7 @@ PATH = "/admin/v1/tenants"
 
 
 class TenantRoutes:
-    """Tenants.
+    """Admin routes of tenants.
 
     Args:
         admin: What the routes share.
@@ -49,7 +49,7 @@ class TenantRoutes:
         await self._admin.reply(exchange, answer)
 
     async def create(self, exchange: HttpExchange) -> None:
-        """A new tenant."""
+        """Creates the tenant that the body describes."""
         tenant = rules.to_tenant(decode_body(exchange.body, CreateTenant))
 
         async def make() -> AdminReply:
@@ -60,12 +60,12 @@ class TenantRoutes:
         await self._admin.once(exchange, make)
 
     async def get(self, exchange: HttpExchange) -> None:
-        """One tenant."""
+        """Answers with one tenant."""
         tenant = await self._admin.store.tenant(_id_in(exchange))
         await self._admin.reply(exchange, TenantBody.of(tenant))
 
     async def update(self, exchange: HttpExchange) -> None:
-        """Changes a tenant."""
+        """Changes the fields of a tenant that the body names."""
         tenant_id = _id_in(exchange)
         changes = rules.tenant_changes(decode_body(exchange.body, UpdateTenant))
         if not changes:
@@ -75,7 +75,7 @@ class TenantRoutes:
         await self._admin.reply(exchange, TenantBody.of(tenant))
 
     async def delete(self, exchange: HttpExchange) -> None:
-        """Deletes a tenant."""
+        """Deletes the tenant in the path."""
         tenant_id = _id_in(exchange)
         await self._admin.store.delete_tenant(tenant_id)
         await self._admin.on_change()

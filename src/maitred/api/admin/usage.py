@@ -21,7 +21,7 @@ _CSV = b"text/csv; charset=utf-8"
 
 
 class UsageRoutes:
-    """Usage.
+    """Admin routes of usage.
 
     Args:
         admin: What the routes share.

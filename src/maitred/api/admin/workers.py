@@ -13,10 +13,10 @@ PATH = "/admin/v1/workers"
 
 
 class WorkerService(Protocol):
-    """Those of this gateway."""
+    """Service that lists and restarts the workers of this gateway."""
 
     def all(self) -> Sequence[WorkerBody]:
-        """As they are now; none where the gateway is one process."""
+        """Lists the workers, as they are now; none where the gateway is one process."""
         ...
 
     def restart(self) -> None:
@@ -25,7 +25,7 @@ class WorkerService(Protocol):
 
 
 class WorkerRoutes:
-    """Workers.
+    """Admin routes of workers.
 
     Args:
         admin: What the routes share.
@@ -51,7 +51,7 @@ class WorkerRoutes:
         ]
 
     async def list(self, exchange: HttpExchange) -> None:
-        """All of them."""
+        """Answers with all workers."""
         await self._admin.reply(exchange, WorkerList(data=[*self._workers.all()]))
 
     async def restart(self, exchange: HttpExchange) -> None:

@@ -75,26 +75,26 @@ class PlainAsgiConnection:
     on_lost: Callable[[], None] | None = None
 
     def take_body(self) -> None:
-        """See `ServerConnection`."""
+        """Returns None: the body is to be read by ASGI's `receive`."""
 
     def answer(self, status: int, head: bytes, body: bytes) -> bool:
-        """See `ServerConnection`."""
+        """Returns False: `send` has to send the answer."""
         return False
 
     def begin(self, status: int, head: bytes, piece: bytes) -> bool:
-        """See `ServerConnection`."""
+        """Returns False: `send` has to begin the stream."""
         return False
 
     def write(self, piece: bytes) -> None:
-        """See `ServerConnection`."""
+        """Is never called: the connection is never `ready`."""
         raise NotImplementedError
 
     def end(self, piece: bytes) -> None:
-        """See `ServerConnection`."""
+        """Is never called: the connection is never `ready`."""
         raise NotImplementedError
 
     def linger(self) -> None:
-        """See `ServerConnection`."""
+        """Does nothing: the server ends the connection by itself."""
 
 
 def connection_of(scope: Mapping[str, Any]) -> ServerConnection:

@@ -54,7 +54,7 @@ class CachedHead:
 
     @classmethod
     def of(cls, data: bytes, scope: dict[str, Any]) -> Self | None:
-        """That of a request which the parser has read from just these bytes; None: it had better read the next, too."""
+        """Returns the head of a request that the parser has read from just these bytes; None: it cannot repeat."""
         ends = data.find(b"\r\n\r\n") + 4
         names = [name for name, _ in scope["headers"]]
         length = _LENGTH.search(data, 0, ends)
@@ -76,7 +76,7 @@ class CachedHead:
         return body if data[begins:ends] == b"%d" % len(body) else None
 
     def scope_for(self, body: bytes) -> Any:  # noqa: ANN401 - as uvicorn's
-        """What ASGI is told of a request with this body."""
+        """Returns the ASGI scope of a request with this body."""
         headers: Sequence[Header] = self._scope["headers"]
         length = b"%d" % len(body)
         if headers[self._length_at][1] != length:
@@ -91,7 +91,7 @@ _HERE.set()
 
 
 class _Whole(RequestResponseCycle):
-    """What uvicorn notes of a request, for one that has come whole: only what differs from one to the next is its own.
+    """Cycle of a request that has come whole; it notes only what differs from one request to the next.
 
     Args:
         protocol: What it came by.
@@ -115,7 +115,7 @@ class _Whole(RequestResponseCycle):
         self.on_response = protocol.on_response_complete
 
     async def receive(self) -> Any:  # noqa: ANN401 - as uvicorn's
-        """As ASGI's. Whoever asks may have to wait, for the client to leave."""
+        """Returns the next ASGI message; whoever asks may have to wait for the client to leave."""
         if self.message_event is _HERE:
             self.message_event = asyncio.Event()
             self.message_event.set()
@@ -130,19 +130,19 @@ class FastPathProtocol(HttpToolsProtocol):
 
     @property
     def writable(self) -> bool:
-        """See `Connection.writable`."""
+        """Whether sending now would not have to wait."""
         return not self.flow.write_paused
 
     @property
     def ready(self) -> bool:
-        """See `Connection.ready`."""
+        """Whether a stream has begun and can go on at once, without ASGI's `send`."""
         running = self._running
         if running is None or running.disconnected or running.response_complete or self.flow.write_paused:
             return False
         return bool(running.chunked_encoding)  # decided with the head
 
     def take_body(self) -> bytes | None:
-        """See `Connection.take_body`."""
+        """Returns the body of the request, if all of it has come; else None."""
         running = self._running
         if running is None or running.more_body or running.disconnected or running.waiting_for_100_continue:
             return None
@@ -150,7 +150,7 @@ class FastPathProtocol(HttpToolsProtocol):
         return body
 
     def answer(self, status: int, head: bytes, body: bytes) -> bool:
-        """See `Connection.answer`."""
+        """Sends a whole answer, if that can be done at once; returns whether it was sent."""
         running = self._unanswered()
         if running is None or (usual := encode_lines(running.default_headers)) is None:
             return False
@@ -161,7 +161,7 @@ class FastPathProtocol(HttpToolsProtocol):
         return True
 
     def begin(self, status: int, head: bytes, piece: bytes) -> bool:
-        """See `Connection.begin`."""
+        """Sends the head of a stream and its first piece, if that can be done at once; returns whether it was sent."""
         running = self._unanswered()
         if running is None or (usual := encode_lines(running.default_headers)) is None:
             return False
@@ -172,11 +172,11 @@ class FastPathProtocol(HttpToolsProtocol):
         return True
 
     def write(self, piece: bytes) -> None:
-        """See `Connection.write`."""
+        """Sends a piece of a stream; only while `ready`."""
         self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     def end(self, piece: bytes) -> None:
-        """See `Connection.end`."""
+        """Sends the last piece of a stream and ends it as complete; only while `ready`."""
         running = self._running
         assert running is not None, "it is ready"
         self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece) if piece else b"0\r\n\r\n")
@@ -208,6 +208,6 @@ class FastPathProtocol(HttpToolsProtocol):
 
 
 def _begun(app: Any, scope: Any, receive: Any, send: Any) -> Any:  # noqa: ANN401 - as ASGI's
-    """What a request's task does first."""
+    """Starts the task of a request: notes that it has come, and calls the application."""
     COHORT.arrive(CohortStage.COME)
     return app(scope, receive, send)

@@ -92,13 +92,13 @@ class HttpProtocol(FastPathProtocol):
         self._stall_grace_s = stall_grace_s
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
+        """Limits what the transport may hold unsent, and starts the deadline of the first head."""
         super().connection_made(cast(asyncio.Transport, transport))
         self.transport.set_write_buffer_limits(high=_MOST_UNSENT_BYTES, low=_MOST_UNSENT_BYTES - _GONE_OUT_BYTES)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """Ends the timers, and tells the running request that its client has left."""
         self._head_is_complete()
         self._calm()
         # uvicorn tells only the last request that has come; the one that runs is another if requests are pipelined.
@@ -117,7 +117,7 @@ class HttpProtocol(FastPathProtocol):
         self.cycle = self.scope = cast(Any, None)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Takes a request with a cached head directly; feeds anything else to the parser."""
         before, repeated = self.cycle, self._repeated
         # Whether requests have come, all of each, and are answered, so that the next begins with the next byte.
         between = not self._in_head and before.response_complete and not before.more_body
@@ -166,7 +166,7 @@ class HttpProtocol(FastPathProtocol):
         return CachedHead.of(data, cast("dict[str, Any]", cycle.scope))
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP; uvicorn's own word for it is plain text without an id."""
+        """Answers bytes that are no HTTP with JSON and an id, where uvicorn would send plain text."""
         self._turn_away(b"400 Bad Request", _NOT_HTTP)
 
     def on_message_begin(self) -> None:
@@ -237,7 +237,7 @@ class HttpProtocol(FastPathProtocol):
             self.linger()
 
     def linger(self) -> None:
-        """See `maitred.api.http.connection.ServerConnection`."""
+        """Waits a little for what is still unsent, then drops it."""
         if self._unsent:
             self._wait_for_reader()
 

@@ -1,4 +1,4 @@
-"""Who may come in, from the configuration and the store to an `Identity` that answers without waiting for either."""
+"""Access to the gateway: an `Identity` that answers without waiting for the configuration or the store."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -24,7 +24,7 @@ _FIRST_KEY = "firstadminkey000"
 
 @dataclass(frozen=True, slots=True)
 class AccessServices:
-    """What decides who calls."""
+    """Services that decide who calls."""
 
     directory: Directory
     identity: Identity

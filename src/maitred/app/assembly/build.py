@@ -30,7 +30,7 @@ from maitred.routing.rollout.live import LiveRollouts
 
 @dataclass(frozen=True, slots=True)
 class GenerationDraft:
-    """What a regime will be, before any part has been told of it.
+    """Draft of a generation, before any part has been told of it.
 
     Attributes:
         config: What it is made from.

@@ -1,4 +1,4 @@
-"""What one configuration makes, and how one follows the other.
+"""Generations of the configuration: all that is made from one, and how one replaces the other.
 
     clients -> Reception -> the regime of now   -> queues, counters, stores, connections
                         `-> those before it ---'   (which stay, and are told of new settings)
@@ -23,7 +23,7 @@ from maitred.core.context import RequestObserver
 
 @dataclass(eq=False, slots=True)
 class ConfigGeneration:
-    """One of them.
+    """Generation of the configuration: the application and what it uses.
 
     Attributes:
         config: What it was made from.
@@ -66,7 +66,7 @@ class GenerationSwitch:
         return len(self._alive)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """ASGI's entry point."""
+        """Hands a request to the current generation; the entry point of ASGI."""
         return self._current.app(scope, receive, send)
 
     def switch_to(self, generation: ConfigGeneration) -> None:

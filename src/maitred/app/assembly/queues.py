@@ -26,7 +26,7 @@ Endpoints = Mapping[str, Sequence[AnyEndpoint]]
 
 
 class ModelQueues:
-    """Those of models that generate, and beside them those of encoders.
+    """Queues of all models: of those that generate, and beside them of the encoders.
 
     Args:
         encoders: Model -> its queue; they neither come nor go, and somebody runs them.
@@ -58,7 +58,7 @@ class ModelQueues:
         self._balancers: dict[str, PrefixCacheBalancer] = {}
 
     def reconfigure(self, config: Config, endpoints: Endpoints, ladders: Mapping[str, DegradationLadder]) -> None:
-        """These models are served, by these settings, from now on. Who waits goes on waiting, and who runs running."""
+        """Serves these models by these settings from now on. Requests go on waiting and running."""
         for dispatcher in self._encoders.values():
             dispatcher.reconfigure(
                 [endpoint_state.endpoint for endpoint_state in dispatcher.core.endpoint_states], config.dispatch, None
@@ -111,7 +111,7 @@ class ModelQueues:
 
 
 def _link_of(endpoint: AnyEndpoint) -> EngineClient | None:
-    """Of an engine of our own, which tells what its cache holds."""
+    """Returns the client of an own engine, which tells what its cache holds; None for other replicas."""
     replica: object = endpoint.replica
     if isinstance(replica, OnDemandReplica):
         return replica.engine.client
@@ -125,6 +125,6 @@ async def open_queues(
     answered: Callable[[float], None],
     wanted: Callable[[str], None],
 ) -> AsyncIterator[ModelQueues]:
-    """None yet, but for those of encoders; leaving ends all of them."""
+    """Opens the queues, at first those of encoders only; leaving ends all of them."""
     async with KeyedTasks(Dispatcher.run, lambda dispatcher: f"dispatch of {dispatcher.model}") as chores:
         yield ModelQueues(encoders, clock, chores, answered, wanted)

@@ -47,7 +47,7 @@ from maitred.store.orphan_journal import NOTHING_SURVIVED, SurvivingWork
 
 @dataclass(frozen=True, slots=True)
 class GatewayResources:
-    """Made by `open_resources`.
+    """Resources that all generations share, made by `open_resources`.
 
     Attributes:
         traces: None: nobody traces.
@@ -74,7 +74,7 @@ class GatewayResources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayServices:
-    """All of them. Each has a method `reconfigure` for the settings that it goes by; none of these can fail.
+    """Services of the gateway. Each has a method `reconfigure` for its settings; none of these can fail.
 
     Attributes:
         resources: What the gateway stands on.
@@ -122,7 +122,7 @@ class GatewayServices:
     worker_admin: WorkerAdmin
 
     def reconfigure(self, before: Config, config: Config) -> None:
-        """They go by these settings from now on; queues, upstreams and rollouts are told with the regime."""
+        """Applies new settings; queues, upstreams and rollouts are reconfigured with the generation."""
         server, identity = config.server, config.identity
         access = self.resources.access
         if config.log != before.log:

@@ -1,4 +1,4 @@
-"""What this gateway keeps and counts, opened together and closed in the right order.
+"""Stores and counters of this gateway, opened together and closed in the right order.
 
 ::
 

@@ -24,7 +24,7 @@ from maitred.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ServedEncoder:
-    """What the rest of the gateway needs of it."""
+    """Encoder model that is served, with its engine and its queue."""
 
     model: ServedModel
     engine: LocalEngine | RemoteEngine
@@ -32,7 +32,7 @@ class ServedEncoder:
 
 
 class EncoderModels:
-    """Those that are served, by name; empty without one.
+    """Encoder models that are served, by name; empty without one.
 
     Attributes:
         models: For the catalog.

@@ -22,7 +22,7 @@ from maitred.fleet.remote import FingerprintCheck, RemoteEngine, make_remote_eng
 async def make_engines(
     config: Config, command: CommandFactory | None, clock: Clock, ipc: IpcDirectory | None = None
 ) -> EngineGroup:
-    """All of them; enter what comes back to start them.
+    """Makes the engines of the configured model; entering the returned group starts them.
 
     Args:
         config: The settings.
@@ -45,7 +45,7 @@ async def make_engines(
 
 
 def engines_in(ipc: IpcDirectory, config: Config) -> EngineGroup:
-    """Those that another process of this gateway keeps."""
+    """Makes the group of engines that another process of this gateway runs."""
     silence_timeout_s = config.engine_link.silence_timeout_s
     engines = {
         name: RemoteEngine(socket_address(ipc.engine_address(name)), silence_timeout_s=silence_timeout_s)

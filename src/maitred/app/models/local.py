@@ -27,7 +27,7 @@ class LocalModel:
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Name of the model."""
         return self.model.name
 
     def endpoints(self) -> list[AnyEndpoint]:
@@ -41,7 +41,7 @@ class LocalModel:
 
 
 def local_model(config: Config, engines: EngineGroup) -> LocalModel:
-    """What requests need to know of the model that these engines run.
+    """Makes the model of the catalog that these engines run.
 
     Raises:
         ConfigInvalid: No model is where the configuration says.

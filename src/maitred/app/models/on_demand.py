@@ -52,7 +52,7 @@ class OnDemandModelSet:
         self._manager = residence
 
     def loadables(self, clock: Clock) -> OnDemandModelAdmin:
-        """For the operator."""
+        """Returns the admin service of these models."""
         return OnDemandModelAdmin(self._manager, clock)
 
     @property
@@ -69,7 +69,7 @@ class OnDemandModelSet:
         return {(name, "local"): replica.engine for name, replica in self.replicas.items()}
 
     def endpoints(self) -> dict[str, list[AnyEndpoint]]:
-        """For dispatch."""
+        """Returns the endpoints of each model, for dispatch."""
         return {name: [Endpoint("local", replica)] for name, replica in self.replicas.items()}
 
     def on_wanted(self, name: str) -> None:
@@ -79,7 +79,7 @@ class OnDemandModelSet:
 
     @asynccontextmanager
     async def running(self, dispatchers: Mapping[str, Dispatcher]) -> AsyncIterator[None]:
-        """They come and go for as long as the block lasts."""
+        """Loads and unloads the models for as long as the block lasts."""
         for name, replica in self.replicas.items():
             self._manager.add_model(replica, dispatchers[name].core)
             dispatchers[name].on_dispatched(partial(self._manager.check, name))
@@ -90,7 +90,7 @@ class OnDemandModelSet:
             yield
 
     def state(self) -> ResidencyState:
-        """For metrics."""
+        """Returns the state of memory and models for metrics."""
         residents = self._manager.policy
         return ResidencyState(
             budget_bytes=residents.budget_bytes if self.replicas else None,

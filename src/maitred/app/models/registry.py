@@ -1,4 +1,4 @@
-"""What is served by engines of ours: the models, where requests for each can go, and the engines. It never changes."""
+"""Registry of the models that own engines serve: models, endpoints and engines. It never changes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from maitred.routing.catalog import AnyModel
 
 @dataclass(frozen=True, slots=True)
 class EngineRegistry:
-    """Made by `open_registry`.
+    """Registry of models, endpoints and engines, made by `open_registry`.
 
     Attributes:
         models: For the catalog.

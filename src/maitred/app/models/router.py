@@ -89,11 +89,11 @@ class Router:
         return capabilities is None or "logprobs" in capabilities
 
     def model(self, target: RouteTarget) -> AnyModel:
-        """What serves there."""
+        """Returns the model of a target."""
         return self._catalog[target.pool]
 
     def named(self, name: str, principal: Principal) -> AnyModel:
-        """What serves a name first, whatever a request may need.
+        """Returns the model that a name leads to first, whatever a request may need.
 
         Raises:
             ModelNotFound: See `way`.
@@ -104,7 +104,7 @@ class Router:
         return self.model(route_plan.first_target())
 
     def models_behind(self, name: str | None = None) -> list[AnyModel]:
-        """What serves a name first, or may be chosen for it; or everything. Nothing where a name leads nowhere."""
+        """Returns the models that a name leads to first or may choose from; without a name, all models."""
         if name is None:
             return list(self._catalog)
         if (auto := self._auto_of(name)) is not None:
@@ -132,7 +132,7 @@ class Router:
         return free and anywhere and not (self._auto or self._routes.names.rollout_models or self._rollouts)
 
     def _cached_route(self, name: str, principal: Principal) -> CachedRoute | None:
-        """What the table says to such requests; None: the name leads nowhere for this caller."""
+        """Returns the route of plain requests to a name, cached; None: the name leads nowhere for this caller."""
         road = self._cached_routes.get((name, principal.models))
         if (
             road is None
@@ -147,7 +147,7 @@ class Router:
     def _build_route(
         self, needs: RequestRequirements, request: InferenceRequest | None = None, sticky: str | None = None
     ) -> RoutePlan | None:
-        """See `RoutingTable`; without a request as for one of which nothing is known."""
+        """Makes the route of a request from the table; without a request, as for one of which nothing is known."""
         if (rollout := self._rollout_of(needs.model)) is not None:
             return self._routes.route_by_rollout(needs, _version_split(rollout, sticky))
         auto = self._auto_of(needs.model)
@@ -156,7 +156,7 @@ class Router:
         return self._routes.route_by_preference(needs, auto.preference_for(request))
 
     def _rollout_of(self, name: str) -> LiveRollout | None:
-        """What is tried behind a name; None: nothing."""
+        """Returns the rollout behind a name; None: there is none."""
         return self._rollouts.get(self._routes.names.canonical(name))
 
     def _auto_of(self, name: str) -> AutoModel | None:
@@ -182,7 +182,7 @@ def _version_split(rollout: LiveRollout, sticky: str | None) -> VersionSplit:
 
 
 def _sticky_key(sticky: str, request: InferenceRequest, principal: Principal, request_id: str) -> str:
-    """What stays at one version."""
+    """Returns the key whose requests all go to the same version."""
     if sticky == "request":
         return request_id
     organisation = principal.tenants[-1]

@@ -31,7 +31,7 @@ _HEALTH = HealthConfig()
 
 @dataclass(frozen=True, slots=True)
 class UpstreamModels:
-    """What servers of others run under one configuration.
+    """Models of upstream servers under one configuration.
 
     Attributes:
         models: For the catalog.
@@ -87,11 +87,11 @@ class Upstreams:
 
     @property
     def models(self) -> Sequence[TextModel]:
-        """For the catalog."""
+        """Models for the catalog."""
         return self.current.models
 
     def endpoints(self) -> dict[str, list[AnyEndpoint]]:
-        """For dispatch."""
+        """Returns the endpoints of each model, for dispatch."""
         return self.current.endpoints()
 
     def windows(self) -> dict[str, int]:
@@ -104,7 +104,7 @@ class Upstreams:
         }
 
     async def prepare(self, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> UpstreamModels:
-        """What they would run.
+        """Makes the models that a configuration would serve, without serving them.
 
         Raises:
             ConfigInvalid: A URL, a file of certificates or a tokenizer cannot be used.
@@ -149,7 +149,7 @@ class Upstreams:
                 await asyncio.wait(late)
 
     def reconfigure(self, served: UpstreamModels, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> None:
-        """They run this from now on."""
+        """Serves these models from now on."""
         staying = {server.status for server in served.all()}
         for server in self.current.all():
             if server.status not in staying:
@@ -168,7 +168,7 @@ class Upstreams:
         self._probes.only(server for served in in_use for server in served.all())
 
     def states(self) -> dict[tuple[str, str], UpstreamState]:
-        """For metrics."""
+        """Returns the state of each upstream server for metrics."""
         return {
             (name, server.name): UpstreamState(
                 server.status.is_up,

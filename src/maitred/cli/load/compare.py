@@ -76,7 +76,7 @@ def load_results(path: Path) -> "list[LoadResult]":
 
 
 def parse_share(flag: str, text: str) -> float:
-    """``3%`` or ``0.03``.
+    """Parses a share that is written as ``3%`` or ``0.03``.
 
     Raises:
         InvalidRequest: It is neither.

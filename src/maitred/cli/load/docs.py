@@ -59,12 +59,12 @@ A load run; see [load-settings.md](load-settings.md). Its `target.url` is that o
 def docs(
     plan: Annotated[bool, typer.Option("--plan", help="docs/load-plans.md in place of docs/load-settings.md.")] = False,
 ) -> None:
-    """Print docs/load-settings.md."""
+    """Prints docs/load-settings.md, or docs/load-plans.md."""
     typer.echo(plan_page() if plan else spec_page(), nl=False)
 
 
 def spec_page() -> str:
-    """`docs/load-settings.md`."""
+    """Renders the page `docs/load-settings.md`."""
     from maitred.config.render import document_reference
     from maitred.load.spec import LoadSpec
 
@@ -72,7 +72,7 @@ def spec_page() -> str:
 
 
 def plan_page() -> str:
-    """`docs/load-plans.md`."""
+    """Renders the page `docs/load-plans.md`."""
     from maitred.config.render import document_reference
     from maitred.load.chaos.plan import ChaosPlan
 

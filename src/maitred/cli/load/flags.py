@@ -38,7 +38,7 @@ class SpecFlag(NamedTuple):
 
     @property
     def parameter(self) -> str:
-        """Its name in Python."""
+        """Name of the parameter in Python."""
         return self.name.removeprefix("--").replace("-", "_")
 
 
@@ -164,7 +164,7 @@ def _parameter(name: str, annotation: object, default: object) -> inspect.Parame
 
 
 def described(key: str) -> str:
-    """What the spec says of a setting, with its default unless that is to do nothing."""
+    """Returns the description of a setting of the spec, with its default unless that is to do nothing."""
     field = _settings()[key]
     assert isinstance(field.type, msgspec.inspect.Metadata)
     text = str((field.type.extra_json_schema or {})["description"])

@@ -54,7 +54,7 @@ def beside(path: Path, ending: str) -> Path:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Writes a report.
+    """Writes a report to a file.
 
     Raises:
         InvalidRequest: Nothing can be written there.

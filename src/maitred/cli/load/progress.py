@@ -19,7 +19,7 @@ LINE_EVERY_S = 5.0
 
 
 class RunWatcher(Protocol):
-    """What a run calls about once a second."""
+    """Callback of a run, called about once a second."""
 
     def __call__(self, progress: RunProgress) -> None:
         """Shows where the run stands."""
@@ -55,7 +55,7 @@ class PlainLines:
         self._next_s = self._last_s = 0.0
 
     def __call__(self, progress: RunProgress) -> None:
-        """See `RunWatcher`."""
+        """Prints a line about the progress, now and then."""
         if progress.at_s >= self._next_s or progress.at_s < self._last_s:  # due, or another run
             self._next_s = progress.at_s - progress.at_s % LINE_EVERY_S + LINE_EVERY_S
             share = "" if progress.share is None else f"  {progress.share:4.0%}"
@@ -63,7 +63,7 @@ class PlainLines:
         self._last_s = progress.at_s
 
     def show(self, line: str) -> None:
-        """See `RunWatcher`."""
+        """Prints a line to the error output."""
         typer.echo(line, err=True)
 
 
@@ -76,11 +76,11 @@ class LiveBlock:
         self._console = console
 
     def __call__(self, progress: RunProgress) -> None:
-        """See `RunWatcher`."""
+        """Draws the progress in place."""
         self._live.update(self._block(progress), refresh=True)
 
     def show(self, line: str) -> None:
-        """See `RunWatcher`."""
+        """Prints a line above the progress."""
         self._console.print(line, markup=False, highlight=False)
 
     def _block(self, progress: RunProgress) -> "RenderableType":

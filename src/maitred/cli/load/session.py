@@ -57,7 +57,7 @@ def _kept(sessions: Iterator[LoadSession], played: list[LoadSession]) -> Iterato
 
 
 def _as_played(sessions: list[LoadSession], data: RunData) -> Iterator[LoadSession]:
-    """Those that had a turn, at the time when their first was due: in a closed loop that is for the run to say."""
+    """Returns the sessions that had a turn, at the time when their first was due; a closed loop decides that."""
     began_s = {record.session: record.intended_s for record in reversed(data.records)}
     timed = [structs.replace(session, at_s=began_s[session.id]) for session in sessions if session.id in began_s]
     return iter(sorted(timed, key=lambda session: session.at_s or 0.0))

@@ -1,4 +1,4 @@
-"""What `maitred load run` and `sweep` are asked to do, from a YAML file and the options above it."""
+"""Spec of `maitred load run` and `sweep`, from a YAML file and the options above it."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What the administration's commands print: tables for people, JSON for programs."""
+"""Output of the admin commands: tables for people, JSON for programs."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +9,7 @@ _NATURAL = 100_000
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str] = ()) -> None:
-    """Prints a table.
+    """Prints rows as a table.
 
     Args:
         columns: Their titles.

@@ -1,4 +1,4 @@
-"""What goes between the client and the terminal, or a pipe."""
+"""Exchange between the client and the terminal, or a pipe."""
 
 import shlex
 import sys

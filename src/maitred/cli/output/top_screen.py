@@ -16,7 +16,7 @@ _MOST_ROWS = 10
 
 
 def screen(state: LiveBody) -> RenderableType:
-    """All of it, the most important first."""
+    """Renders the whole screen, the most important first."""
     parts: list[RenderableType] = [_head(state), _path(state)]
     parts += [_finding(one) for one in state.findings or ()]
     parts.append(_queues(state.queues))
@@ -60,7 +60,7 @@ def _path(state: LiveBody) -> Text:
 
 
 def _finding(one: FindingBody) -> Text:
-    """What `maitred doctor` would say."""
+    """Renders one finding, as `maitred doctor` would print it."""
     where = f" {one.where}" if one.where else ""
     text = Text.assemble((cell(f"{one.kind}{where}"), "yellow"), "  ", cell(one.summary))
     return text.append(f"\n{cell(one.remedy)}", "dim")

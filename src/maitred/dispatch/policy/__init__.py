@@ -1,1 +1,1 @@
-"""What dispatch decides, as pure code: credits, quotas, predictions. Times are arguments, in monotonic seconds."""
+"""Policies of dispatch, as pure code: credits, quotas, predictions. Times are arguments, in monotonic seconds."""

@@ -121,7 +121,7 @@ class OutputLengths:
         return self._all.mean_tokens if self._all.count else None
 
     def lengths(self, tenant: str, max_tokens: int) -> tuple[int, float]:
-        """What is predicted for one choice, up to `max_tokens`: room for most, and the mean.
+        """Predicts the output of one choice, up to `max_tokens`: room for most, and the mean.
 
         The first, in whole tokens and at least 1 where anything may be generated, is what room is taken for; the second
         is for how long the work will take.
@@ -137,7 +137,7 @@ class OutputLengths:
         return min(max(1, most), max_tokens), min(max(1.0, mean), float(max_tokens))
 
     def on_leave(self, tenant: str, produced: float, max_tokens: int, draws: Sequence[float]) -> list[float]:
-        """What is still to come of an answer that has so many tokens: as of some of those that got as far.
+        """Returns samples of the tokens still to come of a choice that has so many tokens.
 
         Args:
             tenant: Whose answer it is.

@@ -40,7 +40,7 @@ class OverflowCandidate:
 
 
 def select_overflow(candidates: Sequence[OverflowCandidate], service: float) -> list[int]:
-    """Those that leave, by their numbers: as few of this order as take so much service away, and at least one.
+    """Chooses the candidates that leave, by number: as few as take so much service away, and at least one.
 
     Args:
         candidates: Who may leave.

@@ -167,7 +167,7 @@ class _Simulation:
         return None if self._free <= self._least_free else self._overcommitted(self._head())
 
     def _overcommitted(self, head: int) -> int | None:
-        """Who comes in beyond the places: the head, or who holds least of those who may come before their turn.
+        """Returns the tenant that is dispatched beyond the slots: the head, or whoever holds least.
 
         See `maitred.fairness.vtc.gives_way`: who has most per weight gives way first, and nobody to itself.
         """
@@ -223,7 +223,7 @@ class ArrivalRates:
         return len(self._of)
 
     def __iter__(self) -> Iterator[tuple[str, Flow]]:
-        """Those that sent something last, with what it was; the last one last."""
+        """Iterates over the tenants and their last flows, the latest one last."""
         return ((tenant, flow) for tenant, (_, _, flow) in self._of.items())
 
     def observe(self, flow: Flow, now_s: float) -> None:

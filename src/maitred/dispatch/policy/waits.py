@@ -24,7 +24,7 @@ class WaitAccount:
         self._state: tuple[str, WaitCause] | None = None
 
     def __len__(self) -> int:
-        """Tenants that wait."""
+        """Number of tenants that wait."""
         return len(self._members)
 
     def advance(self, now_s: float, blocked: tuple[str, WaitCause] | None) -> None:

@@ -73,7 +73,7 @@ class GrammarCompiler:
 
 
 class _Once:
-    """What is made when it is needed first."""
+    """Value that is made when it is first needed."""
 
     def __init__(self, make: Callable[[], LLTokenizer]) -> None:
         self._make = make

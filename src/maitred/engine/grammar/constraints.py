@@ -97,7 +97,7 @@ class Constraints:
         return self._beside.submit(self._masks, rows, words, [positions[row] for row in rows])
 
     def suppose(self, key: int) -> SpeculativeGrammarState:
-        """What would come of a sequence: nothing yet. Replaces the supposition that there was."""
+        """Begins to follow the draft of a sequence by its grammar, and replaces what was followed before."""
         supposition = self._supposed[key] = (
             SpeculativeGrammarState(self._states_of[key]) if key in self._states_of else SpeculativeGrammarState()
         )

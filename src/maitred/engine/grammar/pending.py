@@ -9,7 +9,7 @@ from maitred.engine.scheduler.sequence import Sequence
 
 @dataclass(slots=True)
 class PendingGrammar:
-    """One such request.
+    """Request that waits for its grammar.
 
     Attributes:
         owner: Who has submitted it.
@@ -29,7 +29,7 @@ class PendingGrammar:
 
 
 class PendingGrammars:
-    """All of them."""
+    """Requests that wait for their grammars."""
 
     def __init__(self) -> None:
         self._requests: dict[tuple[Hashable, str], PendingGrammar] = {}
@@ -62,7 +62,7 @@ class PendingGrammars:
                 del self._requests[owner, sequence.request.id]
 
     def take_ready(self, ready: Callable[[Grammar], bool]) -> Iterator[PendingGrammar]:
-        """Those whose grammars have been compiled, or cannot be; they are no longer here."""
+        """Removes and returns the requests whose grammars have been compiled, or cannot be."""
         for key, request in list(self._requests.items()):
             if ready(request.grammar):
                 del self._requests[key]

@@ -1,1 +1,1 @@
-"""Who holds which KV block: pure bookkeeping over block numbers; the tensors live with the model runner."""
+"""KV cache bookkeeping: which sequence holds which block, by block numbers; the model runner has the tensors."""

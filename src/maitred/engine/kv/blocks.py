@@ -43,7 +43,7 @@ class BlockPool:
         return len(self._idle)
 
     def keys(self) -> Iterable[bytes]:
-        """Of all blocks that can be found."""
+        """Returns the keys of all blocks that can be found."""
         return self._by_key.keys()
 
     def reference_count(self, block: int) -> int:

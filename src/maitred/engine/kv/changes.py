@@ -24,7 +24,7 @@ class BlockChanges:
         self.sequence = 0
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """What was stored and what was removed, as joined keys; None: nothing, or more than is told."""
+        """Takes what was stored and what was removed, as joined keys; None: nothing, or more than is reported."""
         changed = self.take_update
         if not changed:
             return None

@@ -52,7 +52,7 @@ class SwapSpace:
         return len(self._free)
 
     def want(self, keys: Iterable[bytes]) -> None:
-        """Somebody waits for these blocks."""
+        """Notes that a sequence waits for these blocks."""
         self._wanted.update(keys)
 
     def release(self, keys: Iterable[bytes]) -> None:
@@ -81,6 +81,6 @@ class SwapSpace:
         self.restored += 1
 
     def take_moves(self) -> list[BlockCopy]:
-        """What is to be copied before the next step, in this order."""
+        """Takes the copies to be made before the next step, in this order."""
         moves, self._moves = self._moves, []
         return moves

@@ -110,7 +110,7 @@ class BlockTable:
             self._pool.swap.want(self._keys[: self._wanted])
 
     def await_no_more(self) -> None:
-        """It is here again, or not needed any more."""
+        """Stops waiting for swapped blocks: the sequence has them again, or needs them no more."""
         if self._pool.swap is not None and self._wanted:
             self._pool.swap.release(self._keys[: self._wanted])
             self._wanted = 0

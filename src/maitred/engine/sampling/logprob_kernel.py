@@ -1,4 +1,4 @@
-"""What the log-probabilities of a row need, found in one compiled pass on a CPU.
+"""Log-probabilities of a row, found in one compiled pass on a CPU.
 
 The normaliser comes from the same exact sum of integer weights as the draw, so a log-probability is as independent of
 the batch as a token is. The most probable tokens are found by scanning the blocks whose largest logit can still

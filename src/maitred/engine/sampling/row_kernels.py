@@ -173,7 +173,7 @@ def _pick_filtered(
     bits: int,
     ranks: NDArray[np.int64],
 ) -> int:
-    """The same among the tokens that top_k, then top_p, then min_p keep; `total` is needed for top_p without top_k."""
+    """Draws a token among those that top_k, then top_p, then min_p keep; `total` is needed for top_p without top_k."""
     nucleus = top_p < SHARE_ONE
     count = 0
     for band in _BANDS:

@@ -48,7 +48,7 @@ _NOTHING: Mapping[int, Sequence[int]] = {}
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """What a step chose.
+    """Result of sampling in one step.
 
     Attributes:
         tokens: One per row.

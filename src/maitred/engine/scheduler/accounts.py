@@ -1,4 +1,4 @@
-"""What the running sequences are charged: real tokens, as they are computed, and none of them twice.
+"""Charges of the running sequences: real tokens, as they are computed, and none of them twice.
 
 A token of a prompt is charged when it is computed for the first time, or found in the cache instead; a token of the
 answer when it is sampled. Nothing is charged ahead, so a sequence that is aborted has nothing to get back; and what is
@@ -65,7 +65,7 @@ class FlowCharges:
         self._line.stream(sequence.account.flow, self.weights.output)
 
     def end_decoding(self, sequence: Sequence) -> None:
-        """It does not any more."""
+        """Notes that a sequence does not decode any more."""
         self._line.stream(sequence.account.flow, -self.weights.output)
 
     def charge_outputs(self, further: Iterable[tuple[Sequence, int]], left_out: list[Sequence]) -> None:

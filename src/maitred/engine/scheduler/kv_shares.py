@@ -21,7 +21,7 @@ from maitred.engine.config import KVShareConfig
 
 
 class _TenantBlocks:
-    """What one tenant has, may have, and waits for."""
+    """Blocks of one tenant: those that it has, may have, and waits for."""
 
     __slots__ = ("blocks", "ceiling", "guaranteed", "waiting")
 

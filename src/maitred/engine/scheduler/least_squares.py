@@ -36,7 +36,7 @@ class LeastSquares:
         self.coefficients = [0.0] * features
 
     def predict(self, x: Sequence[float]) -> float:
-        """What the latest fit says."""
+        """Predicts a value by the latest fit."""
         return sum(a * b for a, b in zip(self.coefficients, x, strict=True))
 
     def observe(self, stratum: Hashable, x: Sequence[float], y: float, share: float = 1.0) -> None:

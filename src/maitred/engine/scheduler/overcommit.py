@@ -21,7 +21,7 @@ _NOBODY: frozenset[int] = frozenset()
 
 
 class OvercommitSlots:
-    """Who may come in beyond the places, and who is left out of a step for it.
+    """Slots beyond the batch, and who is left out of a step for them.
 
     Args:
         most: At one time.
@@ -37,7 +37,7 @@ class OvercommitSlots:
 
     @property
     def slots(self) -> int:
-        """For further guests."""
+        """Slots for further overcommitted sequences."""
         return self.most - self.count
 
     def entered(self) -> None:
@@ -45,7 +45,7 @@ class OvercommitSlots:
         self.count += 1
 
     def seated(self, running: int, places: int) -> None:
-        """So many run on so many places: where one has come free, a guest has it now."""
+        """Notes how many sequences run on how many slots: an overcommitted one has each slot that came free."""
         self.count = max(0, min(self.count, running - places))
 
     def admits(self, newcomer: Sequence, running: Iterable[Sequence]) -> bool:
@@ -85,7 +85,7 @@ class OvercommitSlots:
 
 
 def _surplus(own: list[Sequence]) -> tuple[float, int]:
-    """What a tenant has beyond a single row, per weight; of equals, whose turn it is."""
+    """Returns the rows of a tenant beyond a single one, per weight; of equals, whose turn it is."""
     if not own:
         return (-1.0, 0)
     last = own[-1]

@@ -1,4 +1,4 @@
-"""What one step computes, as the scheduler hands it to the model runner."""
+"""Plan of one step, as the scheduler hands it to the model runner."""
 
 from dataclasses import dataclass, field
 
@@ -38,7 +38,7 @@ class Chunk(Struct, gc=False):
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step.
+    """Plan of one step: the chunks to compute, and whose blocks were taken.
 
     `decodes` are of answers under way, one token each, or several where tokens were appended that no step has computed.
     `prefills` are of prompts, and of what is computed again after a preemption.
@@ -58,7 +58,7 @@ class StepPlan:
 
     @property
     def chunks(self) -> list[Chunk]:
-        """Decodes, then prefills."""
+        """Chunks of decodes, then of prefills."""
         return self.decodes + self.prefills
 
     @property

@@ -1,4 +1,4 @@
-"""Who gets the tokens that decodes leave of a step: prompts under way and newcomers, as they are owed service."""
+"""Prefill planning: prompts under way and newcomers get the tokens that decodes leave, as they are owed service."""
 
 from collections.abc import Callable
 

@@ -50,7 +50,7 @@ class PromptPlanner:
         """Found no room, and are out of the line while others are looked at."""
 
     def run(self, hold: WaitCause | None) -> None:
-        """Plans the prompts.
+        """Plans the prompts of one step.
 
         Args:
             hold: Why nobody is admitted in this step; None: they are.

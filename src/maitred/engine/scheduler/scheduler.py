@@ -147,7 +147,7 @@ class Scheduler:
 
     @property
     def pool(self) -> BlockPool:
-        """The KV blocks."""
+        """Pool of the KV blocks."""
         return self._state.pool
 
     @property
@@ -157,12 +157,12 @@ class Scheduler:
 
     @property
     def counters(self) -> SchedulerCounters:
-        """What was done so far."""
+        """Counters of what was done so far."""
         return self._state.counters
 
     @property
     def times(self) -> StepTimes:
-        """What steps take, as far as it was measured."""
+        """Step times, as far as they were measured."""
         return self._pace.times
 
     @property
@@ -172,7 +172,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Sequences in line."""
+        """Number of waiting sequences."""
         return len(self._state.available_blocks)
 
     @property
@@ -192,7 +192,7 @@ class Scheduler:
 
     @property
     def overcommitted(self) -> int:
-        """Of those that run, how many have no slot."""
+        """Number of running sequences that have no slot of their own."""
         return self._state.overcommit.count
 
     @property

@@ -11,7 +11,7 @@ from maitred.engine.scheduler.sequence import Sequence
 
 
 class SequenceFactory:
-    """Makes sequences.
+    """Factory of sequences from requests.
 
     Args:
         pool: The KV blocks.

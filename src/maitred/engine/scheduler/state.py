@@ -1,4 +1,4 @@
-"""What the scheduler knows, and the moves of a sequence between its states.
+"""State of the scheduler, and the moves of a sequence between its states.
 
     add -> waiting --admit--> running --(last token)--> ended
               ^                  |

@@ -43,16 +43,16 @@ class StepSizer:
 
     @property
     def times(self) -> StepTimes:
-        """What steps take, as far as it was measured."""
+        """Step times, as far as they were measured."""
         return self._meter.times
 
     @property
     def sequences(self) -> int:
-        """That may run together now."""
+        """Number of sequences that may run together now."""
         return min(self._limit.limit, max(self._least, self._predicted))
 
     def tokens(self, batch: RunningBatch) -> int:
-        """That a step with this batch may compute."""
+        """Returns the tokens that a step with this batch may compute."""
         objective_s = batch.itl_objective_s
         if objective_s is None:
             return self._step_tokens
@@ -60,7 +60,7 @@ class StepSizer:
         return min(self._step_tokens, self._meter.tokens_within(objective_s, decodes, batch.context_tokens))
 
     def budget(self, batch: RunningBatch, decodes: int) -> PrefillBudget:
-        """What a step has for prompts beside so many tokens of decodes: room in time only while somebody waits."""
+        """Returns what a step has left for prompts; it is limited in time only while somebody waits."""
         objective_s = batch.itl_objective_s
         left = self._step_tokens - decodes
         if objective_s is None or not decodes:

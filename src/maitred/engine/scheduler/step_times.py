@@ -1,4 +1,4 @@
-"""What the next step will take, learnt from the steps before it; and so how many tokens of prefill it may have.
+"""Time of the next step, learnt from the steps before it, and the prefill tokens that it leaves room for.
 
 Two tokens can cost very different amounts. A decode shares its reading of the weights with few others and is sampled;
 it reads all the keys and values of its sequence. A token of a prefill chunk is one row of a large product; it attends
@@ -35,7 +35,7 @@ _LEAST_PREFILL_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What the time of a step depends on; see `StepTimes` for the units."""
+    """Work that the time of a step depends on; see `StepTimes` for the units."""
 
     decodes: int = 0
     context_tokens: int = 0
@@ -68,18 +68,18 @@ class StepWork:
         return cls(len(plan.decodes), sum([chunk.start + chunk.length for chunk in plan.decodes]))
 
     def seconds(self, times: StepTimes) -> float:
-        """What it takes."""
+        """Returns the seconds that the step takes."""
         _, tokens, context_tokens, decodes, chunks, pairs = self.features
         return times.of(tokens, context_tokens, decodes=decodes, chunks=chunks, pairs=pairs)
 
     def extra_seconds(self, times: StepTimes) -> float:
-        """What its prefill and its drafts add."""
+        """Returns the seconds that its prefill and its drafts add."""
         decodes = StepWork(self.decodes, self.context_tokens)
         return self.seconds(times) - decodes.seconds(times)
 
     @property
     def features(self) -> tuple[int, int, int, int, int, int]:
-        """What the fields of `StepTimes` are multiplied with, in their order."""
+        """Factors for the fields of `StepTimes`, in their order."""
         sampled = self.decodes + self.drafts
         return 1, sampled + self.prefill_tokens, self.context_tokens, sampled, self.chunks, self.pairs
 
@@ -157,7 +157,7 @@ class StepMeter:
         return (self._mixed + self._decoding).error(share)
 
     def budget(self, objective_s: float, decodes: int, context_tokens: int, share: float = 0.95) -> "StepBudget":
-        """What a step with these decodes has left for prefill if, in `share` of the cases, it shall keep an objective.
+        """Returns what a step has left for prefill if, in `share` of the cases, it shall keep an objective.
 
         Args:
             objective_s: The most that the step should take.

@@ -1,4 +1,4 @@
-"""Who gives its blocks back when a decode finds none.
+"""Choice of the sequences that give their blocks back when a decode finds none.
 
 The victim is the sequence whose eviction returns the most blocks for the least work to do again, and of similar ones
 that of the flow which has had more than its share. A sequence that holds whole blocks for a prompt of which little is
@@ -44,7 +44,7 @@ def choose_victim(
 
 
 class SwapPolicy:
-    """The decision.
+    """Policy that decides between copying blocks away and computing them again.
 
     Copying takes time in proportion to the blocks, both ways; computing takes time in proportion to the tokens, and
     more for late ones, which attend to more. Both are measured: copying when the engine starts, computing in its steps.

@@ -42,7 +42,7 @@ class WaitClock:
         """...and when."""
 
     def advance(self, now_s: float) -> None:
-        """It is so late; the time since the last call passed for the reason of then."""
+        """Advances the clock; the time since the last call passed for the cause of then."""
         if now_s > self._now_s:
             # A new dictionary each time: arrivals keep the old ones.
             self._totals_s = {**self._totals_s, self.cause: self._totals_s.get(self.cause, 0.0) + now_s - self._now_s}
@@ -53,7 +53,7 @@ class WaitClock:
         return ClockMark(self._now_s, self._totals_s)
 
     def admitted(self, key: int, arrival: ClockMark) -> dict[str, float]:
-        """Somebody's wait is over: seconds by cause.
+        """Ends the wait of a sequence, and returns its seconds by cause.
 
         Args:
             key: Of whom; keys rise with arrival.

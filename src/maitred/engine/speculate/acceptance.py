@@ -45,7 +45,7 @@ class Acceptance:
         """By sequence, then by kind."""
 
     def of(self, sequence: int, kind: int) -> float:
-        """The probability.
+        """Returns the probability that a draft token of a sequence is accepted.
 
         Args:
             sequence: Its key.

@@ -40,7 +40,7 @@ _PLAIN_WEIGHT = 0.2
 
 @dataclass(slots=True)
 class _Price:
-    """Of a row: tokens over rows; older ones fade."""
+    """Price of a row: tokens over rows; older ones fade."""
 
     tokens: float = 0.0
     rows: float = 0.0

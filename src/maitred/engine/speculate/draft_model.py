@@ -40,7 +40,7 @@ class _Run(NamedTuple):
 
 
 class DraftModel:
-    """Implements `maitred.engine.speculate.guess.DraftAuthor`.
+    """Draft model that writes guesses. Implements `maitred.engine.speculate.guess.DraftAuthor`.
 
     Args:
         decoder: The smaller model.
@@ -70,11 +70,11 @@ class DraftModel:
         self._meter = StepMeter()
 
     def pass_s(self, sequences: int, context_tokens: int) -> float:
-        """See `Author`."""
+        """Returns the seconds of one further token for so many sequences; as `DraftAuthor.pass_s`."""
         return self._meter.times.decoding(sequences, context_tokens)
 
     def follows(self, sequence: Sequence, most: int) -> bool:
-        """See `Author`."""
+        """Whether the draft model can follow a sequence at little cost; as `DraftAuthor.follows`."""
         if sequence.key not in self._sampler:
             return False  # it begins or comes back with this step
         tokens = len(sequence.tokens)
@@ -83,7 +83,7 @@ class DraftModel:
         return short_enough and tokens - self._reading.position(sequence) <= _WORTH_READING * left
 
     def write(self, wanted: list[DraftRequest], room: int) -> None:
-        """See `Author`."""
+        """Writes drafts for sequences; as `DraftAuthor.write`."""
         runs, writing = [], []
         for want in wanted:
             sequence = want.sequence
@@ -97,7 +97,7 @@ class DraftModel:
         self._write(runs, writing)
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Author`."""
+        """Forgets a sequence; as `DraftAuthor.forget`."""
         self._reading.forget(sequence)
 
     def drop(self) -> None:
@@ -106,7 +106,7 @@ class DraftModel:
         self._reading.clear()
 
     def reload(self, decoder: Decoder, cache: KVCache) -> None:
-        """The same model again, with an empty cache of the same size."""
+        """Takes the same model again, with an empty cache of the same size."""
         self._model = decoder, cache
 
     def _write(self, runs: list[_Run], writing: list[DraftRequest]) -> None:

@@ -12,7 +12,7 @@ from maitred.engine.scheduler.sequence import Sequence
 
 
 class DraftModelPosition:
-    """Of all sequences.
+    """Positions of the draft model in all sequences.
 
     Args:
         block_tokens: Tokens per block.
@@ -47,7 +47,7 @@ class DraftModelPosition:
             self._content.pop(block, None)
 
     def done(self, sequence: Sequence, end: int, ahead: list[int]) -> None:
-        """So many tokens are read, and drafts behind them."""
+        """Notes that so many tokens of a sequence are read, and drafts behind them."""
         before = self._read[sequence.key] // self._block_tokens
         full = end // self._block_tokens
         if full > before:
@@ -58,7 +58,7 @@ class DraftModelPosition:
             self._ahead[sequence.key] = ahead
 
     def forget(self, sequence: Sequence) -> None:
-        """It lost its blocks; what is in them may serve another, or itself."""
+        """Forgets a sequence that lost its blocks; what is in them may serve another, or itself."""
         self._read.pop(sequence.key, None)
         self._ahead.pop(sequence.key, None)
 

@@ -1,4 +1,4 @@
-"""What speculation asks of whoever guesses.
+"""Protocols of speculation: what it asks of whoever guesses.
 
 There are two kinds. A `Drafter` looks up what it says, which costs next to nothing. An `DraftAuthor` writes: it
 computes its guesses token by token, so each has its price, and how many are wanted is decided before.
@@ -14,7 +14,7 @@ WRITTEN = -1
 
 
 class DraftTokens(NamedTuple):
-    """What could be guessed of one sequence.
+    """Guess for one sequence: how long it is, and its tokens if they are known already.
 
     Attributes:
         kind: How much speaks for it; guesses of one kind are about equally often right.
@@ -47,7 +47,10 @@ class Drafter(Protocol):
     """Guesses the next tokens of sequences by looking up."""
 
     def draft(self, sequence: Sequence, most: int) -> DraftTokens | None:
-        """What it says of a sequence, in at most so many tokens; None: nothing. This must cost next to nothing."""
+        """Returns a draft for a sequence, of at most so many tokens; None: there is none.
+
+        This must cost next to nothing.
+        """
         ...
 
     def forget(self, sequence: Sequence) -> None:
@@ -59,7 +62,7 @@ class DraftAuthor(Protocol):
     """Writes the next tokens of sequences."""
 
     def pass_s(self, sequences: int, context_tokens: int) -> float:
-        """What one further token of so many sequences takes, with so much context in all; 0: not measured yet."""
+        """Returns the seconds of one further token for so many sequences, with so much context; 0: not measured."""
         ...
 
     def follows(self, sequence: Sequence, most: int) -> bool:

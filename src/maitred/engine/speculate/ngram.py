@@ -24,7 +24,7 @@ class NgramDrafter:
         self._indexes: dict[int, _Index] = {}
 
     def draft(self, sequence: Sequence, most: int) -> DraftTokens | None:
-        """What followed the latest occurrence of the last tokens."""
+        """Returns the tokens that followed the latest occurrence of the last tokens."""
         tokens = sequence.tokens
         index = self._indexes.get(sequence.key)
         if index is None:
@@ -41,7 +41,7 @@ class NgramDrafter:
         return DraftTokens(matched.bit_length(), most, tuple(ahead))
 
     def forget(self, sequence: Sequence) -> None:
-        """Drops its index."""
+        """Drops the index of a sequence."""
         self._indexes.pop(sequence.key, None)
 
 

@@ -36,7 +36,7 @@ _LEAST_CHANCE = 0.04
 
 
 class DraftBudget(Protocol):
-    """`maitred.engine.scheduler.scheduler.Scheduler.draft_budget`."""
+    """Budget of draft rows: `maitred.engine.scheduler.scheduler.Scheduler.draft_budget`."""
 
     def __call__(self, plan: StepPlan, /, *, writing_s: float) -> int:
         """Rows of drafts that a plan can still take, if each takes so long to write."""
@@ -44,7 +44,7 @@ class DraftBudget(Protocol):
 
 
 class Speculator:
-    """Chooses drafts.
+    """Chooses the drafts of each step.
 
     Args:
         drafter: Who guesses by looking up, if anybody.
@@ -111,7 +111,7 @@ class Speculator:
         return self._clock.monotonic_s() - looked_s if self._author is not None else 0.0
 
     def measured(self, work: StepWork, seconds: float, times: StepTimes) -> None:
-        """See `SpeculationBenefit.measured`."""
+        """Notes how long a step took; as `SpeculationBenefit.measured`."""
         self._benefit.measured(work, seconds, times)
 
     def forget(self, sequence: Sequence) -> None:
@@ -139,7 +139,7 @@ class Speculator:
         return [(chunk, guess, length) for (chunk, guess), length in zip(guesses, lengths, strict=True) if length]
 
     def _draft(self, chosen: "list[tuple[Chunk, DraftTokens, int]]", spare: int, room: int) -> None:
-        """Makes drafts.
+        """Makes the drafts that were chosen.
 
         Args:
             chosen: Of what.
@@ -188,7 +188,7 @@ class Speculator:
         return min(self._most, sequence.table.capacity_tokens - len(sequence.tokens), tokens_left)
 
     def _knows_position(self, sequence: Sequence) -> bool:
-        """Of one with a grammar; one that begins or comes back with this step is not there yet."""
+        """Whether the grammar's position is known; a sequence that begins or comes back with this step has none yet."""
         return self._constraints is not None and sequence.key in self._constraints
 
     def _draft_tokens(self, sequence: Sequence, limit: int, written_price: float) -> DraftTokens | None:

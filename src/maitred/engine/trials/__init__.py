@@ -1,1 +1,1 @@
-"""What an engine tries out when it starts, so that it need not learn it from the first requests."""
+"""Trials of an engine at its start, so that it need not learn its times from the first requests."""

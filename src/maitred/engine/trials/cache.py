@@ -1,4 +1,4 @@
-"""What was measured on a machine, kept on disk so that it is measured once: small JSON files, each under its key.
+"""Cache of measurements on disk, so that a machine measures once: small JSON files, each under its key.
 
 A note is a convenience. One that is missing, broken or of another version is measured again, and one that cannot be
 written is lost; neither stops an engine from starting.
@@ -35,7 +35,7 @@ class StepTimeCache(Generic[T]):
     kind: type[T]
 
     def read(self, key: str) -> T | None:
-        """What was noted under a key; None: nothing that can be understood."""
+        """Returns what was stored under a key; None: nothing that can be read."""
         if self.folder is None:
             return None
         path = self.folder / f"{key}{_SUFFIX}"

@@ -1,4 +1,4 @@
-"""What steps take, before the first request: a few made-up ones are computed and timed when a model starts.
+"""Times of the first steps: a few made-up ones are computed and timed when a model starts.
 
 Without them a gateway cannot tell its first clients when their answers will begin, nor an engine how much of a prompt
 fits into the time between two tokens; both would learn it from the first requests, at the expense of these. What is
@@ -79,7 +79,7 @@ TRIALS = (
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """What a step can be.
+    """Bounds of a step: its sequences, tokens and context.
 
     Attributes:
         sequences: That run together at most.
@@ -138,7 +138,7 @@ def known_steps(
     now_s: Callable[[], float] = time.perf_counter,
     used_s: Callable[[], float] = time.process_time,
 ) -> list[TimedStep]:
-    """What was noted when this model was started here before; otherwise tried now, and noted.
+    """Returns the step times that were stored when this model was started before; otherwise measures and stores them.
 
     What was measured while other work had the processor is better than nothing now, but not for all later starts.
 
@@ -225,7 +225,7 @@ def _warm_runners(
 
 
 def _through_all(seconds: Sequence[float], layers: int) -> float:
-    """What a step takes through all layers, from what it took: through all, or through a few and some more."""
+    """Returns the seconds of a step through all layers, from those through all, or through a few and some more."""
     if len(seconds) == 1:
         return seconds[0]
     few, more = seconds

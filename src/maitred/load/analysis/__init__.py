@@ -1,4 +1,4 @@
-"""What several results say together.
+"""Analysis of several load results together.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What a comparison of two sides has found, row by row."""
+"""Comparison of two sides, row by row."""
 
 from pathlib import Path
 from typing import Literal
@@ -53,7 +53,7 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparisonSide(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two sides.
+    """Side of a comparison.
 
     Attributes:
         runs: How many.
@@ -106,12 +106,12 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def worse(self) -> list[ComparisonRow]:
-        """The regressions."""
+        """Rows that are regressions."""
         return [row for row in self.rows if row.verdict == "worse"]
 
     @property
     def better(self) -> list[ComparisonRow]:
-        """The improvements."""
+        """Rows that are improvements."""
         return [row for row in self.rows if row.verdict == "better"]
 
     def save(self, path: Path) -> None:

@@ -96,7 +96,10 @@ class SortedValues:
         return _divide(drawn @ self._values, drawn.sum(axis=1))
 
     def quantiles(self, weights: Weights, ranks: tuple[float, ...]) -> Floats:
-        """Of each row, for each rank, interpolated linearly as if the values were repeated. Shape (ranks, rows)."""
+        """Returns the quantiles of each row, for each rank, interpolated linearly as if values were repeated.
+
+        Shape (ranks, rows).
+        """
         found = np.full((len(ranks), len(weights)), np.nan)
         if not len(self):
             return found
@@ -144,7 +147,7 @@ class BinnedGaps:
         return self._count
 
     def quantiles(self, weights: Weights, ranks: tuple[float, ...]) -> Floats:
-        """Of each row, for each rank, interpolated within the bin. Shape (ranks, rows)."""
+        """Returns the quantiles of each row, for each rank, interpolated within the bin. Shape (ranks, rows)."""
         found = np.full((len(ranks), len(weights)), np.nan)
         if not self._count:
             return found

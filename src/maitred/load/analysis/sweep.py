@@ -61,7 +61,7 @@ class SweepTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, result: LoadResult) -> "SweepTrial":
-        """What a run says of its rate."""
+        """Makes the trial of a rate from the result of its run."""
         window, times, summary = result.window, result.times, result.summary
         middle_s = (window.from_s + window.until_s) / 2
 
@@ -104,7 +104,7 @@ class SweepTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search has found.
+    """Result of a search for the highest rate.
 
     Attributes:
         format: `FORMAT`.
@@ -158,7 +158,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateEvidence:
-    """What the trials at one rate say together.
+    """Evidence of all trials at one rate.
 
     Args:
         trials: At least one, all at the same rate.

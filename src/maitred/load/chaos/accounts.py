@@ -39,7 +39,7 @@ def no_double_bill(evidence: ChaosEvidence) -> InvariantResult:
 
 
 def bounded_overshoot(evidence: ChaosEvidence, bound_tokens: float) -> InvariantResult:
-    """Who has left costs little: the engine's own count, less what reached the clients, per departure."""
+    """Checks that clients who leave cost little: the engine's count, less what reached clients, per departure."""
     name, bound = "bounded overshoot", f"at most {bound_tokens:g} tokens computed for nobody per departure"
     generated, phase = evidence.chaos.generated_tokens, evidence.chaos
     if generated is None:

@@ -51,7 +51,7 @@ def same_answers(evidence: ChaosEvidence) -> InvariantResult:
 
 
 def every_request_ends(evidence: ChaosEvidence, bound_s: float) -> InvariantResult:
-    """Nobody waits for ever, and nobody's request ends twice."""
+    """Checks that no request waits for ever, and that none ends twice."""
     violations: list[str] = []
     longest_s = 0.0
     for record in evidence.chaos.everyone:
@@ -72,7 +72,7 @@ def every_request_ends(evidence: ChaosEvidence, bound_s: float) -> InvariantResu
 
 
 def _against(reference: RequestRecord, record: RequestRecord) -> str:
-    """What is wrong with an answer, given the right one; empty if nothing is."""
+    """Returns what is wrong with an answer, given the right one; empty if nothing is."""
     text, right = text_of(record), text_of(reference)
     if record.outcome is UserOutcome.COMPLETE:
         if text != right:
@@ -88,7 +88,7 @@ def _against(reference: RequestRecord, record: RequestRecord) -> str:
 
 
 def _alone(record: RequestRecord, *, exact: bool) -> str:
-    """The same without the right answer: only the length is known, and only of a server that keeps to it."""
+    """Returns what is wrong with an answer whose right text is unknown: only its length can be checked."""
     short = 0 < record.output_tokens != record.asked_tokens
     if exact and short and record.outcome is UserOutcome.COMPLETE:
         return f"It ended as complete with {record.output_tokens} tokens, and {record.asked_tokens} were asked for."

@@ -41,7 +41,7 @@ class FakeClock:
 
 
 def find_library() -> Path:
-    """Where libfaketime is.
+    """Returns the path of libfaketime.
 
     Raises:
         Unavailable: It is not installed.

@@ -1,4 +1,4 @@
-"""What a rehearsal has seen: all that a verdict may rest on."""
+"""Evidence of a rehearsal: all that a verdict may rest on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class ChaosPhase:
 
     @property
     def everyone(self) -> list[RequestRecord]:
-        """All users."""
+        """Records of all users."""
         return self.records + self.bursts
 
 
@@ -60,7 +60,7 @@ class EndState:
 
 @dataclass(frozen=True)
 class ChaosEvidence:
-    """Everything.
+    """Evidence of both phases of a rehearsal, and of its end.
 
     Attributes:
         spec: The load that was played twice.

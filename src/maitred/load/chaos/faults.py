@@ -79,7 +79,7 @@ async def _kill(fault: ChaosFault, installation: RunningInstallation, note: Note
 
 @asynccontextmanager
 async def _hang(process: psutil.Process, note: Note) -> AsyncIterator[None]:
-    """SIGSTOP, and SIGCONT."""
+    """Stops a process with SIGSTOP, and continues it with SIGCONT."""
     try:
         with _named(process):
             process.suspend()

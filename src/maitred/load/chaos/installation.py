@@ -1,4 +1,4 @@
-"""What is tested, from its start to its end; or, where it runs already, where to find it."""
+"""Installation under test, from its start to its end; or, where it runs already, where to find it."""
 
 import asyncio
 import os
@@ -164,7 +164,7 @@ class RunningInstallation:
         await self._end_orphans()
 
     def last_lines(self) -> str:
-        """What it printed last; empty if chaos did not start it."""
+        """Returns the last lines that the installation printed; empty if chaos did not start it."""
         text = self.log.read_text(errors="replace") if self.log.is_file() else ""
         return "\n".join(text.strip().splitlines()[-LAST_LINES:])
 

@@ -1,4 +1,4 @@
-"""What must hold whatever happens, judged from the evidence alone.
+"""Invariants that must hold whatever happens, judged from the evidence alone.
 
 Each promise is a function that says what the bound was and what was found. Where the evidence does not suffice (a
 server without metrics, a load that ended before it could recover) it says so, and never calls the promise held.
@@ -64,7 +64,7 @@ def nothing_left(end: EndState, bound_s: float) -> InvariantResult:
 
 
 def remains(gauges: Mapping[str, float]) -> list[str] | None:
-    """What is still held, in words; None: the gauges do not say."""
+    """Returns what is still held, in words; None: the gauges do not say."""
     if not MUST_BE_ZERO.keys() & gauges.keys():
         return None
     left = [f"{gauges[name]:g} {word}" for name, word in MUST_BE_ZERO.items() if gauges.get(name)]
@@ -74,7 +74,7 @@ def remains(gauges: Mapping[str, float]) -> list[str] | None:
 
 
 def clean_end(end: EndState) -> InvariantResult:
-    """It ends when it is told to, without an error and without leaving anybody behind."""
+    """Checks that the installation ends when told to, without an error and without leaving a process behind."""
     name, bound = "clean end", "exit code 0 after SIGTERM, no process left behind"
     if not end.started_here:
         return unchecked(name, bound, "It ran before and goes on running.")

@@ -1,4 +1,4 @@
-"""What the server would bill.
+"""Meters of the tokens that the server would bill.
 
 A rehearsal compares its own count with the server's. Today the server's count is its metrics; a ledger that bills per
 request becomes another `UsageMeter`.
@@ -49,7 +49,7 @@ class MetricsMeter:
         self._counters = counters
 
     def bill(self) -> TokenBill | None:
-        """See `UsageMeter`."""
+        """Returns the bill by the gateway's counters; None: it has none."""
         prompt = self._counters.total("maitred_prompt_tokens_total")
         output = self._counters.total("maitred_output_tokens_total")
         if prompt is None or output is None:
@@ -58,7 +58,7 @@ class MetricsMeter:
 
 
 def probe_bill(data: RunData) -> TokenBill:
-    """What a run's own calibration has cost before its first request: two prompts of known length, a token each.
+    """Returns the cost of a run's own calibration: two prompts of known length, with one token each.
 
     The run has found out how long they are: that is what calibration is.
     """

@@ -21,7 +21,7 @@ State = Literal["held", "broken", "unchecked"]
 
 
 class InvariantResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One promise.
+    """Result of checking one invariant.
 
     Attributes:
         name: Of the promise.
@@ -39,7 +39,7 @@ class InvariantResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChaosRun(msgspec.Struct, kw_only=True):
-    """One rehearsal.
+    """Run of one chaos plan.
 
     Attributes:
         format: `FORMAT`.

@@ -69,7 +69,7 @@ class ChaosLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Installation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is tested: a command line that is started and stopped (`serve`), or something that runs already."""
+    """Installation under test: a command line that is started and stopped (`serve`), or something that runs already."""
 
     serve: Annotated[
         str | None,
@@ -131,7 +131,7 @@ class ChaosFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Invariants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What must hold. null turns one off."""
+    """Invariants that must hold. null turns one off."""
 
     same_answers: Annotated[
         bool,
@@ -163,7 +163,7 @@ class Invariants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChaosPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole rehearsal."""
+    """Plan of a whole rehearsal."""
 
     installation: Installation
     load: LoadSpec = LoadSpec()

@@ -1,4 +1,4 @@
-"""Who is who: from the role that a plan names to the process that plays it now.
+"""Processes by role: from the role that a plan names to the process that has it now.
 
 A role is looked up each time it is needed, because the point of the exercise is that processes die and are replaced.
 Nothing is ever found by name alone: a role is what chaos has started, what the plan names by its id, or a descendant of

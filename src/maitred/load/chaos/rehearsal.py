@@ -38,7 +38,7 @@ SETTLE_S = 15.0
 
 
 def _say_nothing(_: str) -> None:
-    """Nobody listens."""
+    """Does nothing with a line: nobody listens."""
 
 
 async def rehearse(
@@ -49,7 +49,7 @@ async def rehearse(
     watch: Callable[[RunProgress], None] | None = None,
     drive: LoadDriver = driver.run,
 ) -> ChaosRun:
-    """Plays a plan.
+    """Plays a chaos plan and returns its run.
 
     Args:
         plan: What runs, which load, which faults, which promises.

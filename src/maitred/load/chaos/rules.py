@@ -1,4 +1,4 @@
-"""What must hold between the settings of a plan; all that is wrong is said at once, before anything is started."""
+"""Rules between the settings of a plan; all faults are reported at once, before anything is started."""
 
 from itertools import combinations
 from typing import Literal, NamedTuple
@@ -10,7 +10,7 @@ from maitred.load.chaos.plan import GATEWAY, ChaosFault, ChaosLink, ChaosPlan, F
 
 
 class _Form(NamedTuple):
-    """What a kind of fault hits, and which fields it must and may have."""
+    """Form of a kind of fault: its target, and the fields that it must and may have."""
 
     target: Literal["process", "link", "store", "none"]
     must: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""What the server says of itself, followed over its restarts.
+"""Scrapes of the server's metrics, followed over its restarts.
 
 Counters begin at 0 whenever their process starts, so a single look at the end of a rehearsal would miss what was
 counted before a kill. The follower looks all the time and adds the lives up. What a process counted between the last
@@ -24,7 +24,7 @@ _KEPT_BY_THE_GATEWAY = frozenset({"maitred_engine_restarts_total"})
 
 
 def process_of(series: MetricSeries) -> tuple[str, str]:
-    """Who counts it: an engine by its model and replica, both empty for the gateway."""
+    """Returns who counts a series: an engine by its model and replica, both empty for the gateway."""
     for beginning, (model, replica) in _OF_ENGINES.items():
         if series.name.startswith(beginning) and series.name not in _KEPT_BY_THE_GATEWAY:
             labels = dict(series.labels)
@@ -47,7 +47,7 @@ class CounterTotals:
         """The last look: the samples of each name, summed over their labels."""
 
     def take(self, samples: Mapping[MetricSeries, float]) -> None:
-        """One more look."""
+        """Adds the samples of one more scrape."""
         counted = {series: value for series, value in self._samples.items() if series.name.endswith("_total")}
         over = {process_of(series) for series, value in counted.items() if samples.get(series, 0.0) < value}
         for series, value in counted.items():

@@ -12,7 +12,7 @@ from maitred.load.chaos.plan import ChaosFault
 
 
 class FaultLog(msgspec.Struct, kw_only=True):
-    """What became of one fault. Times are seconds since the start of the load.
+    """Log of one fault. Times are seconds since the start of the load.
 
     Attributes:
         number: Position in the plan.
@@ -35,7 +35,7 @@ class FaultLog(msgspec.Struct, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What it is called in reports."""
+        """Name of the fault in reports."""
         return f"fault {self.number} ({' '.join(filter(None, (self.kind, self.target)))})"
 
 

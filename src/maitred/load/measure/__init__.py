@@ -1,4 +1,4 @@
-"""What was measured, and what follows from it: records become figures, by definitions that stand in one place.
+"""Measurement: records become figures, by definitions that stand in one place.
 
 ::
 

@@ -113,7 +113,7 @@ def pack_gaps(records: Iterable[RequestRecord]) -> str:
 
 
 def unpack_gaps(packed: str) -> NDArray[np.uint32]:
-    """What `pack_gaps` packed, in microseconds.
+    """Returns the gaps that `pack_gaps` packed, in microseconds.
 
     Raises:
         InvalidRequest: It is not what `pack_gaps` makes.

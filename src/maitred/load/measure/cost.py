@@ -1,4 +1,4 @@
-"""What the tester itself cost, and whether it, not the server, was the limit of what was measured."""
+"""Cost of the load tester itself, and whether it, not the server, was the limit of what was measured."""
 
 from typing import Literal
 
@@ -62,7 +62,7 @@ _NOTHING: tuple[Limit, str] = ("none", "The tester kept up: its own delays are t
 
 
 def judge(data: RunData) -> TesterCost:
-    """What the tester cost, and whether it, or the machine it shared, was the limit of the run.
+    """Returns the cost of the tester, and whether it, or the machine it shared, was the limit of the run.
 
     A percentile of a latency can be wrong by as much as the event loop's lag at the same rank, so each is held against
     the other: where the lag is more than 3 % of the time that it dates (and more than 2 ms), the figures are not the
@@ -102,7 +102,7 @@ def judge(data: RunData) -> TesterCost:
 
 
 def _cause(samples: list[LoadTesterSample], reason: str) -> tuple[Limit, str]:
-    """What took the processor in the seconds with the longest delays, and what to do about it."""
+    """Returns what took the processor in the seconds with the longest delays, and what to do about it."""
     worst = sorted(samples, key=lambda sample: sample.lag_s)[-max(1, len(samples) // 4) :]
     cpu_share = float(np.mean([sample.cpu_share for sample in worst])) if worst else 0.0
     starved_share = float(np.mean([sample.starved_share for sample in worst])) if worst else 0.0

@@ -18,7 +18,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def here(cls) -> "Machine":
-        """This machine; what it does not tell is empty or 0."""
+        """Returns this machine; what it does not tell is empty or 0."""
         return cls(
             cpu=_field("/proc/cpuinfo", "model name") or platform.processor(),
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,

@@ -1,4 +1,4 @@
-"""What one user saw of one request: the raw material of every report."""
+"""Record of what one user saw of one request: the raw material of every report."""
 
 from array import array
 from dataclasses import dataclass, field

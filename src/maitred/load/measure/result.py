@@ -30,7 +30,7 @@ FORMAT = "maitred-load/1"
 
 
 class TargetSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """Who answered: the address, the model, and what the server said of itself."""
+    """Target that answered: the address, the model, and what the server said of itself."""
 
     url: str
     model: str
@@ -38,7 +38,7 @@ class TargetSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptCalibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What the prompts were made by: the words' seed, and what the tester found of the target's tokenizer."""
+    """Calibration of the prompts: the words' seed, and what the tester found of the target's tokenizer."""
 
     tokens_per_word: float
     template_tokens: float
@@ -46,7 +46,7 @@ class PromptCalibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadResult(msgspec.Struct, kw_only=True, dict=True):
-    """One run.
+    """Result of one run.
 
     Attributes:
         format: `FORMAT`.
@@ -155,7 +155,7 @@ class LoadResult(msgspec.Struct, kw_only=True, dict=True):
 
     @cached_property
     def objectives(self) -> ObjectivesSpec:
-        """What a good answer was."""
+        """Objectives that a good answer met."""
         return msgspec.convert(self.spec["objectives"], ObjectivesSpec)
 
     @property

@@ -24,7 +24,7 @@ class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Floats) -> "Quantiles":
-        """Of the values that are not NaN."""
+        """Returns the quantiles of the values that are not NaN."""
         values = values[~np.isnan(values)]
         if not len(values):
             return cls(count=0)
@@ -78,7 +78,7 @@ class MeasuringWindow(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """Length of the window in seconds."""
         return self.until_s - self.from_s
 
     def holds(self, at_s: Floats) -> Flags:

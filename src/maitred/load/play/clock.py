@@ -4,7 +4,7 @@ import time
 
 
 class RunClock:
-    """Reads time.
+    """Clock of a run, which begins at 0.
 
     Attributes:
         zero_s: When the run began, by `time.monotonic`; who reads a time for every event subtracts it at once.

@@ -96,7 +96,7 @@ async def run(
 
 
 class _Crowd:
-    """Who comes when: sessions at their times, or users who stay."""
+    """Arrivals of a run: sessions at their times, or users who stay."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ class RequestEncoder:
     def encode(
         self, messages: Sequence[Message], output_tokens: int, *, key: str | None = None, user: str | None = None
     ) -> bytes:
-        """One request.
+        """Encodes one request to the target.
 
         Args:
             messages: The conversation; for the completions API their contents are joined.
@@ -104,7 +104,7 @@ class RequestEncoder:
 
 @dataclass(frozen=True, slots=True)
 class TargetCalibration:
-    """What was found out about the target before the load.
+    """Calibration of the target before the load.
 
     Attributes:
         model: Which is asked.
@@ -237,9 +237,9 @@ class _WholeReader:
         self.data = bytearray()
 
     def head(self, status: int, headers: dict[bytes, bytes], now_s: float) -> None:
-        """See `ResponseReader`."""
+        """Takes the head of the response; implements `ResponseReader.head`."""
         self.status, self.headers = status, headers
 
     def body(self, data: bytes, now_s: float) -> None:
-        """See `ResponseReader`."""
+        """Takes bytes of the body; implements `ResponseReader.body`."""
         self.data += data

@@ -45,7 +45,7 @@ MOST_DOTS = 4_000
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw within it.
+    """Sets the style of the plots that are drawn within the block.
 
     Raises:
         Unavailable: matplotlib is not installed.

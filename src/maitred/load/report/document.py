@@ -1,4 +1,4 @@
-"""What a report is made of, whatever it is written in."""
+"""Document model of a report, whatever format it is written in."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,14 +22,14 @@ class Callout:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph."""
+    """Paragraph of running text."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """What is to be read, or typed, letter by letter."""
+    """Text to be read, or typed, letter by letter."""
 
     text: str
 
@@ -91,7 +91,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """A report.
+    """Document of a report.
 
     Attributes:
         title: One line.

@@ -58,7 +58,7 @@ def render(result: LoadResult, svgs: Mapping[str, str]) -> str:
 
 
 def write(document: Document, svgs: Mapping[str, str]) -> str:
-    """Any report."""
+    """Renders any report as HTML."""
     sections = [(f"section-{number}", section) for number, section in enumerate(document.sections, 1)]
     links = "\n".join(f'<a href="#{anchor}">{escape(section.title)}</a>' for anchor, section in sections)
     body = [

@@ -1,4 +1,4 @@
-"""What a reader must know before the figures: whether to believe them, and what the run did not do."""
+"""Judgement before the figures: whether to believe them, and what the run did not do."""
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def verdict(result: LoadResult) -> Callout:
 
 
 def notes(result: LoadResult) -> list[Callout]:
-    """What else limits what the figures say; empty for a long, clean run."""
+    """Returns what else limits what the figures say; empty for a long, clean run."""
     return [Callout(CalloutLevel.CARE, text) for text in (*_of_the_sample(result), *_of_the_server(result)) if text]
 
 

@@ -32,7 +32,7 @@ def render(result: LoadResult, plots: Mapping[str, Path] | None = None) -> str:
 
 
 def write(document: Document, plots: Mapping[str, Path]) -> str:
-    """Any report."""
+    """Renders any report as Markdown."""
     parts = [f"# {_text(document.title)}", _text(document.subtitle), f"**{_note(document.verdict)}**"]
     if document.notes:
         parts.append("\n".join(f"- {_note(note)}" for note in document.notes))

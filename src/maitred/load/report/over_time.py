@@ -104,7 +104,7 @@ def arrivals(result: LoadResult, name: str) -> str:
 
 
 def goodput(result: LoadResult, name: str) -> str:
-    """What was due against what came back in time."""
+    """Plots what was due against what came back in time."""
     series = result.series
     if not _has_objectives(result) or not any(series.due):
         return ""

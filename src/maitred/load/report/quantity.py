@@ -36,12 +36,12 @@ def duration(seconds: float | None) -> str:
 
 
 def rate(per_s: float, unit: str = "") -> str:
-    """So many per second."""
+    """Formats a rate per second."""
     return f"{significant(per_s)} {unit}/s" if unit else f"{significant(per_s)}/s"
 
 
 def count(number: int) -> str:
-    """A whole number."""
+    """Formats a whole number."""
     return f"{number:,}"
 
 
@@ -61,7 +61,7 @@ def exact(text: str) -> str:
 
 
 def size(amount_bytes: int) -> str:
-    """Memory."""
+    """Formats an amount of memory."""
     mebibytes = amount_bytes / 2**20
     return f"{significant(mebibytes)} MiB" if mebibytes < 1024 else f"{significant(mebibytes / 1024)} GiB"
 

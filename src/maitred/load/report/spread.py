@@ -56,7 +56,7 @@ def distributions(result: LoadResult, name: str) -> str:
 
 
 def tenants(result: LoadResult, name: str) -> str:
-    """Who waited how long, and who got which share of the tokens."""
+    """Plots how long each tenant waited, and which share of the tokens it got."""
     if len(result.tenants) < 2:
         return ""
     names = list(result.tenants)[::-1]
@@ -113,7 +113,7 @@ def outcomes(result: LoadResult, name: str) -> str:
 
 
 def ttft_by_prompt(result: LoadResult, name: str) -> str:
-    """What a longer prompt costs, and what the prefix cache saves."""
+    """Plots what a longer prompt costs, and what the prefix cache saves."""
     ttft_s, prompt = result.ttft_s(), result.column("prompt_tokens")
     usable = ~np.isnan(ttft_s) & (ttft_s > 0) & (prompt > 0)
     if not usable.any():

@@ -1,4 +1,4 @@
-"""What is asked, when and by whom: from a spec or a trace to sessions of turns, and from a turn to text.
+"""Workload: from a spec or a trace to sessions of turns, and from a turn to text.
 
 ::
 

@@ -150,7 +150,7 @@ STEADY = RateProfile((), (_flat(1.0, 1.0),))
 
 
 def parse_profile(text: str) -> RateProfile:
-    """Reads a profile.
+    """Parses a profile of rates.
 
     * ``steady``: always 1.
     * ``ramp:from=0,to=2,over=60``: a straight line, then its end for good.

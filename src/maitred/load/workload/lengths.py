@@ -28,7 +28,7 @@ class LengthDistribution(Protocol):
 
     @property
     def mean(self) -> float:
-        """What the draws come to on average."""
+        """Average of the draws."""
 
     def draw(self, rng: random.Random) -> float:
         """One number of at least 0."""
@@ -41,7 +41,7 @@ class Fixed:
     mean: float
 
     def draw(self, rng: random.Random) -> float:
-        """That number; takes nothing from `rng`."""
+        """Returns the number itself; takes nothing from `rng`."""
         return self.mean
 
 
@@ -54,7 +54,7 @@ class Uniform:
 
     @property
     def mean(self) -> float:
-        """The middle."""
+        """Middle of the two bounds."""
         return (self.low + self.high) / 2
 
     def draw(self, rng: random.Random) -> float:
@@ -64,7 +64,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Lognormal:
-    """What lengths of real prompts look like: most are short, a few are very long.
+    """Log-normal lengths, like those of real prompts: most are short, a few are very long.
 
     Attributes:
         mean: Of the numbers themselves, not of their logarithms.
@@ -89,7 +89,7 @@ class Lognormal:
 
 @dataclass(frozen=True)
 class Exponential:
-    """What waits look like when nothing keeps count of how long they have lasted."""
+    """Exponential waits, as where nothing keeps count of how long they have lasted."""
 
     mean: float
 
@@ -100,7 +100,7 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Histogram:
-    """One of some numbers, each with its weight.
+    """Distribution over some numbers, each with its weight.
 
     Attributes:
         values: The numbers.
@@ -116,18 +116,18 @@ class Histogram:
 
     @cached_property
     def mean(self) -> float:
-        """Of the numbers by their weights."""
+        """Mean of the numbers by their weights."""
         bars = zip(self.values, self.weights, strict=True)
         return sum(value * weight for value, weight in bars) / self._cumulative[-1]
 
     def draw(self, rng: random.Random) -> float:
-        """One of the numbers."""
+        """Draws one of the numbers."""
         at = bisect(self._cumulative, rng.random() * self._cumulative[-1])
         return self.values[min(at, len(self.values) - 1)]
 
 
 def parse_distribution(text: str, *, what: str) -> LengthDistribution:
-    """Reads a distribution.
+    """Parses a distribution of lengths.
 
     Args:
         text: In one of the `FORMS`.

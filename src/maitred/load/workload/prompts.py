@@ -158,7 +158,7 @@ def _urn(words: Sequence[str]) -> list[str]:
 
 
 def _numbers(key: str, count: int) -> "array[int]":
-    """So many numbers of 16 bits that follow from the key alone; fewer of them are the beginning of more.
+    """Returns so many numbers of 16 bits that follow from the key alone; fewer of them are the beginning of more.
 
     An extendable hash: a new `random.Random` for every block takes ten times as long.
     """

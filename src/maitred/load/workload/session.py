@@ -1,4 +1,4 @@
-"""What a workload is made of: sessions of turns.
+"""Sessions of turns, of which a workload is made.
 
 A single question is a session with one turn; a conversation has several, each asked some time after the answer to the
 one before. Everything random has been drawn already, so the same seed plays the same users.

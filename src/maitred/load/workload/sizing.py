@@ -11,7 +11,7 @@ from maitred.load.workload.session import SessionTurn
 
 @dataclass(frozen=True, slots=True)
 class LengthScaling:
-    """What is done to every length.
+    """Scaling that is applied to every length.
 
     Attributes:
         scale: Factor on all of them.
@@ -27,7 +27,7 @@ class LengthScaling:
 
     @classmethod
     def of(cls, shape: ShapeSpec, own_block_tokens: int = 16) -> "LengthScaling":
-        """What a shape asks for."""
+        """Returns the scaling that a shape asks for."""
         return cls(shape.scale, shape.max_prompt_tokens, shape.max_output_tokens, own_block_tokens)
 
     @property

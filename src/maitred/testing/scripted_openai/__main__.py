@@ -1,4 +1,4 @@
-"""``python -m maitred.testing.scripted_openai``."""
+"""Command line ``python -m maitred.testing.scripted_openai``."""
 
 import sys
 

@@ -21,7 +21,7 @@ _question = msgspec.json.Decoder(Question)
 
 @dataclass(slots=True)
 class AnswerSchedule:
-    """What is sent, and when.
+    """Schedule of an answer: what is sent, and when.
 
     Attributes:
         head: Sent as soon as the request has its turn.
@@ -180,7 +180,7 @@ class AnswerFactory:
         return self._event(chat, {"content": text} if chat else text)
 
     def _closing(self, chat: bool, usage: object) -> bytes:
-        """What follows the last text at once."""
+        """Returns the events that follow the last text at once."""
         finish = self._event(chat, {} if chat else "", finish="length")
         usage_event = encode_event(msgspec.json.encode({**self._frame(chat), "choices": [], "usage": usage}))
         return finish + (usage_event if usage is not None else b"") + DONE
@@ -234,7 +234,7 @@ _SAID_200 = {
 
 
 def _no_answer(fault: ScriptedFault) -> AnswerSchedule | None:
-    """What comes in place of an answer, if it is that sort of fault."""
+    """Returns the schedule that takes the place of an answer; None: the fault is of another sort."""
     kind = fault.kind
     match kind:
         case FaultKind.STATUS:

@@ -14,7 +14,7 @@ Voice = tuple[Callable[[bytes], int], int, ScriptedExchange]
 
 
 class SynchronizedStreams:
-    """Streams in step.
+    """Streams whose events are sent together.
 
     Args:
         events: What all of them send, each from its own place on.

@@ -12,7 +12,7 @@ from maitred.testing.scripted_openai.truth import RequestTruth
 
 
 class Handler(Protocol):
-    """Answers requests."""
+    """Handler that answers requests."""
 
     def asked(self, connection: "ScriptedConnection", method: str, path: str, body: bytes) -> None:
         """Called once a request has been read whole."""
@@ -59,7 +59,7 @@ class ScriptedConnection:
         self._body: list[bytes] = []
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Prepares for a new request."""
         self._url, self._expects, self._body = b"", False, []
 
     def on_url(self, url: bytes) -> None:
@@ -67,7 +67,7 @@ class ScriptedConnection:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
+        """Notes one header of the request."""
         if name.lower() == b"expect" and value.lower() == b"100-continue":
             self._expects = True
 

@@ -16,7 +16,7 @@ _DRIPS = 1000
 
 
 class StreamEnding(Enum):
-    """What happens to the connection after the last byte."""
+    """Ending of a connection after the last byte."""
 
     KEEP = auto()
     CLOSE = auto()

@@ -40,7 +40,7 @@ class ScriptedOpenAI:
         self._log = log
 
     def truth(self) -> ServedRecord:
-        """What it has done so far. It does nothing else meanwhile, so ask when no request is open."""
+        """Returns what the server has done so far. It does nothing else meanwhile, so ask when no request is open."""
         if self.process.poll() is not None:
             return ServedRecord.load(self._log)
         with urllib.request.urlopen(f"{self.url}/log", timeout=60) as response:

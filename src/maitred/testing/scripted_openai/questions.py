@@ -1,4 +1,4 @@
-"""What a request's body asks for."""
+"""Body of a request, as far as the script reads it."""
 
 import msgspec
 
@@ -65,7 +65,7 @@ class _StreamOptions(msgspec.Struct):
 
 
 class Question(msgspec.Struct):
-    """What a request's body says, as far as the script cares."""
+    """Fields of a request's body that the script cares about."""
 
     messages: list[_Message] | None = None
     prompt: str | list[int | str] | None = None

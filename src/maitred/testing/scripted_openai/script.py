@@ -1,4 +1,4 @@
-"""What the scripted server does: plain data, the same from Python and from JSON.
+"""Script of the server: plain data, the same from Python and from JSON.
 
 Everything random depends on the seed and on the number of the request alone, so two servers with the same script do
 the same to the same requests in the same order.
@@ -64,7 +64,7 @@ class ScriptedPause(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class FaultKind(StrEnum):
-    """What goes wrong with an answer, or what is merely odd about it. In the order in which several are applied."""
+    """Kinds of faults in an answer, or of what is merely odd about it, in the order in which several are applied."""
 
     STATUS = "status"
     """An HTTP error, at once."""
@@ -139,7 +139,7 @@ class ScriptedFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ServerScript(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every answer is like, and what goes wrong."""
+    """Script of all answers: what each is like, and what goes wrong."""
 
     model: str = "scripted"
     ttft: DelayDistribution = DelayDistribution(mean_s=0.05)
@@ -171,7 +171,7 @@ class ServerScript(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seed: Count = 0
 
     def faults_of(self, number: int, rng: random.Random, model: str = "") -> list[ScriptedFault]:
-        """What goes wrong with a request, in the order in which it is applied."""
+        """Returns the faults of a request, in the order in which they are applied."""
         kinds = list(FaultKind)
         hits = [
             fault

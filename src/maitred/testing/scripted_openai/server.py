@@ -80,7 +80,7 @@ class ScriptedServer:
         self._stopped = True
 
     def run(self, wakeup: int | None = None) -> None:
-        """Serves until `stop`.
+        """Serves requests until `stop` is called.
 
         Args:
             wakeup: A descriptor that becomes readable when `stop` has been called.
@@ -105,7 +105,7 @@ class ScriptedServer:
         self._epoll.close()
 
     def truth(self) -> ServedRecord:
-        """What has happened so far."""
+        """Returns what has happened so far."""
         lateness_s: list[float] = []
         for exchange in self._exchanges:
             due_s, sent_s = exchange.times_s[::2], exchange.times_s[1::2]

@@ -1,4 +1,4 @@
-"""What is due when: things in buckets of half a millisecond.
+"""Timetable of what is due when, in buckets of half a millisecond.
 
 A heap would sort 100,000 things per second to the nanosecond. Here only the numbers of non-empty buckets are in a heap,
 and the things of one bucket leave in the order in which they came: constant cost, never early, at most one bucket late.

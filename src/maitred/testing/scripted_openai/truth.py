@@ -1,4 +1,4 @@
-"""What the server did: one JSON object, written at its end or by ``GET /log``.
+"""Record of what the server did: one JSON object, written at its end or by ``GET /log``.
 
 The times are of the machine's monotonic clock (``time.monotonic()``, and on Linux ``time.perf_counter()``), in seconds,
 so a client on the same machine compares them with its own. The times of all sends are in JSON the base64 of
@@ -35,7 +35,7 @@ class SendLateness(msgspec.Struct, kw_only=True):
 
 
 class RequestTruth(msgspec.Struct, kw_only=True):
-    """One request.
+    """Record of one request.
 
     Attributes:
         number: Counts up from 0 in the order of receipt.
@@ -108,7 +108,7 @@ class ServedRecord(msgspec.Struct, kw_only=True):
 
 
 def pack(times_s: "array[float]") -> bytes:
-    """Little-endian 64-bit floats."""
+    """Packs times as little-endian 64-bit floats."""
     if sys.byteorder == "big":
         times_s = times_s[:]
         times_s.byteswap()

@@ -48,7 +48,7 @@ _chunk = msgspec.json.Decoder(_Chunk).decode
 
 @dataclass(slots=True)
 class StreamTotals:
-    """What has come in over all streams, for the live figures."""
+    """Totals over all streams, for the live figures."""
 
     pieces: int = 0
 
@@ -98,7 +98,7 @@ class StreamRecorder:
         self._add = record.arrivals_s.append
 
     def head(self, status: int, headers: dict[bytes, bytes], now_s: float) -> None:
-        """See `ResponseReader`."""
+        """Takes the head of the response; implements `ResponseReader.head`."""
         self.headers = headers
         self._record.status = status
         self._record.headers_s = now_s
@@ -108,7 +108,7 @@ class StreamRecorder:
             self.when_begun()
 
     def body(self, data: bytes, now_s: float) -> None:
-        """See `ResponseReader`."""
+        """Takes bytes of the body; implements `ResponseReader.body`."""
         cutter = self._cutter
         if cutter is None:
             self._whole += data

@@ -15,7 +15,7 @@ from maitred.load.play.client.retry import delay_s, retries_status
 
 @dataclass(frozen=True, slots=True)
 class UserBehaviour:
-    """What one user does besides asking and reading.
+    """Behaviour of one user besides asking and reading.
 
     Attributes:
         leave_after_s: Hangs up so long after sending; None stays.

@@ -18,7 +18,7 @@ class ConnectionFailed(Exception):
 
 
 class ResponseReader(Protocol):
-    """Who takes a response apart. `now_s` is when the bytes were read from the socket."""
+    """Reader that takes a response apart. `now_s` is when the bytes were read from the socket."""
 
     def head(self, status: int, headers: dict[bytes, bytes], now_s: float) -> None:
         """Status and headers, names in lower case."""
@@ -93,7 +93,7 @@ class LoadConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Reads on."""
+        """Goes on reading from the socket."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -110,12 +110,12 @@ class LoadConnection(asyncio.Protocol):
     # --- what the transport calls ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
+        """Notes the transport of the new connection."""
         self._transport = cast(asyncio.Transport, transport)
         self.reusable = True
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`.
+        """Reads what has arrived, with its time.
 
         A stream comes nearly always as one whole chunk in one segment. Such a chunk is unwrapped right here, and the
         parser, which waits for the next chunk, need not know of it.
@@ -138,7 +138,7 @@ class LoadConnection(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """Ends the response that was being read, as complete or as broken."""
         self.reusable = False
         if self._head_seen and self._until_close and error is None:
             self._finish()
@@ -150,11 +150,11 @@ class LoadConnection(asyncio.Protocol):
     # --- what the parser calls ---
 
     def on_message_begin(self) -> None:
-        """A response begins."""
+        """Prepares for the headers of a response."""
         self._headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
+        """Notes one header of the response."""
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
@@ -172,7 +172,7 @@ class LoadConnection(asyncio.Protocol):
         self._take(data, self._read_s)
 
     def on_chunk_header(self) -> None:
-        """A chunk begins."""
+        """Notes that a chunk begins."""
         self._between_chunks = False
 
     def on_chunk_complete(self) -> None:

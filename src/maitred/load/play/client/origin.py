@@ -11,7 +11,7 @@ from maitred.core.errors import InvalidRequest, Unavailable
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """A server.
+    """Origin of a server: scheme, host and port.
 
     Attributes:
         host: Name or address.
@@ -44,7 +44,7 @@ class Origin(msgspec.Struct, frozen=True):
 
     @property
     def authority(self) -> str:
-        """As the ``Host`` header has it."""
+        """Value of the ``Host`` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
 
@@ -79,5 +79,5 @@ class Origin(msgspec.Struct, frozen=True):
         )
 
     def tls(self) -> ssl.SSLContext | None:
-        """What a secure connection is checked with; None for a plain one."""
+        """Returns the context that a secure connection is checked with; None for a plain one."""
         return ssl.create_default_context() if self.secure else None

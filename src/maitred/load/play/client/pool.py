@@ -8,7 +8,7 @@ from maitred.load.play.clock import RunClock
 
 
 class ConnectionPool:
-    """Hands out connections.
+    """Pool of connections to one origin.
 
     Args:
         origin: The server.

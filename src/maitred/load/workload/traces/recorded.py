@@ -194,7 +194,7 @@ def _sessions(path: Path) -> Iterator[LoadSession]:
 
 
 def _wrong(session: LoadSession, last_s: float) -> str:
-    """What is wrong with a session beyond its types, in a few words."""
+    """Returns what is wrong with a session beyond its types, in a few words."""
     if not session.turns:
         return "the session has no turns"
     if session.at_s is not None and session.at_s < last_s:

@@ -107,7 +107,7 @@ class ServeGenLengths:
 
 @dataclass(frozen=True)
 class ServeGenClient:
-    """One client.
+    """Client of a ServeGen trace.
 
     Attributes:
         number: In the file's name.
