@@ -1,39 +1,58 @@
-"""The README's figures, rendered from the result files, so that no number is typed by hand.
+"""Figures of the documentation, rendered from the result files, so that no number is typed by hand.
 
-``python -m benchmarks summary`` puts them between the markers in README.md.
+``python -m benchmarks summary`` puts all of them between the markers in docs/benchmarks.md, and a few in README.md.
 """
 
 import json
+import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from benchmarks.support.figures import fair_summary, gateways_summary, rival_summary, routing_summary
 from benchmarks.support.report import RESULTS
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
 def main() -> int:
-    """Writes the figures into the README."""
-    text = README.read_text()
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    README.write_text(f"{head}{BEGIN}\n{render()}{END}{tail}")
+    """Writes the figures into both pages."""
+    for page, figures in ((README, render_short()), (PAGE, render())):
+        text = page.read_text()
+        head, _, rest = text.partition(BEGIN)
+        _, _, tail = rest.partition(END)
+        page.write_text(f"{head}{BEGIN}\n{figures}{END}{tail}")
     return 0
 
 
+def render_short() -> str:
+    """The figures that stand in the README, as Markdown."""
+    return _with_current_commands("\n".join(gateways_summary.render()))
+
+
 def render() -> str:
-    """All figures, as Markdown."""
+    """All figures, as Markdown for a page in docs."""
     fair, routing = fair_summary.render(), routing_summary.render()
-    return "\n".join(
+    text = "\n".join(
         [
             *(_users(), _loads(), *fair, _throughput(), _rest(), rival_summary.render()),
             *gateways_summary.render(),
             *(routing, _accounts(), _retries(), _tester()),
         ]
     )
+    return _with_current_commands(text).replace("](benchmarks/", "](../benchmarks/")
+
+
+def _with_current_commands(text: str) -> str:
+    """The text with each command as it is typed now, whatever it was when its figures were measured, in short lines."""
+    text = re.sub(r"python -m benchmarks\.(\w+)", r"python -m benchmarks \1", text)
+    text = re.sub(r"`[^`\n]+`", lambda code: code[0].replace(" ", _NO_BREAK), text)
+    lines = (line if line.startswith(("|", "!")) else textwrap.fill(line, 120) for line in text.split("\n"))
+    return "\n".join(lines).replace(_NO_BREAK, " ")
 
 
 def _load(name: str) -> dict[str, Any]:

@@ -48,9 +48,12 @@ def test_the_python_block_prints_an_answer(server):
     assert printed.getvalue().strip()
 
 
-def test_the_figures_are_those_of_the_result_files():
-    figures = README.partition(summary.BEGIN)[2].partition(summary.END)[0]
-    assert figures.strip() == summary.render().strip(), "run: python -m benchmarks summary"
+@pytest.mark.parametrize(
+    ("page", "render"), [(summary.README, summary.render_short), (summary.PAGE, summary.render)], ids=["README", "page"]
+)
+def test_the_figures_are_those_of_the_result_files(page, render):
+    figures = page.read_text().partition(summary.BEGIN)[2].partition(summary.END)[0]
+    assert figures.strip() == render().strip(), "run: python -m benchmarks summary"
 
 
 @pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda page: page.name)

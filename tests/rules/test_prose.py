@@ -11,9 +11,7 @@ WITHOUT_SUBJECT = re.compile(
     r"|Somebody|Nobody|None|Everybody)\b|\.\.\."
 )
 FEWEST_WORDS = 4
-LONG_LINES = 1639
-README_LINES = 353
-"""Today's counts, which only fall."""
+MOST_README_LINES = 150
 
 
 def is_poor(docstring: str) -> bool:
@@ -44,15 +42,21 @@ def test_every_docstring_names_its_subject():
     assert poor == []
 
 
-def test_long_lines_in_the_documentation_only_become_fewer():
-    long = [
-        f"{page.name}:{number}"
-        for page in (ROOT / "docs").rglob("*.md")
-        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
-        if len(line) > 120 and not line.startswith("|")
-    ]
-    assert len(long) <= LONG_LINES, long[:40]
+def prose_lines(page):
+    """Its lines with their numbers, without tables and what stands between fences."""
+    fenced = False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced and not line.lstrip().startswith("|"):
+            yield number, line
 
 
-def test_the_readme_does_not_grow():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
+def test_lines_of_the_documentation_fit_on_a_screen():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    long = [f"{page.name}:{number}" for page in pages for number, line in prose_lines(page) if len(line) > 120]
+    assert long == []
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_README_LINES

@@ -1,5 +1,6 @@
 """Rendering of settings: those in force as YAML, and the reference in docs/."""
 
+import textwrap
 from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
@@ -15,6 +16,7 @@ from maitred.config.units import format_bytes
 from maitred.config.walker import nested_struct, unwrap
 from maitred.core.secret import Secret
 
+_COLUMNS = 120
 _PREAMBLE = """\
 # Configuration
 
@@ -174,9 +176,9 @@ def _section_reference(
     """
     doc = " ".join([(info.cls.__doc__ or "").strip(), text]).strip()
     if first_names is not None and first_names.setdefault(info.cls, name) != name:
-        yield f"\n## `{name}`\n\n{doc} Takes what `{first_names[info.cls]}` takes.\n"
+        yield f"\n## `{name}`\n\n{_fill(f'{doc} Takes what `{first_names[info.cls]}` takes.')}\n"
         return
-    yield f"\n## `{name}`\n\n{doc}\n"
+    yield f"\n## `{name}`\n\n{_fill(doc)}\n"
     subsections: list[str] = []
     for field in info.fields:
         struct, suffix = nested_struct(field.type)
@@ -199,7 +201,22 @@ def _setting_reference(section: str, field: inspect.Field) -> str:
     value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     default = "none, must be set" if field.required else f"`{format_value(value, unit)}`"
     takes = _value_description(field.type, unit)
-    return f"\n### `{key}`\n\n{_description(field.type)}\n\n- Takes: {takes}\n- Default: {default}\n"
+    takes, default = _fill(f"- Takes: {takes}", "  "), _fill(f"- Default: {default}", "  ")
+    return f"\n### `{key}`\n\n{_fill(_description(field.type))}\n\n{takes}\n{default}\n"
+
+
+def _fill(text: str, indent: str = "") -> str:
+    """Breaks the lines of a text at `_COLUMNS`; paragraphs stay apart."""
+    return "\n\n".join(
+        textwrap.fill(
+            " ".join(paragraph.split()),
+            _COLUMNS,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for paragraph in text.split("\n\n")
+    )
 
 
 def format_value(value: object, unit: str = "") -> str:
