@@ -37,7 +37,10 @@ _PRIVATE: Sequence[Header] = ((b"cache-control", b"no-store"),)
 
 
 class StaticFile(Protocol):
-    """A file of the console."""
+    """A file of the console.
+
+    A Protocol, because `api` does not import `console`.
+    """
 
     @property
     def body(self) -> bytes:
@@ -56,7 +59,10 @@ class StaticFile(Protocol):
 
 
 class LoginSession(Protocol):
-    """Session of somebody who is logged in."""
+    """Session of somebody who is logged in.
+
+    A Protocol, because `api` does not import `console`.
+    """
 
     @property
     def principal(self) -> Principal:
@@ -73,7 +79,10 @@ S = TypeVar("S", bound=LoginSession, covariant=True)
 
 
 class LoginSessions(Protocol[S]):
-    """Store of the sessions of those who are logged in."""
+    """Store of the sessions of those who are logged in.
+
+    A Protocol, because `api` does not import `console`.
+    """
 
     def open(self, principal: Principal) -> tuple[str, S]:
         """Begins a session. Returns what goes into the cookie, too."""

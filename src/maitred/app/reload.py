@@ -29,7 +29,7 @@ Apply = Callable[[Config], Awaitable[None]]
 
 
 class Reloader:
-    """Knows what is in force. Implements `maitred.api.admin.config.ConfigService`.
+    """Knows what is in force. Implements `maitred.api.admin.service.ConfigService`.
 
     Args:
         loaded: What the gateway was started with.

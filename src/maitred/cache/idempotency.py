@@ -43,7 +43,10 @@ class RecordedHead(NamedTuple):
 
 
 class RecordedResponseReader(Protocol):
-    """One who reads a recording from its beginning. Leaving the block ends the reading."""
+    """One who reads a recording from its beginning. Leaving the block ends the reading.
+
+    A Protocol, because a store that several gateways share has readers of its own.
+    """
 
     def __enter__(self) -> Self: ...
 
@@ -75,7 +78,10 @@ class RecordedResponseReader(Protocol):
 
 
 class RecordedResponse(Protocol):
-    """Recorded response to one key, so far. One writer, any number of readers."""
+    """Recorded response to one key, so far. One writer, any number of readers.
+
+    A Protocol, because a store that several gateways share has recordings of its own.
+    """
 
     @property
     def request_id(self) -> str:

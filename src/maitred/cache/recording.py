@@ -20,7 +20,10 @@ PIECE_BYTES = 64 * 1024
 
 
 class RecordingStore(Protocol):
-    """Store that holds recordings and bounds their bytes."""
+    """Store that holds recordings and bounds their bytes.
+
+    A Protocol, because the store is made of recordings.
+    """
 
     def take(self, size: int) -> bool:
         """Holds so many bytes more; False if there is no room for them."""

@@ -13,12 +13,11 @@ import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from maitred.core.clock import Clock
 from maitred.core.tenancy import Principal
-from maitred.identity.identity import read_credential
+from maitred.identity.identity import Identity, read_credential
 
 COOKIE = "maitred_session"
 TOKEN_HEADER = b"x-maitred-console"
@@ -27,22 +26,6 @@ _PER_KEY = 16
 
 Header = Callable[[bytes], str | None]
 """The value of a request's header, by its name in lower case."""
-
-
-class IdentityLookup(Protocol):
-    """Tells who calls, and who has called; `maitred.identity.identity.Identity` does."""
-
-    async def identify(self, header: Header) -> Principal:
-        """Returns the principal that sent a request; as `Authenticator.identify`."""
-        ...
-
-    def is_still_valid(self, principal: Principal, header: Header) -> bool:
-        """Whether a principal that was identified before is still valid; as `Authenticator.is_still_valid`."""
-        ...
-
-    def refresh_principal(self, principal: Principal) -> Principal | None:
-        """Returns the same principal as of now; None: it would not be let in any more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +93,12 @@ class SessionIdentity:
     """Knows who calls by a session, too. Implements `maitred.core.tenancy.Authenticator`.
 
     Args:
-        known: Knows by keys, and whom sessions stand for.
+        identity: Knows callers by keys, and whom sessions stand for.
         sessions: Those that are open.
     """
 
-    def __init__(self, known: IdentityLookup, sessions: ConsoleSessions) -> None:
-        self._known = known
+    def __init__(self, identity: Identity, sessions: ConsoleSessions) -> None:
+        self._identity = identity
         self._sessions = sessions
 
     async def identify(self, header: Header) -> Principal:
@@ -127,14 +110,14 @@ class SessionIdentity:
         if token and read_credential(header) is None and same_origin(header):
             session = self._sessions.session_for(header)
             if session is not None and secrets.compare_digest(token.encode(), session.token.encode()):
-                principal = self._known.refresh_principal(session.principal)
+                principal = self._identity.refresh_principal(session.principal)
                 if principal is not None:
                     return principal
-        return await self._known.identify(header)
+        return await self._identity.identify(header)
 
     def is_still_valid(self, principal: Principal, header: Header) -> bool:
         """Whether a principal is still valid; False for one of a session, which can end at any time."""
-        return header(TOKEN_HEADER) is None and self._known.is_still_valid(principal, header)
+        return header(TOKEN_HEADER) is None and self._identity.is_still_valid(principal, header)
 
 
 def same_origin(header: Header) -> bool:

@@ -31,7 +31,10 @@ _COMPILING_S = 0.002
 
 
 class PlanRunner(Protocol):
-    """Runner that computes step plans."""
+    """Runner that computes step plans.
+
+    A Protocol, because the engine imports no torch, and its tests compute without a model.
+    """
 
     def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
         """Computes one step plan.

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -27,18 +27,6 @@ from maitred.engine.scheduler.scheduler import Scheduler
 
 _LOOK_S = 0.005
 """How often one looks, while there is nothing else to do, whether it is awake."""
-
-
-class Sleepable(Protocol):
-    """Memory that is released for sleep and restored on waking."""
-
-    def release_memory(self) -> None:
-        """Drops it. Called when nothing runs."""
-        ...
-
-    def restore_memory(self) -> None:
-        """Has it again, as it was; in a thread of its own, while nothing runs."""
-        ...
 
 
 class _State(Enum):
@@ -52,7 +40,7 @@ class SleepController:
     """Whether the engine sleeps.
 
     Args:
-        bed: What is dropped meanwhile.
+        memory: Memory that is released meanwhile.
         clock: Measures how long waking takes.
         wakes_in_s: What that is expected to take before it was measured.
 
@@ -60,9 +48,9 @@ class SleepController:
         wakes_in_s: How long waking should take: as long as it did the last time.
     """
 
-    def __init__(self, bed: Sleepable, clock: Clock, wakes_in_s: float) -> None:
+    def __init__(self, memory: "ModelMemory", clock: Clock, wakes_in_s: float) -> None:
         self.wakes_in_s = wakes_in_s
-        self._memory = bed
+        self._memory = memory
         self._clock = clock
         self._state = _State.AWAKE
         self._called = False
@@ -160,7 +148,7 @@ class LoadedModelMemory(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """Memory of the models of an engine. Implements `maitred.engine.sleep.Sleepable`.
+    """Memory of the models of an engine.
 
     Attributes:
         models: All that the engine has.
@@ -171,7 +159,7 @@ class ModelMemory:
     scheduler: Scheduler
 
     def release_memory(self) -> None:
-        """Releases weights and caches; implements `Sleepable`."""
+        """Releases weights and caches."""
         for model in self.models:
             model.drop()
         self.scheduler.clear()
@@ -179,6 +167,6 @@ class ModelMemory:
             torch.cuda.empty_cache()
 
     def restore_memory(self) -> None:
-        """Restores weights and caches; implements `Sleepable`."""
+        """Restores weights and caches."""
         for model in self.models:
             model.restore()

@@ -147,7 +147,10 @@ Header = Callable[[bytes], str | None]
 
 
 class TokenIssuers(Protocol):
-    """The identity providers whose tokens count as keys."""
+    """The identity providers whose tokens count as keys.
+
+    A Protocol, because identity needs none of the libraries for tokens until a provider is configured.
+    """
 
     def issued(self, token: str) -> bool:
         """Whether the token claims to be of one of them; nothing is proved by that."""

@@ -18,7 +18,10 @@ from maitred.observe.spans import Span, make_spans
 
 
 class SpanSink(Protocol):
-    """Receiver of spans. Must not block and must not raise."""
+    """Receiver of spans. Must not block and must not raise.
+
+    A Protocol, because OpenTelemetry is an optional package.
+    """
 
     def export(self, context: TraceContext, spans: Iterable[Span]) -> None:
         """Takes all spans of one request, parents first."""

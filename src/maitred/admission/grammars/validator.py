@@ -10,7 +10,7 @@ import msgspec
 
 from maitred.admission.grammars.config import GrammarsConfig
 from maitred.admission.grammars.result import GrammarResult
-from maitred.admission.grammars.workers import GrammarCompilerPort, GrammarWorkers
+from maitred.admission.grammars.workers import GrammarWorkers
 from maitred.core.errors import InvalidRequest, Saturated
 from maitred.core.grammar import Constraint, Grammar
 
@@ -28,7 +28,7 @@ class GrammarValidator:
         workers: What tries; by default processes. Tests bring their own.
     """
 
-    def __init__(self, config: GrammarsConfig = GrammarsConfig(), workers: GrammarCompilerPort | None = None) -> None:  # noqa: B008
+    def __init__(self, config: GrammarsConfig = GrammarsConfig(), workers: GrammarWorkers | None = None) -> None:  # noqa: B008
         self._config = config
         self._workers = workers or GrammarWorkers(config.workers, config.compile_s)
         self._known: OrderedDict[bytes, GrammarResult] = OrderedDict()

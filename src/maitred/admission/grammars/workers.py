@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from typing import Protocol
 
 import msgspec
 
@@ -13,20 +12,8 @@ _START_S = 30.0
 _CRASHED = "It is too deeply nested, or too large, to compile. Send a simpler one."
 
 
-class GrammarCompilerPort(Protocol):
-    """Compiler of grammars in another process."""
-
-    async def compile(self, question: bytes) -> GrammarResult:
-        """Compiles a `Constraint`, in MessagePack, and returns the result."""
-        ...
-
-    async def close(self) -> None:
-        """Stops the processes that run."""
-        ...
-
-
 class GrammarWorkers:
-    """Pool of processes that compile grammars, started when they are needed. Implements `GrammarCompilerPort`.
+    """Pool of processes that compile grammars, started when they are needed.
 
     Args:
         most: At one time.
@@ -41,7 +28,7 @@ class GrammarWorkers:
             self._idle.put_nowait(None)
 
     async def compile(self, question: bytes) -> GrammarResult:
-        """Compiles a constraint in the first process that is idle; implements `GrammarCompilerPort.compile`."""
+        """Compiles a constraint in the first process that is idle."""
         process = await self._idle.get()
         answered = False
         try:

@@ -1,8 +1,7 @@
 """Routes of the configuration: what is in force, and to read it again."""
 
-from typing import Protocol
-
 from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.admin.service import ConfigService
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.tenancy import Scope
@@ -11,18 +10,6 @@ from maitred.wire.admin.requests import ReloadConfig
 from maitred.wire.admin.responses import ConfigBody, ReloadBody
 
 PATH = "/admin/v1/config"
-
-
-class ConfigService(Protocol):
-    """Service that shows and reloads the configuration of this gateway."""
-
-    def running(self) -> ConfigBody:
-        """Returns the configuration that is in force."""
-        ...
-
-    async def reload(self, *, dry_run: bool = False) -> ReloadBody:
-        """Reads it again and puts it in force; raises InvalidRequest with all its faults."""
-        ...
 
 
 class ConfigRoutes:

@@ -1,40 +1,19 @@
 """The route of the live state: once, or every second for as long as somebody watches."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 from msgspec.structs import replace
 
 from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.admin.service import LiveService
 from maitred.api.exchange import HttpExchange
 from maitred.api.in_flight import CancelScope
 from maitred.api.routes import Route
 from maitred.core.errors import Unauthenticated
 from maitred.core.tenancy import Principal, Scope
-from maitred.wire.admin.live import LiveBody, PointBody
+from maitred.wire.admin.live import LiveBody
 from maitred.wire.sse import encode_event
-
-
-class LiveService(Protocol):
-    """The state of this gateway."""
-
-    async def snapshot(self) -> LiveBody:
-        """Returns the live state of now."""
-        ...
-
-    def watching(self) -> AbstractContextManager[AsyncIterator[LiveBody]]:
-        """Returns a context with the live state of now, and then again every second.
-
-        Raises:
-            Saturated: Too many watch.
-        """
-        ...
-
-    def history(self) -> Sequence[PointBody]:
-        """The last ten minutes, oldest second first."""
-        ...
 
 
 class LiveRoutes:

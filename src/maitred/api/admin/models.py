@@ -1,8 +1,7 @@
 """Routes of what is in memory, and what the operator wants there: models that are loaded on demand, and that sleep."""
 
-from typing import Protocol
-
 from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.admin.service import OnDemandModels, SleepableModels
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Handler, Route
 from maitred.core.tenancy import Scope
@@ -11,53 +10,6 @@ from maitred.wire.admin.requests import NameModel, UnloadModel
 from maitred.wire.admin.responses import LoadableBody, LoadableList, SleeperBody, SleeperList
 
 PATH = "/admin/v1/models"
-
-
-class OnDemandModels(Protocol):
-    """The models that come and go on this gateway's machine.
-
-    What changes one raises ResourceNotFound where no such model comes and goes, and Conflict where memory, or what is
-    pinned, does not allow it.
-    """
-
-    def all(self) -> LoadableList:
-        """Lists the models that are loaded on demand, as they are now."""
-        ...
-
-    def load(self, model: str) -> LoadableBody:
-        """Loads it, as if a request waited for it."""
-        ...
-
-    def unload(self, model: str, *, hold: bool) -> LoadableBody:
-        """Lets its answers end and gives its memory back; held, it stays away until it is told to come."""
-        ...
-
-    def pin(self, model: str) -> LoadableBody:
-        """Loads it, and never unloads it for others."""
-        ...
-
-    def unpin(self, model: str) -> LoadableBody:
-        """Lets it go when others need its room."""
-        ...
-
-
-class SleepableModels(Protocol):
-    """The models whose engines can sleep: all that run on our own.
-
-    What changes one raises ResourceNotFound where no such model can sleep, and Conflict where it is pinned.
-    """
-
-    def all(self) -> list[SleeperBody]:
-        """Lists the models that can sleep, as they are now."""
-        ...
-
-    def sleep(self, model: str) -> SleeperBody:
-        """Lets its answers end, and gives its memory back but for its process."""
-        ...
-
-    def wake(self, model: str) -> SleeperBody:
-        """Has it serve again, as a request would."""
-        ...
 
 
 class OnDemandModelRoutes:

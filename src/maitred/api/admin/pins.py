@@ -1,9 +1,7 @@
 """Routes of pinned prefixes: what stays in the KV caches, and for how long."""
 
-from collections.abc import Sequence
-from typing import Protocol
-
 from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.admin.service import PinService
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.tenancy import Scope
@@ -12,22 +10,6 @@ from maitred.wire.admin.requests import PinPrefix
 from maitred.wire.admin.responses import Deleted, PinBody, PinList
 
 PATH = "/admin/v1/pins"
-
-
-class PinService(Protocol):
-    """The prefixes that this gateway has pinned."""
-
-    def all(self) -> Sequence[PinBody]:
-        """Lists the pins that have not expired."""
-        ...
-
-    async def pin(self, wish: PinPrefix, own_organisation: str) -> PinBody:
-        """Has a prefix computed and kept; for the caller's own organisation where the wish names none."""
-        ...
-
-    def unpin(self, id_: str) -> None:
-        """Lets it go; raises ResourceNotFound where there is none of that id."""
-        ...
 
 
 class PinRoutes:

@@ -1,9 +1,9 @@
 """Routes of replicas: how they are, and which of them are to take requests."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.admin.service import ReplicaService
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Handler, Route
 from maitred.core.tenancy import Scope
@@ -12,29 +12,6 @@ from maitred.wire.admin.requests import NameReplica
 from maitred.wire.admin.responses import ReplicaBody, ReplicaList
 
 PATH = "/admin/v1/replicas"
-
-
-class ReplicaService(Protocol):
-    """All replicas of this gateway. A name stands for a replica; the model is needed where it stands for several.
-
-    What changes one raises ResourceNotFound, or InvalidRequest where the name is that of several.
-    """
-
-    def all(self) -> Sequence[ReplicaBody]:
-        """Lists the replicas, as they are now."""
-        ...
-
-    def drain(self, replica: str, model: str | None) -> ReplicaBody:
-        """Gives it nothing new, and lets what runs there end."""
-        ...
-
-    def maintain(self, replica: str, model: str | None) -> ReplicaBody:
-        """Gives it nothing new, and counts it as away at once."""
-        ...
-
-    def resume(self, replica: str, model: str | None) -> ReplicaBody:
-        """Gives it requests again."""
-        ...
 
 
 class ReplicaRoutes:

@@ -1,27 +1,13 @@
 """Routes of the last requests: what happened to each."""
 
-from collections.abc import Sequence
-from typing import Protocol
-
 from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.admin.service import TimelineStore
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.tenancy import Scope
-from maitred.wire.admin.responses import TimelineBody, TimelineHead, TimelineList
+from maitred.wire.admin.responses import TimelineBody, TimelineList
 
 PATH = "/admin/v1/requests"
-
-
-class TimelineStore(Protocol):
-    """The last requests of this gateway that have ended."""
-
-    def latest(self) -> Sequence[TimelineHead]:
-        """Lists the timelines that are kept, the latest first."""
-        ...
-
-    def get(self, request_id: str) -> TimelineBody:
-        """The latest of that id; raises ResourceNotFound where none is known."""
-        ...
 
 
 class RequestRoutes:

@@ -1,9 +1,9 @@
 """Routes of rollouts: how new versions of models do, and who gets them."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.admin.service import RolloutService
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Handler, Route
 from maitred.core.tenancy import Scope
@@ -12,38 +12,6 @@ from maitred.wire.admin.requests import NameRollout, StartRollout, WeighRollout
 from maitred.wire.admin.responses import RolloutBody, RolloutList
 
 PATH = "/admin/v1/rollouts"
-
-
-class RolloutService(Protocol):
-    """All rollouts. What takes a name raises ResourceNotFound, and what changes one StoreUnavailable."""
-
-    def all(self) -> Sequence[RolloutBody]:
-        """Lists the rollouts, as they are now."""
-        ...
-
-    async def start(self, request: StartRollout) -> RolloutBody:
-        """Begins one, or one anew."""
-        ...
-
-    async def weigh(self, name: str, request: WeighRollout) -> RolloutBody:
-        """Gives the canary another share."""
-        ...
-
-    async def switch(self, name: str) -> RolloutBody:
-        """Gives the canary everybody, for now."""
-        ...
-
-    async def promote(self, name: str) -> RolloutBody:
-        """Gives the canary everybody, for good."""
-        ...
-
-    async def rollback(self, name: str) -> RolloutBody:
-        """Gives the stable version everybody."""
-        ...
-
-    async def end(self, name: str) -> RolloutBody:
-        """Ends a rollout and removes it."""
-        ...
 
 
 class RolloutRoutes:

@@ -3,19 +3,30 @@
 from collections.abc import Callable
 
 from maitred.api.admin.budgets import BudgetRoutes, Budgets
-from maitred.api.admin.config import ConfigRoutes, ConfigService
+from maitred.api.admin.config import ConfigRoutes
 from maitred.api.admin.directory_admin import DirectoryAdmin, Refresh
 from maitred.api.admin.keys import KeyRoutes
 from maitred.api.admin.limits import LimitRoutes
-from maitred.api.admin.live import LiveRoutes, LiveService
-from maitred.api.admin.models import OnDemandModelRoutes, OnDemandModels, SleepableModels
-from maitred.api.admin.pins import PinRoutes, PinService
-from maitred.api.admin.replicas import ReplicaRoutes, ReplicaService
-from maitred.api.admin.requests import RequestRoutes, TimelineStore
-from maitred.api.admin.rollouts import RolloutRoutes, RolloutService
+from maitred.api.admin.live import LiveRoutes
+from maitred.api.admin.models import OnDemandModelRoutes
+from maitred.api.admin.pins import PinRoutes
+from maitred.api.admin.replicas import ReplicaRoutes
+from maitred.api.admin.requests import RequestRoutes
+from maitred.api.admin.rollouts import RolloutRoutes
+from maitred.api.admin.service import (
+    ConfigService,
+    LiveService,
+    OnDemandModels,
+    PinService,
+    ReplicaService,
+    RolloutService,
+    SleepableModels,
+    TimelineStore,
+    WorkerService,
+)
 from maitred.api.admin.tenants import TenantRoutes
 from maitred.api.admin.usage import UsageRoutes
-from maitred.api.admin.workers import WorkerRoutes, WorkerService
+from maitred.api.admin.workers import WorkerRoutes
 from maitred.api.routes import Route
 from maitred.core.clock import Clock
 from maitred.core.tenancy import Principal

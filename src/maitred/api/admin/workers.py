@@ -1,27 +1,13 @@
 """Routes of API workers: which there are, and to replace them by new ones."""
 
-from collections.abc import Sequence
-from typing import Protocol
-
 from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.admin.service import WorkerService
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.tenancy import Scope
-from maitred.wire.admin.responses import WorkerBody, WorkerList
+from maitred.wire.admin.responses import WorkerList
 
 PATH = "/admin/v1/workers"
-
-
-class WorkerService(Protocol):
-    """Service that lists and restarts the workers of this gateway."""
-
-    def all(self) -> Sequence[WorkerBody]:
-        """Lists the workers, as they are now; none where the gateway is one process."""
-        ...
-
-    def restart(self) -> None:
-        """Has them replaced, one after the other; raises Conflict where there are none. Returns before it is done."""
-        ...
 
 
 class WorkerRoutes:

@@ -43,7 +43,7 @@ _ALL_TENANTS = "*"
 
 
 class LiveState:
-    """Composes the live state. Implements `maitred.api.admin.live.LiveService`.
+    """Composes the live state. Implements `maitred.api.admin.service.LiveService`.
 
     Args:
         in_flight: Counts the requests in flight.

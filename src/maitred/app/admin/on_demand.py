@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class OnDemandModelAdmin:
-    """Manages models that are loaded on demand. Implements `maitred.api.admin.models.OnDemandModels`.
+    """Manages models that are loaded on demand. Implements `maitred.api.admin.service.OnDemandModels`.
 
     Args:
         manager: Loads and unloads the models.

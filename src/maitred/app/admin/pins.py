@@ -55,7 +55,7 @@ class _Pin:
 
 
 class PinAdmin:
-    """Pins prefixes in engines. Implements `maitred.api.admin.pins.PinService`.
+    """Pins prefixes in engines. Implements `maitred.api.admin.service.PinService`.
 
     Args:
         models: Name -> the model.

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReplicaAdmin:
-    """Manages the replicas of all models. Implements `maitred.api.admin.replicas.ReplicaService`.
+    """Manages the replicas of all models. Implements `maitred.api.admin.service.ReplicaService`.
 
     Args:
         dispatchers: Model -> its queue, which knows the replicas.

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -23,7 +23,7 @@ from maitred.routing.rollout.config import RolloutConfig, TrialConfig
 from maitred.routing.rollout.faults import rollout_faults
 from maitred.routing.rollout.live import LiveRollout, LiveRollouts
 from maitred.routing.rollout.trial import TrialDecision
-from maitred.store.rollouts import RolloutChange
+from maitred.store.rollouts import RolloutChange, RolloutStore
 from maitred.wire.admin.requests import StartRollout, WeighRollout
 from maitred.wire.admin.responses import RolloutBody
 from maitred.wire.admin.times import to_iso
@@ -34,24 +34,8 @@ _SYNC_INTERVAL_S = 1.0
 _PHASES = {TrialDecision.ABORT: RolloutPhase.ABORTED, TrialDecision.PROMOTE: RolloutPhase.PROMOTED}
 
 
-class RolloutPersistence(Protocol):
-    """Stores rollouts, as `maitred.store.rollouts` does. Every method may raise StoreUnavailable."""
-
-    async def all(self) -> list[RolloutState]:
-        """Returns the stored rollouts."""
-        ...
-
-    async def change(self, name: str, change: RolloutChange) -> RolloutState:
-        """Replaces the state of a rollout by the state that `change` makes of it."""
-        ...
-
-    async def declare(self, declared: Mapping[str, Mapping[str, Any]]) -> None:
-        """Stores the rollouts of the configuration."""
-        ...
-
-
 class RolloutAdmin:
-    """Manages rollouts; its `run` must be running. Implements `maitred.api.admin.rollouts.RolloutService`.
+    """Manages rollouts; its `run` must be running. Implements `maitred.api.admin.service.RolloutService`.
 
     Args:
         store: Stores decisions.
@@ -63,7 +47,7 @@ class RolloutAdmin:
 
     def __init__(
         self,
-        store: RolloutPersistence,
+        store: RolloutStore,
         live: LiveRollouts,
         names: NameResolver,
         clock: Clock,

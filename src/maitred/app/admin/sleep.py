@@ -32,7 +32,7 @@ _STATES: Mapping[LoadableState, SleepState] = {
 
 
 class SleepableModelAdmin:
-    """Manages models that can sleep. Implements `maitred.api.admin.models.SleepableModels`.
+    """Manages models that can sleep. Implements `maitred.api.admin.service.SleepableModels`.
 
     Args:
         on_demand: The models that are loaded on demand.

@@ -12,7 +12,7 @@ from maitred.wire.admin.times import to_iso
 
 
 class WorkerAdmin:
-    """Lists and replaces the worker processes. Implements `maitred.api.admin.workers.WorkerService`.
+    """Lists and replaces the worker processes. Implements `maitred.api.admin.service.WorkerService`.
 
     Args:
         sessions: Returns the session of each connected worker.

@@ -51,7 +51,10 @@ _MAX_PENDING_REPORTS = 10_000
 
 
 class RequestListener(Protocol):
-    """A request of this worker that receives messages from the controller."""
+    """A request of this worker that receives messages from the controller.
+
+    A Protocol, because the requests that listen are made with the client.
+    """
 
     def on_message(self, message: ToWorker) -> None:
         """Handles a message of the controller about this request."""

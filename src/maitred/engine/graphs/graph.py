@@ -11,7 +11,10 @@ _WARM_UPS = 2
 
 
 class DeviceGraph(Protocol):
-    """Recording of the kernels launched on a device; their inputs and outputs keep their addresses."""
+    """Recording of the kernels launched on a device; their inputs and outputs keep their addresses.
+
+    A Protocol, because tests record without a GPU.
+    """
 
     def capture(self, compute: Callable[[], Tensor]) -> Tensor:
         """Records a computation on the device.

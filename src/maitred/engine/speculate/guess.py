@@ -1,6 +1,6 @@
 """Protocols of speculation: what it asks of whoever guesses.
 
-There are two kinds. A `Drafter` looks up what it says, which costs next to nothing. An `DraftAuthor` writes: it
+There are two kinds. `NgramDrafter` looks up what it says, which costs next to nothing. A `DraftAuthor` writes: it
 computes its guesses token by token, so each has its price, and how many are wanted is decided before.
 """
 
@@ -43,23 +43,11 @@ class DraftRequest(NamedTuple):
     supposition: SpeculativeGrammarState
 
 
-class Drafter(Protocol):
-    """Guesses the next tokens of sequences by looking up."""
-
-    def draft(self, sequence: Sequence, most: int) -> DraftTokens | None:
-        """Returns a draft for a sequence, of at most so many tokens; None: there is none.
-
-        This must cost next to nothing.
-        """
-        ...
-
-    def forget(self, sequence: Sequence) -> None:
-        """The sequence does not run any more; whether it was ever asked about or not."""
-        ...
-
-
 class DraftAuthor(Protocol):
-    """Writes the next tokens of sequences."""
+    """Writes the next tokens of sequences.
+
+    A Protocol, because speculation imports no torch.
+    """
 
     def pass_s(self, sequences: int, context_tokens: int) -> float:
         """Returns the seconds of one further token for so many sequences, with so much context; 0: not measured."""

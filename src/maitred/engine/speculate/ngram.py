@@ -18,7 +18,7 @@ _LONGEST_MATCH = 32
 
 
 class NgramDrafter:
-    """Implements `maitred.engine.speculate.guess.Drafter`. A guess costs about two microseconds."""
+    """Drafts by the latest occurrence of the last tokens. A guess costs about two microseconds."""
 
     def __init__(self) -> None:
         self._indexes: dict[int, _Index] = {}

@@ -24,7 +24,8 @@ from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepWork
 from maitred.engine.speculate.acceptance import Acceptance
 from maitred.engine.speculate.benefit import SpeculationBenefit
-from maitred.engine.speculate.guess import WRITTEN, DraftAuthor, Drafter, DraftRequest, DraftTokens
+from maitred.engine.speculate.guess import WRITTEN, DraftAuthor, DraftRequest, DraftTokens
+from maitred.engine.speculate.ngram import NgramDrafter
 
 _VAIN_SHARE, _LEAST_VAIN_SHARE = 0.004, 0.001
 """Of the time that may be spent on looking in vain; the second where that has been so for long."""
@@ -57,7 +58,7 @@ class Speculator:
 
     def __init__(
         self,
-        drafter: Drafter | None,
+        drafter: NgramDrafter | None,
         most_tokens: int,
         clock: Clock,
         *,

@@ -1,10 +1,7 @@
 """Meters of the tokens that the server would bill.
 
-A rehearsal compares its own count with the server's. Today the server's count is its metrics; a ledger that bills per
-request becomes another `UsageMeter`.
+A rehearsal compares its own count with the server's, which is that of its metrics.
 """
-
-from typing import Protocol
 
 import msgspec
 
@@ -33,13 +30,6 @@ class TokenBill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING = TokenBill()
-
-
-class UsageMeter(Protocol):
-    """A server's own account of what it has delivered."""
-
-    def bill(self) -> TokenBill | None:
-        """Everything so far, restarts included; it never falls. None: the server keeps no such account."""
 
 
 class MetricsMeter:

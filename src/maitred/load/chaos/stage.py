@@ -10,7 +10,7 @@ from maitred.load.chaos.evidence import ChaosPhase
 from maitred.load.chaos.faults import Note, inflict
 from maitred.load.chaos.installation import RunningInstallation
 from maitred.load.chaos.invariants import remains
-from maitred.load.chaos.meter import NOTHING, MetricsMeter, TokenBill, UsageMeter, probe_bill
+from maitred.load.chaos.meter import NOTHING, MetricsMeter, TokenBill, probe_bill
 from maitred.load.chaos.plan import ChaosFault
 from maitred.load.chaos.scrape import MetricsPoller
 from maitred.load.chaos.timeline import FaultLog, FaultTimeline
@@ -51,7 +51,7 @@ class ChaosStage:
         self._spec = spec
         self._installation = installation
         self._follower = follower
-        self._meter: UsageMeter = MetricsMeter(follower.counters)
+        self._meter: MetricsMeter = MetricsMeter(follower.counters)
         self._drive = drive
         self._settle_s = settle_s
         self._tell = tell

@@ -11,7 +11,10 @@ from prometheus_client.registry import Collector
 
 
 class QueueTimes(Protocol):
-    """Histogram of waiting times in seconds."""
+    """Histogram of waiting times in seconds.
+
+    A Protocol, because `observe` does not import `dispatch`.
+    """
 
     @property
     def counts(self) -> Sequence[int]:
@@ -39,7 +42,10 @@ class CreditState(Protocol):
 
 
 class DispatchState(Protocol):
-    """State of one model's dispatch queue at the moment of a scrape; classes are given by their names."""
+    """State of one model's dispatch queue at the moment of a scrape; classes are given by their names.
+
+    A Protocol, because `observe` does not import `dispatch`.
+    """
 
     @property
     def waiting(self) -> Mapping[str, int]:
