@@ -76,7 +76,7 @@ def make_engine(model: NoModel, line: QueueOrderConfig, clock: Clock) -> Engine:
         BlockPool(BLOCKS),
         block_tokens=BLOCK_TOKENS,
         max_sequences=PLACES,
-        guests=GUESTS,
+        overcommit_slots=GUESTS,
         step_tokens=STEP_TOKENS,
         context_tokens=CONTEXT_TOKENS,
         eos_token_ids=(),

@@ -10,29 +10,29 @@ METAPHORS = {
     *("clerk", "hotline", "keeper", "staff", "story", "chapter", "hearsay", "slumber", "bed", "way", "road", "ground"),
     *("regime", "holder"),
 }
-"""Words of an earlier private language. In other senses a few are terms, so that variables may still have them."""
-FUNCTIONS_WITH_METAPHORS = 14
-ATTRIBUTES_WITH_METAPHORS = 10
-VARIABLES_WITH_METAPHORS = 119
-"""Today's counts of places, which only fall."""
+"""Words of an earlier private language."""
+PUBLISHED = {
+    *("engine/config.py: floor", "engine/config.py: guests"),  # settings
+    *("core/replica.py: guests", "core/replica.py: guest_places"),  # load reports on the engine's wire
+    *("load/chaos/plan.py: spare_bytes",),  # settings of a rehearsal
+    *("wire/admin/responses.py: chapters", "wire/worker_protocol.py: chapters"),  # fields of answers and messages
+}
+"""Fields that others read: they keep their names."""
 
 
 def metaphors(*kinds: str) -> list[str]:
     return [
         f"{path}: {name}"
         for path, kind, name in names()
-        if kind in kinds and any(word in METAPHORS or word.removesuffix("s") in METAPHORS for word in words(name))
+        if kind in kinds
+        and not name.startswith("__")
+        and f"{path}: {name}" not in PUBLISHED
+        and any(word in METAPHORS or word.removesuffix("s") in METAPHORS for word in words(name))
     ]
 
 
-def test_no_class_and_no_module_is_named_by_a_metaphor():
-    assert metaphors("class", "module") == []
-
-
-def test_functions_attributes_and_variables_named_by_metaphors_only_become_fewer():
-    assert len(metaphors("function")) <= FUNCTIONS_WITH_METAPHORS, metaphors("function")
-    assert len(metaphors("attribute")) <= ATTRIBUTES_WITH_METAPHORS, metaphors("attribute")
-    assert len(metaphors("variable")) <= VARIABLES_WITH_METAPHORS
+def test_nothing_is_named_by_a_metaphor():
+    assert metaphors("class", "module", "function", "attribute", "variable") == []
 
 
 def test_the_check_finds_metaphors_in_compound_names():

@@ -60,8 +60,8 @@ async def serve(
     console = Console()
     config, reloader = loaded.config, Reloader(loaded, read, clock)
     async with (
-        _visited(ipc) as lobby,
-        open_resources(config, engines, clock, partial(show_key, console), lobby.surviving_work) as resources,
+        _visited(ipc) as earlier,
+        open_resources(config, engines, clock, partial(show_key, console), earlier.surviving_work) as resources,
         open_gateway(config, resources, reloader, clock, ipc) as gateway,
     ):
         server = HttpServer(
@@ -72,7 +72,7 @@ async def serve(
         shutdown = Shutdown(gateway.in_flight, config.server.drain_grace_s)
         gateway.watch(lambda config: server.reconfigure(config.server.stall_grace_s))
         gateway.watch(lambda config: shutdown.reconfigure(config.server.drain_grace_s))
-        await gateway.controller.open(lobby, resources.stores.ledger.surviving_ids)
+        await gateway.controller.open(earlier, resources.stores.ledger.surviving_ids)
         with shutdown.on_signals(), reloader.on_signals():
             sockets = [listener] if ipc is None else None
             serving = asyncio.create_task(server.serve(sockets=sockets), name="http server")
@@ -102,9 +102,9 @@ async def _visited(ipc: IpcDirectory | None) -> AsyncIterator[PendingWorkers]:
     if ipc is None:
         yield PendingWorkers()
         return
-    async with accept_workers(ipc.controller_address) as lobby:
-        await lobby.wait_connected(ipc.worker_pids)
-        yield lobby
+    async with accept_workers(ipc.controller_address) as earlier:
+        await earlier.wait_connected(ipc.worker_pids)
+        yield earlier
 
 
 async def _announce_when_ready(console: Console, url: str, resources: GatewayResources, shutdown: Shutdown) -> None:

@@ -97,9 +97,9 @@ class RetryState:
         least_s = max(0.0, told_s or 0.0)
         if least_s > self._patience_s:
             return GiveUpReason.TOLD
-        room_s = self._deadline_s - now_s - takes_s - least_s
-        if room_s < 0:
+        left_s = self._deadline_s - now_s - takes_s - least_s
+        if left_s < 0:
             return GiveUpReason.DEADLINE
         if not self._granted():
             return GiveUpReason.BUDGET
-        return least_s + self._draw() * min(self._ceiling.after(self.failures), room_s)
+        return least_s + self._draw() * min(self._ceiling.after(self.failures), left_s)

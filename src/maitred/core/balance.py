@@ -58,12 +58,12 @@ class CacheAwareBalancer(LoadBalancer, Protocol):
         """
         ...
 
-    def on_dispatch(self, name: str, room_tokens: int, scope: str, prompts: Sequence[Sequence[int]]) -> None:
+    def on_dispatch(self, name: str, capacity_tokens: int, scope: str, prompts: Sequence[Sequence[int]]) -> None:
         """A request was sent to a replica, which holds its prompts from now on, as long as it has room.
 
         Args:
             name: The replica.
-            room_tokens: What its cache holds in all.
+            capacity_tokens: What its cache holds in all.
             scope: The cache scope.
             prompts: Of the request.
         """

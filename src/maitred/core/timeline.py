@@ -17,7 +17,7 @@ import msgspec
 from maitred.core.errors import MaitredError
 from maitred.core.trace_context import TraceContext
 
-MOST_CHAPTERS = 512
+MAX_SPANS = 512
 """A request in thousands of parts, such as one for many embeddings, is told by the first of them."""
 
 
@@ -91,29 +91,29 @@ class RequestTimeline(msgspec.Struct):
     def begin(self, name: SpanName, now_s: float, **facts: object) -> TimelineSpan:
         """A new chapter; whoever begins one ends it."""
         span = TimelineSpan(name, now_s, facts)
-        if len(self.spans) < MOST_CHAPTERS:
+        if len(self.spans) < MAX_SPANS:
             self.spans.append(span)
         return span
 
     def record(self, name: SpanName, began_s: float, ended_s: float, facts: dict[str, Any]) -> None:
         """A chapter that is over, and went well."""
-        if len(self.spans) < MOST_CHAPTERS:
+        if len(self.spans) < MAX_SPANS:
             self.spans.append(TimelineSpan(name, began_s, facts, ended_s))
 
     def fail(self, name: SpanName, began_s: float, ended_s: float, facts: dict[str, Any], why: BaseException) -> None:
         """A chapter that is over, and ended with an error."""
-        if len(self.spans) < MOST_CHAPTERS:
+        if len(self.spans) < MAX_SPANS:
             self.spans.append(TimelineSpan(name, began_s, facts, ended_s, error_code(why)))
 
     def mark(self, name: SpanName, now_s: float, **facts: object) -> None:
         """A chapter of no length."""
-        if len(self.spans) < MOST_CHAPTERS:
+        if len(self.spans) < MAX_SPANS:
             self.spans.append(TimelineSpan(name, now_s, facts, now_s))
 
     def span(self, name: SpanName, now: Callable[[], float], **facts: object) -> "_SpanScope":
         """A chapter that is as long as the block; what leaves the block as an exception is its error."""
         span = TimelineSpan(name, now(), facts)
-        if len(self.spans) < MOST_CHAPTERS:
+        if len(self.spans) < MAX_SPANS:
             self.spans.append(span)
         return _SpanScope(span, now)
 

@@ -57,16 +57,16 @@ class CapacityAllocator:
     ) -> EndpointState | WaitCause:
         """The replica for it, of those that have room; else what is lacking."""
         headroom = self.headroom if above_share else 0.0
-        guest = self._may_overcommit(queued)
+        overcommits = self._may_overcommit(queued)
         if self.quotas.parted:
             whole = self.quotas.limit(quota, total_of(ready))
             limit = whole.minus(_kept(whole, headroom, ready))
             need = queued.cost.at_most(limit).at_least(_ONE)
-            room = limit.minus(quota.used)
-            if guest and quota is self.quotas.common:
-                room = room.plus(Cost(sum(endpoint_state.overcommit_slots for endpoint_state in ready), 0))
-            if not need.within(room) and quota.used != NOTHING:
-                return WaitCause.SLOTS if need.slots > room.slots else WaitCause.KV_FULL
+            free = limit.minus(quota.used)
+            if overcommits and quota is self.quotas.common:
+                free = free.plus(Cost(sum(endpoint_state.overcommit_slots for endpoint_state in ready), 0))
+            if not need.within(free) and quota.used != NOTHING:
+                return WaitCause.SLOTS if need.slots > free.slots else WaitCause.KV_FULL
         open_ones: list[EndpointState] = []
         slots = False
         if queued.failed_at:
@@ -75,7 +75,7 @@ class CapacityAllocator:
             kept = _kept(endpoint_state.total, headroom, [endpoint_state])
             need = queued.cost.at_most(endpoint_state.total.minus(kept)).at_least(_ONE)
             free = endpoint_state.free.minus(kept)
-            if guest:
+            if overcommits:
                 free = free.plus(Cost(endpoint_state.overcommit_slots, 0))
             if need.within(free) or endpoint_state.credits.idle:
                 open_ones.append(endpoint_state)

@@ -354,12 +354,12 @@ class DispatchCore:
         self.forecast_cache.invalidate()
         return allocation
 
-    def settle_hedge(self, queued: QueuedRequest, spare: Allocation, *, won: bool) -> None:
+    def settle_hedge(self, queued: QueuedRequest, second: Allocation, *, won: bool) -> None:
         """Gives up one of two replicas that an entry holds: the first if the second has won."""
         assert queued.allocation is not None
-        loser = spare
+        loser = second
         if won:
-            queued.allocation, loser = spare, queued.allocation
+            queued.allocation, loser = second, queued.allocation
             queued.predicted_position = None  # it was said of the other one
         loser.endpoint_state.release(loser.hold)
         self.allocator.release(queued, loser.quota)

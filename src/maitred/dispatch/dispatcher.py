@@ -149,7 +149,7 @@ class DispatchEntry:
         return self.overflowed
 
     def hedge_after_s(self) -> float | None:
-        """How long to wait for the granted replica before a `spare` one is asked as well; None: whatever it takes.
+        """How long to wait for the granted replica before a `second` one is asked as well; None: whatever it takes.
 
         To be asked once, when the request is sent.
         """
@@ -310,7 +310,7 @@ class Dispatcher:
             return None
         return DispatchEntry(self, self.core.new_entry(dispatch_request), runs_at=replica)
 
-    async def make_room(self, dispatch_request: DispatchRequest) -> bool:
+    async def overflow_others(self, dispatch_request: DispatchRequest) -> bool:
         """Sends others elsewhere who wait, where that makes room for a request that `check` has refused.
 
         Returns:
@@ -464,9 +464,9 @@ class Dispatcher:
         self._hedging.spend()
         return HedgeAllocation(self, queued, allocation)
 
-    def settle_hedge(self, queued: QueuedRequest, spare: Allocation, *, won: bool) -> None:
+    def settle_hedge(self, queued: QueuedRequest, second: Allocation, *, won: bool) -> None:
         """Gives up one of an entry's two replicas; for `HedgeAllocation`."""
-        self.core.settle_hedge(queued, spare, won=won)
+        self.core.settle_hedge(queued, second, won=won)
         self._schedule_dispatch()
 
     # --- turns ---

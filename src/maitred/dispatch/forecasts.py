@@ -153,11 +153,11 @@ class ForecastCache:
         if not coming:
             return Forecast(ahead, PredictedWait(False, 0.0), 0.0)
         cold_s, endpoint_state = min(coming, key=lambda one: one[0])
-        room = endpoint_state.credits.total
+        total = endpoint_state.credits.total
         # Of one that has never been there, nobody knows how much it takes at once.
         wait = (
-            self._predictor.wait(queued, ahead, room, [endpoint_state], self._predictor.at_work(()), None)
-            if room.slots
+            self._predictor.wait(queued, ahead, total, [endpoint_state], self._predictor.at_work(()), None)
+            if total.slots
             else AT_ONCE
         )
         prefill_s = self._selector.usual_prefill_s(queued, endpoint_state, ahead.entries if wait.at_once else 0, now_s)
@@ -276,12 +276,12 @@ class QueueSimulation:
                 self._tenants,
                 self._index[tenant],
                 before,
-                [(steps, self._index.get(whose, -1)) for steps, whose in way],
+                [(steps, self._index.get(whose, -1)) for steps, whose in case],
                 free,
                 output,
                 self._overcommit_slots,
             )
-            for way in at_work.ways
+            for case in at_work.cases
         ]
         played = self._simulated[tenant, before, free] = PredictedTurn(
             *(sum(each) / len(turns) for each in zip(*turns, strict=True))

@@ -81,8 +81,8 @@ def _reported_load(endpoint_state: EndpointState, prompt_tokens: float, now_s: f
         return ReportedLoad(0.0, endpoint_state.load.waiting_prompt_tokens)
     if endpoint.external_load is None:
         return ReportedLoad(0.0, 0.0)
-    hearsay = endpoint.external_load(now_s)
-    return ReportedLoad(hearsay.requests, hearsay.waiting * prompt_tokens)
+    external = endpoint.external_load(now_s)
+    return ReportedLoad(external.requests, external.waiting * prompt_tokens)
 
 
 def _counted_tokens(endpoint_state: EndpointState) -> int:

@@ -39,7 +39,7 @@ _FOLLOW = 0.05
 class RunningWork(Struct, frozen=True):
     """Slots and blocks that running answers still hold, and for how long."""
 
-    ways: tuple[list[tuple[float, str]], list[tuple[float, str]]]
+    cases: tuple[list[tuple[float, str]], list[tuple[float, str]]]
     """Steps that each still takes, the fewest first, and whose it is; as it may turn out, in two opposite ways."""
     places: int
     """How many have one, or several."""
@@ -143,7 +143,7 @@ class LatencyPredictor:
 
     def at_work(self, entries: Collection[QueuedRequest]) -> RunningWork:
         """Returns what dispatched requests that have not left still hold."""
-        ways: tuple[list[tuple[float, str]], list[tuple[float, str]]] = ([], [])
+        cases: tuple[list[tuple[float, str]], list[tuple[float, str]]] = ([], [])
         draw = 0.0
         places, blocks, ends_per_step = 0, 0, 0.0
         for queued in entries:
@@ -154,15 +154,15 @@ class LatencyPredictor:
                 dispatch_request.principal_org, produced, dispatch_request.max_tokens, (draw, 1.0 - draw)
             )
             cost = queued.cost
-            for left, tokens in zip(ways, drawn, strict=True):
+            for left, tokens in zip(cases, drawn, strict=True):
                 left += [(tokens if queued.begun else tokens + 1.0, queued.tenant.id)] * cost.slots
-                ends_per_step += cost.slots / max(1.0, produced + tokens) / len(ways)
+                ends_per_step += cost.slots / max(1.0, produced + tokens) / len(cases)
             places, blocks = places + cost.slots, blocks + cost.blocks
-        for left in ways:
+        for left in cases:
             left.sort()
         if not places:
-            return RunningWork(ways, 0, self._blocks, self._typical.output_tokens)
-        return RunningWork(ways, places, blocks / places, places / ends_per_step)
+            return RunningWork(cases, 0, self._blocks, self._typical.output_tokens)
+        return RunningWork(cases, places, blocks / places, places / ends_per_step)
 
     def wait(
         self,
@@ -187,7 +187,7 @@ class LatencyPredictor:
             entries=ahead.entries,
             service=ahead.service,
             free=free,
-            left=[[steps for steps, _ in way] for way in at_work.ways],
+            left=[[steps for steps, _ in case] for case in at_work.cases],
             seconds_until_turn=turn_s,
             service_per_place=self.typical_service,
             blocks_per_place=self._blocks,
@@ -266,12 +266,12 @@ class LatencyPredictor:
         """
         if endpoint_state.load.times == UNMEASURED:
             return 0.0
-        fresh, under_way = self._fresh, endpoint_state.in_flight
-        sent = endpoint_state.credits.uncounted.minus(under_way)
+        fresh, in_flight = self._fresh, endpoint_state.in_flight
+        sent = endpoint_state.credits.uncounted.minus(in_flight)
         return predict_prefill_s(
             endpoint_state.load,
             tokens,
-            UnreportedPrompts(under_way.slots, under_way.prompt_tokens * fresh),
+            UnreportedPrompts(in_flight.slots, in_flight.prompt_tokens * fresh),
             UnreportedPrompts(
                 max(0, sent.slots) + ahead, max(0, sent.prompt_tokens) * fresh + ahead * self._prompt_tokens
             ),

@@ -9,7 +9,7 @@ from maitred.dispatch.pool_queue import QueuedRequest, QueueState
 from maitred.dispatch.predictor import UNMEASURED, LatencyPredictor
 from maitred.dispatch.request import DispatchRequest
 
-_UNKNOWN_ROOM_TOKENS = 131_072
+_DEFAULT_CAPACITY_TOKENS = 131_072
 """Of a cache that nothing is said of."""
 _UNKNOWN_OUTPUT_TOKENS = 64.0
 _NOTHING: Mapping[str, int] = {}
@@ -139,9 +139,9 @@ class ReplicaSelector:
     def on_dispatch(self, queued: QueuedRequest, endpoint_state: EndpointState) -> None:
         """A request was released to that replica."""
         if self.balancer is not None:
-            room_tokens = endpoint_state.load.total_blocks * endpoint_state.block_tokens or _UNKNOWN_ROOM_TOKENS
+            capacity_tokens = endpoint_state.load.total_blocks * endpoint_state.block_tokens or _DEFAULT_CAPACITY_TOKENS
             self.balancer.on_dispatch(
-                endpoint_state.endpoint.name, room_tokens, queued.request.principal_org, queued.request.prompts
+                endpoint_state.endpoint.name, capacity_tokens, queued.request.principal_org, queued.request.prompts
             )
 
     def _candidate(

@@ -79,7 +79,7 @@ def build(
     host_blocks = HostBlocks(cache, slots) if slots else None
     compiler = GrammarCompiler(partial(load_vocabulary, model, shape.vocab_size, shape.eos_token_ids))
     constraints = Constraints(compiler, shape.vocab_size, shape.eos_token_ids)
-    lanes = BlockTableRows(config.max_sequences + config.most_guests, kv.context_tokens, config.block_tokens)
+    lanes = BlockTableRows(config.max_sequences + config.most_overcommit_slots, kv.context_tokens, config.block_tokens)
 
     def runner_of(forward: ForwardModel) -> ModelRunner:
         return ModelRunner(
@@ -114,7 +114,7 @@ def build(
         max_choices=config.max_sequences,
         constraints=constraints,
         speculator=make_speculator(config.speculation, author, constraints, clock),
-        slumber=SleepController(ModelMemory(models, scheduler), clock, load_s),
+        sleep_controller=SleepController(ModelMemory(models, scheduler), clock, load_s),
     )
     card = ModelCard(
         name=model.name,
@@ -148,7 +148,7 @@ def _make_scheduler(
         pool,
         block_tokens=config.block_tokens,
         max_sequences=config.max_sequences,
-        guests=config.most_guests,
+        overcommit_slots=config.most_overcommit_slots,
         step_tokens=config.step_tokens,
         context_tokens=kv.context_tokens,
         eos_token_ids=eos_token_ids,

@@ -317,7 +317,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         return min(self.max_sequences, _MOST_GRAPH_SEQUENCES)
 
     @property
-    def most_guests(self) -> int:
+    def most_overcommit_slots(self) -> int:
         """`guests`, or what stands for null."""
         if self.guests is not None:
             return self.guests
@@ -339,11 +339,11 @@ def engine_faults(config: EngineConfig) -> Iterator[tuple[str, str]]:
                 f"{share.floor:g} is more than the tenant's ceiling, {share.ceiling:g}: it could never have what "
                 "others leave to it. Lower the floor or raise the ceiling.",
             )
-    floors = sum(share.floor for share in config.kv_shares.values())
-    if floors > 1 + 1e-9:
+    total = sum(share.floor for share in config.kv_shares.values())
+    if total > 1 + 1e-9:
         yield (
             "engine.kv_shares",
-            f"The floors add up to {floors:g} of the KV cache, and there is only one. Lower some of them until they "
+            f"The floors add up to {total:g} of the KV cache, and there is only one. Lower some of them until they "
             "add up to at most 1.",
         )
     yield from speculation_faults(config.speculation)

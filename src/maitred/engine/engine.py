@@ -61,7 +61,7 @@ class Engine:
         max_choices: Largest `n` accepted.
         constraints: Where sequences stand in their grammars; None: a request that has one is refused.
         speculator: Puts drafts into its steps; None: there are none.
-        slumber: Whether it sleeps; None: it never does.
+        sleep_controller: Whether it sleeps; None: it never does.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Engine:
         max_choices: int,
         constraints: Constraints | None = None,
         speculator: Speculator | None = None,
-        slumber: SleepController | None = None,
+        sleep_controller: SleepController | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -85,7 +85,7 @@ class Engine:
         self._unready = PendingGrammars()
         self._rejections: list[tuple[Hashable, Rejection]] = []
         self._speculator = speculator
-        self._sleep_controller = slumber
+        self._sleep_controller = sleep_controller
         self._stats_recorder = SequenceStatsRecorder()
         self._requests: dict[Hashable, dict[str, dict[int, Sequence]]] = defaultdict(dict)
         """Owner -> request id -> choice index -> the sequence, while it lives."""

@@ -82,7 +82,7 @@ class ModelLoader:
         cache, config = self.cache(decoder.config, blocks), self.config
         decoder.warm_up(cache)
         rows = min(config.step_tokens, _MOST_RESERVED_ROWS)
-        decoder.reserve(rows, min(rows, config.max_sequences + config.most_guests), cache)
+        decoder.reserve(rows, min(rows, config.max_sequences + config.most_overcommit_slots), cache)
         return decoder, cache
 
     def with_cache(self, decoder: Decoder, plan: KVCachePlan) -> tuple[ForwardModel, KVCache]:

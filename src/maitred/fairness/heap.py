@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 M = TypeVar("M")
 
-_SPARE_RECORDS = 32
+_MOST_STALE_RECORDS = 32
 """Remains that are not worth a rebuild."""
 
 
@@ -38,7 +38,7 @@ class Heap(Generic[M]):
         record = (first, second, member)
         self.live[member] = record
         heappush(self.records, record)
-        if len(self.records) > 2 * len(self.live) + _SPARE_RECORDS:
+        if len(self.records) > 2 * len(self.live) + _MOST_STALE_RECORDS:
             self._rebuild()
 
     def remove(self, member: M) -> None:
@@ -48,7 +48,7 @@ class Heap(Generic[M]):
             KeyError: It is not in.
         """
         del self.live[member]
-        if len(self.records) > 2 * len(self.live) + _SPARE_RECORDS:
+        if len(self.records) > 2 * len(self.live) + _MOST_STALE_RECORDS:
             self._rebuild()
 
     def discard(self, member: M) -> None:

@@ -367,7 +367,7 @@ def _due_s(entry: QueueEntry[T]) -> float:
     return entry.deadline_s - SECONDS_PER_SERVICE * entry.service
 
 
-def gives_way(held: int, weight: float, newcomer_held: int, newcomer_weight: float, places: int = 1) -> bool:
+def yields_to(held: int, weight: float, newcomer_held: int, newcomer_weight: float, places: int = 1) -> bool:
     """Whether a tenant that gives up so many places still has as many, per weight, as the one who gets them.
 
     So places move towards equal numbers per weight, and never back and forth.

@@ -21,7 +21,7 @@ def declaration_faults(tenants: Mapping[str, OrganisationConfig], identity: Iden
     for name in ("limits", "limits_per_tenant", "limits_per_key"):
         yield from _limit_faults(f"identity.{name}", getattr(identity, name))
     places: dict[str, str] = {}
-    holders: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for tenant_id, place, _, config in each_tenant(tenants):
         if not is_id(tenant_id):
             yield (
@@ -42,10 +42,10 @@ def declaration_faults(tenants: Mapping[str, OrganisationConfig], identity: Iden
                     f"{key_place}.secret",
                     f"{key.secret.reference} does not hold a whole key, as `sk-mtd-<id>-<secret>`.",
                 )
-            elif parsed[0] in holders:
-                yield f"{key_place}.secret", f"This key is that of {holders[parsed[0]]} too. Make another."
+            elif parsed[0] in owners:
+                yield f"{key_place}.secret", f"This key is that of {owners[parsed[0]]} too. Make another."
             else:
-                holders[parsed[0]] = key_place
+                owners[parsed[0]] = key_place
             if not key.scopes:
                 yield f"{key_place}.scopes", "A key without a scope can be used for nothing. Give it one."
             yield from _limit_faults(f"{key_place}.limits", key.limits)

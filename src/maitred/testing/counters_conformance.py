@@ -448,7 +448,7 @@ async def renewing_does_not_revive(subject: CountersUnderTest) -> None:
 # --- what a denial and a reading say --------------------------------------------------------------------------------
 
 
-async def says_when_a_bucket_has_room(subject: CountersUnderTest) -> None:
+async def says_when_a_bucket_has_refilled(subject: CountersUnderTest) -> None:
     """For the least output that is of use; not sooner, not later."""
     claim = _bucket(100, 10, per_output=1, refill_per_s=2.0, clamps=True)
     await _granted(subject, "a", [claim], output=80)
@@ -500,7 +500,7 @@ async def knows_no_time_for_what_others_hold(subject: CountersUnderTest) -> None
     assert (await _denied(subject, "b", [day])).retry_after_s is None
 
 
-async def names_the_claim_that_has_room_last(subject: CountersUnderTest) -> None:
+async def names_the_claim_that_fits_last(subject: CountersUnderTest) -> None:
     """Never, then the later, then what nobody knows; claims that have room are not named."""
     free = _pool(10, 1, counter="free")
     busy = _pool(10, 6, counter="busy")
@@ -581,11 +581,11 @@ CHECKS: tuple[Check, ...] = (
     an_expired_lease_is_charged_once,
     renewing_puts_off_the_end,
     renewing_does_not_revive,
-    says_when_a_bucket_has_room,
+    says_when_a_bucket_has_refilled,
     says_when_the_window_of_a_budget_ends,
     says_when_waiting_cannot_help,
     knows_no_time_for_what_others_hold,
-    names_the_claim_that_has_room_last,
+    names_the_claim_that_fits_last,
     says_when_it_is_full_again,
 )
 

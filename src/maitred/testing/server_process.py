@@ -113,10 +113,10 @@ def kept_port() -> Iterator[int]:
     It is bound and not listened on, so the server can have it: servers bind with ``SO_REUSEADDR``. A port that was only
     looked for would be anybody's until the server listens, and of two that start at once both would bind it.
     """
-    with socket.socket() as keeper:
-        keeper.bind(("127.0.0.1", 0))
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not before: then it might be another's
-        yield int(keeper.getsockname()[1])
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not before: then it might be another's
+        yield int(reserved.getsockname()[1])
 
 
 def free_port() -> int:

@@ -51,5 +51,5 @@ def step_tokens(prefills: Sequence[Prefill], *, sequences: int, decode_s: float,
     in_time = (objective_s - decode_s) / slope
     best = max(prefill.tokens / prefill.seconds for prefill in prefills)
     enough = min(prefill.tokens for prefill in prefills if prefill.tokens / prefill.seconds >= best * ENOUGH)
-    room = max(GRAIN, min(int(in_time), enough))
-    return (sequences + room) // GRAIN * GRAIN
+    tokens = max(GRAIN, min(int(in_time), enough))
+    return (sequences + tokens) // GRAIN * GRAIN

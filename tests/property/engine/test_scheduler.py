@@ -98,7 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.pool,
             block_tokens=block_tokens,
             max_sequences=max_sequences,
-            guests=guests,
+            overcommit_slots=guests,
             step_tokens=self.step_tokens,
             context_tokens=self.context,
             eos_token_ids=(EOS,),

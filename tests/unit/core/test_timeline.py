@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from maitred.core.errors import ReplicaLost
-from maitred.core.timeline import MOST_CHAPTERS, RequestTimeline, SpanName
+from maitred.core.timeline import MAX_SPANS, RequestTimeline, SpanName
 from maitred.core.trace_context import TraceContext
 from tests.support.clock import FakeClock
 
@@ -61,9 +61,9 @@ def test_of_several_attempts_the_latest_that_runs_is_meant():
 
 def test_it_does_not_grow_without_end():
     story = RequestTimeline()
-    for number in range(MOST_CHAPTERS + 10):
+    for number in range(MAX_SPANS + 10):
         story.mark(SpanName.ATTEMPT, float(number))
-    assert len(story.spans) == MOST_CHAPTERS
+    assert len(story.spans) == MAX_SPANS
 
 
 def test_who_works_for_a_chapter_is_told_its_span_once_there_is_a_trace():

@@ -162,7 +162,7 @@ async def test_who_says_no_keeps_its_place_and_is_not_asked_again(stack):
     await fill(desk, stack)
     seats = await waiting(desk, stack, *(movable(number) for number in (1, 2)))
     new = movable(3, within_s=2.0, may=False)
-    relieving = asyncio.create_task(desk.dispatcher.make_room(new))
+    relieving = asyncio.create_task(desk.dispatcher.overflow_others(new))
     await asyncio.sleep(0)
     seat = next(seat for seat in seats.values() if seat.overflow_answer is not None)
     with pytest.raises(OverflowRequested):
@@ -182,7 +182,7 @@ async def test_nobody_is_asked_for_what_others_leave_for_already(stack):
     desk = pressed_desk(Held(**{"1": 0.9, "2": 0.2, "3": 0.5, "4": 0.95, "5": 0.95}))
     await fill(desk, stack)
     seats = await waiting(desk, stack, *(movable(number) for number in (1, 2, 3)))
-    relieving = [asyncio.create_task(desk.dispatcher.make_room(movable(number))) for number in (4, 5)]
+    relieving = [asyncio.create_task(desk.dispatcher.overflow_others(movable(number))) for number in (4, 5)]
     await asyncio.sleep(0)
     assert asked(seats) == ["req-2"], "one is enough, and the second new request waits for its answer too"
     assert not any(task.done() for task in relieving)

@@ -129,15 +129,17 @@ def test_who_may_be_a_guest_needs_no_place():
     assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0).steps > 50, "others were served less"
     light.counter = 100.0
     assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0).steps == 30, "no guests there"
-    assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0, guests=4).steps == 10, "as a guest beside the flood"
+    assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0, overcommit=4).steps == 10, (
+        "as a guest beside the flood"
+    )
 
 
 def test_who_may_be_a_guest_now_does_not_wait():
     places = [(10.0, 0), (20.0, 0), (30.0, 0)]
     flood = SimulatedTenant(0.0, 1.0, 2, 10.0, 100.0, 0.0, held=3)
-    assert simulate_dispatch([flood, runner()], 1, 0, places, 0, 2.0, guests=1) == PredictedTurn(0, 0)
+    assert simulate_dispatch([flood, runner()], 1, 0, places, 0, 2.0, overcommit=1) == PredictedTurn(0, 0)
     assert simulate_dispatch([flood, runner()], 1, 0, places, 0, 2.0).steps == 10
-    assert simulate_dispatch([flood, runner()], 1, 1, places, 0, 2.0, guests=1).steps > 0, "its own go first"
+    assert simulate_dispatch([flood, runner()], 1, 1, places, 0, 2.0, overcommit=1).steps > 0, "its own go first"
 
 
 def test_a_guest_has_the_next_place_that_comes_free():

@@ -81,18 +81,18 @@ def _output_budget(wish: RequestedOutput, context: LimitRule) -> int:
     """Returns the tokens that a limit on the context leaves for the answer."""
     limit = context.limit
     allowed = f"{whose(context.subject)} may use {limit.value:,} for both together{of_model(limit)}"
-    room = limit.value - wish.longest_prompt
-    if room < 0 or (room == 0 and wish.max_tokens != 0):
+    left = limit.value - wish.longest_prompt
+    if left < 0 or (left == 0 and wish.max_tokens != 0):
         raise ContextLengthExceeded(
             f"The prompt has {wish.longest_prompt:,} tokens and the answer needs some, but {allowed}. "
             + (f"Shorten the prompt to at most {limit.value - 1:,} tokens." if limit.value > 1 else "Have it raised."),
             param=wish.prompt_param,
         )
-    if wish.max_tokens is not None and wish.max_tokens > room:
+    if wish.max_tokens is not None and wish.max_tokens > left:
         raise ContextLengthExceeded(
             f"The prompt has {wish.longest_prompt:,} tokens and {wish.max_tokens_param} asks for "
-            f"{wish.max_tokens:,} more, but {allowed}. Lower {wish.max_tokens_param} to at most {room:,}, or shorten "
+            f"{wish.max_tokens:,} more, but {allowed}. Lower {wish.max_tokens_param} to at most {left:,}, or shorten "
             "the prompt.",
             param=wish.max_tokens_param,
         )
-    return room
+    return left

@@ -150,10 +150,10 @@ class RetryTurns:
         Returns:
             Time until the turn.
         """
-        room_s = now_s + alone_s
+        available_s = now_s + alone_s
         last_s = self._last_s.get(claim.counter)
-        turn_s = room_s if last_s is None else max(room_s, last_s + amount / claim.refill_per_s)
-        turn_s = min(turn_s, room_s + _LONGEST_S)
+        turn_s = available_s if last_s is None else max(available_s, last_s + amount / claim.refill_per_s)
+        turn_s = min(turn_s, available_s + _LONGEST_S)
         if len(self._last_s) >= _MANY:
             self._last_s = {counter: last_s for counter, last_s in self._last_s.items() if last_s > now_s}
         self._last_s[claim.counter] = turn_s

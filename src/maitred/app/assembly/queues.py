@@ -105,8 +105,8 @@ class ModelQueues:
         if len(endpoints) == 1 and not overflows and not links:
             return None
         placement = self._balancers[name] = PrefixCacheBalancer(balancer)
-        for name_of_post, link in links.items():
-            link.subscribe_blocks(partial(placement.on_block_update, name_of_post))
+        for replica_name, link in links.items():
+            link.subscribe_blocks(partial(placement.on_block_update, replica_name))
         return placement
 
 

@@ -175,9 +175,9 @@ def _footprint(name: str, folder: Path, model: TextModelConfig, budget_bytes: in
 def _check_fits(residents: ResidencyPolicy, footprints: Mapping[str, Footprint]) -> None:
     """Raises ConfigInvalid where a model could never be loaded: a server that refuses it later would be a trap."""
     for name, resident in residents.models.items():
-        room_bytes = residents.available_bytes_for(name)
-        if resident.memory_bytes > room_bytes:
-            pinned = residents.budget_bytes - room_bytes
+        available_bytes = residents.available_bytes_for(name)
+        if resident.memory_bytes > available_bytes:
+            pinned = residents.budget_bytes - available_bytes
             beside = f", of which other models are pinned in {format_mebibytes(pinned)}" if pinned else ""
             raise ConfigInvalid(
                 f"models.{name} can never be loaded: it takes {footprints[name]}, and all models together may take "

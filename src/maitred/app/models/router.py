@@ -20,7 +20,7 @@ from maitred.routing.rollout.live import LiveRollout, LiveRollouts
 
 LOCAL_ONLY = "local-only"
 """The tag of tenants whose requests never leave."""
-_MOST_ROADS = 1024
+_MOST_CACHED_ROUTES = 1024
 """Beyond which all are looked for anew: behind a name with a `*` there are as many as callers think of."""
 _CAPABILITIES = {
     "tools": "tools",
@@ -62,8 +62,8 @@ class Router:
         Raises:
             ModelNotFound: The name leads nowhere for this caller; the message has the names that would have worked.
         """
-        if self._is_plain(request, principal) and (road := self._cached_route(request.model, principal)) is not None:
-            return RoutePlan(road)
+        if self._is_plain(request, principal) and (route := self._cached_route(request.model, principal)) is not None:
+            return RoutePlan(route)
         rollout = self._rollout_of(request.model)
         sticky = None if rollout is None else _sticky_key(rollout.config.sticky, request, principal, request_id)
         route_plan = self._build_route(_needs_of(request, principal), request, sticky)
@@ -133,16 +133,16 @@ class Router:
 
     def _cached_route(self, name: str, principal: Principal) -> CachedRoute | None:
         """Returns the route of plain requests to a name, cached; None: the name leads nowhere for this caller."""
-        road = self._cached_routes.get((name, principal.models))
+        route = self._cached_routes.get((name, principal.models))
         if (
-            road is None
-            and (road := self._routes.make_cached_route(RequestRequirements(name, allowed=principal.may_use)))
+            route is None
+            and (route := self._routes.make_cached_route(RequestRequirements(name, allowed=principal.may_use)))
             is not None
         ):
-            if len(self._cached_routes) >= _MOST_ROADS:
+            if len(self._cached_routes) >= _MOST_CACHED_ROUTES:
                 self._cached_routes.clear()
-            self._cached_routes[name, principal.models] = road
-        return road
+            self._cached_routes[name, principal.models] = route
+        return route
 
     def _build_route(
         self, needs: RequestRequirements, request: InferenceRequest | None = None, sticky: str | None = None

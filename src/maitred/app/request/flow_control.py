@@ -117,8 +117,8 @@ class FlowController(Protocol):
         """Predicts the position of a request, or rejects it. None: that is done when it is admitted."""
         ...
 
-    async def make_room(self, pool: str, dispatch_request: DispatchRequest) -> bool:
-        """Asks other requests to overflow; as `Dispatcher.make_room`."""
+    async def overflow_others(self, pool: str, dispatch_request: DispatchRequest) -> bool:
+        """Asks other requests to overflow; as `Dispatcher.overflow_others`."""
         ...
 
     async def admit(
@@ -188,9 +188,9 @@ class LocalFlowController:
         """Predicts the position of a request, or rejects it."""
         return self._dispatchers[pool].predict(dispatch_request)
 
-    async def make_room(self, pool: str, dispatch_request: DispatchRequest) -> bool:
+    async def overflow_others(self, pool: str, dispatch_request: DispatchRequest) -> bool:
         """Asks other requests to overflow."""
-        return await self._dispatchers[pool].make_room(dispatch_request)
+        return await self._dispatchers[pool].overflow_others(dispatch_request)
 
     async def admit(
         self,

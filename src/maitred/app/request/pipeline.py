@@ -288,7 +288,7 @@ class Pipeline:
                 prompt=prompt,
                 sampling=replace(
                     request.sampling,
-                    max_tokens=min(room, grant.max_tokens),
+                    max_tokens=min(available, grant.max_tokens),
                     seed=self._draw_seed() if request.seed is None else request.seed,
                 ),
                 # Teams of one organisation may share KV blocks; clients have no say in this.
@@ -305,7 +305,7 @@ class Pipeline:
                 known_as=context.request_id,
                 trace_id=context.timeline.trace_id,
             )
-            for index, (prompt, room) in enumerate(zip(reading.prompts, reading.available_tokens, strict=True))
+            for index, (prompt, available) in enumerate(zip(reading.prompts, reading.available_tokens, strict=True))
         ]
 
     async def tokenize(

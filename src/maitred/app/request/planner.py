@@ -140,11 +140,11 @@ class RequestPlanner:
         check_sampling(card, request, self._max_choices)
         check_size(card, model.tokenizer, request)
         prompts = await tokens_of(model, request.prompts)
-        rooms = [check_fits(card, prompt, request) for prompt in prompts]
+        available_tokens = [check_fits(card, prompt, request) for prompt in prompts]
         context.prompt_tokens = sum(map(len, prompts))
         organisation = (context.principal or ANONYMOUS).tenants[-1]
         request = await constrain(self._grammars, organisation, model, request, rules, prompts)
-        reading = TokenizedRequest(model, card, request, prompts, rooms, rules)
+        reading = TokenizedRequest(model, card, request, prompts, available_tokens, rules)
         if request.max_usd is not None:
             self._check_cost(reading, target, request.max_usd)
         return reading
@@ -178,11 +178,11 @@ class RequestPlanner:
 
     def _length(self, reading: AnyTokenized) -> int:
         """Most tokens of a choice, before any limit has had a look at it."""
-        room = max(reading.available_tokens)
+        available = max(reading.available_tokens)
         return (
-            room
+            available
             if reading.request.max_tokens is not None
-            else min(room, self._flow_controller.default_output_tokens or room)
+            else min(available, self._flow_controller.default_output_tokens or available)
         )
 
     async def _degraded(
@@ -199,7 +199,7 @@ class RequestPlanner:
             if variant.overflows:
                 leaving = self.overflow_request(target, reading.request, principal)
                 if (
-                    plan := await self._make_room(target, reading, principal, context, leaving is not None)
+                    plan := await self._plan_after_overflow(target, reading, principal, context, leaving is not None)
                 ) is not None:
                     return plan
             request, there = variant.ask, target
@@ -219,14 +219,14 @@ class RequestPlanner:
         context.degraded = [] if plan.tokenized is reading else list(variant.degraded)
         return plan
 
-    async def _make_room(
+    async def _plan_after_overflow(
         self, target: RouteTarget, reading: AnyTokenized, principal: Principal, context: RequestContext, movable: bool
     ) -> RequestPlan | None:
         """The whole request here after all, where others that wait leave in its place."""
         dispatch_request = replace(
             _dispatch_request(principal, context, reading, self._length(reading)), movable=movable
         )
-        if not await self._flow_controller.make_room(target.pool, dispatch_request):
+        if not await self._flow_controller.overflow_others(target.pool, dispatch_request):
             return None
         try:
             return self._predict(target, reading, principal, context)

@@ -156,14 +156,14 @@ async def open_hedged(
     after_s = entry.hedge_after_s()
     if after_s is None:
         return endpoint, await attempt_stack.enter_async_context(open_at(endpoint, entry.on_submitted))
-    spare: HedgeAllocation | None = None
+    second: HedgeAllocation | None = None
     won: _Runner[B] | None = None
     runners = [first := asyncio.create_task(_run(open_at, endpoint, entry.on_submitted), name="first replica")]
     try:
         await asyncio.wait(runners, timeout=after_s)
-        if not first.done() and (spare := entry.hedge()) is not None:
+        if not first.done() and (second := entry.hedge()) is not None:
             runners.append(
-                asyncio.create_task(_run(open_at, spare.endpoint, spare.on_submitted), name="second replica")
+                asyncio.create_task(_run(open_at, second.endpoint, second.on_submitted), name="second replica")
             )
         won = await _first_of(runners)
         if won is None:
@@ -172,10 +172,10 @@ async def open_hedged(
         await attempt_stack.enter_async_context(running)
     finally:
         await _leave([runner for runner in runners if runner is not won])
-        if spare is not None:
+        if second is not None:
             context.hedged = "second" if won is runners[-1] else "first"
-            spare.settle(won=won is runners[-1])
-    return (spare.endpoint if spare is not None and won is runners[-1] else endpoint), answer
+            second.settle(won=won is runners[-1])
+    return (second.endpoint if second is not None and won is runners[-1] else endpoint), answer
 
 
 async def _run(open_at: Open[B], endpoint: AnyEndpoint, submitted: Callable[[], None]) -> tuple[B, AsyncExitStack]:

@@ -122,7 +122,7 @@ class ShadowTraffic:
     def __init__(self, clock: Clock, told: Told) -> None:
         self._clock = clock
         self._told = told
-        self._under_way: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
         self._group: asyncio.TaskGroup | None = None
         self.ends: Counter[tuple[str, str]] = Counter()
 
@@ -135,9 +135,9 @@ class ShadowTraffic:
                 self._group = None
 
     @property
-    def under_way(self) -> int:
+    def running(self) -> int:
         """Copies that have not ended."""
-        return self._under_way.total()
+        return self._running.total()
 
     def begin(
         self,
@@ -159,11 +159,11 @@ class ShadowTraffic:
         name = rollout.state.name
         if self._group is None:
             return None
-        if self._under_way[name] >= rollout.config.shadow_limit:
+        if self._running[name] >= rollout.config.shadow_limit:
             self.ends[name, ShadowOutcome.SKIPPED] += 1
             return None
         copy = ShadowRequest()
-        self._under_way[name] += 1
+        self._running[name] += 1
         copy.task = self._group.create_task(
             self._run(copy, rollout, _quiet(request), context.route, target, respond), name="shadow copy"
         )
@@ -171,7 +171,7 @@ class ShadowTraffic:
         return copy
 
     def _ended(self, name: str) -> None:
-        self._under_way[name] -= 1
+        self._running[name] -= 1
 
     async def _run(
         self,

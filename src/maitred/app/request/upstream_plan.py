@@ -107,10 +107,10 @@ async def plan_upstream(model: TextModel, request: InferenceRequest, max_choices
     if model.tokenizer is not None:
         card, fields = _checked(model, request, max_choices)
         if (tokens := await _counted(model, request)) is not None:
-            rooms = [check_fits(card, prompt, request) for prompt in tokens]
+            available_tokens = [check_fits(card, prompt, request) for prompt in tokens]
             counted = sum(map(len, tokens))
             return UpstreamRequestPlan(
-                model, card, request, fields, tokens, rooms, counted, len(tokens) * request.sampling.n, None
+                model, card, request, fields, tokens, available_tokens, counted, len(tokens) * request.sampling.n, None
             )
     return estimate_text(model, request, max_choices)
 
@@ -121,17 +121,19 @@ def estimate_text(model: TextModel, request: InferenceRequest, max_choices: int)
     tools = fields.get("tools")
     ratio = model.prompt_ratio.value
     sketches: list[PseudoTokens] = []
-    rooms = []
+    available_tokens = []
     estimated, prompt_tokens = 0.0, 0
     for prompt in request.prompts:
         raw = _estimated(prompt, tools)
         corrected = max(1, round(raw * ratio))
         sketches.append(PseudoTokens(prompt, corrected))
-        rooms.append(_available_tokens(card, corrected, request))
+        available_tokens.append(_available_tokens(card, corrected, request))
         estimated += raw
         prompt_tokens += corrected
     choices = len(sketches) * request.sampling.n
-    return UpstreamRequestPlan(model, card, request, fields, sketches, rooms, prompt_tokens, choices, estimated)
+    return UpstreamRequestPlan(
+        model, card, request, fields, sketches, available_tokens, prompt_tokens, choices, estimated
+    )
 
 
 def _checked(model: TextModel, request: InferenceRequest, max_choices: int) -> tuple[ModelCard, Mapping[str, Any]]:
@@ -195,8 +197,8 @@ def _available_tokens(card: ModelCard, tokens: int, request: InferenceRequest) -
             f"{window:,}. Shorten the prompt, or ask for a shorter answer.",
             param=request.prompt_param,
         )
-    room = max(1, window - tokens)
-    return room if request.max_tokens is None else request.max_tokens
+    available = max(1, window - tokens)
+    return available if request.max_tokens is None else request.max_tokens
 
 
 def _asked(request: InferenceRequest) -> str:

@@ -427,7 +427,7 @@ class RemoteFlowController:
     def predict(self, pool: str, dispatch_request: DispatchRequest) -> None:
         """Returns None: the controller predicts the queue position when it admits the request."""
 
-    async def make_room(self, pool: str, dispatch_request: DispatchRequest) -> bool:
+    async def overflow_others(self, pool: str, dispatch_request: DispatchRequest) -> bool:
         """Returns False: a worker forwards every request that could move to another model."""
         return False
 

@@ -26,9 +26,9 @@ class Cost(NamedTuple):
     prompt_tokens: int = 0
     """To be computed before the first token."""
 
-    def within(self, room: "Cost") -> bool:
+    def within(self, capacity: "Cost") -> bool:
         """Whether there is room for it."""
-        return self.slots <= room.slots and self.blocks <= room.blocks
+        return self.slots <= capacity.slots and self.blocks <= capacity.blocks
 
     def at_most(self, limit: "Cost") -> "Cost":
         """Cut to the limit, in both."""

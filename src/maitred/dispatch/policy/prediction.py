@@ -240,7 +240,7 @@ class UnreportedPrompts(Struct, frozen=True):
 def predict_prefill_s(
     load: LoadReport,
     prompt_tokens: float,
-    under_way: UnreportedPrompts,
+    unreported: UnreportedPrompts,
     before: UnreportedPrompts,
     block_tokens: int,
     since_s: float,
@@ -252,7 +252,7 @@ def predict_prefill_s(
     Args:
         load: The last report.
         prompt_tokens: Of the request, as far as they have to be computed.
-        under_way: Those that were sent before the present step began.
+        unreported: Those that were sent before the present step began.
         before: Those that were sent since, and are read with it.
         block_tokens: Of one KV block.
         since_s: Since the present step began.
@@ -261,16 +261,16 @@ def predict_prefill_s(
     times = load.times
     context = (load.total_blocks - load.free_blocks) * block_tokens
     decodes_s = times.decoding(load.running, context)
-    room = max(1, load.step_tokens - load.running) if load.step_tokens else math.inf
-    waiting = load.waiting_prompt_tokens + under_way.tokens
+    chunk_tokens = max(1, load.step_tokens - load.running) if load.step_tokens else math.inf
+    waiting = load.waiting_prompt_tokens + unreported.tokens
     begun_s = 0.0
     if load.running or waiting:
-        now = min(waiting, room)
-        chunks = under_way.count + max(load.waiting, load.waiting_prompt_tokens > 0)
+        now = min(waiting, chunk_tokens)
+        chunks = unreported.count + max(load.waiting, load.waiting_prompt_tokens > 0)
         begun_s = max(0.0, decodes_s + times.token_s * now + times.chunk_s * chunks - since_s)
         waiting -= now
     to_compute = prompt_tokens + before.tokens + waiting
-    steps = max(1, math.ceil(to_compute / room))
-    decodes_s = times.decoding(load.running + under_way.count, context)
+    steps = max(1, math.ceil(to_compute / chunk_tokens))
+    decodes_s = times.decoding(load.running + unreported.count, context)
     own_s = times.chunk_s * (1 + before.count) + times.pair_s * prompt_tokens * (held_tokens + prompt_tokens / 2)
     return begun_s + steps * decodes_s + times.token_s * to_compute + own_s

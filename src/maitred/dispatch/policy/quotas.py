@@ -11,7 +11,7 @@ from math import inf
 
 from maitred.core.flow import FlowLevel, PriorityClass
 from maitred.dispatch.policy.credits import Cost, CostSum
-from maitred.fairness.vtc import gives_way
+from maitred.fairness.vtc import yields_to
 
 _REMEMBER_S = 60.0
 """A tenant that has sent nothing for so long is not expected any more."""
@@ -194,7 +194,7 @@ class TenantHoldings:
         """Whether, with all places taken, another tenant has so many that some of its requests give way."""
         own = self.held_by(tenant)
         return any(
-            gives_way(sum(held.by_rank[priority.rank :]), held.weight, own, tenant.weight, slots)
+            yields_to(sum(held.by_rank[priority.rank :]), held.weight, own, tenant.weight, slots)
             for other, held in self._held.items()
             if other != tenant.id
         )

@@ -63,7 +63,7 @@ def simulate_dispatch(
     running: Sequence[tuple[float, int]],
     free: int,
     output: float,
-    guests: int = 0,
+    overcommit: int = 0,
 ) -> PredictedTurn:
     """Simulates the queue until a request of one tenant is dispatched.
 
@@ -74,9 +74,9 @@ def simulate_dispatch(
         running: For each place that is taken, the steps until it is free and whose it is (-1: somebody else's).
         free: Places that are free; below zero, so many that come free are for others.
         output: Service of one token of an answer.
-        guests: So many more may come beyond the places (see `maitred.engine.scheduler.overcommit`).
+        overcommit: So many more may come beyond the places (see `maitred.engine.scheduler.overcommit`).
     """
-    return _Simulation(runners, mine, before, running, free, output, guests).run()
+    return _Simulation(runners, mine, before, running, free, output, overcommit).run()
 
 
 class _Simulation:
@@ -90,7 +90,7 @@ class _Simulation:
         running: Sequence[tuple[float, int]],
         free: int,
         output: float,
-        guests: int,
+        overcommit: int,
     ) -> None:
         self._runners = runners
         self._weights = [runner.weight for runner in runners]
@@ -99,7 +99,7 @@ class _Simulation:
         self._mine = mine
         self._before = before
         self._free = free
-        self._least_free = min(0, free) - guests
+        self._least_free = min(0, free) - overcommit
         self._output = output
         self._now = 0.0
         self._released = self._released_before = 0
@@ -169,7 +169,7 @@ class _Simulation:
     def _overcommitted(self, head: int) -> int | None:
         """Returns the tenant that is dispatched beyond the slots: the head, or whoever holds least.
 
-        See `maitred.fairness.vtc.gives_way`: who has most per weight gives way first, and nobody to itself.
+        See `maitred.fairness.vtc.yields_to`: who has most per weight gives way first, and nobody to itself.
         """
         more, counters = self._more, self._counters
         given = max(self._fewer)

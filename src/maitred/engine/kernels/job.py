@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from maitred.engine.compiled import compiled_entry
 from maitred.engine.kernels.torch_library import torch_library
 
-NEXT, SEAT, COUNT = range(3)
+NEXT, SLOT, COUNT = range(3)
 """Indices of the fields that all jobs begin with: next part, next thread number, and number of parts."""
 ROWS_AT_A_TIME = 4
 """Rows that a thread takes at a time from a job that goes row by row."""

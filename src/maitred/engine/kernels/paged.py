@@ -23,7 +23,7 @@ from maitred.engine.kernels.job import (
     INT8,
     NEXT,
     ROWS_AT_A_TIME,
-    SEAT,
+    SLOT,
     CompiledEntry,
     floats,
     ints,
@@ -166,7 +166,7 @@ def attention(
         value_scales = carray(floats(job[_VALUE_SCALES]), everything)
         tables = carray(ints(step[_TABLES]), everything)
         runs = carray(longs(step[_RUNS_AT]), (step[_RUNS], RUN_FIELDS))
-        own = step[_SCRATCH] + take(job, SEAT, 1) * step[_SCRATCH_BYTES]
+        own = step[_SCRATCH] + take(job, SLOT, 1) * step[_SCRATCH_BYTES]
         packed = carray(floats(own), both * head_dim)
         sums = carray(floats(own + both * head_dim * 4), both * head_dim)
         scores = carray(floats(own + 2 * both * head_dim * 4), both * width)

@@ -307,7 +307,7 @@ def _exponential(builder: Any, x: Any) -> Any:
     whole = ir.VectorType(_INT32, lanes) if lanes else _INT32
     suffix = f"v{lanes}f32" if lanes else "f32"
     fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fma.{suffix}")
-    floor = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), f"llvm.floor.{suffix}")
+    round_down = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), f"llvm.floor.{suffix}")
 
     def all_(number: float, of: Any = kind) -> Any:
         return ir.Constant(of, [number] * lanes if lanes else number)
@@ -316,7 +316,7 @@ def _exponential(builder: Any, x: Any) -> Any:
         return builder.call(fma, [factor, other, addend])
 
     x = builder.select(builder.fcmp_unordered("<", x, all_(-87.0)), all_(-87.0), x)
-    n = builder.call(floor, [times(x, all_(_LOG2_E), all_(0.5))])
+    n = builder.call(round_down, [times(x, all_(_LOG2_E), all_(0.5))])
     r = times(n, all_(-_LN_2_LOW), times(n, all_(-_LN_2_HIGH), x))
     p = all_(_POLYNOMIAL[0])
     for coefficient in _POLYNOMIAL[1:]:

@@ -43,22 +43,22 @@ class BlockTable:
 
         Sharing goes by prefix: the leading blocks are the shared ones.
         """
-        holders = self._pool.reference_count
-        return bisect_left(self.blocks, True, key=lambda block: holders(block) == 1)
+        reference_count = self._pool.reference_count
+        return bisect_left(self.blocks, True, key=lambda block: reference_count(block) == 1)
 
     def cached(self, tokens: Sequence[int]) -> int:
         """How many leading tokens `open` would find in the cache now."""
         return len(self._cached_prefix(tokens)) * self.block_tokens
 
-    def open(self, tokens: Sequence[int], *, room_tokens: int = 0, spare: int = 0) -> int | None:
+    def open(self, tokens: Sequence[int], *, capacity_tokens: int = 0, reserved: int = 0) -> int | None:
         """Takes blocks for all of `tokens`, reusing the longest cached prefix.
 
         At least one token is left to compute, since its logits are wanted.
 
         Args:
             tokens: All that the sequence knows so far.
-            room_tokens: Take blocks for so many, if that is more.
-            spare: Blocks that must stay idle for others.
+            capacity_tokens: Take blocks for so many, if that is more.
+            reserved: Blocks that must stay idle for others.
 
         Returns:
             How many leading tokens need not be computed; None, holding nothing, when the pool has too few blocks.
@@ -67,8 +67,8 @@ class BlockTable:
         found = self._cached_prefix(tokens)
         reusable = [block for block in found if block is not None]
         self._pool.share(reusable)
-        missing = self.blocks_for(max(len(tokens), room_tokens)) - len(reusable)
-        fresh = self._pool.allocate(missing) if missing + spare <= self._pool.idle else None
+        missing = self.blocks_for(max(len(tokens), capacity_tokens)) - len(reusable)
+        fresh = self._pool.allocate(missing) if missing + reserved <= self._pool.idle else None
         if fresh is None:
             self._pool.free(reusable)
             return None

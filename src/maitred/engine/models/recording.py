@@ -59,26 +59,26 @@ class StepRecorder:
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """Computes one step; as `maitred.engine.models.decoder.Decoder.forward`."""
         rows, picked = len(batch.token_ids), len(batch.logit_rows)
-        rooms = self._buffers
-        if rooms is None or rooms.cache is not cache or rows > rooms.most_rows or picked > rooms.most_picked:
-            most_picked = max(picked, 0 if rooms is None else rooms.most_picked)
-            most_rows = max(rows, most_picked, 0 if rooms is None else rooms.most_rows)
-            rooms = self._make_buffers(_rounded_up(most_rows), _rounded_up(most_picked), cache)
+        buffers = self._buffers
+        if buffers is None or buffers.cache is not cache or rows > buffers.most_rows or picked > buffers.most_picked:
+            most_picked = max(picked, 0 if buffers is None else buffers.most_picked)
+            most_rows = max(rows, most_picked, 0 if buffers is None else buffers.most_rows)
+            buffers = self._make_buffers(_rounded_up(most_rows), _rounded_up(most_picked), cache)
         plan = self._attention.plan(batch, cache)
         searches = batch.greedy and self._search is not None and self._search.begins(picked)
-        rooms.begin(batch, searches=searches)
-        rooms.tape.play()
+        buffers.begin(batch, searches=searches)
+        buffers.tape.play()
         del plan  # its memory had to live until the tape was played
         if searches and self._search is not None:
-            self._search.record(rooms.found[:picked])
-        return rooms.logits[:picked]
+            self._search.record(buffers.found[:picked])
+        return buffers.logits[:picked]
 
     def _make_buffers(self, rows: int, picked: int, cache: KVCache) -> "_StepBuffers":
         self._buffers = None  # frees the old memory before the new is allocated
-        rooms = _StepBuffers(self._config, self._weights, rows, picked, cache)
-        rooms.record(self._attention)
-        self._buffers = rooms
-        return rooms
+        buffers = _StepBuffers(self._config, self._weights, rows, picked, cache)
+        buffers.record(self._attention)
+        self._buffers = buffers
+        return buffers
 
 
 class _StepBuffers:
@@ -95,8 +95,8 @@ class _StepBuffers:
         self._attended = torch.empty(most_rows, config.heads * config.head_dim)
         self._gate_up = torch.empty(most_rows, 2 * inner)
         self._gated = torch.empty(most_rows, inner)
-        room = max(cast(TapedLinear, product).scratch_bytes(most_rows) for product in weights.products)
-        self._reserve = torch.empty(room, dtype=torch.uint8)
+        scratch_bytes = max(cast(TapedLinear, product).scratch_bytes(most_rows) for product in weights.products)
+        self._reserve = torch.empty(scratch_bytes, dtype=torch.uint8)
         self._picks = torch.empty(most_picked, dtype=torch.int64)
         self._picked, self._scored, self._searched = ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_int64(0)
         self._picked_stream = torch.empty(most_picked, width)
@@ -144,8 +144,8 @@ class _StepBuffers:
         self._norm(stream, addend, weights.final_norm, epsilon)
         if isinstance(weights.head, ScreenedLinear):
             places = (self._normed.data_ptr(), self.logits.data_ptr(), ctypes.addressof(self._searched))
-            room = (self._reserve.data_ptr(), self.most_picked, self.found)
-            weights.head.record_search(self.tape, *places, *room)
+            scratch = (self._reserve.data_ptr(), self.most_picked, self.found)
+            weights.head.record_search(self.tape, *places, *scratch)
             self._rows = ctypes.addressof(self._scored)
         self._product(weights.head, self._normed, self.logits)
 

@@ -177,11 +177,11 @@ def _pick_filtered(
     nucleus = top_p < SHARE_ONE
     count = 0
     for band in _BANDS:
-        floor = ONE >> band
-        if top_k == 0 and (not nucleus or floor < min_weight):
-            floor = min_weight
-        count, mass = _gather(row, tops, top, scale, floor, ranks)
-        if floor == min_weight and top_k == 0:
+        lower = ONE >> band
+        if top_k == 0 and (not nucleus or lower < min_weight):
+            lower = min_weight
+        count, mass = _gather(row, tops, top, scale, lower, ranks)
+        if lower == min_weight and top_k == 0:
             break
         if count >= top_k and (top_k > 0 or mass >= share_of(total, top_p)):
             break
@@ -214,14 +214,14 @@ def _gather(
     tops: NDArray[np.float32],
     top: np.float32,
     scale: np.float32,
-    floor: int,
+    lower: int,
     ranks: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Writes the ranks of the tokens that weigh at least `floor`, by token id; returns how many and their mass."""
+    """Writes the ranks of the tokens that weigh at least `lower`, by token id; returns how many and their mass."""
     count = 0
     mass = 0
     # A comparison spares most tokens the power of two. One binary digit of slack covers its rounding.
-    least = np.float32(top - (FRACTION_BITS + 1 - np.log2(floor)) / scale)
+    least = np.float32(top - (FRACTION_BITS + 1 - np.log2(lower)) / scale)
     for block in range(tops.size):
         if tops[block] >= least:
             start = block * BLOCK_TOKENS
@@ -236,7 +236,7 @@ def _gather(
     for i in range(candidates):
         rank = ranks[i]
         ranks[count] = rank
-        if rank >> INDEX_BITS >= floor:
+        if rank >> INDEX_BITS >= lower:
             count += 1
             mass += rank >> INDEX_BITS
     return count, mass

@@ -30,7 +30,7 @@ def plan_decodes(
     growing = [s for s in eventful if len(s.tokens) > s.table.capacity_tokens]
     # Victims are found before anything is planned: what a plan publishes is certain to be computed.
     if growing:
-        _make_room(state, plan, growing, now_s, service_unit)
+        _preempt_for(state, plan, growing, now_s, service_unit)
         if plan.preempted:
             chosen = [s for s in chosen if s.key in decoding]
     plan.decodes = [Chunk(s, s.computed, len(s.tokens) - s.computed) for s in chosen]
@@ -65,7 +65,7 @@ def _book(state: SchedulerState, chunk: Chunk) -> None:
     sequence.plain_until = min(fills_next, table.capacity_tokens)
 
 
-def _make_room(
+def _preempt_for(
     state: SchedulerState, plan: StepPlan, growing: list[Sequence], now_s: float, service_unit: float
 ) -> None:
     """Gives every growing sequence its blocks, or preempts it; to the only one that runs, pins give way."""
@@ -74,8 +74,8 @@ def _make_room(
         if len(batch) == 1 and state.pins.evict():
             continue
         running = list(batch)
-        beyond_floor = [sequence for sequence in running if not residency.protects(sequence.account.flow)]
-        victim = choose_victim(beyond_floor, state.line.over_service, service_unit=service_unit) or choose_victim(
+        unprotected = [sequence for sequence in running if not residency.protects(sequence.account.flow)]
+        victim = choose_victim(unprotected, state.line.over_service, service_unit=service_unit) or choose_victim(
             running, state.line.over_service, service_unit=service_unit
         )
         assert victim is not None, "those that cannot be preempted have all the blocks they need"

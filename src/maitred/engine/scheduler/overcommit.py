@@ -15,7 +15,7 @@ Tenants are the first level of `Flow.path`. A class gives way to equally or more
 from collections.abc import Iterable, Mapping
 
 from maitred.engine.scheduler.sequence import Sequence
-from maitred.fairness.vtc import gives_way
+from maitred.fairness.vtc import yields_to
 
 _NOBODY: frozenset[int] = frozenset()
 
@@ -63,7 +63,7 @@ class OvercommitSlots:
                 held += 1
             elif flow.priority.rank >= rank:
                 others[share.id] = (others.get(share.id, (0, 0.0))[0] + 1, share.weight)
-        return any(gives_way(has, weight, held, own.weight) for has, weight in others.values())
+        return any(yields_to(has, weight, held, own.weight) for has, weight in others.values())
 
     def excluded(self, decoding: Mapping[int, Sequence], rows: int) -> frozenset[int] | set[int]:
         """The keys of those that do not decode in the next step. O(1) without guests, else O(decoding)."""

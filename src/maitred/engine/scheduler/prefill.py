@@ -6,7 +6,7 @@ from maitred.core.flow import Flow
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepBudget
 
-_FLOOR_SHARE = 8
+_LEAST_SHARE = 8
 """The oldest prompt under way gets at least one token in so many, whoever else is owed service. So it comes to its end
 in a bounded number of steps, and so do all, one after the other."""
 
@@ -30,7 +30,7 @@ class PrefillBudget:
 
     def __init__(self, tokens: int, time: StepBudget | None, fitting: int) -> None:
         self.tokens = tokens
-        self.least_tokens = max(1, fitting // _FLOOR_SHARE)
+        self.least_tokens = max(1, fitting // _LEAST_SHARE)
         self._time = time
 
     @property

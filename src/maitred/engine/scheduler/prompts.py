@@ -56,24 +56,24 @@ class PromptPlanner:
             hold: Why nobody is admitted in this step; None: they are.
         """
         state, budget, claims = self._state, self._budget, self._claims
-        under_way = sorted(state.batch.prefilling.values(), key=lambda s: (claims.owed(s), s.key), reverse=True)
-        if under_way:
-            oldest = min(under_way, key=lambda sequence: sequence.key)
+        prefilling = sorted(state.batch.prefilling.values(), key=lambda s: (claims.owed(s), s.key), reverse=True)
+        if prefilling:
+            oldest = min(prefilling, key=lambda sequence: sequence.key)
             self._extend(oldest, budget.least_tokens)
         self._refused = hold
         while not budget.spent:
             head = self._head() if self._refused is None else None
-            if head is not None and (not under_way or claims.owed(head) < claims.owed(under_way[-1])):
+            if head is not None and (not prefilling or claims.owed(head) < claims.owed(prefilling[-1])):
                 self._try(head)
                 claims.changed(head)
-            elif under_way:
-                sequence = under_way.pop()
+            elif prefilling:
+                sequence = prefilling.pop()
                 self._extend(sequence, sequence.pending)
                 claims.changed(sequence)
             else:
                 break
         for sequence in self._passed:
-            state.available_blocks.enter(sequence, self._now_s)
+            state.wait_queue.enter(sequence, self._now_s)
             self._refused = WaitCause.KV_FULL
         state.waits.cause = self._refused or WaitCause.PREFILL_BUDGET
         state.batch.skipped = [
@@ -81,7 +81,7 @@ class PromptPlanner:
         ]
 
     def _head(self) -> Sequence | None:
-        while (head := self._state.available_blocks.head(self._now_s)) is not None and too_late(
+        while (head := self._state.wait_queue.head(self._now_s)) is not None and too_late(
             head, self._times, self._now_s
         ):
             self._state.expire(head, self._plan)
@@ -95,10 +95,10 @@ class PromptPlanner:
         residency = self._state.residency
         if refused is WaitCause.KV_FULL and residency.active:
             if residency.capped(head.account.flow, head.table.blocks_for(head.admission_tokens)):
-                self._state.available_blocks.set_aside(head)
+                self._state.wait_queue.set_aside(head)
                 return
             if len(self._passed) < _PASSES:
-                self._state.available_blocks.leave(head)
+                self._state.wait_queue.leave(head)
                 self._passed.append(head)
                 return
         self._refused = refused
@@ -118,14 +118,14 @@ class PromptPlanner:
         """
         state, table = self._state, sequence.table
         running = len(state.batch)
-        as_guest = running >= self._slots
-        if as_guest and not state.overcommit.admits(sequence, state.batch):
+        overcommitted = running >= self._slots
+        if overcommitted and not state.overcommit.admits(sequence, state.batch):
             return WaitCause.SLOTS
         flow = sequence.account.flow
         if self._passed and not state.residency.entitled(flow, table.blocks_for(sequence.admission_tokens)):
             return WaitCause.KV_FULL
-        spare = max(running, state.residency.reserved_blocks(flow, state.pool.idle))
-        cached = table.open(sequence.tokens, room_tokens=sequence.admission_tokens, spare=spare)
+        reserved = max(running, state.residency.reserved_blocks(flow, state.pool.idle))
+        cached = table.open(sequence.tokens, capacity_tokens=sequence.admission_tokens, reserved=reserved)
         if cached is None:
             return WaitCause.KV_FULL
         length = self._budget.take(cached, len(sequence.tokens) - cached)
@@ -133,7 +133,7 @@ class PromptPlanner:
             table.release()
             return WaitCause.PREFILL_BUDGET
         state.admit(sequence, cached, self._now_s)
-        if as_guest:
+        if overcommitted:
             state.overcommit.entered()
         chunk = self._chunks[sequence.key] = Chunk(sequence, cached, length)
         (self._plan.decodes if sequence.pending == 1 else self._plan.prefills).append(chunk)

@@ -5,8 +5,8 @@ Agrawal et al., OSDI'24, for mixing chunks of prefill into it; Sheng et al., OSD
 
 1. **Decodes** of the running sequences (`decodes`): one token each, and where an answer was extended by tokens that no
    step has computed, these too. A stream that has begun must not stall, so these come first; the budget is at least the
-   number of sequences, so one token of each fits. Only where tenants that hold few sequences have come as `guests` are
-   others left out, in turn.
+   number of sequences, so one token of each fits. Only where tenants that hold few sequences have come as
+   `overcommit_slots` are others left out, in turn.
 2. **Prompts under way**, whose prefill did not fit into an earlier step (`prompts`).
 3. **Admissions** from the line, in its order, while budget, slots and blocks last. Passes 2 and 3 are merged: a
    newcomer whose flow is owed more than those of the prompts under way gets its tokens before them. What is left of the
@@ -95,7 +95,7 @@ class Scheduler:
         *,
         block_tokens: int,
         max_sequences: int,
-        guests: int = 0,
+        overcommit_slots: int = 0,
         step_tokens: int,
         context_tokens: int,
         eos_token_ids: tuple[int, ...],
@@ -134,10 +134,18 @@ class Scheduler:
             eos_token_ids=eos_token_ids,
             prefix_cache=prefix_cache,
         )
-        room = WaitQueue(order, weights, residency, block_tokens=block_tokens, by_prefix=line.quantum > 0)
-        own_guests = OvercommitSlots(min(guests, step_tokens - max_sequences))
+        wait_queue = WaitQueue(order, weights, residency, block_tokens=block_tokens, by_prefix=line.quantum > 0)
+        overcommit = OvercommitSlots(min(overcommit_slots, step_tokens - max_sequences))
         self._state = SchedulerState(
-            *(pool, order, room, RunningBatch(itl_objective_s), FlowCharges(order, weights), residency, own_guests),
+            *(
+                pool,
+                order,
+                wait_queue,
+                RunningBatch(itl_objective_s),
+                FlowCharges(order, weights),
+                residency,
+                overcommit,
+            ),
             pins=PinTable(pool, residency, pins if prefix_cache else PinsConfig(share=0), block_tokens),
             comes_back=SwapPolicy(block_copy_s, lambda: self._pace.times).pays,
         )
@@ -173,7 +181,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Number of waiting sequences."""
-        return len(self._state.available_blocks)
+        return len(self._state.wait_queue)
 
     @property
     def paused(self) -> int:
@@ -183,12 +191,12 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether anything runs or waits."""
-        return bool(len(self._state.batch) or len(self._state.available_blocks))
+        return bool(len(self._state.batch) or len(self._state.wait_queue))
 
     @property
     def free_sequences(self) -> int:
         """Sequences that would find a slot now, behind those that wait."""
-        return max(0, self._pace.sequences - len(self._state.batch) - len(self._state.available_blocks))
+        return max(0, self._pace.sequences - len(self._state.batch) - len(self._state.wait_queue))
 
     @property
     def overcommitted(self) -> int:
@@ -198,17 +206,17 @@ class Scheduler:
     @property
     def overcommit_slots(self) -> int:
         """Further guests that there is room for, behind those that wait."""
-        return max(0, self._state.overcommit.slots - len(self._state.available_blocks))
+        return max(0, self._state.overcommit.slots - len(self._state.wait_queue))
 
     @property
     def promised_blocks(self) -> int:
         """Blocks that what runs and waits is still expected to take."""
-        return self._state.available_blocks.blocks + self._state.batch.promised_blocks
+        return self._state.wait_queue.blocks + self._state.batch.promised_blocks
 
     @property
     def waiting_prompt_tokens(self) -> int:
         """Prompt tokens of what runs and waits that are still to be computed."""
-        return self._state.available_blocks.prompt_tokens + self._state.batch.prompt_tokens_left
+        return self._state.wait_queue.prompt_tokens + self._state.batch.prompt_tokens_left
 
     @property
     def step_tokens(self) -> int:
@@ -220,7 +228,7 @@ class Scheduler:
         state = self._state
         if len(state.batch):
             return 0.0
-        held_s = self._held_s(now_s) if len(state.available_blocks) else None
+        held_s = self._held_s(now_s) if len(state.wait_queue) else None
         first = state.deadlines.least()
         due_s = None if first is None or first.deadline_s is None else max(0.0, first.deadline_s - now_s)
         unpin_s = state.pins.ends_in_s(now_s)
@@ -283,13 +291,13 @@ class Scheduler:
         state.waits.advance(now_s)
         batch.count_skipped(now_s)
         self._end_overdue(plan, now_s)
-        state.available_blocks.call_back(now_s)
+        state.wait_queue.call_back(now_s)
         slots = self._admit_overcommitted()
         plan_decodes(state, plan, now_s, rows=slots, step_tokens=self._step_tokens, service_unit=self._service_unit)
         hold = None
         if plan.preempted:
             hold = WaitCause.KV_FULL
-        elif len(state.available_blocks) and self._held_s(now_s):
+        elif len(state.wait_queue) and self._held_s(now_s):
             hold = WaitCause.BATCHING_WINDOW
         planner = PromptPlanner(
             state,
@@ -362,7 +370,7 @@ class Scheduler:
     def measured(self, work: StepWork, seconds: float) -> None:
         """A step took so long, from its plan to the next, with all that a reader waits for between two tokens."""
         state = self._state
-        waiting = len(state.available_blocks) if state.waits.cause is WaitCause.SLOTS else 0
+        waiting = len(state.wait_queue) if state.waits.cause is WaitCause.SLOTS else 0
         self._pace.measured(work, seconds, running=len(state.batch) - state.overcommit.count, waiting=waiting)
 
     def _end_overdue(self, plan: StepPlan, now_s: float) -> None:
@@ -382,7 +390,7 @@ class Scheduler:
 
     def _held_s(self, now_s: float) -> float:
         """Seconds for which nobody is admitted yet."""
-        return self._window.hold_s(now_s, running=len(self._state.batch), waiting=len(self._state.available_blocks))
+        return self._window.hold_s(now_s, running=len(self._state.batch), waiting=len(self._state.wait_queue))
 
 
 def _advance(sequence: Sequence, tokens: list[int]) -> SequenceStep:

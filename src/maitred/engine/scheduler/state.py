@@ -48,7 +48,7 @@ class SchedulerState:
     Args:
         pool: The KV blocks.
         fair_queue: The order of those that wait.
-        available_blocks: They.
+        wait_queue: They.
         batch: Those that run.
         accounts: What flows are charged.
         residency: What tenants may hold of the blocks.
@@ -61,21 +61,21 @@ class SchedulerState:
         self,
         pool: BlockPool,
         fair_queue: FairQueue[Sequence],
-        room: WaitQueue,
+        wait_queue: WaitQueue,
         batch: RunningBatch,
         accounts: FlowCharges,
         residency: KVShares,
-        guests: OvercommitSlots,
+        overcommit: OvercommitSlots,
         pins: PinTable,
         comes_back: Callable[[Sequence], bool],
     ) -> None:
         self.pool = pool
         self.line = fair_queue
-        self.available_blocks = room
+        self.wait_queue = wait_queue
         self.batch = batch
         self.accounts = accounts
         self.residency = residency
-        self.overcommit = guests
+        self.overcommit = overcommit
         self.pins = pins
         self._requeue = comes_back
         self.counters = SchedulerCounters()
@@ -87,11 +87,11 @@ class SchedulerState:
         """Joins the line: a new sequence, or one that goes on after a pause."""
         self.waits.advance(now_s)
         sequence.arrival = self.waits.arrival()
-        self.available_blocks.enter(sequence, now_s)
+        self.wait_queue.enter(sequence, now_s)
 
     def admit(self, sequence: Sequence, cached: int, now_s: float) -> None:
         """Runs from now on, with its blocks, of which the prefix cache has filled those of `cached` tokens."""
-        self.available_blocks.take(sequence, now_s)
+        self.wait_queue.take(sequence, now_s)
         sequence.table.await_no_more()
         self.residency.hold(sequence.account.flow, sequence.table.blocks)
         sequence.computed = cached
@@ -147,7 +147,7 @@ class SchedulerState:
         victim.displaced = True
         victim.arrival = self.waits.arrival()
         self.counters.preemptions += 1
-        self.available_blocks.put_back(victim, now_s)
+        self.wait_queue.put_back(victim, now_s)
         plan.preempted.append(victim)
 
     def withdraw(self, sequence: Sequence) -> None:
@@ -157,7 +157,7 @@ class SchedulerState:
             self._stop(sequence)
             self.line.done(sequence.account.flow)
         elif self.paused.pop(sequence.key, None) is None:
-            self.available_blocks.leave(sequence)
+            self.wait_queue.leave(sequence)
 
     def end(self, sequence: Sequence) -> None:
         """Is withdrawn for good."""

@@ -79,12 +79,12 @@ class StepSizer:
             writing_s: What it takes to have one more written.
         """
         objective_s = batch.itl_objective_s
-        room = max(0, self._step_tokens - tokens)
+        left = max(0, self._step_tokens - tokens)
         if objective_s is None:
-            return room
+            return left
         left_s = max(0.0, objective_s / self._meter.margin() - work.seconds(self.times))
         row_s = self.times.token_s + self.times.decode_s + writing_s
-        return room if left_s >= room * row_s else int(left_s / row_s)
+        return left if left_s >= left * row_s else int(left_s / row_s)
 
     def measured(self, work: StepWork, seconds: float, *, running: int, waiting: int) -> None:
         """A step took so long; see `BatchLimit.record` for the numbers."""

@@ -82,15 +82,15 @@ class DraftModel:
         short_enough = tokens + most <= self._context_tokens
         return short_enough and tokens - self._reading.position(sequence) <= _WORTH_READING * left
 
-    def write(self, wanted: list[DraftRequest], room: int) -> None:
+    def write(self, wanted: list[DraftRequest], most_tokens: int) -> None:
         """Writes drafts for sequences; as `DraftAuthor.write`."""
         runs, writing = [], []
         for want in wanted:
             sequence = want.sequence
             read = self._reading.position(sequence)
-            unread = sequence.tokens[read : read + room]
+            unread = sequence.tokens[read : read + most_tokens]
             if unread:
-                room -= len(unread)
+                most_tokens -= len(unread)
                 runs.append(_Run(sequence, read, unread))
                 if read + len(unread) == len(sequence.tokens):
                     writing.append(want)

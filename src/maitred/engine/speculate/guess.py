@@ -57,12 +57,12 @@ class DraftAuthor(Protocol):
         """Whether it can write so many tokens: neither is the text too long, nor what has to be read of it first."""
         ...
 
-    def write(self, wanted: list[DraftRequest], room: int) -> None:
+    def write(self, wanted: list[DraftRequest], most_tokens: int) -> None:
         """Writes guesses; of a sequence that it has fallen behind it may write none yet.
 
         Args:
             wanted: Which.
-            room: Tokens that it may read at once of those that it has not followed.
+            most_tokens: Tokens that it may read at once of those that it has not followed.
         """
         ...
 

@@ -79,12 +79,12 @@ class Speculator:
         self._in_vain = 0
         """Looks, since there was something."""
 
-    def extend(self, plan: StepPlan, room: DraftBudget, times: StepTimes) -> float:
+    def extend(self, plan: StepPlan, budget: DraftBudget, times: StepTimes) -> float:
         """Adds drafts to the decodes of a plan.
 
         Args:
             plan: Has everything else.
-            room: Says how many rows it can take yet.
+            budget: Says how many rows it can take yet.
             times: What steps take.
 
         Returns:
@@ -99,7 +99,7 @@ class Speculator:
             self._paused_until_s = start_s + min(dormant_s, _LONGEST_REST_S)
             return 0.0
         pass_s = self._author.pass_s(work.decodes, work.context_tokens) if self._author is not None else 0.0
-        rows = room(plan, writing_s=pass_s / work.decodes)
+        rows = budget(plan, writing_s=pass_s / work.decodes)
         if rows < 1:
             return 0.0
         chosen = self._choose(plan, work, rows, times, pass_s)
@@ -107,8 +107,8 @@ class Speculator:
         self._pause(chosen != [], start_s, looked_s)
         if not chosen:
             return 0.0
-        spare = rows - sum([length for _, _, length in chosen])
-        self._draft(chosen, spare, rows)
+        unused = rows - sum([length for _, _, length in chosen])
+        self._draft(chosen, unused, rows)
         return self._clock.monotonic_s() - looked_s if self._author is not None else 0.0
 
     def measured(self, work: StepWork, seconds: float, times: StepTimes) -> None:
@@ -124,7 +124,7 @@ class Speculator:
         self._foretold.pop(sequence.key, None)
 
     def _choose(
-        self, plan: StepPlan, work: StepWork, room: int, times: StepTimes, pass_s: float
+        self, plan: StepPlan, work: StepWork, budget: int, times: StepTimes, pass_s: float
     ) -> "list[tuple[Chunk, DraftTokens, int]]":
         """The guesses that drafts are made of, and how long these are."""
         step_s = times.decoding(work.decodes, work.context_tokens)
@@ -136,23 +136,23 @@ class Speculator:
                 guess = self._draft_tokens(chunk.sequence, limit, written_price)
                 if guess is not None:
                     guesses.append((chunk, guess))
-        lengths = self._lengths(guesses, work, room, times, pass_s)
+        lengths = self._lengths(guesses, work, budget, times, pass_s)
         return [(chunk, guess, length) for (chunk, guess), length in zip(guesses, lengths, strict=True) if length]
 
-    def _draft(self, chosen: "list[tuple[Chunk, DraftTokens, int]]", spare: int, room: int) -> None:
+    def _draft(self, chosen: "list[tuple[Chunk, DraftTokens, int]]", unused: int, budget: int) -> None:
         """Makes the drafts that were chosen.
 
         Args:
             chosen: Of what.
-            spare: Rows beyond, for what grammars force.
-            room: Rows of the step.
+            unused: Rows beyond, for what grammars force.
+            budget: Rows of the step.
         """
         made: list[tuple[Chunk, SpeculativeGrammarState]] = []
         wanted = []
         for chunk, guess, length in chosen:
             sequence = chunk.sequence
-            most = min(length + spare, self._limit(chunk)) if sequence.sampling.grammar is not None else length
-            spare -= most - length
+            most = min(length + unused, self._limit(chunk)) if sequence.sampling.grammar is not None else length
+            unused -= most - length
             supposition = (
                 SpeculativeGrammarState() if self._constraints is None else self._constraints.suppose(sequence.key)
             )
@@ -162,7 +162,7 @@ class Speculator:
             else:
                 supposition.follow(guess.tokens[:length], most)
         if wanted and self._author is not None:
-            self._author.write(wanted, room)
+            self._author.write(wanted, budget)
             for want in wanted:
                 tokens = tuple(want.supposition.tokens)
                 self._foretell(want.sequence, WRITTEN, tokens)
@@ -210,7 +210,7 @@ class Speculator:
         self._foretold.setdefault(sequence.key, []).append(_ForetoldDraft(kind, len(sequence.tokens), tokens))
 
     def _lengths(
-        self, guesses: list[tuple[Chunk, DraftTokens]], work: StepWork, room: int, times: StepTimes, pass_s: float
+        self, guesses: list[tuple[Chunk, DraftTokens]], work: StepWork, budget: int, times: StepTimes, pass_s: float
     ) -> list[int]:
         """How many tokens of each guess are drafted: in all as many as pay, the most probable ones first."""
         chances = []
@@ -222,7 +222,7 @@ class Speculator:
                 chances.append((chance, place, 0 if guess.tokens is not None else nth + 1))
                 chance *= share
         chances.sort(reverse=True)
-        del chances[room:]
+        del chances[budget:]
         gains, writing_s, gain, passes = [], [], 0.0, 0
         for chance, _, nth in chances:
             gain += chance

@@ -107,10 +107,10 @@ class SortedValues:
         count = upto[:, -1:].astype(np.float64)
         for row, rank in enumerate(ranks):
             place = rank * np.maximum(count - 1, 0)
-            floor = np.floor(place)
-            low = (upto > floor).argmax(axis=1)
-            high = (upto > np.minimum(floor + 1, count - 1)).argmax(axis=1)
-            share = (place - floor)[:, 0]
+            whole = np.floor(place)
+            low = (upto > whole).argmax(axis=1)
+            high = (upto > np.minimum(whole + 1, count - 1)).argmax(axis=1)
+            share = (place - whole)[:, 0]
             found[row] = self._values[low] * (1 - share) + self._values[high] * share
         found[:, count[:, 0] == 0] = np.nan
         return found

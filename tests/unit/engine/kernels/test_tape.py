@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numba import carray
 
-from maitred.engine.kernels.job import COUNT, NEXT, SEAT, CompiledEntry, longs, take
+from maitred.engine.kernels.job import COUNT, NEXT, SLOT, CompiledEntry, longs, take
 from maitred.engine.kernels.tape import ALONE, Tape
 
 
@@ -19,7 +19,7 @@ def counting() -> CompiledEntry:
     def count(job_at):
         job = carray(job_at, threads + 1)
         places = carray(longs(job[address]), job[COUNT])
-        if take(job, SEAT, 1) == 0:
+        if take(job, SLOT, 1) == 0:
             carray(longs(job[threads]), 1)[0] += 1
         place = take(job, NEXT, 1)
         while place < job[COUNT]:

@@ -110,7 +110,7 @@ def test_opening_without_room_changes_nothing():
     writer.open([1, 2])
     writer.publish([1, 2], 2)
     assert BlockTable(pool, 1, "").open([1, 2, 3, 4, 5]) is None
-    assert BlockTable(pool, 1, "").open([3, 4], spare=1) is None
+    assert BlockTable(pool, 1, "").open([3, 4], reserved=1) is None
     assert pool.idle == 2
     assert [pool.reference_count(block) for block in writer.blocks] == [1, 1]
     assert pool.evictions == 0

@@ -18,7 +18,7 @@ def make(step_tokens):
         BlockPool(256),
         block_tokens=4,
         max_sequences=PLACES,
-        guests=2,
+        overcommit_slots=2,
         step_tokens=step_tokens,
         context_tokens=256,
         eos_token_ids=(99,),

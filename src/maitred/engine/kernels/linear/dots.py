@@ -57,12 +57,12 @@ class DotKernel(Protocol):
         ...
 
 
-def dots(builder: Any, way: int, *, narrow: bool) -> DotKernel:
+def dots(builder: Any, instruction: int, *, narrow: bool) -> DotKernel:
     """Makes the code generator for 8-bit weights, of which 128 represents 0, or 4-bit weights, of which 0 does."""
-    if way == PAIRS:
+    if instruction == PAIRS:
         return _NarrowPairs(builder, 0) if narrow else _Pairs(builder, 0)
     offset = 0 if narrow else _NO_WEIGHT
-    return _VNNI(builder, offset) if way == VNNI else _Plain(builder, offset)
+    return _VNNI(builder, offset) if instruction == VNNI else _Plain(builder, offset)
 
 
 class _DotProduct:

@@ -43,7 +43,7 @@ class TapedLinear(Linear, Protocol):
         """Returns the scratch memory for so many rows; it is used exclusively, and nothing is kept in it."""
         ...
 
-    def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
+    def record(self, tape: Tape, rows: int, out: int, counter: int, scratch: int, most_rows: int) -> None:
         """Records the calls of the product on a tape.
 
         Args:
@@ -51,7 +51,7 @@ class TapedLinear(Linear, Protocol):
             rows: Address of fp32 ``[max_rows, in]``.
             out: Address of fp32 ``[max_rows, out]``.
             counter: Address of an int64: the number of rows when the tape is played.
-            room: Address of scratch memory of `scratch_bytes(max_rows)`.
+            scratch: Address of scratch memory of `scratch_bytes(max_rows)`.
             most_rows: Maximum number of rows.
         """
         ...

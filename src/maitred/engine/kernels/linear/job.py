@@ -37,7 +37,7 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> CompiledEntry:
         real: Whether rows are fp32; otherwise they are the result of `quantise_rows`.
         dot: Method of multiplying bytes; the fastest of the processor unless given.
     """
-    way = best_dot(processor_features()) if dot is None else dot
+    instruction = best_dot(processor_features()) if dot is None else dot
     edition, most, vectors, panel_outputs = EDITION, MOST_ROWS, VECTORS, PANEL
 
     def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer
@@ -69,7 +69,7 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> CompiledEntry:
                         integer_tile(
                             end - row, job[_ROWS] + row * row_bytes, row_bytes, job[_ROW_SCALES] + 4 * row,
                             job[_ROW_SUMS] + 4 * row * groups, weights, scales, bias, out, outputs * 4, left, groups,
-                            steps, ahead + t * groups * steps * ahead_bytes, ahead_bytes, bits, way,
+                            steps, ahead + t * groups * steps * ahead_bytes, ahead_bytes, bits, instruction,
                         )  # fmt: skip
             first = take(job, NEXT, share)
 

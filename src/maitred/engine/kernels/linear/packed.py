@@ -125,7 +125,7 @@ class PackedLinear:
         """Returns 0: no scratch memory is needed; implements `TapedLinear.scratch_bytes`."""
         return 0
 
-    def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
+    def record(self, tape: Tape, rows: int, out: int, counter: int, scratch: int, most_rows: int) -> None:
         """Records the product on a tape; implements `TapedLinear.record`."""
         tape.add(packed_product(), self._fields(rows, out, tape.threads), counter, ALONE)
 
@@ -300,6 +300,6 @@ def _mkl() -> Any:
 def _place(words: int) -> Tensor:
     """Allocates fp32 zeros at an address aligned for packed weights; pages that stay zero take no memory."""
     step = _PLACE_BYTES // 4
-    room = torch.from_numpy(np.zeros(words + step, np.float32))
-    first = -(room.data_ptr() // 4) % step
-    return room[first : first + words]
+    scratch = torch.from_numpy(np.zeros(words + step, np.float32))
+    first = -(scratch.data_ptr() // 4) % step
+    return scratch[first : first + words]

@@ -85,8 +85,8 @@ class QuantisedLinear:
         """Maps ``[T, in]`` to ``[T, out]``."""
         count, threads = len(rows), torch.get_num_threads()
         rows, out = rows.contiguous(), rows.new_empty(count, self._shape[0])
-        room = torch.empty(self.scratch_bytes(count), dtype=torch.uint8)
-        for entry, fields, worth in self._calls(rows.data_ptr(), out.data_ptr(), room.data_ptr(), count, threads):
+        scratch = torch.empty(self.scratch_bytes(count), dtype=torch.uint8)
+        for entry, fields, worth in self._calls(rows.data_ptr(), out.data_ptr(), scratch.data_ptr(), count, threads):
             entry.run(count, fields, min(threads, count // worth) if worth else min(threads, self._panels))
         return out
 
@@ -98,20 +98,20 @@ class QuantisedLinear:
         own: int = self._width * 4 if self._real else self._width + 4 + 4 * self._groups
         return rows * own
 
-    def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
+    def record(self, tape: Tape, rows: int, out: int, counter: int, scratch: int, most_rows: int) -> None:
         """Records the product on a tape; implements `TapedLinear.record`."""
-        for entry, fields, worth in self._calls(rows, out, room, most_rows, tape.threads):
+        for entry, fields, worth in self._calls(rows, out, scratch, most_rows, tape.threads):
             tape.add(entry, fields, counter, worth)
 
     def _calls(
-        self, rows: int, out: int, room: int, count: int, threads: int
+        self, rows: int, out: int, scratch: int, count: int, threads: int
     ) -> list[tuple[CompiledEntry, list[int], int]]:
         """Returns the calls in order: entry, job fields, and minimum rows per thread."""
         job = self._job(
             threads,
-            rows=rows if self._ready is None else room,
-            row_scales=room + count * self._width,
-            row_sums=room + count * (self._width + 4),
+            rows=rows if self._ready is None else scratch,
+            row_scales=scratch + count * self._width,
+            row_sums=scratch + count * (self._width + 4),
             source=rows,
             out=out,
         )
@@ -139,6 +139,6 @@ def aligned(tensor: Tensor, alignment: int) -> Tensor:
     """Returns the tensor, or a copy of it at an aligned address if it is not aligned."""
     if tensor.data_ptr() % alignment == 0:
         return tensor
-    room = torch.empty(tensor.nbytes + alignment, dtype=torch.uint8)
-    first = -room.data_ptr() % alignment
-    return room[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    scratch = torch.empty(tensor.nbytes + alignment, dtype=torch.uint8)
+    first = -scratch.data_ptr() % alignment
+    return scratch[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)

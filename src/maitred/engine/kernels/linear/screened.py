@@ -109,12 +109,12 @@ class ScreenedLinear:
         searched = min(rows, MOST_ROWS)
         return self._rough.scratch_bytes(searched) + searched * self._bounds.shape[1] * (4 + 1)
 
-    def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
+    def record(self, tape: Tape, rows: int, out: int, counter: int, scratch: int, most_rows: int) -> None:
         """Records the exact product on a tape; implements `TapedLinear.record`."""
-        self._exact.record(tape, rows, out, counter, room, most_rows)
+        self._exact.record(tape, rows, out, counter, scratch, most_rows)
 
     def record_search(
-        self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int, found: Tensor
+        self, tape: Tape, rows: int, out: int, counter: int, scratch: int, most_rows: int, found: Tensor
     ) -> None:
         """Records a search, of at most `maitred.engine.kernels.linear.strips.MAX_ROWS` rows.
 
@@ -123,13 +123,13 @@ class ScreenedLinear:
             rows: Address of fp32 ``[max_rows, in]``.
             out: Address of fp32 ``[max_rows, out]``.
             counter: Address of an int64: the number of rows when the tape is played.
-            room: Address of scratch memory of `scratch_bytes(max_rows)`.
+            scratch: Address of scratch memory of `scratch_bytes(max_rows)`.
             most_rows: Maximum number of rows.
             found: int64 ``[max_rows]``: receives the number of strips of each row that the search computed.
         """
         searched, strips = min(most_rows, MOST_ROWS), self._bounds.shape[1]
-        self._rough.record(tape, rows, out, counter, room, searched)
-        most = room + self._rough.scratch_bytes(searched)
+        self._rough.record(tape, rows, out, counter, scratch, searched)
+        most = scratch + self._rough.scratch_bytes(searched)
         marks = most + searched * strips * 4
         exact = self._exact
         places = [rows, out, self._bounds.data_ptr(), most, marks, found.data_ptr()]

@@ -84,7 +84,7 @@ class TiledLinear:
         """Returns 0: no scratch memory is needed; implements `TapedLinear.scratch_bytes`."""
         return 0
 
-    def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
+    def record(self, tape: Tape, rows: int, out: int, counter: int, scratch: int, most_rows: int) -> None:
         """Records the product on a tape; implements `TapedLinear.record`."""
         tape.add(strips_product(self._tile), self._fields(rows, out, tape.threads), counter, self._rows_worth_a_thread)
 

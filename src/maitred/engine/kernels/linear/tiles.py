@@ -74,11 +74,14 @@ def integer_tile(
     bf16 for each group of `steps` steps. At each step, the cache line of `ahead_at` is fetched into the second-level
     cache, and `ahead_at` moves on by `ahead_bytes`.
     """
-    narrow, way = bits.literal_value == 4, dot.literal_value
+    narrow, instruction = bits.literal_value == 4, dot.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _for_each_height(
-            builder, MOST_ROWS, arguments[0], lambda rows: _integer(builder, rows, narrow, way, *arguments[1:15])
+            builder,
+            MOST_ROWS,
+            arguments[0],
+            lambda rows: _integer(builder, rows, narrow, instruction, *arguments[1:15]),
         )
         return context.get_dummy_value()
 
@@ -122,11 +125,11 @@ def _for_each_height(builder: Any, most: int, height: Any, emit: Callable[[int],
 
 
 def _integer(
-    builder: Any, height: int, narrow: bool, way: int, row: Any, row_step: Any, row_scales: Any, row_sums: Any,
+    builder: Any, height: int, narrow: bool, instruction: int, row: Any, row_step: Any, row_scales: Any, row_sums: Any,
     weight: Any, scales: Any, bias: Any, out: Any, out_step: Any, outputs: Any, groups: Any, steps: Any, ahead: Any,
     ahead_step: Any,
 ) -> None:  # fmt: skip
-    tile, dot, quads = Tile(builder, height), dots(builder, way, narrow=narrow), 2 if narrow else 1
+    tile, dot, quads = Tile(builder, height), dots(builder, instruction, narrow=narrow), 2 if narrow else 1
     fetch = prefetch(builder)
     totals, sums = tile.zeros(_FLOATS), tile.zeros(dot.sums)
     with cgutils.for_range(builder, groups) as group:

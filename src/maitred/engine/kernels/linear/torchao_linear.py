@@ -54,10 +54,10 @@ def make_torchao_linear(weight: Tensor, bias: Tensor | None, scheme: Quantizatio
     """Quantises a weight ``[out, in]`` with one of the schemes that `check_torchao` accepts."""
     from torchao.quantization import quantize_
 
-    holder = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta", dtype=weight.dtype)
-    holder.weight = nn.Parameter(weight, requires_grad=False)
-    quantize_(holder, _config(scheme))
-    return TorchaoLinear(holder.weight.detach(), bias)
+    module = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta", dtype=weight.dtype)
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    quantize_(module, _config(scheme))
+    return TorchaoLinear(module.weight.detach(), bias)
 
 
 def check_torchao(scheme: Quantization, device: torch.device) -> None:
