@@ -1,9 +1,7 @@
-"""Route of chat completions: `POST /v1/chat/completions`.
+"""Chat completions: the route `POST /v1/chat/completions`, and its answers, whole and as events.
 
-Answers to chats as OpenAI writes them, whole and as events.
-
-Most are one text and nothing else. They are written into forms, which are cut out of what the encoder makes once, when
-this is imported.
+Most answers are one text and nothing else. They are written into forms, which are cut out of what the encoder makes
+once, when this is imported.
 """
 
 import time

@@ -1,10 +1,9 @@
-"""Dialect of an API: how its errors look, and how its streams end.
+"""Dialects of the APIs: how errors and rate limits look in HTTP, and how streams end.
 
 A route names its dialect; whatever answers a call (the edge, a recording, a handler) writes in that of its route.
 
-Errors as HTTP, in OpenAI's shape; the only place where an error class meets a status line.
-
-Official clients read four things: the status (which picks their exception class and whether they retry),
+This is the only place where an error class meets a status line. Official clients read four things: the status (which
+    picks their exception class and whether they retry),
 ``error.type``, ``error.code`` and ``error.param``; and when to come back from ``retry-after`` (whole seconds, the HTTP
 standard) or ``retry-after-ms``. An error that is not of our tree tells the client nothing but its request id: what
 happened is in our log, under that id.

@@ -1,14 +1,12 @@
-"""One HTTP request and its answer, on raw ASGI.
+"""One HTTP request with its parsed head, and its answer, on raw ASGI.
 
 A framework's response classes cost more per streamed chunk than all our own work on it, and they decide too early
 when the status line goes out. Here a handler sees three things: the body, one way to answer at once, and one way to
 stream.
 
-Parsed request heads, read once for all requests of a connection that have the same.
-
-A client repeats its head with each request (see `maitred.api.http.fast_path`). What follows from it alone, or from it
-and the
-configuration, is kept with it: which route it leads to, who has proved to be its sender, what its headers ask for.
+A client repeats its head with each request of a connection (see `maitred.api.http.fast_path`). What follows from it
+alone, or from it and the configuration, is kept with it: which route it leads to, who has proved to be its sender, what
+its headers ask for.
 """
 
 import asyncio

@@ -1,11 +1,8 @@
-"""The headers of one request.
+"""Headers of one request, and what all inference takes from them: priority, deadlines, session, routing constraints.
 
-Where a request may go, and what it may cost: headers that all inference takes, and that only ever narrow.
-
-How urgent a request is, until when its answer is of use, and its session: headers that all inference takes.
-
-Headers, because clients can add them without knowing of us (`extra_headers`, `default_headers`), and proxies can on
-behalf of clients. Where a body says the same, the header wins: whoever sets it is nearer to us.
+Routing constraints say where a request may go and what it may cost; they only ever narrow. These are headers, because
+clients can add them without knowing of us (`extra_headers`, `default_headers`), and proxies can on behalf of clients.
+Where a body says the same, the header wins: whoever sets it is nearer to us.
 """
 
 import math

@@ -1,11 +1,9 @@
-"""The heads of answers, as lines.
+"""Heads of answers, as lines: queue position, priority, waits, rates.
 
 What an answer tells beside its body is the same for nearly all: where the request stood in the queue, and what its
-caller has left of two rates. That is written into a form, which is cut out of what the general way makes of a tally
+caller has left of two rates. That is written into a form, which is cut out of what the general way makes of a context
 with marks; so the general way stays the only one that knows the headers. A request of which there is more to tell, or
 less, goes the general way.
-
-Headers that tell how a request fared: queue position, priority, waits.
 
 Good answers and refusals have them alike. Numbers are predictions of the moment at which the request joined the queue,
 or would have joined it.

@@ -1,15 +1,13 @@
-"""How an answer goes out, whole or as a stream, whatever the API's shape.
+"""Sending of an answer, whole or as a stream with a heartbeat, whatever the API's shape.
 
 The status line of a stream waits for the replica's first sign of life. Up to then a failure is an honest 502 or 503,
 which clients retry by themselves; and nothing is lost by waiting, because there is nothing to show before the first
 token. Only when that takes so long that a proxy on the way might give up does the stream begin without it, with
 comments that every reader of event streams skips (see `StreamHeartbeat`).
 
-Signs of life on a stream that has nothing to say.
-
-Proxies and clients give up on a connection that is silent for long: while a request waits in the queue, and again when
-its sequence has lost its place in the batch for a while. Comments, which every reader of event streams skips, keep it
-open. Before the first token they also tell where the request stands.
+**Heartbeat.** Proxies and clients give up on a connection that is silent for long: while a request waits in the queue,
+and again when its sequence has lost its place in the batch for a while. Comments, which every reader of event streams
+skips, keep it open. Before the first token they also tell where the request stands.
 
 A token must not pay for this, so a timer looks now and then at when something was last sent, and nothing is touched
 where something was.

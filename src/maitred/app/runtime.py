@@ -1,13 +1,11 @@
-"""A clock that stands still while its process does.
+"""Runtime of a process: a clock without pauses, the garbage collector, and background tasks.
 
-A process can be stopped for a while: its container is paused, its machine is moved or goes to sleep, a debugger holds
-it. What it counts in its own memory nobody else can touch meanwhile, and nothing of it has become untrue. Yet leases
-would end, because nobody renewed them, and the first requests after the pause would be given what those that still run
-have reserved: a hard budget would be overspent.
+**Clock.** A process can be stopped for a while: its container is paused, its machine is moved or goes to sleep, a
+debugger holds it. What it counts in its own memory nobody else can touch meanwhile, and nothing of it has become
+untrue. Yet leases would end, because nobody renewed them, and the first requests after the pause would be given what
+those that still run have reserved: a hard budget would be overspent.
 
-How often Python looks for garbage that refers to itself.
-
-Nearly everything that a request makes is gone, by reference counts, when the request is (see also
+**Garbage.** Nearly everything that a request makes is gone, by reference counts, when the request is (see also
 `maitred.api.dialect.clear_traceback`). Python cannot know that: it looks through what is new after every 700 objects,
 and now and then through everything there is, tokenizers, tables of tenants and all the code included. In a gateway
 those looks were a tenth of all CPU time, and the thorough ones pauses of the event loop. So what is there when serving
@@ -18,10 +16,8 @@ the generations must be small as well: where the middle one had half a million, 
 streams a pause of 0.7 s.
 
 What has become old is as good as never looked at. That is right for what serves, and leaves one thing that is old when
-it is let go of, refers to itself, and comes again and again: the regime of a configuration. For these there is
-    `GcSweep`.
-
-Tasks that go on in the background for as long as somebody needs what they do, each for one thing.
+it is let go of, refers to itself, and comes again and again: the generation of a configuration. For these there is
+`GcSweep`.
 """
 
 import asyncio

@@ -1,11 +1,10 @@
-"""Context of a request: what is known of it until it ends.
+"""Context of a request: what is known of it until it ends, and the ids that log lines get from it.
 
 The stages write down what they see (tokens, times), and the edge closes the context exactly once with the request's one
 `Outcome`; logs, metrics, headers and the bill are made from it.
 
-For which request a task works, so that what is logged in the middle of it can say so.
-
-A task hands it on to those that it starts. Some of these outlive the request; what they do then is no longer for it.
+`LOG_CONTEXT` says for which request a task works. A task hands it on to those that it starts. Some of these outlive the
+request; what they do then is no longer for it.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,10 +1,10 @@
-"""Where parts that do not know each other meet: Protocols that one side implements and `maitred.app` wires.
+"""Replicas as the gateway sees them: Protocols that one side implements and `maitred.app` wires, and their admin state.
 
-A replica is anything that turns a `EngineRequest` into a stream of deltas: our engine behind a socket. Servers of
+A replica is anything that turns an `EngineRequest` into a stream of deltas: our engine behind a socket. Servers of
 others, which take and give text, are `maitred.core.text_replica.TextReplica`. The gateway knows replicas only through
 these Protocols.
 
-State that an operator has put a replica into: serving, draining, maintenance.
+An operator puts a replica into one of three states: serving, draining, maintenance.
 
 ::
 
@@ -62,7 +62,7 @@ class AdminState:
             self._rest()
 
     def maintain(self) -> None:
-        """Is away from now on; what runs there is its owner's to end."""
+        """Takes the replica away from now on; what runs there is its owner's to end."""
         self.state = AdminStatus.MAINTENANCE
 
     def serve(self, now_s: float) -> None:

@@ -1,6 +1,7 @@
-"""Usage and cost of a request: the line that it leaves in the ledger.
+"""Usage and cost of a request: the line that it leaves in the ledger, and prices.
 
-Money, in whole nano-dollars: a billionth of a dollar is exact in an integer, and in the doubles of Redis' Lua.
+Money is counted in whole nano-dollars: a billionth of a dollar is exact in an integer, and in the doubles of Redis'
+Lua.
 
 Prices are per million tokens, as every provider states them. A cost is rounded up once, for a whole request, so that a
 reservation made with the same rule can never be smaller than the charge that follows.

@@ -1,8 +1,8 @@
-"""A room to wait in: one line for everybody, and one more for each part of the replicas that some have for themselves.
+"""Queue of a pool: one line for everybody, and one more for each reserved part of the replicas.
 
 With a line of its own, a full pool never stands in the way of those who do not use it.
 
-Timeline of dispatch: how long a request waited and why, and which replica it was given.
+The timeline of a request notes how long it waited and why, and which replica it was given.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Group of all engines of one model; the model is served while one of them is up.
+"""Group of all engines of one model, and replicas whose engines can sleep.
+
+The model is served while one of the engines is up.
 
 Each engine starts, dies and comes back by itself. Which of them gets a request is decided by `maitred.dispatch`; this
 module only keeps them alive and combines their cards.
 
-Replica whose engine can sleep: while it sleeps, its card raises an error with the time of waking, so requests wait.
+While an engine sleeps, the card of its replica raises an error with the time of waking, so requests wait.
 
 ::
 

@@ -1,4 +1,4 @@
-"""From the headers of a request to whoever sent it.
+"""Identity: from the headers of a request to whoever sent it, by a directory that is kept fresh.
 
 The credential is taken from where the official clients put it: ``Authorization: Bearer`` (OpenAI), ``x-api-key``
 (Anthropic), ``api-key`` (Azure). Where there are several, the first of these counts and the others are not looked at:
@@ -7,10 +7,9 @@ clients that talk to several services often have the others' keys set too.
 Everything that is wrong with a credential gets the same answer, so nobody learns which keys exist. Nothing here waits
 for a store, so nobody can load one with keys that do not exist.
 
-Keeps the directory as new as the store that it comes from.
-
-A gateway asks a few times a second what has changed, so a revoked key is refused everywhere within a second. While the
-store is away the gateway goes on with what it knows, and says how old that is. Knowledge that is too old is no longer
+**Freshness.** A gateway asks a few times a second what has changed, so a revoked key is refused everywhere within a
+second. While the store is away the gateway goes on with what it knows, and says how old that is. Knowledge that is too
+old is no longer
 used: a key that was revoked in the meantime must not work for ever.
 """
 

@@ -1,4 +1,4 @@
-"""Prefix index: which replicas hold the KV of how many leading tokens of a prompt.
+"""Prefix index, and the load balancer that uses it: which replicas hold the KV of how many leading tokens.
 
 Blocks are named by the hash chain of `core.prefix`, so a replica with the block of a key holds, or once held, the whole
 prefix up to it. The index maps each key to the set of replicas that hold its block, as the bits of a number. A lookup
@@ -19,9 +19,8 @@ Scopes are part of the keys: no prefix is found across them. Memory: for each re
 blocks. llm-d's and SGLang's routers use radix trees for the same idea; a tree of tokens finds prefixes that end inside
 a block too, and costs a lock and a comparison of tokens at every node.
 
-Load balancer that knows the prefix caches of its replicas.
-
-The caches of our own engines are known exactly: the engines report which blocks they hold (`on_block_update`). The
+The balancer knows the prefix caches of its replicas. The caches of our own engines are known exactly: the engines
+    report which blocks they hold (`on_block_update`). The
 caches of other replicas are estimated from the prompts that were sent there.
 """
 

@@ -1,4 +1,4 @@
-"""Writes one batch of usage: the events that are not there yet, and what they charge, in one transaction.
+"""Batches of usage: written in one transaction, out of a bounded backlog of journaled events.
 
 Events are inserted unless their ids are there already, and the charges of exactly those that were new are added to
 `spend`. So a batch may be written any number of times, by several writers at once, and counts once.
@@ -6,9 +6,8 @@ Events are inserted unless their ids are there already, and the charges of exact
 SQLite gets a whole batch in one go in its own thread. Step by step, that thread and the event loop would hand the
 interpreter's lock to and fro for each, which costs a busy gateway more than the rows do.
 
-Backlog of usage events that are journaled and not yet in the database.
-
-A bounded number of events is held in memory; events beyond that are in the journal alone. The queue in memory is always
+**Backlog.** It has the events that are journaled and not yet in the database. A bounded number of events is held in
+memory; events beyond that are in the journal alone. The queue in memory is always
 the oldest part of the backlog: once one event is left out of it, every newer event is left out too, until the queue has
 been refilled from the journal up to its end.
 """

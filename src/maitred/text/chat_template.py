@@ -5,9 +5,8 @@ grew around Hugging Face's `apply_chat_template`: blocks are trimmed, loops have
 does not escape for HTML, `raise_exception` refuses a conversation, `strftime_now` returns the date, and ``{% generation
 %}`` marks the model's own text for training.
 
-Adaptation of earlier tool calls in a conversation to what a chat template can write.
-
-Some templates reject what OpenAI's API allows, though the same history can be written in another way:
+Earlier tool calls in a conversation are adapted to what a template can write. Some templates reject what OpenAI's API
+allows, though the same history can be written in another way:
 
 * Llama 3's templates write one call per message. Several calls become several messages, each before its result.
 * Mistral's templates require ids of nine letters or digits. Other ids are replaced.

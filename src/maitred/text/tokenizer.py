@@ -1,14 +1,12 @@
-"""Tokenizer of a model, loaded from the files beside its weights.
+"""Tokenizer and incremental detokenizer of a model, loaded from the files beside its weights.
 
 Hugging Face `tokenizers` converts text to tokens. A table of the exact bytes of every token (`maitred.text.vocabulary`)
 converts tokens to text. It is as fast as the library's own decoder, and with it the incremental detokenizer and
 log-probabilities agree with whole-text decoding byte for byte.
 
-Incremental detokenizer: converts tokens to text while they arrive.
-
-A character can be spread over several tokens, and half a character must never be shown. The bytes of a token do not
-depend on its neighbours (`maitred.text.vocabulary`), so an incremental UTF-8 decoder is enough. Its cost is linear in
-the tokens, and it holds back at most three bytes.
+The detokenizer converts tokens to text while they arrive. A character can be spread over several tokens, and half a
+character must never be shown. The bytes of a token do not depend on its neighbours (`maitred.text.vocabulary`), so an
+incremental UTF-8 decoder is enough. Its cost is linear in the tokens, and it holds back at most three bytes.
 """
 
 import codecs

@@ -3,16 +3,13 @@
 The reader follows "Interpreting an event stream" of the WHATWG HTML standard: lines end in LF, CR or CRLF, a byte
 order mark at the start is skipped, a blank line dispatches, an event cut off by the end of the stream is dropped.
 
-Templates of JSON answers and stream events: encode once, then insert only what differs.
-
-Nearly all bytes of a stream event are the same in each event: ids, names, a time, the order of the fields. Only the
-text
-is new. So the caller, which knows the fields, encodes an event twice, with two texts of one letter; the text stands
-where the two differ, and the bytes around it are the same for every other text.
+**Templates** encode an event once, and then insert only what differs. Nearly all bytes of a stream event are the same
+in each event: ids, names, a time, the order of the fields. Only the text is new. So the caller, which knows the fields,
+encodes an event twice, with two texts of one letter; the text stands where the two differ, and the bytes around it are
+the same for every other text.
 
 Whole answers differ in more places, but most of them in the same few. One answer is encoded with a mark in each of
-these
-places.
+these places.
 """
 
 import codecs

@@ -1,10 +1,10 @@
-"""Claims of a request on the counters, and what it is charged in the end.
+"""Claims of a request on the counters, what it is charged in the end, and the windows of budgets.
 
-Which counters there are is settled by the limits (see `maitred.admission.policy.claims`), the price of the model and
+Which counters there are is settled by the limits (see `maitred.admission.policy.rules`), the price of the model and
 the day, which chooses the windows of budgets. All of that stays the same from one request to the next, so it is worked
 out once (see `maitred.admission.limit_plans`); a request adds its size.
 
-The windows of budgets: days, weeks that begin on Monday, and months, all of UTC; or no window at all.
+Budgets have windows: days, weeks that begin on Monday, and months, all of UTC; or no window at all.
 
 A pure package may not ask the `datetime` module for the time, so the calendar is a few lines of arithmetic here. It is
 the proleptic Gregorian calendar counted in days since 1970-01-01, after Howard Hinnant, "chrono-Compatible Low-Level

@@ -1,4 +1,6 @@
-"""How many refused requests of a tenant may come back: a budget, so that retries cannot keep an overload alive.
+"""Retries of refused requests: a budget for each tenant, and turns for those whom a rate has refused.
+
+The budget says how many refused requests may come back, so that retries cannot keep an overload alive.
 
 A server that refuses half of what comes, to clients that each try three times, gets twice as much. So coming back is a
 grant. Every request that a tenant sends for the first time adds a share of one to its account (a fifth, by default);
@@ -13,12 +15,10 @@ window.
 Pure: time is an argument. Memory is bounded by the number of tenants and of keys that are remembered; who is forgotten
 starts anew, with the allowance.
 
-Turns for those whom a rate has refused.
-
-A counter knows when one request would find room if nobody else came. Where a crowd waits, all of it would hear the same
-time, come back together, and all but one would be refused again, for as long as the crowd lasts. So each one who is
-refused gets a turn behind the turns that were given before. A turn is advice and holds nothing: who comes late, or
-never, leaves room for whoever comes then.
+**Turns.** A counter knows when one request would find room if nobody else came. Where a crowd waits, all of it would
+hear the same time, come back together, and all but one would be refused again, for as long as the crowd lasts. So each
+one who is refused gets a turn behind the turns that were given before. A turn is advice and holds nothing: who comes
+late, or never, leaves room for whoever comes then.
 """
 
 import math

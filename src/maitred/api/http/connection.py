@@ -86,11 +86,11 @@ class PlainAsgiConnection:
         return False
 
     def write(self, piece: bytes) -> None:
-        """Is never called: the connection is never `ready`."""
+        """Raises NotImplementedError; only a connection that is `ready` is written to."""
         raise NotImplementedError
 
     def end(self, piece: bytes) -> None:
-        """Is never called: the connection is never `ready`."""
+        """Raises NotImplementedError; only a connection that is `ready` is ended."""
         raise NotImplementedError
 
     def linger(self) -> None:

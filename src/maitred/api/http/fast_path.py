@@ -1,15 +1,14 @@
-"""HTTP/1.1 on one connection: a request that has come whole is read, and its answer written, without ASGI's messages.
+"""Fast path of HTTP/1.1: whole requests and their answers pass without ASGI's messages, and repeated heads are cached.
 
 Most answers meet a client that has room for them: what is to be sent is put together here and handed to the transport
 in one piece. Each way begins with the question whether that can be done. Where it cannot (the client has left, does not
 read, speaks HTTP/1.0 or wants a HEAD) it says so and has done nothing, and ASGI's `send` decides as ever. What uvicorn
 knows of the request is kept as `send` keeps it, so both may be used for parts of one answer.
 
-Heads that are repeated: a client's requests differ in their bodies, and in little else.
-
-Whoever keeps a connection sends the same path and the same headers with each request, but for the length of the body.
-To the parser each is new, and tells every header by a call. So of a request that came whole, in one read, its head is
-kept as what stands before the digits of its length and what stands after them. What begins so, and ends with as many
+**Repeated heads.** A client's requests differ in their bodies, and in little else. Whoever keeps a connection sends the
+same path and the same headers with each request, but for the length of the body. To the parser each is new, and tells
+every header by a call. So of a request that came whole, in one read, its head is kept as what stands before the digits
+of its length and what stands after them. What begins so, and ends with as many
 bytes as it says, means the same as before: the parser, which begins anew with every request, would see no difference.
 All else, and every first request of a connection, is the parser's.
 """

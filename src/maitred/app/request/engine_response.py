@@ -4,14 +4,16 @@ A replica that fails on the way is followed by another one, which goes on where 
 reads sees nothing of it but the time that it takes.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from typing import Self
 
 from maitred.app.request.continuation import TokenContinuation
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
 from maitred.app.request.output import OutputProcessor, record_engine_spans
-from maitred.app.request.response import PeekableStream, ReplicaResponse, merge_streams
+from maitred.app.request.response import PeekableStream, ReplicaResponse
 from maitred.core.clock import Clock
 from maitred.core.context import Outcome, RequestContext
 from maitred.core.errors import DeadlineExceeded, ReplicaLost, ReplicaUnavailable
@@ -82,7 +84,7 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
         self._outputs = outputs
         self._unfinished = len(outputs)
         self._per_prompt = len(outputs) // len(requests)
-        self._continuation = TokenContinuation(requests, clock.monotonic_s())
+        self._continuation = TokenContinuation(requests, context.started_s)
 
     async def __anext__(self) -> list[TextDelta]:
         if not self._unfinished:
@@ -230,3 +232,75 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
             if choice.last_token_s is not None:
                 self._context.gaps_s.append(now_s - choice.last_token_s)
             choice.last_token_s = now_s
+
+
+Batch = tuple[int, list[TokenDelta]]
+"""The number of a stream, and what came of it."""
+
+
+@asynccontextmanager
+async def merge_streams(streams: Mapping[int, TokenStream]) -> AsyncIterator[AsyncIterator[Batch]]:
+    """Merges the batches of several streams, each with its stream's number, as they come.
+
+    A completions request may bring many prompts; they run side by side, and whichever has tokens is read next. One slow
+    prompt must not hold back the others' tokens. Tokens that are not read stay in their stream, which keeps itself
+    bounded.
+
+    Raises:
+        ReplicaLost: From the iterator, when any of the streams broke: the rest would not be the whole answer.
+    """
+    if len(streams) == 1:
+        # By far the most common case needs neither task nor queue.
+        ((number, stream),) = streams.items()
+        yield _SingleStream(number, stream)
+        return
+    news = _MergedStream(unfinished=len(streams))
+    pumps = [asyncio.create_task(news.pump(number, stream)) for number, stream in streams.items()]
+    try:
+        yield news
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.wait(pumps)
+
+
+class _SingleStream:
+    def __init__(self, number: int, stream: TokenStream) -> None:
+        self._number = number
+        self._stream = aiter(stream)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        return self._number, await anext(self._stream)
+
+
+class _MergedStream:
+    """Batches of several streams in order of arrival, brought by one pump for each."""
+
+    def __init__(self, unfinished: int) -> None:
+        self._unfinished = unfinished
+        self._queue: asyncio.Queue[Batch | Exception | None] = asyncio.Queue(maxsize=unfinished)
+
+    async def pump(self, number: int, stream: TokenStream) -> None:
+        """Moves a stream's batches into the queue; None after the last one."""
+        try:
+            async for batch in stream:
+                await self._queue.put((number, batch))
+            await self._queue.put(None)
+        except Exception as error:  # raised again where it is read
+            await self._queue.put(error)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        while self._unfinished:
+            item = await self._queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is not None:
+                return item
+            self._unfinished -= 1
+        raise StopAsyncIteration

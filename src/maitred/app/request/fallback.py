@@ -1,15 +1,14 @@
-"""One answer, by the first of several models that gives one.
+"""Responses by one of several models: fallback after a failure, overflow while waiting, escalation after a check.
 
-A model that fails before anything of its answer has been seen is followed by the next on the request's way (see
-`maitred.routing.pools.route_table`); each is admitted, queued and billed as what it is. Where none gives an answer, the
+**Fallback.** A model that fails before anything of its answer has been seen is followed by the next on the request's
+way (see `maitred.routing.pools.route_table`); each is admitted, queued and billed as what it is. Where none gives an
+answer, the
 caller is told of the first failure: it is that of the model that was asked for.
 
-One answer by the smallest of several models whose answer stands its checks.
-
-Small models answer most questions well, and what they get wrong can sometimes be seen without knowing better: it is not
-the JSON that was asked for, it is a refusal, or the model itself found it improbable. Such an answer is asked of the
-next larger model. Nobody may have seen a part of the first one then, so all of it is held back until it has been
-checked.
+**Escalation.** Small models answer most questions well, and what they get wrong can sometimes be seen without knowing
+better: it is not the JSON that was asked for, it is a refusal, or the model itself found it improbable. Such an answer
+is asked of the next larger model. Nobody may have seen a part of the first one then, so all of it is held back until it
+has been checked.
 
 Each model that has answered is billed, as its tokens were computed: whoever allows this buys a better answer at up to
 the price of all. What the request may cost holds for their sum.
@@ -122,14 +121,12 @@ class FallbackStream(PushStream):
         while True:
             self._context.arm = self._route_plan.arm_for(target)
             try:
-                response = await self._respond(target, self._request, self._principal, self._context, self._stack)
-            except BaseException as failure:
-                await self._stack.__aexit__(type(failure), failure, failure.__traceback__)
-                if not isinstance(failure, MaitredError):
-                    raise
+                async with AsyncExitStack() as stack:
+                    response = await self._respond(target, self._request, self._principal, self._context, stack)
+                    self._batches, self._stack = aiter(response), stack.pop_all()
+            except MaitredError as failure:
                 target = self._next(failure)
             else:
-                self._batches = aiter(response)
                 return
 
     def _next(self, failure: MaitredError) -> RouteTarget:
@@ -181,11 +178,9 @@ class OverflowStream:
         self._batches: AsyncIterator[list[TextDelta]] | None = None
 
     async def __aenter__(self) -> Self:
-        try:
-            self._batches = aiter(await self._admit(self._plan, self._principal, self._context, self._stack))
-        except BaseException as failure:
-            await self._stack.__aexit__(type(failure), failure, failure.__traceback__)
-            raise
+        async with AsyncExitStack() as stack:
+            self._batches = aiter(await self._admit(self._plan, self._principal, self._context, stack))
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(
@@ -206,13 +201,12 @@ class OverflowStream:
 
     async def _overflow(self, entry: DispatchEntry) -> None:
         """Leaves for elsewhere, if it is taken there and has not got its turn here meanwhile."""
-        before, there = copy.copy(self._context), AsyncExitStack()
+        before = copy.copy(self._context)
         try:
-            batches = aiter(await self._admit_overflow(self._variant, self._principal, self._context, there))
-        except BaseException as failure:
-            await there.__aexit__(type(failure), failure, failure.__traceback__)
-            if not isinstance(failure, MaitredError):
-                raise
+            async with AsyncExitStack() as stack:
+                batches = aiter(await self._admit_overflow(self._variant, self._principal, self._context, stack))
+                there = stack.pop_all()
+        except MaitredError:
             self._context.restore(before)
             entry.decline_overflow()
             return

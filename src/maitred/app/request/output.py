@@ -1,13 +1,12 @@
-"""One choice of an answer on its way from tokens to text.
+"""Output of one choice on its way from tokens to text, and the spans of its time in the engine.
 
 The replica sends tokens; the caller reads text. In between: bytes become whole characters, the text waits while it
 could still turn into a stop string, and a stop string that completes ends the choice. Tokens are counted up to and
 including the one that completed it, because that is what it took to find out. What is left is parted into what was
 thought, what was said and which tools were called.
 
-Engine timings of a choice, recorded as spans of the request's timeline.
-
-The engine counts seconds on a clock of its own, which may be that of another machine. What it says took place between
+**Spans.** The engine counts seconds on a clock of its own, which may be that of another machine. What it says took
+place between
 our sending the request and our hearing of it, so it is put into the middle of that time: off by at most half of what
 the messages took, and no two machines need to agree on the time.
 """

@@ -281,7 +281,7 @@ class Pipeline:
         entry: DispatchHandle,
     ) -> list[EngineRequest]:
         """Makes the engine requests, one for each prompt, under ids that lead to the line in the ledger."""
-        request, now_s = reading.request, self._clock.monotonic_s()
+        request = reading.request
         return [
             EngineRequest(
                 id=f"{grant.lease}-{index}",  # a client may repeat its request id; at the replica it must be unique
@@ -294,9 +294,7 @@ class Pipeline:
                 # Teams of one organisation may share KV blocks; clients have no say in this.
                 cache_scope=dispatch_request.principal_org,
                 flow=dispatch_request.flow,
-                deadline_in_s=None
-                if request.deadline_in_s is None
-                else context.started_s + request.deadline_in_s - now_s,
+                deadline_in_s=request.deadline_in_s,  # of its arrival; the continuation takes off what has passed
                 itl_objective_s=None
                 if request.itl_objective_s is None
                 else max(request.itl_objective_s, self._least_itl_s),

@@ -9,16 +9,14 @@ done twice is the beginning.
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Generic, Protocol, Self, TypeVar
 
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
 from maitred.core.clock import Clock
 from maitred.core.context import RequestContext
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
-from maitred.core.replica import TokenStream
-from maitred.core.request import TokenDelta
 from maitred.core.service import PushStream, StreamSink
 from maitred.dispatch.dispatcher import HedgeAllocation
 from maitred.dispatch.request import AnyEndpoint
@@ -205,75 +203,3 @@ async def _leave(runners: list[_Runner[B]]) -> None:
     for runner in runners:
         if not runner.cancelled() and runner.exception() is None:
             await runner.result()[1].aclose()
-
-
-Batch = tuple[int, list[TokenDelta]]
-"""The number of a stream, and what came of it."""
-
-
-@asynccontextmanager
-async def merge_streams(streams: Mapping[int, TokenStream]) -> AsyncIterator[AsyncIterator[Batch]]:
-    """Merges the batches of several streams, each with its stream's number, as they come.
-
-    A completions request may bring many prompts; they run side by side, and whichever has tokens is read next. One slow
-    prompt must not hold back the others' tokens. Tokens that are not read stay in their stream, which keeps itself
-    bounded.
-
-    Raises:
-        ReplicaLost: From the iterator, when any of the streams broke: the rest would not be the whole answer.
-    """
-    if len(streams) == 1:
-        # By far the most common case needs neither task nor queue.
-        ((number, stream),) = streams.items()
-        yield _SingleStream(number, stream)
-        return
-    news = _MergedStream(unfinished=len(streams))
-    pumps = [asyncio.create_task(news.pump(number, stream)) for number, stream in streams.items()]
-    try:
-        yield news
-    finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.wait(pumps)
-
-
-class _SingleStream:
-    def __init__(self, number: int, stream: TokenStream) -> None:
-        self._number = number
-        self._stream = aiter(stream)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Batch:
-        return self._number, await anext(self._stream)
-
-
-class _MergedStream:
-    """Batches of several streams in order of arrival, brought by one pump for each."""
-
-    def __init__(self, unfinished: int) -> None:
-        self._unfinished = unfinished
-        self._queue: asyncio.Queue[Batch | Exception | None] = asyncio.Queue(maxsize=unfinished)
-
-    async def pump(self, number: int, stream: TokenStream) -> None:
-        """Moves a stream's batches into the queue; None after the last one."""
-        try:
-            async for batch in stream:
-                await self._queue.put((number, batch))
-            await self._queue.put(None)
-        except Exception as error:  # raised again where it is read
-            await self._queue.put(error)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Batch:
-        while self._unfinished:
-            item = await self._queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is not None:
-                return item
-            self._unfinished -= 1
-        raise StopAsyncIteration

@@ -1,7 +1,4 @@
-"""A request as the model that will serve it reads it: in tokens, with the room that they leave.
-
-From prompts in the caller's terms to the tokens that the model reads.
-"""
+"""Tokenised request: the prompts in the tokens of the model that will serve it, and the tokens that they leave."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Checks of a request against its model: the rules that need more than the request itself.
+"""Validation of a request against its model: abilities, sizes, and the constraints on its answer.
 
-Constraints on an answer: the form that its caller wants, and calls of tools as they are declared.
+Constraints are the form that the caller wants, and calls of tools as they are declared.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""When a request will be released, and when its first token will come.
+"""Prediction of when a request is dispatched and when its first token comes, and a slow correction of it.
 
 **The wait.** A request is released when what is ahead of it has been released and there is room for itself. Places come
 free as the running answers end (`turnover`), and KV blocks with them: as many answers have to end as hold what is
@@ -14,10 +14,9 @@ is in the present step if it was sent before that began, and else goes into the 
 Neither looks at more than a bounded number of requests, for it is asked for every one that arrives, also for those that
 are refused.
 
-How good the predictions are, and a slow correction of them.
-
-What is predicted and what came are compared as a ratio. Its quantiles are exported; its drift is followed by a factor,
-for a model of step times knows nothing of the network, the tokeniser, or a neighbour on the same cores. The factor is
+**The correction.** What is predicted and what came are compared as a ratio. Its quantiles are exported; its drift is
+followed by a factor, for a model of step times knows nothing of the network, the tokeniser, or a neighbour on the same
+cores. The factor is
 slow, bounded, and forgets: predictions that refuse everybody could never be proved wrong.
 """
 

@@ -160,7 +160,7 @@ class SchedulerState:
             self.wait_queue.leave(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """Is withdrawn for good."""
+        """Withdraws a sequence for good."""
         self.withdraw(sequence)
         self.accounts.close(sequence.account)
         self.deadlines.discard(sequence)

@@ -1,8 +1,6 @@
-"""Metrics of requests, counted from their contexts when they end.
+"""Metrics of requests and of tenants, counted from the contexts of requests when they end.
 
 Labels have bounded values: routes and models as *resolved* here, never as the client wrote them.
-
-Metrics of tenants, with a bound on how many have series of their own.
 
 A series for each of ten thousand tenants would make every scrape slow and every dashboard useless. The organisations
 that come first are named, as many as `metrics.tenants` says, and the others are counted together under `OTHER`. The

@@ -210,7 +210,7 @@ class ScriptedServer:
             self._timetable.add(chorus, chorus.due_s)
 
     def _pause(self) -> None:
-        """Is silent for as long as the script wants."""
+        """Stays silent for as long as the script wants."""
         while self._pauses and self._first_s is not None:
             end_s = self._first_s + self._pauses[0].at_s + self._pauses[0].for_s
             if self._until_pause_s() > 0:

@@ -1,9 +1,8 @@
-"""Decodes request bodies to structs. Whatever the bytes are, the result keeps the rules, or it is InvalidRequest.
+"""Decodes request bodies to structs that keep the rules, or raises InvalidRequest.
 
-Rules for well-typed requests, checked field by field; the first fault is raised.
-
-A message names the field, the rule and the value, so that a client can correct the request without a manual. Rules that
-need the model (token ids within the vocabulary, the context window, its largest `n`) are not here.
+Well-typed requests are checked field by field; the first fault is raised. A message names the field, the rule and the
+value, so that a client can correct the request without a manual. Rules that need the model (token ids within the
+vocabulary, the context window, its largest `n`) are not here.
 """
 
 from collections.abc import Mapping, Sequence, Sized

@@ -1,6 +1,6 @@
-"""Rules for the input of a model: conversations, prompts and token ids.
+"""Rules for the input of a model: conversations, prompts, token ids, and arguments of the chat template.
 
-Rules for the arguments that a client passes to a model's chat template: few and small names and values.
+Of the arguments there may be few, with small names and values.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
-"""Converts OpenAI's sampling fields to the engine's parameters.
+"""Converts OpenAI's fields of sampling, structured output and tools to what the engine takes.
 
-Parses the constraints on an answer's form, in the fields of OpenAI's API and of vLLM's.
+Constraints on an answer's form come in the fields of OpenAI's API and of vLLM's:
 
 ========================================  ===================================================
 ``response_format``                       ``{"type": "text"}``, ``json_object``, ``json_schema``
@@ -10,9 +10,8 @@ Parses the constraints on an answer's form, in the fields of OpenAI's API and of
 
 These rules hold for models of this gateway's engines. Upstream servers interpret these fields themselves.
 
-Reads and checks the tools of a chat request, for a model of this gateway's engines.
-
-This is no part of decoding: a request that is sent on to another server may declare tools that only that server knows.
+Reading the tools is no part of decoding: a request that is sent on to another server may declare tools that only that
+    server knows.
 """
 
 import re

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from maitred.app.request.response import merge_streams
+from maitred.app.request.engine_response import merge_streams
 from maitred.core.errors import ReplicaLost
 from maitred.core.request import TokenDelta
 
