@@ -5,57 +5,76 @@ reads sees nothing of it but the time that it takes.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Self
 
 from maitred.app.request.continuation import TokenContinuation
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
 from maitred.app.request.output import OutputProcessor, record_engine_spans
-from maitred.app.request.response import PeekableStream, ReplicaResponse
+from maitred.app.request.response import ReplicaAttempt, ReplicaResponse
 from maitred.core.clock import Clock
 from maitred.core.context import Outcome, RequestContext
 from maitred.core.errors import DeadlineExceeded, ReplicaLost, ReplicaUnavailable
 from maitred.core.inference import TextDelta
 from maitred.core.replica import TokenStream
 from maitred.core.request import EngineRequest, FinishReason, TokenDelta
-from maitred.core.timeline import SpanName
+from maitred.core.resource_stack import ResourceStack
+from maitred.core.timeline import RequestTimeline
 from maitred.dispatch.request import AnyEndpoint
 
 _GIVEN_UP = "The replica gave up the answer before it was complete. Send the request again."
 
 
-class EngineAttempt:
-    """Attempt at one engine: the streams of all prompts without a complete answer.
+Batch = tuple[int, list[TokenDelta]]
+"""Number of a prompt, and what came of its answer."""
+
+
+class EngineAttempt(ReplicaAttempt[Batch]):
+    """Attempt at one engine, with a stream for each prompt without a complete answer.
+
+    Args:
+        endpoint: Endpoint of the engine.
+        requests: Requests by the number of their prompt.
+        on_submitted: Called after each submission.
+        timeline: Timeline of the request.
+        clock: Clock of the timeline.
 
     Attributes:
         streams: Streams by the number of the prompt.
     """
 
-    def __init__(self, streams: dict[int, TokenStream], batches: AsyncIterator[tuple[int, list[TokenDelta]]]) -> None:
-        self.streams = streams
-        self._batches = PeekableStream(batches)
+    def __init__(
+        self,
+        endpoint: AnyEndpoint,
+        requests: Mapping[int, EngineRequest],
+        on_submitted: Callable[[], None],
+        timeline: RequestTimeline,
+        clock: Clock,
+    ) -> None:
+        super().__init__(timeline, clock, {"replica": endpoint.name})
+        self._replica = endpoint.replica
+        self._requests = requests
+        self._on_submitted = on_submitted
+        self.streams: dict[int, TokenStream] = {}
+
+    async def _submit(self) -> None:
+        for prompt, request in self._requests.items():
+            self.streams[prompt] = await self._stack.enter_async_context(self._replica.generate(request))
+            self._on_submitted()
+        if len(self.streams) == 1:
+            # By far the most common case needs neither task nor queue.
+            ((prompt, stream),) = self.streams.items()
+            self._items = _SingleStream(prompt, stream)
+        else:
+            self._items = await self._stack.enter_async_context(merge_streams(self.streams))
 
     def listen(self, on_tokens: Callable[[int, Sequence[TokenDelta]], bool]) -> None:
         """Sets a listener for tokens, with the number of the prompt; only where there is one stream."""
         if len(self.streams) == 1:
             ((prompt, stream),) = self.streams.items()
             stream.listen(partial(on_tokens, prompt))
-
-    async def wait_first(self) -> None:
-        """Waits for the first batch, and leaves it there."""
-        await self._batches.wait_first()
-
-    def next_batch(self) -> Awaitable[tuple[int, list[TokenDelta]]]:
-        """Returns the number of a prompt, and what came of its answer.
-
-        Raises:
-            ReplicaLost: The replica died.
-            ReplicaUnavailable: It refuses the request, and another one may take it.
-            StopAsyncIteration: All has ended there.
-        """
-        return anext(self._batches)
 
 
 class EngineResponse(ReplicaResponse[EngineAttempt]):
@@ -71,7 +90,7 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
     def __init__(
         self,
         entry: DispatchHandle,
-        stack: AsyncExitStack,
+        stack: ResourceStack,
         requests: Sequence[EngineRequest],
         outputs: Sequence[OutputProcessor],
         context: RequestContext,
@@ -142,9 +161,14 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
                         raise
                     raise ReplicaLost from None
             try:
-                if self._attempt is None:
-                    self._attempt = await self._submit(endpoint)
-                prompt, deltas = await self._attempt.next_batch()
+                attempt = self._attempt
+                if attempt is None:
+                    context = self._context
+                    if context.first_token_s is None:
+                        context.position, context.dispatched_s = None, self._clock.monotonic_s()
+                        context.waited_ms = dict(self._entry.waited_ms)
+                    attempt = await self._open_attempt(endpoint)
+                prompt, deltas = await anext(attempt)
                 if FinishReason.CANCELLED not in [delta.finish for delta in deltas]:
                     return prompt, deltas
                 failure: ReplicaLost | ReplicaUnavailable = ReplicaLost(_GIVEN_UP)
@@ -154,29 +178,14 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
                 failure = error
             await self._retry(failure)
 
-    async def _submit(self, endpoint: AnyEndpoint) -> EngineAttempt:
-        """Hands a replica what is left."""
-        context = self._context
-        if context.first_token_s is None:
-            context.position, context.dispatched_s = None, self._clock.monotonic_s()
-            context.waited_ms = dict(self._entry.waited_ms)
-        return await self._open_attempt(endpoint)
-
-    @asynccontextmanager
-    async def _open(self, endpoint: AnyEndpoint, on_submitted: Callable[[], None]) -> AsyncIterator[EngineAttempt]:
-        """Submits what is left to one replica; leaving cancels what has not ended.
+    def _new_attempt(self, endpoint: AnyEndpoint, on_submitted: Callable[[], None]) -> EngineAttempt:
+        """Makes an attempt that submits what is left to one replica, and cancels what has not ended when it is left.
 
         Raises:
-            ReplicaUnavailable: The replica is not ready.
+            ReplicaUnavailable: From entering it: the replica is not ready.
         """
-        now_s = self._clock.monotonic_s
-        with self._context.timeline.span(SpanName.ATTEMPT, now_s, replica=endpoint.name):
-            async with AsyncExitStack() as stack:
-                streams: dict[int, TokenStream] = {}
-                for prompt, request in self._continuation.left(now_s()).items():
-                    streams[prompt] = await stack.enter_async_context(endpoint.replica.generate(request))
-                    on_submitted()
-                yield EngineAttempt(streams, await stack.enter_async_context(merge_streams(streams)))
+        requests = self._continuation.left(self._clock.monotonic_s())
+        return EngineAttempt(endpoint, requests, on_submitted, self._context.timeline, self._clock)
 
     async def _retry(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Leaves a replica that has failed, and waits for another one.
@@ -234,10 +243,6 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
             choice.last_token_s = now_s
 
 
-Batch = tuple[int, list[TokenDelta]]
-"""The number of a stream, and what came of it."""
-
-
 @asynccontextmanager
 async def merge_streams(streams: Mapping[int, TokenStream]) -> AsyncIterator[AsyncIterator[Batch]]:
     """Merges the batches of several streams, each with its stream's number, as they come.
@@ -249,11 +254,6 @@ async def merge_streams(streams: Mapping[int, TokenStream]) -> AsyncIterator[Asy
     Raises:
         ReplicaLost: From the iterator, when any of the streams broke: the rest would not be the whole answer.
     """
-    if len(streams) == 1:
-        # By far the most common case needs neither task nor queue.
-        ((number, stream),) = streams.items()
-        yield _SingleStream(number, stream)
-        return
     news = _MergedStream(unfinished=len(streams))
     pumps = [asyncio.create_task(news.pump(number, stream)) for number, stream in streams.items()]
     try:

@@ -15,8 +15,8 @@ the price of all. What the request may cost holds for their sum.
 """
 
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ from maitred.core.context import RejectedAnswer, RequestContext
 from maitred.core.errors import DeadlineUnmeetable, MaitredError
 from maitred.core.inference import InferenceRequest, TextDelta
 from maitred.core.request import FinishReason
+from maitred.core.resource_stack import ResourceStack
 from maitred.core.service import PushStream, ResponseStream, StreamSink
 from maitred.core.tenancy import Principal
 from maitred.core.usage import Price, to_usd
@@ -39,9 +40,7 @@ from maitred.routing.escalation.schema import SchemaResult
 from maitred.routing.escalation.schemas import SchemaChecker
 from maitred.routing.pools.route_table import RoutePlan, RouteTarget
 
-Respond = Callable[
-    [RouteTarget, InferenceRequest, Principal, RequestContext, AsyncExitStack], Awaitable[ResponseStream]
-]
+Respond = Callable[[RouteTarget, InferenceRequest, Principal, RequestContext, ResourceStack], Awaitable[ResponseStream]]
 """Plans, admits and enqueues a request at one model; the stack holds what is taken for it (`Pipeline.respond`)."""
 
 
@@ -72,16 +71,15 @@ class FallbackStream(PushStream):
         self._principal = principal
         self._context = context
         self._route_plan = route_plan
-        self._stack = AsyncExitStack()
+        self._stack = ResourceStack()
         """Holds what was taken for the model that answers now."""
         self._batches: AsyncIterator[list[TextDelta]] | None = None
         self._seen: AsyncIterator[list[TextDelta]] | None = None
         """Its answer, once anything of it has been seen."""
         self.first_failure: MaitredError | None = None
 
-    async def __aenter__(self) -> Self:
-        await self._start(self._route_plan.first_target())
-        return self
+    def __aenter__(self) -> Coroutine[Any, Any, Self]:
+        return self._start(self._route_plan.first_target())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -116,18 +114,18 @@ class FallbackStream(PushStream):
                 self._seen = self._batches if parts or not self._request.whole else None
                 return parts
 
-    async def _start(self, target: RouteTarget) -> None:
-        """Begins at a model, or at one of those after it."""
+    async def _start(self, target: RouteTarget) -> Self:
+        """Starts the response at a model, or at one of those after it."""
         while True:
             self._context.arm = self._route_plan.arm_for(target)
             try:
-                async with AsyncExitStack() as stack:
+                async with ResourceStack() as stack:
                     response = await self._respond(target, self._request, self._principal, self._context, stack)
                     self._batches, self._stack = aiter(response), stack.pop_all()
             except MaitredError as failure:
                 target = self._next(failure)
             else:
-                return
+                return self
 
     def _next(self, failure: MaitredError) -> RouteTarget:
         """Starts the model that follows a failed one; raises the first failure where none follows."""
@@ -159,10 +157,10 @@ class OverflowStream:
 
     def __init__(
         self,
-        admit: Callable[[RequestPlan, Principal, RequestContext, AsyncExitStack], Awaitable[ResponseStream]],
+        admit: Callable[[RequestPlan, Principal, RequestContext, ResourceStack], Awaitable[ResponseStream]],
         plan: RequestPlan,
         admit_overflow: Callable[
-            [DegradedRequest, Principal, RequestContext, AsyncExitStack], Awaitable[ResponseStream]
+            [DegradedRequest, Principal, RequestContext, ResourceStack], Awaitable[ResponseStream]
         ],
         variant: DegradedRequest,
         principal: Principal,
@@ -174,11 +172,11 @@ class OverflowStream:
         self._variant = variant
         self._principal = principal
         self._context = context
-        self._stack = AsyncExitStack()
+        self._stack = ResourceStack()
         self._batches: AsyncIterator[list[TextDelta]] | None = None
 
     async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
+        async with ResourceStack() as stack:
             self._batches = aiter(await self._admit(self._plan, self._principal, self._context, stack))
             self._stack = stack.pop_all()
         return self
@@ -203,7 +201,7 @@ class OverflowStream:
         """Leaves for elsewhere, if it is taken there and has not got its turn here meanwhile."""
         before = copy.copy(self._context)
         try:
-            async with AsyncExitStack() as stack:
+            async with ResourceStack() as stack:
                 batches = aiter(await self._admit_overflow(self._variant, self._principal, self._context, stack))
                 there = stack.pop_all()
         except MaitredError:

@@ -5,7 +5,6 @@ text is: with one process they are (`LocalFlowController`), and asking them is a
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -17,6 +16,7 @@ from maitred.core.clock import Clock
 from maitred.core.context import Outcome, RateLimitStatus
 from maitred.core.flow import QueuePosition
 from maitred.core.request import Usage
+from maitred.core.resource_stack import ResourceStack
 from maitred.core.tenancy import Principal
 from maitred.core.timeline import RequestTimeline, SpanName
 from maitred.core.usage import Price
@@ -127,7 +127,7 @@ class FlowController(Protocol):
         dispatch_request: DispatchRequest,
         admission_request: AdmissionRequest,
         timeline: RequestTimeline,
-        stack: AsyncExitStack,
+        stack: ResourceStack,
     ) -> tuple[GrantHandle, DispatchHandle]:
         """Takes what a request needs from its caller's limits, and then a place in the line.
 
@@ -198,7 +198,7 @@ class LocalFlowController:
         dispatch_request: DispatchRequest,
         admission_request: AdmissionRequest,
         timeline: RequestTimeline,
-        stack: AsyncExitStack,
+        stack: ResourceStack,
     ) -> tuple[Grant, DispatchEntry]:
         """Reserves limits and enqueues the request; implements `FlowController.admit`."""
         now_s = self._clock.monotonic_s
@@ -222,7 +222,7 @@ class LocalFlowController:
         admission_request: AdmissionRequest,
         lease: str,
         replica: str,
-        stack: AsyncExitStack,
+        stack: ResourceStack,
     ) -> tuple[Grant, DispatchEntry | None]:
         """Admits a request that a process, dead since, had admitted and that still runs.
 

@@ -9,7 +9,7 @@ which API the request came through.
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from msgspec.structs import replace
@@ -43,6 +43,7 @@ from maitred.core.flow import QueuePosition
 from maitred.core.inference import InferenceRequest, Prompt
 from maitred.core.replica import ModelCard
 from maitred.core.request import EngineRequest
+from maitred.core.resource_stack import ResourceStack
 from maitred.core.service import ResponseStream
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.core.text_replica import TextRequest
@@ -139,7 +140,7 @@ class Pipeline:
         request: InferenceRequest,
         principal: Principal,
         context: RequestContext,
-        stack: AsyncExitStack,
+        stack: ResourceStack,
     ) -> ResponseStream:
         """Plans a request at one model, admits and enqueues it; returns its response.
 
@@ -201,7 +202,7 @@ class Pipeline:
         return plan
 
     async def _admit(
-        self, plan: RequestPlan, principal: Principal, context: RequestContext, stack: AsyncExitStack
+        self, plan: RequestPlan, principal: Principal, context: RequestContext, stack: ResourceStack
     ) -> ResponseStream:
         """Reserves what a planned request may use, enqueues it, and returns its response."""
         context.predicted_position = plan.position
@@ -231,7 +232,7 @@ class Pipeline:
         )
 
     async def _admit_overflow(
-        self, variant: DegradedRequest, principal: Principal, context: RequestContext, stack: AsyncExitStack
+        self, variant: DegradedRequest, principal: Principal, context: RequestContext, stack: ResourceStack
     ) -> ResponseStream:
         """Admits a waiting request at the model that it may move to; raises what stands against it there."""
         plan = await self._planner.plan_overflow(variant, principal, context)
@@ -247,7 +248,7 @@ class Pipeline:
         context: RequestContext,
         grant: GrantHandle,
         entry: DispatchHandle,
-        stack: AsyncExitStack,
+        stack: ResourceStack,
     ) -> UpstreamResponse:
         """The answer of a server of somebody else's."""
         inference_request = reading.request

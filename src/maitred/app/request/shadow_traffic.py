@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
 from enum import StrEnum
 
 from msgspec.structs import replace
@@ -22,6 +21,7 @@ from maitred.core.errors import CallerError, MaitredError, Refused
 from maitred.core.flow import LOWEST_PRIORITY, FlowLevel
 from maitred.core.ids import new_object_id
 from maitred.core.inference import InferenceRequest, TextDelta
+from maitred.core.resource_stack import ResourceStack
 from maitred.core.rollout import RolloutArm, RolloutVersion
 from maitred.core.tenancy import Principal, Scope
 from maitred.routing.pools.route_table import RouteTarget
@@ -209,7 +209,7 @@ class ShadowTraffic:
         parts: list[TextDelta] = []
         failed = TrialObservation(failed=True, copied=True)
         try:
-            async with asyncio.timeout(_LONGEST_S), AsyncExitStack() as stack:
+            async with asyncio.timeout(_LONGEST_S), ResourceStack() as stack:
                 answer = await respond(target, request, SHADOW, context, stack)
                 position = context.predicted_position
                 if position is not None and (position.position > 0 or position.wait_s > _MOST_WAIT_S):

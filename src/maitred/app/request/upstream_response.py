@@ -9,14 +9,13 @@ there and in the ledger, so a stream that breaks off, however late, never looks 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
 from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
-from maitred.app.request.response import PeekableStream, ReplicaResponse
+from maitred.app.request.response import ReplicaAttempt, ReplicaResponse
 from maitred.app.request.usage_counter import UpstreamUsageCounter
 from maitred.core.backoff import GiveUpReason, RetryState
 from maitred.core.clock import Clock
@@ -33,17 +32,43 @@ from maitred.core.errors import (
 from maitred.core.ids import new_span_id
 from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason
-from maitred.core.text_replica import TextBatch, TextReplica, TextRequest, TextStream
-from maitred.core.timeline import SpanName
+from maitred.core.resource_stack import ResourceStack
+from maitred.core.text_replica import TextBatch, TextReplica, TextRequest
+from maitred.core.timeline import RequestTimeline
 from maitred.dispatch.request import Endpoint
 
 
-class UpstreamAttempt(PeekableStream[TextBatch]):
-    """Batches of text from one upstream server."""
+class UpstreamAttempt(ReplicaAttempt[TextBatch]):
+    """Attempt at one upstream server.
 
-    def __init__(self, stream: TextStream) -> None:
-        super().__init__(aiter(stream))
-        self.listen = stream.listen
+    Args:
+        endpoint: Endpoint of the server.
+        request: What the server is asked.
+        on_submitted: Called when the server has begun to answer.
+        timeline: Timeline of the request.
+        clock: Clock of the timeline.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint[TextReplica],
+        request: TextRequest,
+        on_submitted: Callable[[], None],
+        timeline: RequestTimeline,
+        clock: Clock,
+    ) -> None:
+        super().__init__(timeline, clock, {"replica": endpoint.name, **endpoint.replica.location})
+        self._replica = endpoint.replica
+        self._request = request
+        self._on_submitted = on_submitted
+
+    async def _submit(self) -> None:
+        request, timeline = self._request, self._timeline
+        if timeline.trace is not None:
+            request = replace(request, trace=timeline.context_at(self._span, new_span_id))
+        stream = await self._stack.enter_async_context(self._replica.send(request))
+        self._items, self.listen = aiter(stream), stream.listen
+        self._on_submitted()
 
 
 class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
@@ -62,7 +87,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
     def __init__(
         self,
         entry: DispatchHandle,
-        stack: AsyncExitStack,
+        stack: ResourceStack,
         request: TextRequest,
         prompts: int,
         usage_counter: UpstreamUsageCounter,
@@ -130,12 +155,22 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
     async def _next_batch(self) -> TextBatch | None:
         """Returns the next batch of text; None at the end of the answer."""
         while True:
-            if self._attempt is None:
-                endpoint = await self._wait_dispatched()
+            attempt = self._attempt
+            if attempt is None:
+                try:
+                    endpoint = await self._entry.wait_dispatched()
+                except ReplicaUnavailable as failure:
+                    if not self._request.given:
+                        raise
+                    raise ReplicaLost from failure
             try:
-                if self._attempt is None:
-                    self._attempt = await self._send(endpoint)
-                return await anext(self._attempt, None)
+                if attempt is None:
+                    await COHORT.sync(CohortStage.RELEASED)
+                    context = self._context
+                    context.position, context.dispatched_s = None, self._clock.monotonic_s()
+                    context.waited_ms = dict(self._entry.waited_ms)
+                    attempt = await self._open_attempt(endpoint)
+                return await anext(attempt, None)
             except (ReplicaLost, ReplicaUnavailable) as failure:
                 await self._retry(failure)
             except CallerError as failure:
@@ -143,38 +178,9 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                     raise
                 raise ReplicaLost from failure  # it is no fault of the caller that a server cannot go on
 
-    async def _wait_dispatched(self) -> Endpoint[TextReplica]:
-        """The server whose turn it is to serve this."""
-        try:
-            return await self._entry.wait_dispatched()
-        except ReplicaUnavailable as failure:
-            if not self._request.given:
-                raise
-            raise ReplicaLost from failure
-
-    async def _send(self, endpoint: Endpoint[TextReplica]) -> UpstreamAttempt:
-        """Sends the request to the assigned server."""
-        await COHORT.sync(CohortStage.RELEASED)
-        context = self._context
-        context.position, context.dispatched_s = None, self._clock.monotonic_s()
-        context.waited_ms = dict(self._entry.waited_ms)
-        return await self._open_attempt(endpoint)
-
-    @asynccontextmanager
-    async def _open(
-        self, endpoint: Endpoint[TextReplica], on_submitted: Callable[[], None]
-    ) -> AsyncIterator[UpstreamAttempt]:
-        """Sends the request to one server; leaving ends what has not ended."""
-        timeline, request = self._context.timeline, self._request
-        replica = endpoint.replica
-        with timeline.span(
-            SpanName.ATTEMPT, self._clock.monotonic_s, replica=endpoint.name, **replica.location
-        ) as span:
-            if timeline.trace is not None:
-                request = replace(request, trace=timeline.context_at(span, new_span_id))
-            async with replica.send(request) as stream:
-                on_submitted()
-                yield UpstreamAttempt(stream)
+    def _new_attempt(self, endpoint: Endpoint[TextReplica], on_submitted: Callable[[], None]) -> UpstreamAttempt:
+        """Makes an attempt that sends the request to one server, and ends what has not ended when it is left."""
+        return UpstreamAttempt(endpoint, self._request, on_submitted, self._context.timeline, self._clock)
 
     async def _retry(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Leaves a server that has failed, and waits for another one, or for the same one.

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from types import TracebackType
 
@@ -19,6 +19,7 @@ from maitred.core.context import Outcome, RateLimitStatus
 from maitred.core.errors import Bug, MaitredError, Overloaded, Unavailable
 from maitred.core.flow import QueuePosition
 from maitred.core.request import Usage
+from maitred.core.resource_stack import ResourceStack
 from maitred.core.tenancy import Principal
 from maitred.core.timeline import RequestTimeline
 from maitred.core.usage import Price
@@ -437,7 +438,7 @@ class RemoteFlowController:
         dispatch_request: DispatchRequest,
         admission_request: AdmissionRequest,
         timeline: RequestTimeline,
-        stack: AsyncExitStack,
+        stack: ResourceStack,
     ) -> tuple[RemoteDispatch, RemoteDispatch]:
         """Has the controller admit the request; returns one handle for the grant and for the queue entry."""
         await self._controller.wait_connected()

@@ -9,7 +9,7 @@ one process. So whatever ends the task, also the death of the worker, releases e
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from maitred.admission.grant import Grant
@@ -20,6 +20,7 @@ from maitred.app.request.upstream_plan import TruncatedPrompt
 from maitred.core.clock import Clock
 from maitred.core.context import RequestContext
 from maitred.core.errors import Bug, MaitredError, ReplicaUnavailable
+from maitred.core.resource_stack import ResourceStack
 from maitred.core.tenancy import ANONYMOUS
 from maitred.core.timeline import TimelineSpan
 from maitred.dispatch.dispatcher import DispatchEntry
@@ -175,7 +176,7 @@ class RemoteRequest:
         admit_request, context = self.admit_request, self.context
         dispatch_request = self._dispatch_request(admit_request.length)
         context.predicted_position = position = self._flow_controller.predict(admit_request.pool, dispatch_request)
-        async with AsyncExitStack() as stack:
+        async with ResourceStack() as stack:
             grant, entry = await self._flow_controller.admit(
                 admit_request.pool, dispatch_request, self._admission_request(), context.timeline, stack
             )
@@ -202,7 +203,7 @@ class RemoteRequest:
     async def _serve_resumed(self, resume_grant: ResumeGrant) -> None:
         """Takes over the grant and the queue entry of an earlier controller, and goes on where the request was."""
         self._update_usage(resume_grant)
-        async with AsyncExitStack() as stack:
+        async with ResourceStack() as stack:
             grant, entry = await self._flow_controller.resume(
                 self.admit_request.pool,
                 self._dispatch_request(resume_grant.max_tokens),

@@ -1,7 +1,7 @@
 """The beginning of an answer by whichever of two replicas is the first, with replicas that do as they are told."""
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
-from maitred.app.request.response import PeekableStream, open_hedged
+from maitred.app.request.response import ReplicaAttempt, open_hedged
 from maitred.core.clock import SystemClock
 from maitred.core.context import RequestContext
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.core.request import FinishReason, TokenDelta
+from maitred.core.timeline import RequestTimeline
 from maitred.dispatch.config import DispatchConfig, HedgingConfig
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.request import Endpoint
@@ -23,7 +24,7 @@ from tests.support.admission_services import Desk
 from tests.unit.app.request.test_pipeline import EOS, TOKENIZER, MemoryReplica, MemoryStream, ask, ids
 
 
-class Spare:
+class SecondReplica:
     def __init__(self):
         self.endpoint = SimpleNamespace(name="b")
         self.settled = []
@@ -35,11 +36,11 @@ class Spare:
         self.settled.append(won)
 
 
-class Seat:
-    """Is late at once, where there is a spare replica."""
+class ScriptedEntry:
+    """Entry that is late at once."""
 
-    def __init__(self, spare, after_s=0.0):
-        self.given, self.after_s = spare, after_s
+    def __init__(self, second, after_s=0.0):
+        self.given, self.after_s = second, after_s
         self.asked = 0
 
     def hedge_after_s(self):
@@ -61,29 +62,42 @@ class Replicas:
         self.open, self.ended = [], []
 
     @asynccontextmanager
-    async def at(self, post, submitted):
-        self.open.append(post.name)
+    async def at(self, name):
+        self.open.append(name)
         try:
-            submitted()
-            yield PeekableStream(self._items(post.name))
+            yield self._items(name)
         finally:
-            self.open.remove(post.name)
-            self.ended.append(post.name)
+            self.open.remove(name)
+            self.ended.append(name)
 
     async def _items(self, name):
         yield await asyncio.shield(self.answers[name])
         yield "more"
 
 
+class ScriptedAttempt(ReplicaAttempt):
+    """An attempt at one of the two."""
+
+    def __init__(self, replicas, name, on_submitted):
+        super().__init__(RequestTimeline(), SystemClock(), {"replica": name})
+        self.replicas, self.name, self.on_submitted = replicas, name, on_submitted
+
+    async def _submit(self):
+        self._items = await self._stack.enter_async_context(self.replicas.at(self.name))
+        self.on_submitted()
+
+
 class Race:
     """One in a task."""
 
-    def __init__(self, seat):
-        self.seat, self.replicas, self.tally = seat, Replicas(), RequestContext("req-1", 0.0)
-        self.running = AsyncExitStack()
+    def __init__(self, entry):
+        self.entry, self.replicas, self.context = entry, Replicas(), RequestContext("req-1", 0.0)
         self.task = asyncio.create_task(
-            open_hedged(seat, SimpleNamespace(name="a"), self.replicas.at, self.running, self.tally)
+            open_hedged(entry, SimpleNamespace(name="a"), self.new_attempt, entry.after_s, self.context)
         )
+
+    def new_attempt(self, endpoint, on_submitted):
+        return ScriptedAttempt(self.replicas, endpoint.name, on_submitted)
 
     async def both_open(self):
         while len(self.replicas.open) < 2:  # noqa: ASYNC110 - it has no event
@@ -99,77 +113,77 @@ class Race:
 
 @pytest.mark.parametrize(("winner", "loser", "hedged"), [("a", "b", "first"), ("b", "a", "second")])
 async def test_the_first_to_begin_is_read_and_the_other_is_left_at_once(winner, loser, hedged):
-    race = Race(Seat(spare := Spare()))
+    race = Race(ScriptedEntry(second := SecondReplica()))
     await race.both_open()
     race.say(winner)
-    post, answer = await race.task
-    assert post.name == winner
+    endpoint, answer = await race.task
+    assert endpoint.name == winner
     assert (race.replicas.open, race.replicas.ended) == ([winner], [loser])
-    assert (spare.settled, race.tally.hedged) == ([winner == "b"], hedged)
+    assert (second.settled, race.context.hedged) == ([winner == "b"], hedged)
     assert [item async for item in answer] == [f"from {winner}", "more"], "what was waited for is not lost"
-    await race.running.__aexit__(None, None, None)
+    await answer.__aexit__(None, None, None)
     assert race.replicas.open == []
 
 
 @pytest.mark.parametrize("fails", ["a", "b"])
 async def test_one_that_fails_leaves_it_to_the_other(fails):
-    race = Race(Seat(spare := Spare()))
+    race = Race(ScriptedEntry(second := SecondReplica()))
     await race.both_open()
     race.say(fails, ReplicaLost())
     other = "b" if fails == "a" else "a"
     await asyncio.sleep(0)
     race.say(other)
-    post, _ = await race.task
-    assert (post.name, spare.settled) == (other, [other == "b"])
-    await race.running.__aexit__(None, None, None)
+    endpoint, answer = await race.task
+    assert (endpoint.name, second.settled) == (other, [other == "b"])
+    await answer.__aexit__(None, None, None)
     assert race.replicas.open == []
 
 
 async def test_where_both_fail_the_failure_of_the_first_is_told():
-    race = Race(Seat(spare := Spare()))
+    race = Race(ScriptedEntry(second := SecondReplica()))
     await race.both_open()
     race.say("b", ReplicaUnavailable())
     race.say("a", ReplicaLost())
     with pytest.raises(ReplicaLost):
         await race.task
-    assert (race.replicas.open, spare.settled) == ([], [False])
+    assert (race.replicas.open, second.settled) == ([], [False])
 
 
 async def test_one_that_fails_before_it_is_late_is_followed_by_nobody():
-    race = Race(Seat(spare := Spare(), after_s=60.0))
+    race = Race(ScriptedEntry(second := SecondReplica(), after_s=60.0))
     race.say("a", ReplicaLost())
     with pytest.raises(ReplicaLost):
         await race.task
-    assert (race.seat.asked, spare.settled, race.replicas.open) == (0, [], [])
+    assert (race.entry.asked, second.settled, race.replicas.open) == (0, [], [])
 
 
 async def test_without_a_second_replica_the_first_is_waited_for():
-    race = Race(Seat(None))
-    while not race.seat.asked:  # noqa: ASYNC110 - it has no event
+    race = Race(ScriptedEntry(None))
+    while not race.entry.asked:  # noqa: ASYNC110 - it has no event
         await asyncio.sleep(0)
     race.say("a")
-    post, _ = await race.task
-    assert (post.name, race.tally.hedged) == ("a", "")
-    await race.running.__aexit__(None, None, None)
+    endpoint, answer = await race.task
+    assert (endpoint.name, race.context.hedged) == ("a", "")
+    await answer.__aexit__(None, None, None)
 
 
 async def test_who_leaves_leaves_both():
-    race = Race(Seat(spare := Spare()))
+    race = Race(ScriptedEntry(second := SecondReplica()))
     await race.both_open()
     race.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await race.task
-    assert (race.replicas.open, spare.settled) == ([], [False])
+    assert (race.replicas.open, second.settled) == ([], [False])
 
 
 async def test_both_at_once_are_one_answer():
-    race = Race(Seat(spare := Spare()))
+    race = Race(ScriptedEntry(second := SecondReplica()))
     await race.both_open()
     race.say("a")
     race.say("b")
-    post, _ = await race.task
-    await race.running.__aexit__(None, None, None)
-    assert (post.name, race.replicas.open, spare.settled) == ("a", [], [False])
+    endpoint, answer = await race.task
+    await answer.__aexit__(None, None, None)
+    assert (endpoint.name, race.replicas.open, second.settled) == ("a", [], [False])
 
 
 class SilentStream(MemoryStream):
@@ -195,18 +209,18 @@ async def test_engines_of_our_own_are_hedged_and_the_answer_is_billed_once():
     dispatcher = Dispatcher("m", [Endpoint("silent", silent), Endpoint("quick", quick)], config, SystemClock())
     dispatcher._hedging._seconds.extend([0.001] * 20)
     dispatcher._hedging._saved = 1.0
-    desk = Desk()
+    services = Desk()
     pipeline = Pipeline(
         Router(Catalog([ServedModel("m", quick, TOKENIZER)])),
-        LocalFlowController({"m": dispatcher}, desk.admission, SystemClock()),
+        LocalFlowController({"m": dispatcher}, services.admission, SystemClock()),
     )
-    tally = RequestContext("req-1", 0.0)
-    async with pipeline.generate(replace(ask("Hi", max_tokens=4), priority=10), tally) as parts:
+    context = RequestContext("req-1", 0.0)
+    async with pipeline.generate(replace(ask("Hi", max_tokens=4), priority=10), context) as parts:
         text = "".join([part.text async for batch in parts for part in batch])
         assert (silent.open, quick.open) == (0, 1), "the other one is left as soon as this one has begun"
-    assert (text, tally.hedged) == (" one two", "second")
-    (line,) = desk.ledger.events
-    assert (line.output_tokens, line.prompt_tokens, line.replica) == (3, tally.prompt_tokens, "silent,quick")
+    assert (text, context.hedged) == (" one two", "second")
+    (line,) = services.ledger.events
+    assert (line.output_tokens, line.prompt_tokens, line.replica) == (3, context.prompt_tokens, "silent,quick")
     assert [len(silent.requests), len(quick.requests), silent.open, quick.open] == [1, 1, 0, 0]
-    assert [station.credits.held for station in dispatcher.core.endpoint_states] == [0, 0]
+    assert [state.credits.held for state in dispatcher.core.endpoint_states] == [0, 0]
     assert dispatcher.core.running == 0

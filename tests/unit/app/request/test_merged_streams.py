@@ -31,11 +31,6 @@ def batch(token):
     return [TokenDelta(0, [token])]
 
 
-async def test_one_stream_is_read_as_it_is():
-    async with merge_streams({7: Stream(batch(1), batch(2), None)}) as batches:
-        assert [item async for item in batches] == [(7, batch(1)), (7, batch(2))]
-
-
 async def test_a_silent_stream_holds_nobody_up():
     silent, talking = Stream(), Stream(batch(1), batch(2), None)
     async with merge_streams({0: silent, 1: talking}) as batches:
