@@ -58,4 +58,5 @@ async def test_a_streamed_request_passes_no_more_files_functions_and_frames_than
     before = {file for file, _, _ in trip.calls[:submitted]}
     counts = (len(files), len(functions), len(before), max(depth for _, _, depth in trip.calls))
     bounds = (FILES, FUNCTIONS, FILES_BEFORE_SUBMIT, STACK)
+    print(counts)
     assert all(count <= bound for count, bound in zip(counts, bounds, strict=True)), counts

@@ -99,7 +99,7 @@ class Desk:
         self.floor = self.dispatcher.core
 
     def check(self, *args, **fields):
-        return self.dispatcher.predict(errand(*args, **fields))
+        return self.dispatcher.admission.check(errand(*args, **fields), self.clock.monotonic_s())
 
     def seat(self, *args, **fields):
         return self.dispatcher.enqueue(errand(*args, **fields))

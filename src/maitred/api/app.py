@@ -11,7 +11,7 @@ from maitred.admission.policy.retries import RetryBudget
 from maitred.api.dialect import Header, clear_traceback, to_public_error
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
 from maitred.api.in_flight import ClientDisconnected, InFlightLimiter
-from maitred.api.routes import Route, RouteTable
+from maitred.api.routes import RouteTable
 from maitred.core.clock import Clock
 from maitred.core.cohort import COHORT, CohortStage
 from maitred.core.context import LOG_CONTEXT, LogContext, Outcome, RateLimitStatus, RequestContext, RequestObserver
@@ -154,17 +154,21 @@ class GatewayApp:
         """Answers the call, whatever happens; returns how it ended."""
         headers: list[Header] = []
         try:
-            route, exchange.parameter = self._find_route(exchange)
+            head = exchange.parsed_head
+            if head.route is None or head.route[0] is not self._table:
+                head.route = (self._table, *self._table.find(exchange.method, exchange.path))
+            _, route, exchange.parameter = head.route
             exchange.context.route, exchange.dialect = route.path, route.dialect
             if self._begin is not None and route.reads is not None and route.needs is KeyScope.INFERENCE:
                 self._begin(exchange.context, exchange.header)
                 in_hand.trace_id = exchange.context.timeline.trace_id
             if route.needs is not None:
                 # Before the body is read and before a place is taken: who is not known here costs next to nothing.
-                principal = exchange.parsed_head.principal
+                principal = head.principal
                 if principal is None or not self._identity.is_still_valid(principal, exchange.header):
-                    principal = exchange.parsed_head.principal = await self._identity.identify(exchange.header)
-                require(principal, route.needs)
+                    principal = head.principal = await self._identity.identify(exchange.header)
+                if route.needs not in principal.scopes:
+                    require(principal, route.needs)
                 exchange.context.principal = principal
             if route.reads is None:
                 await route.handler(exchange)
@@ -180,7 +184,8 @@ class GatewayApp:
                     if not exchange.has_body(self._max_body_bytes):
                         await exchange.read_body(self._max_body_bytes, self._body_timeout_s)
                     with exchange.cancel_on_disconnect(block):  # its client may leave
-                        await route.handler(exchange)
+                        handler = route.handler if head.repeat_key is None else route.repeat_handler or route.handler
+                        await handler(exchange)
             # Who stopped reading in the middle of a whole answer was cut off, of which `send` says nothing.
             return Outcome.CANCELLED if exchange.connection.stalled else Outcome.FINISHED
         except ClientDisconnected as left:
@@ -207,10 +212,3 @@ class GatewayApp:
         await exchange.send_error(failure, [*headers, *self._retry_advisor.headers(exchange, failure)])
         refusal = isinstance(failure, CallerError | Refused | Draining | ReplicaUnavailable)
         return Outcome.REFUSED if refusal and untouched else Outcome.FAILED
-
-    def _find_route(self, exchange: HttpExchange) -> tuple[Route, str]:
-        """Where it leads; raises where it leads nowhere."""
-        found = exchange.parsed_head.route
-        if found is None or found[0] is not self._table:
-            found = exchange.parsed_head.route = (self._table, *self._table.find(exchange.method, exchange.path))
-        return found[1:]

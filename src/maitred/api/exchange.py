@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 
 from maitred.api.dialect import OPENAI, ApiDialect, Header, error_headers
 from maitred.api.headers import Headers, retries_in
-from maitred.api.http.connection import connection_of
+from maitred.api.http.connection import EXTENSION, PlainAsgiConnection, ServerConnection
 from maitred.api.in_flight import CancelScope, ClientDisconnected
 from maitred.api.response_head import encode_lines, response_head_lines, response_headers
 from maitred.api.routes import Route, RouteTable
@@ -29,7 +29,7 @@ from maitred.core.tenancy import ANONYMOUS, Principal
 
 KEPT = "maitred.kept"
 """The key under a scope's `extensions` of what is kept with its head; where there is none, its head is not repeated."""
-_GREETING = "greeting"
+_PARSED_HEAD = "parsed head"
 _NONE: Mapping[str, Any] = {}
 
 
@@ -60,17 +60,6 @@ class ParsedHead:
         self.retries = retries_in(header)
         self.route: tuple[RouteTable, Route, str] | None = None
         self.principal: Principal | None = None
-
-
-def parsed_head(scope: Mapping[str, Any]) -> ParsedHead:
-    """Returns the parsed head of a request, cached where its head repeats."""
-    kept: dict[str, ParsedHead] | None = (scope.get("extensions") or _NONE).get(KEPT)
-    if kept is None:
-        return ParsedHead(Headers(scope["headers"]))
-    parsed_head = kept.get(_GREETING)
-    if parsed_head is None:
-        parsed_head = kept[_GREETING] = ParsedHead(Headers(scope["headers"]))
-    return parsed_head
 
 
 Scope = MutableMapping[str, Any]
@@ -139,13 +128,17 @@ class HttpExchange:
         self.path: str = scope["path"]
         self.method: str = scope["method"]
         self.answer_headers: list[Header] = []
-        self.connection = connection_of(scope)
-        self.parsed_head = parsed_head(scope)
-        self.header = self.parsed_head.header
+        extensions = scope.get("extensions") or _NONE
+        self.connection: ServerConnection = extensions.get(EXTENSION) or PlainAsgiConnection()
+        kept: dict[str, ParsedHead] = extensions.get(KEPT, {})
+        if (head := kept.get(_PARSED_HEAD)) is None:
+            head = kept[_PARSED_HEAD] = ParsedHead(Headers(scope["headers"]))
+        self.parsed_head = head
+        self.header = head.header
         self._scope = scope
         self._receive = receive
         self._send = send
-        offered = self.parsed_head.offered_id
+        offered = head.offered_id
         request_id = request_id_from(offered)
         self._ours = request_id is not offered
         self.context = RequestContext(request_id, started_s)

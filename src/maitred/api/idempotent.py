@@ -15,6 +15,7 @@ import hashlib
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from maitred.api.dialect import Header, clamped_headers
 from maitred.api.exchange import JSON, HttpExchange, ResponseState
@@ -56,17 +57,13 @@ class Idempotency:
         self._heartbeat_s = heartbeat_s
 
     def guard(self, route: Route) -> Route:
-        """The route, with a handler that minds the header; as it is, if it takes none."""
+        """Returns the route with a handler for calls that bring the header; as it is, if it takes none."""
         if not route.idempotent:
             return route
+        return dataclasses.replace(route, repeat_handler=partial(self._answer, route))
 
-        def handler(exchange: HttpExchange) -> Awaitable[None]:
-            value = exchange.parsed_head.repeat_key
-            return route.handler(exchange) if value is None else self._answer(exchange, route, value)
-
-        return dataclasses.replace(route, handler=handler)
-
-    async def _answer(self, exchange: HttpExchange, route: Route, value: str) -> None:
+    async def _answer(self, route: Route, exchange: HttpExchange) -> None:
+        value = exchange.parsed_head.repeat_key or ""
         if not _VALUE.fullmatch(value):
             raise InvalidRequest(
                 "An Idempotency-Key has 1 to 255 characters of printable ASCII. A random UUID does well.",

@@ -75,20 +75,6 @@ class InFlightLimiter:
             raise Saturated(retry_after_s=self._retry_after_s(principal))
         return InFlightSlot(self, principal)
 
-    def on_enter(self, visit: "InFlightSlot", principal: Principal | None) -> None:
-        """Counts a request in; for `InFlightSlot`."""
-        if not self._slots:
-            self._release_rate.opened(self._clock.monotonic_s())
-            self._empty.clear()
-        self._slots[visit] = principal
-
-    def on_exit(self, visit: "InFlightSlot") -> None:
-        """Counts a request out; for `InFlightSlot`."""
-        del self._slots[visit]
-        self._release_rate.on_release(self._clock.monotonic_s())
-        if not self._slots:
-            self._empty.set()
-
     def cancel_revoked(self, holds: Callable[[Principal], bool]) -> int:
         """Interrupts everyone inside whose key is no longer valid; returns how many.
 
@@ -197,13 +183,21 @@ class InFlightSlot(CancelScope):
         self._principal = principal
 
     def __enter__(self) -> Self:
-        self._limiter.on_enter(self, self._principal)
+        limiter = self._limiter
+        if not limiter._slots:
+            limiter._release_rate.opened(limiter._clock.monotonic_s())
+            limiter._empty.clear()
+        limiter._slots[self] = self._principal
         return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._limiter.on_exit(self)
+        limiter = self._limiter
+        del limiter._slots[self]
+        limiter._release_rate.on_release(limiter._clock.monotonic_s())
+        if not limiter._slots:
+            limiter._empty.set()
         super().__exit__(kind, error, traceback)
 
 

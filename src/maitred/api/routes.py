@@ -34,6 +34,7 @@ class Route:
         query: The struct of the query's parameters, whose fields are described.
         also: Another content type, of text, that the caller can choose.
         idempotent: Takes an ``Idempotency-Key``.
+        repeat_handler: Handler of calls with an ``Idempotency-Key``; None: the key changes nothing.
         remembers: Takes one, too, and keeps its replies itself.
         dialect: Of the API that it belongs to.
     """
@@ -50,6 +51,7 @@ class Route:
     query: type[msgspec.Struct] | None = None
     also: str = ""
     idempotent: bool = False
+    repeat_handler: Handler | None = None
     remembers: bool = False
     dialect: ApiDialect = OPENAI
 
@@ -95,7 +97,9 @@ class RouteTable:
             RouteNotFound: No route has this path.
             MethodNotAllowed: Routes have it, with other methods.
         """
-        methods, parameter = self._at(path)
+        methods, parameter = self._exact.get(path), ""
+        if methods is None:
+            methods, parameter = self._match(path)
         if not methods:
             raise RouteNotFound(f"There is no path {path[:200]!r} here. GET /openapi.json lists the routes.")
         # HEAD is GET whose body is not sent.
@@ -106,12 +110,11 @@ class RouteTable:
 
     def methods_of(self, path: str) -> list[str]:
         """The methods that this path takes, for the ``Allow`` header of a 405."""
-        methods, _ = self._at(path)
+        methods = self._exact.get(path) or self._match(path)[0]
         return [*methods, "HEAD"] if "GET" in methods else list(methods)
 
-    def _at(self, path: str) -> tuple[dict[str, Route], str]:
-        if (exact := self._exact.get(path)) is not None:
-            return exact, ""
+    def _match(self, path: str) -> tuple[dict[str, Route], str]:
+        """Returns the routes of a path with a parameter, and the parameter."""
         for pattern in self._patterns:
             if parameter := pattern.parameter_in(path):
                 return pattern.methods, parameter

@@ -12,11 +12,10 @@ engines nevertheless: who may not serve from this folder must not take an accele
 import asyncio
 import gc
 import socket
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
 
 import uvloop
 
@@ -32,7 +31,6 @@ from maitred.observe.logs import configure_logging
 from maitred.store.data_lock import lock_data
 
 Read = Callable[[], LoadedConfig]
-T = TypeVar("T")
 _BACKLOG = 4096
 """Connections that the kernel takes while every worker is busy."""
 
@@ -57,7 +55,7 @@ def run(loaded: LoadedConfig, command: CommandFactory | None = None, *, read: Re
     with bind(loaded.config.server) as listener:
         if loaded.config.server.workers > 1:
             return _several(loaded, command, read, listener)
-        return _looped(_start(loaded, command, read, listener))
+        return uvloop.run(_start(loaded, command, read, listener))
 
 
 def _several(loaded: LoadedConfig, command: CommandFactory | None, read: Read, listener: socket.socket) -> int:
@@ -69,17 +67,17 @@ def _several(loaded: LoadedConfig, command: CommandFactory | None, read: Read, l
         in_force = read()
 
     def control(workers: Collection[int]) -> int:
-        return _looped(_start(in_force, command, read, listener, replace(ipc, worker_pids=workers)))
+        return uvloop.run(_start(in_force, command, read, listener, replace(ipc, worker_pids=workers)))
 
     def keep(_: Collection[int]) -> int:
         from maitred.app.workers.engine_host import run_engine_host
 
-        return _looped(run_engine_host(loaded.config, command, ipc))
+        return uvloop.run(run_engine_host(loaded.config, command, ipc))
 
     def work(number: int, _: Collection[int]) -> int:
         from maitred.app.workers.worker import run_worker
 
-        return _looped(run_worker(in_force.config, number, listener, ipc, SystemClock()))
+        return uvloop.run(run_worker(in_force.config, number, listener, ipc, SystemClock()))
 
     listener.listen(_BACKLOG)
     with _let(loaded.config), open_ipc() as ipc:
@@ -95,20 +93,15 @@ def _several(loaded: LoadedConfig, command: CommandFactory | None, read: Read, l
 def _let(config: Config) -> Iterator[None]:
     """Holds what nobody else may use meanwhile, for all processes that are forked within the block together."""
     stack = AsyncExitStack()
-    _looped(stack.enter_async_context(_lock_data(config)))
+    uvloop.run(stack.enter_async_context(_lock_data(config)))
     try:
         yield
     finally:
-        _looped(stack.aclose())
+        uvloop.run(stack.aclose())
 
 
 def _lock_data(config: Config) -> AbstractAsyncContextManager[None]:
     return lock_data(config.store, exclusive=config.counters.url is None)
-
-
-def _looped(work: Coroutine[Any, Any, T]) -> T:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 async def _start(

@@ -10,10 +10,19 @@ import sys
 def main() -> None:
     """Entry point of the `maitred` script and of ``python -m maitred``."""
     if sys.argv[1:2] == ["serve"]:
-        from maitred.cli.plain import run_plainly
+        import typer
+
+        from maitred.cli.group import explained
+        from maitred.cli.plain import plain_arguments
         from maitred.cli.serve import serve
 
-        run_plainly(serve, sys.argv[2:])
+        if (arguments := plain_arguments(serve, sys.argv[2:])) is not None:
+            try:
+                with explained():
+                    serve(**arguments)
+            except typer.Exit as done:
+                sys.exit(done.exit_code)
+            sys.exit()
     from maitred.cli.app import app
 
     app()

@@ -1,33 +1,16 @@
-"""Runs a command whose words are plain, by what it declares, without the rest of the command line.
+"""Arguments of a command whose words are plain, read by what it declares, without the rest of the command line.
 
 Plain are the options of the command, each with its value, and its argument. Anything else, be it a question for help or
 a mistake, is left to typer, which has the words for it. typer also checks values with pydantic, whose import takes
 longer than everything here; values of plain options are texts, and our own configuration reads them.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import typer
 from typer.models import OptionInfo, ParamMeta
 from typer.utils import get_params_from_function
-
-from maitred.cli.group import explained
-
-
-def run_plainly(command: Callable[..., None], words: Sequence[str]) -> None:
-    """Runs it and ends the process as it says; comes back, with nothing done, when the words are not plain."""
-    arguments = plain_arguments(command, words)
-    if arguments is None:
-        return
-    try:
-        with explained():
-            command(**arguments)
-    except typer.Exit as done:
-        sys.exit(done.exit_code)
-    sys.exit()
 
 
 def plain_arguments(command: Callable[..., None], words: Sequence[str]) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ caching (Kwon et al., SOSP'23, and its design notes).
 
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 import msgspec
@@ -47,8 +48,9 @@ def shared_scope(cache_scope: str) -> str:
     return f"shared:{cache_scope}"
 
 
+@lru_cache(maxsize=4096)
 def root_key(scope: str) -> bytes:
-    """The parent of a scope's first blocks."""
+    """Returns the parent key of a scope's first blocks."""
     return blake2b(scope.encode(), digest_size=KEY_BYTES, person=b"maitred-scope").digest()
 
 

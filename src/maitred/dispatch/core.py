@@ -12,8 +12,6 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from maitred.core.balance import CacheAwareBalancer
 from maitred.core.errors import (
     DeadlineExceeded,
@@ -23,13 +21,12 @@ from maitred.core.errors import (
     ModelLoading,
     ReplicaUnavailable,
 )
-from maitred.core.flow import QueuePosition
 from maitred.core.request import WaitCause
 from maitred.dispatch.capacity import CapacityAllocator, untried
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.counters import DispatchCounters
 from maitred.dispatch.endpoint import EndpointState
-from maitred.dispatch.forecasts import Forecast, ForecastCache
+from maitred.dispatch.forecasts import ForecastCache
 from maitred.dispatch.load_reports import LoadReports
 from maitred.dispatch.policy.credits import Cost, request_cost
 from maitred.dispatch.policy.outputs import OutputLengths
@@ -197,20 +194,6 @@ class DispatchCore:
         ttft_s = config.first_token_within_s(dispatch_request.flow)
         return None if ttft_s is None else dispatch_request.arrived_s + ttft_s
 
-    def forecast(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
-        """Forecasts a request that would join now; its entry keeps the forecast."""
-        forecast = self.forecast_cache.forecast(queued, ready, now_s)
-        queued.raw_wait_s, queued.prefill_s = forecast.wait.seconds, forecast.prefill_s
-        queued.predicted_position = self.position(forecast, now_s)
-        return forecast
-
-    def position(self, forecast: Forecast, now_s: float) -> QueuePosition:
-        """A forecast as it is told to callers."""
-        position = self.predictor.position(forecast.ahead.entries, forecast.wait.seconds, forecast.prefill_s, now_s)
-        if not forecast.cold_s:
-            return position
-        return replace(position, wait_s=position.wait_s + forecast.cold_s, ttft_s=position.ttft_s + forecast.cold_s)
-
     # --- what happens ---
 
     def dispatch_now(self, queued: QueuedRequest, now_s: float) -> bool:
@@ -235,7 +218,7 @@ class DispatchCore:
         ):
             return False
         if told is None:
-            self.forecast(queued, ready, now_s)
+            self.forecast_cache.predict(queued, ready, now_s)
         if not known:
             queued.prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
         queued.joined_s = now_s
@@ -274,7 +257,7 @@ class DispatchCore:
         ready = self.refresh(now_s)
         self.allocator.holdings.observe(queued.tenant, now_s)
         if ready and (told is None or told.ready != ready):
-            self.forecast(queued, ready, now_s)
+            self.forecast_cache.predict(queued, ready, now_s)
         queued.state, self.slack = QueueState.WAITING, False
         queued.joined_s = now_s
         queued.queue.enqueue(queued, now_s)

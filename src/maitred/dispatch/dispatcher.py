@@ -234,6 +234,7 @@ class Dispatcher:
     Attributes:
         model: Its name.
         core: The state; to be looked at only.
+        admission: Checks requests before they join.
     """
 
     def __init__(
@@ -253,7 +254,7 @@ class Dispatcher:
         self._recoveries = config.recoveries
         self._hedging = HedgePolicy(config.hedging, model)
         self._draw = draw
-        self._admission = QueueAdmission(self.core, config, draw, wanted)
+        self.admission = QueueAdmission(self.core, config, draw, wanted)
         self._overflow_planner = OverflowPlanner(self.core, config, self.core.selector.cached_tokens)
         self._clock = clock
         self._entries: dict[QueuedRequest, DispatchEntry] = {}
@@ -274,28 +275,11 @@ class Dispatcher:
         new = self.core.reconfigure(endpoints, config, placement, self._clock.monotonic_s())
         self._recoveries = config.recoveries
         self._hedging.reconfigure(config.hedging)
-        self._admission.reconfigure(config)
+        self.admission.reconfigure(config)
         self._overflow_planner.reconfigure(config)
         for endpoint in new:
             endpoint.replica.on_change(self._on_replica_change)
         self.dispatch_ready()
-
-    def predict(self, dispatch_request: DispatchRequest) -> QueuePosition:
-        """Predicts position and wait of a request that would join now, from its arrival. Changes nothing.
-
-        Raises:
-            ReplicaUnavailable: No replica is ready, nor will one be because requests wait for it.
-            QueueFull: Too many of its class wait, or it would wait too long.
-            DeadlineUnmeetable: Its first token would come too late.
-        """
-        now_s = self._clock.monotonic_s()
-        position = self._admission.check(dispatch_request, now_s)
-        passed_s = now_s - dispatch_request.arrived_s
-        return (
-            QueuePosition(position.position, position.wait_s, position.ttft_s + passed_s)
-            if passed_s > 0.0
-            else position
-        )
 
     def enqueue(self, dispatch_request: DispatchRequest) -> DispatchEntry:
         """A context in which the request waits and then runs. Entering never waits and never refuses."""
@@ -345,7 +329,7 @@ class Dispatcher:
             return None
         now_s = self._clock.monotonic_s()
         forecast = self.core.forecast_cache.forecast(queued, self.core.refresh(now_s), now_s)
-        return self.core.position(forecast, now_s)
+        return self.core.forecast_cache.position(forecast, now_s)
 
     def snapshot(self) -> DispatchSnapshot:
         """Returns the state of the queue for metrics."""
@@ -391,7 +375,8 @@ class Dispatcher:
             self.core.resume(queued, entry.runs_at, now_s)
         if entry.runs_at or self.core.dispatch_now(queued, now_s):
             record_immediate_dispatch(queued, now_s)
-            self._lag_monitor.watch(queued)
+            if queued.allocation is not None and queued.allocation.endpoint_state.learns_window:
+                self._lag_monitor.watch()
             if self._on_dispatched is not None:
                 self._on_dispatched()
             return
@@ -486,7 +471,8 @@ class Dispatcher:
             if entry is not None:
                 entry.wait_span.close(now_s)
                 entry.wake()
-                self._lag_monitor.watch(queued)
+                if queued.allocation is not None and queued.allocation.endpoint_state.learns_window:
+                    self._lag_monitor.watch()
         if self._on_dispatched is not None:
             self._on_dispatched()
 

@@ -4,8 +4,9 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from maitred.core.flow import Flow, FlowLevel
+from maitred.core.flow import Flow, FlowLevel, QueuePosition
 from maitred.dispatch.capacity import CapacityAllocator
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.policy.prediction import AT_ONCE, PredictedWait
@@ -17,7 +18,7 @@ from maitred.dispatch.policy.simulation import (
     SimulatedTenant,
     simulate_dispatch,
 )
-from maitred.dispatch.pool_queue import PoolQueue, QueuedRequest, QueueState
+from maitred.dispatch.pool_queue import PoolQueue, QueuedRequest
 from maitred.dispatch.predictor import LatencyPredictor, RunningWork
 from maitred.dispatch.selector import ReplicaSelector, prefill_ease
 from maitred.fairness.entry import WorkAhead
@@ -106,17 +107,27 @@ class ForecastCache:
         told = self.last
         return told if told is not None and told.queued is queued and now_s - told.now_s <= _SAME_S else None
 
+    def predict(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
+        """Forecasts an entry that would join now; the entry keeps the forecast, and so does this until a change."""
+        last = self.last
+        same = last is not None and (last.queued is queued or last.queued.request == queued.request)
+        if last is None or not same or now_s - last.now_s > _SAME_S or last.ready != ready:
+            last = self.last = _CachedForecast(queued, ready, now_s, self.forecast(queued, ready, now_s))
+        forecast = last.forecast
+        queued.raw_wait_s, queued.prefill_s = forecast.wait.seconds, forecast.prefill_s
+        queued.predicted_position = self.position(forecast, now_s)
+        return forecast
+
+    def position(self, forecast: Forecast, now_s: float) -> QueuePosition:
+        """Returns a forecast as it is told to callers."""
+        cold_s = forecast.cold_s
+        position = self._predictor.position(forecast.ahead.entries, forecast.wait.seconds, forecast.prefill_s, now_s)
+        if not cold_s:
+            return position
+        return replace(position, wait_s=position.wait_s + cold_s, ttft_s=position.ttft_s + cold_s)
+
     def forecast(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
         """Forecasts the work ahead of an entry, its dispatch, and its prefill then."""
-        if queued.state is not QueueState.NEW:
-            return self._compute(queued, ready, now_s)
-        told = self.last
-        same = told is not None and (told.queued is queued or told.queued.request == queued.request)
-        if told is None or not same or now_s - told.now_s > _SAME_S or told.ready != ready:
-            told = self.last = _CachedForecast(queued, ready, now_s, self._compute(queued, ready, now_s))
-        return told.forecast
-
-    def _compute(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
         queue = queued.queue
         ahead = queue.fair_queue.ahead(queued, now_s) if queue.waiting else _NOBODY
         if not ready:

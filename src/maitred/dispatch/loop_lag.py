@@ -4,7 +4,6 @@ import asyncio
 
 from maitred.core.clock import Clock
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.pool_queue import QueuedRequest
 
 _BEAT_S = 0.01
 _PUNCTUAL_S = 0.002
@@ -29,13 +28,9 @@ class LoopLagMonitor:
         self._beating = False
         self._began_s = 0.0
 
-    def watch(self, queued: QueuedRequest) -> None:
-        """Watches the event loop for an entry that was dispatched just now."""
-        if (
-            not self._beating
-            and (allocation := queued.allocation) is not None
-            and allocation.endpoint_state.learns_window
-        ):
+    def watch(self) -> None:
+        """Watches the event loop from now on, as long as anything runs."""
+        if not self._beating:
             self._beating = True
             self._begin()
 

@@ -64,7 +64,9 @@ def dispatch_snapshot(core: DispatchCore, now_s: float) -> DispatchSnapshot:
                 arrived_s=now_s,
             )
         )
-        predicted[priority.value] = core.position(core.forecast_cache.forecast(newcomer, ready, now_s), now_s).wait_s
+        predicted[priority.value] = core.forecast_cache.position(
+            core.forecast_cache.forecast(newcomer, ready, now_s), now_s
+        ).wait_s
     credits_left: dict[tuple[str, str], CreditGauge] = {}
     for endpoint_state in core.endpoint_states:
         name, free, total = endpoint_state.endpoint.name, endpoint_state.free, endpoint_state.total

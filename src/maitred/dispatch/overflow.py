@@ -146,7 +146,7 @@ class OverflowPlanner:
     def _late_s(self, queued: QueuedRequest, ready: list[EndpointState], now_s: float) -> tuple[float, float, float]:
         """By how much the objective of a request would be missed, its wait, and which part of it the whole takes."""
         core = self._core
-        position = core.position(core.forecast_cache.forecast(queued, ready, now_s), now_s)
+        position = core.forecast_cache.position(core.forecast_cache.forecast(queued, ready, now_s), now_s)
         expected_s = core.predictor.cautious_s(position)
         objective_s = self._objective_s(queued)
         whole_s = max(0.0, now_s - queued.request.arrived_s) + expected_s

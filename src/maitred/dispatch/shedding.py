@@ -6,6 +6,7 @@ Refusing is the cheap path: at ten times the capacity nine of ten requests end h
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from maitred.core.errors import DeadlineUnmeetable, QueueFull
 from maitred.core.flow import Flow, QueuePosition
@@ -52,7 +53,9 @@ class QueueAdmission:
         self._rejections.forget()
 
     def check(self, dispatch_request: DispatchRequest, now_s: float) -> QueuePosition:
-        """Returns the predicted position of a request that may wait; rejects the others.
+        """Predicts position and wait of a request that would join now, from its arrival; rejects who may not wait.
+
+        Nothing joins by this.
 
         Raises:
             ReplicaUnavailable: No replica is ready, nor will one be because requests wait for it.
@@ -69,16 +72,17 @@ class QueueAdmission:
         stands = self._rejections.cached_position(queued, ready, now_s)
         if stands is not None and (refusal := self._rejection_for(queued, stands, now_s, at_once=False)) is not None:
             raise refusal
-        at_once = core.forecast(queued, ready, now_s).wait.at_once
+        at_once = core.forecast_cache.predict(queued, ready, now_s).wait.at_once
         position = queued.predicted_position
         assert position is not None
-        if at_once and queued.first_token_by_s is None:
-            return position
-        if (refusal := self._rejection_for(queued, position, now_s, at_once=at_once)) is not None:
-            if not at_once:
-                self._rejections.store(queued, position, ready, now_s)
-            raise refusal
-        return position
+        if not at_once or queued.first_token_by_s is not None:
+            refusal = self._rejection_for(queued, position, now_s, at_once=at_once)
+            if refusal is not None:
+                if not at_once:
+                    self._rejections.store(queued, position, ready, now_s)
+                raise refusal
+        passed_s = now_s - dispatch_request.arrived_s
+        return position if passed_s <= 0.0 else replace(position, ttft_s=position.ttft_s + passed_s)
 
     def _rejection_for(
         self, queued: QueuedRequest, position: QueuePosition, now_s: float, *, at_once: bool

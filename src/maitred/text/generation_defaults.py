@@ -50,10 +50,11 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
 
     def settle(self, sampling: SamplingParams, left_open: Set[str]) -> SamplingParams:
         """Returns the sampling parameters with these defaults in the fields that the caller has not set."""
-        if not left_open:
-            return sampling
-        said = {field: getattr(self, field) for field in left_open}
-        settled = {field: getattr(_PLAIN, field) if value is None else value for field, value in said.items()}
-        if all(getattr(sampling, field) == value for field, value in settled.items()):
-            return sampling
-        return msgspec.structs.replace(sampling, **settled)
+        changed: dict[str, float | int] = {}
+        for field in left_open:
+            value = getattr(self, field)
+            if value is None:
+                value = getattr(_PLAIN, field)
+            if getattr(sampling, field) != value:
+                changed[field] = value
+        return msgspec.structs.replace(sampling, **changed) if changed else sampling

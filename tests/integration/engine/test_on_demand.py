@@ -90,7 +90,7 @@ class House:
     async def ask(self, name, held=None):
         """One request, from the check to the last token; what it was predicted to wait, and why it waited."""
         queue = self.queues[name]
-        place = queue.predict(self.request())
+        place = queue.admission.check(self.request(), SystemClock().monotonic_s())
         async with queue.enqueue(self.request()) as seat:
             post = await seat.wait_dispatched()
             async with post.replica.generate(
@@ -188,7 +188,7 @@ def test_a_model_that_cannot_be_loaded_says_so_and_stops_nobody():
                 await house.ask("bad")
             assert 0 < failure.value.retry_after_s <= 2.0
             with pytest.raises(ModelLoadFailed):
-                house.queues["bad"].predict(house.request())
+                house.queues["bad"].admission.check(house.request(), SystemClock().monotonic_s())
             _, _, tokens = await house.ask("good")
             assert len(tokens) == 4
             assert house.replicas["bad"].failures == 1
@@ -216,7 +216,7 @@ def test_who_cannot_wait_for_a_load_is_told_when_to_come_and_finds_it_loaded():
         config = DispatchConfig(max_wait_s={PriorityClass.STANDARD: 0.5})
         async with living(House({"a": scripted}, places=1, dispatch=config)) as house:
             with pytest.raises(QueueFull) as refusal:
-                house.queues["a"].predict(house.request())
+                house.queues["a"].admission.check(house.request(), SystemClock().monotonic_s())
             assert refusal.value.retry_after_s >= 0.9
             await house.until(lambda: house.replicas["a"].loads == 1)
             place, _, tokens = await house.ask("a")

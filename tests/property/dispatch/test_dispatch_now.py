@@ -51,7 +51,7 @@ class House:
         ticket = self.floor.new_entry(made)
         if asks:  # what would become of it, and then something may happen before it joins
             ready = self.floor.refresh(now_s)
-            self.floor.forecast(ticket, ready, now_s)
+            self.floor.forecast_cache.predict(ticket, ready, now_s)
             assert self.floor.new_entry(made) is ticket
         if dies:
             self.engines[0].up = not self.engines[0].up

@@ -2,7 +2,7 @@
 
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.app import GatewayApp, RetryAdvisor
-from maitred.api.exchange import KEPT, parsed_head
+from maitred.api.exchange import KEPT, HttpExchange
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.routes import Route, RouteTable
 from maitred.core.clock import SystemClock
@@ -53,6 +53,10 @@ async def asked(application, scope):
         pass
 
     await application(scope, None, send)
+
+
+def parsed_head(scope):
+    return HttpExchange(scope, None, None, 0.0).parsed_head
 
 
 def test_a_head_says_the_same_kept_or_not():

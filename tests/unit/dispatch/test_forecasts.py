@@ -22,7 +22,7 @@ def floor(replica):
 
 
 def forecast(floor, now_s, **fields):
-    return floor.forecast_cache.forecast(floor.new_entry(errand(**fields)), floor.refresh(now_s), now_s)
+    return floor.forecast_cache.predict(floor.new_entry(errand(**fields)), floor.refresh(now_s), now_s)
 
 
 def test_who_asks_and_joins_is_told_the_same(floor):

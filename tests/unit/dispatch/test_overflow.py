@@ -77,7 +77,7 @@ async def test_of_those_that_wait_the_one_with_least_reuse_leaves(stack):
     new = movable(4)
     desk.dispatcher._overflow_planner._cached_tokens.shares["4"] = 0.95
     with pytest.raises(DeadlineUnmeetable):
-        desk.dispatcher.predict(new)
+        desk.dispatcher.admission.check(new, desk.clock.monotonic_s())
     assert left_of(desk, new) == ["req-2"]
 
 

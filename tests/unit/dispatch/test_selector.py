@@ -158,7 +158,7 @@ def test_what_the_engine_holds_of_a_prompt_counts_while_others_wait():
         asked = errand(seed, "acme", tokens=640, arrived_s=pool.now_s)
         asked.prompts[:] = [text(seed)]
         ticket = pool.floor.new_entry(asked)
-        pool.floor.forecast(ticket, pool.floor.refresh(pool.now_s), pool.now_s)
+        pool.floor.forecast_cache.predict(ticket, pool.floor.refresh(pool.now_s), pool.now_s)
         waits[seed] = ticket.prefill_s
     assert waits[2] - waits[1] == pytest.approx(0.624)
 

@@ -114,7 +114,7 @@ async def test_it_falls_when_another_replica_is_ready(crowd):
 
 
 async def test_those_of_many_keys_are_forgotten(crowd):
-    last = crowd.desk.dispatcher._admission._rejections
+    last = crowd.desk.dispatcher.admission._rejections
     for number in range(1100):
         crowd.desk.clock.now_s += 0.001
         crowd.refused(org=f"org-{number}", deadline_s=crowd.desk.clock.now_s)

@@ -1,11 +1,11 @@
 """Connection of a response, as far as the server tells more of it than ASGI does.
 
 The HTTP server's protocol implements it and puts itself into the scope's `extensions`. A server that does not leaves
-an answer with an `PlainAsgiConnection` one, which never stalls and is never lost.
+the answer with a `PlainAsgiConnection`, which never stalls and is never lost.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 EXTENSION = "maitred.connection"
 """The key under `extensions`."""
@@ -95,9 +95,3 @@ class PlainAsgiConnection:
 
     def linger(self) -> None:
         """Does nothing: the server ends the connection by itself."""
-
-
-def connection_of(scope: Mapping[str, Any]) -> ServerConnection:
-    """The connection that a request came by."""
-    connection: ServerConnection | None = (scope.get("extensions") or {}).get(EXTENSION)
-    return PlainAsgiConnection() if connection is None else connection

@@ -139,7 +139,17 @@ class TokenContinuation:
 
     def left(self, now_s: float) -> dict[int, EngineRequest]:
         """Returns what is to be submitted now for each prompt without a complete answer."""
-        return {prompt: self._rest(prompt, now_s - self._made_s) for prompt in self.prompts}
+        left = {}
+        for prompt, choices in enumerate(self._open):
+            if choices:
+                request = self._requests[prompt]
+                deadline_in_s = request.deadline_in_s
+                left[prompt] = replace(
+                    request,
+                    resumes={index: [*output] for index, output in choices.items()} if self._begun(prompt) else None,
+                    deadline_in_s=None if deadline_in_s is None else deadline_in_s - (now_s - self._made_s),
+                )
+        return left
 
     def cut_off(self) -> tuple[int, list[TokenDelta]]:
         """The end of all choices of one prompt, because the time is over."""
@@ -151,12 +161,3 @@ class TokenContinuation:
         """Whether anything came of it."""
         choices = self._open[prompt]
         return len(choices) < self._requests[prompt].sampling.n or any(choices.values())
-
-    def _rest(self, prompt: int, passed_s: float) -> EngineRequest:
-        request, choices = self._requests[prompt], self._open[prompt]
-        deadline_in_s = request.deadline_in_s
-        return replace(
-            request,
-            resumes={index: [*output] for index, output in choices.items()} if self._begun(prompt) else None,
-            deadline_in_s=None if deadline_in_s is None else deadline_in_s - passed_s,
-        )

@@ -163,7 +163,9 @@ class Embedder:
                 [b""] * len(texts),
             )
             context.priority = job.flow.priority
-            context.predicted_position = position = job.dispatcher.predict(job.dispatch_request(job.slices[0]))
+            context.predicted_position = position = job.dispatcher.admission.check(
+                job.dispatch_request(job.slices[0]), self._clock.monotonic_s()
+            )
             span.facts |= {
                 "texts": len(texts),
                 "slices": len(job.slices),

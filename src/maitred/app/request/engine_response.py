@@ -61,7 +61,9 @@ class EngineAttempt(ReplicaAttempt[Batch]):
 
     async def _submit(self) -> None:
         for prompt, request in self._requests.items():
-            self.streams[prompt] = await self._stack.enter_async_context(self._replica.generate(request))
+            context = self._replica.generate(request)
+            self.streams[prompt] = await context.__aenter__()
+            self._stack.push_async_exit(context)
             self._on_submitted()
         if len(self.streams) == 1:
             # By far the most common case needs neither task nor queue.

@@ -186,7 +186,7 @@ class LocalFlowController:
 
     def predict(self, pool: str, dispatch_request: DispatchRequest) -> QueuePosition:
         """Predicts the position of a request, or rejects it."""
-        return self._dispatchers[pool].predict(dispatch_request)
+        return self._dispatchers[pool].admission.check(dispatch_request, self._clock.monotonic_s())
 
     async def overflow_others(self, pool: str, dispatch_request: DispatchRequest) -> bool:
         """Asks other requests to overflow."""

@@ -158,7 +158,14 @@ class Pipeline:
             MaitredError: What stands against it.
         """
         await COHORT.sync(CohortStage.READ)
-        plan = await self._plan(target, request, principal, context)
+        now_s, timeline = self._clock.monotonic_s, context.timeline
+        began_s = now_s()
+        try:
+            plan = await self._planner.plan(target, request, principal, context)
+        except BaseException as failure:
+            timeline.fail(SpanName.PLAN, began_s, now_s(), {"model": target.name}, failure)
+            raise
+        timeline.record(SpanName.PLAN, began_s, now_s(), _plan_facts(plan, context))
         variant = self._planner.overflow_request(target, request, principal) if plan.target is target else None
         if variant is None:
             return await self._admit(plan, principal, context, stack)
@@ -184,23 +191,6 @@ class Pipeline:
         context.timeline.record(SpanName.RESOLVE, began_s, now_s(), facts)
         return route_plan
 
-    async def _plan(
-        self, target: RouteTarget, request: InferenceRequest, principal: Principal, context: RequestContext
-    ) -> RequestPlan:
-        """Plans a request: whether the model can do what is asked, and when its turn would come.
-
-        A request that would be served too late may get less, or is told so now. A plan holds nothing.
-        """
-        now_s, timeline = self._clock.monotonic_s, context.timeline
-        began_s = now_s()
-        try:
-            plan = await self._planner.plan(target, request, principal, context)
-        except BaseException as failure:
-            timeline.fail(SpanName.PLAN, began_s, now_s(), {"model": target.name}, failure)
-            raise
-        timeline.record(SpanName.PLAN, began_s, now_s(), _plan_facts(plan, context))
-        return plan
-
     async def _admit(
         self, plan: RequestPlan, principal: Principal, context: RequestContext, stack: ResourceStack
     ) -> ResponseStream:
@@ -224,7 +214,7 @@ class Pipeline:
             entry,
             stack,
             self._engine_requests(plan.tokenized, context, plan.request, grant, entry),
-            plan.tokenized.choices(),
+            plan.tokenized.output_processors(),
             context,
             self._clock,
             grant,

@@ -48,20 +48,23 @@ class TokenizedRequest(Struct, frozen=True):
         """Answers to all prompts together."""
         return len(self.prompts) * self.request.sampling.n
 
-    def choices(self) -> list[OutputProcessor]:
-        """An empty choice for each answer, in their order."""
-        return [self._choice(number) for number in range(len(self.prompts)) for _ in range(self.request.sampling.n)]
+    def output_processors(self) -> list[OutputProcessor]:
+        """Makes the output processor of each answer, in the order of the answers.
 
-    def _choice(self, number: int) -> OutputProcessor:
-        """An empty one for a prompt. Only answers to conversations are parted: what goes on a text is text."""
-        model, prompt = self.model, self.prompts[number]
-        reader = None
-        if isinstance(self.request.prompts[number], Conversation):
-            reader = answer_reader(model.answer_format, model.tokenizer, prompt, self.rules)
-        marks = NO_MARKS if reader is None else model.answer_format.marks.bytes_of
-        return OutputProcessor(
-            model.tokenizer, prompt, self.request, ends=self.card.eos_token_ids, marks=marks, reader=reader
-        )
+        Only answers to conversations are parsed: what continues a text is text.
+        """
+        model, request, processors = self.model, self.request, []
+        for sent, prompt in zip(request.prompts, self.prompts, strict=True):
+            for _ in range(request.sampling.n):
+                reader = None
+                if isinstance(sent, Conversation):
+                    reader = answer_reader(model.answer_format, model.tokenizer, prompt, self.rules)
+                marks = NO_MARKS if reader is None else model.answer_format.marks.bytes_of
+                ends = self.card.eos_token_ids
+                processors.append(
+                    OutputProcessor(model.tokenizer, prompt, request, ends=ends, marks=marks, reader=reader)
+                )
+        return processors
 
 
 def answer_reader(
@@ -109,14 +112,14 @@ class NamedTokenizer(NamedTuple):
 
 
 def text_characters(prompt: Prompt) -> int:
-    """About how much text there is to read, and never more than there is."""
-    match prompt:
-        case list():
-            return 0
-        case Conversation():
-            return sum(len(message["content"]) for message in prompt.messages)
-        case str():
-            return len(prompt)
+    """Returns about how much text there is to read, and never more than there is."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    characters = 0
+    if isinstance(prompt, Conversation):
+        for message in prompt.messages:
+            characters += len(message["content"])
+    return characters
 
 
 def _takes_long(prompts: Sequence[Prompt]) -> bool:
@@ -125,10 +128,17 @@ def _takes_long(prompts: Sequence[Prompt]) -> bool:
     A conversation is more than its text: a template writes something around each message, even an empty one, and may
     write out tool calls of any length.
     """
-    messages = [message for prompt in prompts if isinstance(prompt, Conversation) for message in prompt.messages]
-    characters = sum(map(text_characters, prompts)) + len(messages) * _MARKUP_CHARACTERS
-    more = any(isinstance(prompt, Conversation) and (prompt.tools or prompt.template_arguments) for prompt in prompts)
-    return characters > _INLINE_CHARACTERS or more or any(message.get("tool_calls") for message in messages)
+    characters = 0
+    for prompt in prompts:
+        characters += text_characters(prompt)
+        if isinstance(prompt, Conversation):
+            if prompt.tools or prompt.template_arguments:
+                return True
+            for message in prompt.messages:
+                if message.get("tool_calls"):
+                    return True
+                characters += _MARKUP_CHARACTERS
+    return characters > _INLINE_CHARACTERS
 
 
 async def tokens_of(
@@ -145,14 +155,14 @@ async def tokens_of(
     Raises:
         InvalidRequest: The model has no chat template, or it cannot render these messages.
     """
+    if not _takes_long(prompts):
+        return [_encode(model, prompt, add_special_tokens) for prompt in prompts]
     wanted = True
 
     def encode_all() -> list[list[int]]:
         # A thread cannot be stopped, but it can look whether anybody waits for it still.
         return [_encode(model, prompt, add_special_tokens) for prompt in prompts if wanted]
 
-    if not _takes_long(prompts):
-        return encode_all()
     try:
         return await asyncio.to_thread(encode_all)
     finally:

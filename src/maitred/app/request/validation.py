@@ -27,9 +27,9 @@ _MOST_CHOICES = 2_048
 
 def check_needs(request: InferenceRequest) -> None:
     """Raises InvalidRequest if it asks for more than our engine can: an answer without it would be a broken promise."""
-    field = next((field for field in request.needs if field not in STRUCTURED_FIELDS), None)
-    if field is not None:
-        raise Unsupported(f"{field} is not supported by this server yet. Remove it.", param=field)
+    for field in request.needs:
+        if field not in STRUCTURED_FIELDS:
+            raise Unsupported(f"{field} is not supported by this server yet. Remove it.", param=field)
 
 
 def check_sampling(card: ModelCard, request: InferenceRequest, max_choices: int) -> None:
@@ -54,7 +54,7 @@ def check_size(card: ModelCard, tokenizer: Tokenizer, request: InferenceRequest)
     Raises:
         ContextLengthExceeded: A prompt cannot fit the model's window.
     """
-    fewest = max(tokenizer.fewest_tokens(text_characters(prompt)) for prompt in request.prompts)
+    fewest = tokenizer.fewest_tokens(max(map(text_characters, request.prompts)))
     window = _window(card)
     if fewest >= window:
         raise ContextLengthExceeded(
