@@ -1,5 +1,7 @@
 """What the tests of admission stand on: limits in a dictionary, a ledger in a list, a clock that stands still."""
 
+from contextlib import asynccontextmanager
+
 from maitred.admission.admission import Admission
 from maitred.admission.config import AdmissionConfig, PriceConfig
 from maitred.admission.request import AdmissionRequest
@@ -118,6 +120,8 @@ class Desk:
             **others,
         )
 
-    def admit(self, *sizes, **others):
+    @asynccontextmanager
+    async def admit(self, *sizes, **others):
         """A request that is let in, or not."""
-        return self.admission.admit(self.work(*sizes, **others))
+        async with await self.admission.admit(self.work(*sizes, **others)) as grant:
+            yield grant

@@ -132,13 +132,13 @@ class _Pass(Grant):
 
 
 class _OpenDoor(Admission):
-    async def grant(self, admission_request: AdmissionRequest) -> Grant:
+    async def admit(self, admission_request: AdmissionRequest) -> Grant:
         return _Pass(admission_request.max_tokens or admission_request.window_left)
 
 
 class _SaysNothing(Admission):
-    async def grant(self, admission_request: AdmissionRequest) -> Grant:
-        grant = await super().grant(admission_request)
+    async def admit(self, admission_request: AdmissionRequest) -> Grant:
+        grant = await super().admit(admission_request)
         if admission_request.context is not None:
             admission_request.context.rate_limits = None
         return grant

@@ -9,7 +9,6 @@ import asyncio
 import copy
 import random
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 import msgspec
 
@@ -96,21 +95,14 @@ class Admission:
         """One that goes by the settings of now for good, with the same counters, leases and turns."""
         return copy.copy(self)
 
-    def admit(self, admission_request: AdmissionRequest) -> "GrantScope":
-        """A context in which the request may run; leaving it settles what nobody has settled.
+    async def admit(self, admission_request: AdmissionRequest) -> Grant:
+        """Reserves what a request may use; leaving the grant settles what nobody has settled.
 
-        Raises, when it is entered:
+        Raises:
             InvalidRequest: It asks for more than any one request may have.
             RateLimited: A rate, or what may run at one time, has no room now.
             QuotaExceeded: A budget is used up.
             StoreUnavailable: The counters or the journal are away, and nothing fails open.
-        """
-        return GrantScope(self, admission_request)
-
-    async def grant(self, admission_request: AdmissionRequest) -> Grant:
-        """Reserves what a request may use and returns the grant; as `admit` does on entering.
-
-        The caller must see to `Grant.settle` or `Grant.end`.
         """
         plan = self._plans.plan_for(admission_request.principal, admission_request.model, self._clock.wall_s())
         demand = plan.demand
@@ -147,18 +139,15 @@ class Admission:
                 await self.leases.settle(lease, {})
             raise
 
-    def resume(self, admission_request: AdmissionRequest, lease: str, max_tokens: int) -> "GrantScope":
-        """A context for a request that runs already, let in by a process that has died since; see `admit`.
+    async def resume(self, admission_request: AdmissionRequest, lease: str, max_tokens: int) -> Grant:
+        """Makes the grant of a request that runs already, admitted by a process that has died since.
+
+        It holds what it held, whether or not there is room now.
 
         Args:
             admission_request: The request.
             lease: Under which it is known to the ledger, which has carried it over.
             max_tokens: What each choice may generate, as it was granted.
-        """
-        return GrantScope(self, admission_request, (lease, max_tokens))
-
-    async def take_over(self, admission_request: AdmissionRequest, lease: str, max_tokens: int) -> Grant:
-        """Takes over what a request already holds, whether or not there is room now; as `resume` does on entering.
 
         Raises:
             StoreUnavailable: Nobody can say what was spent of a budget.
@@ -249,35 +238,6 @@ class Admission:
             return denied
         turn_s = self._retry_turns.take(claim, claim.amount(output), wait_s, self._clock.monotonic_s())
         return msgspec.structs.replace(denied, retry_after_s=turn_s)
-
-
-class GrantScope:
-    """The context that `Admission.admit` and `Admission.resume` return."""
-
-    __slots__ = ("_admission", "_grant", "_held", "_work")
-
-    def __init__(
-        self, admission: Admission, admission_request: AdmissionRequest, held: tuple[str, int] | None = None
-    ) -> None:
-        self._admission = admission
-        self._work = admission_request
-        self._held = held
-        self._grant: Grant | None = None
-
-    async def __aenter__(self) -> Grant:
-        admission, admission_request = self._admission, self._work
-        self._grant = await (
-            admission.grant(admission_request)
-            if self._held is None
-            else admission.take_over(admission_request, *self._held)
-        )
-        return self._grant
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._grant is not None:
-            await self._grant.end(error)
 
 
 def _requested_output(admission_request: AdmissionRequest) -> RequestedOutput:

@@ -8,6 +8,8 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from maitred.admission.budgets import SoftBudgets
 from maitred.admission.leases import Leases
@@ -98,6 +100,14 @@ class Grant:
         # reservation it used, so it counts whole: a rate is never found fuller than it was.
         begun = Usage(admission_request.prompt_tokens, 0)
         books.ledger.begin(self._event(begun, Outcome.FAILED, 0, {}, reserved_amounts(plan.demand, size, max_tokens)))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.end(error)
 
     def set_replica(self, replica: str) -> None:
         """A replica works on it from now on, after those that did before."""

@@ -28,7 +28,7 @@ from maitred.core.errors import (
     ReplicaUnavailable,
     Saturated,
 )
-from maitred.core.tenancy import Authenticator, require
+from maitred.core.tenancy import ANONYMOUS, Authenticator, require
 from maitred.core.tenancy import Scope as KeyScope
 
 _CLIENT_LEFT_STATUS = 499
@@ -57,7 +57,7 @@ class RetryAdvisor:
     def on_request(self, exchange: HttpExchange) -> None:
         """Notes a call whose caller is known, and on it how often it came before."""
         exchange.retries = self._budget.on_request(
-            exchange.principal.tenants[0],
+            (exchange.context.principal or ANONYMOUS).tenants[0],
             exchange.context.started_s,
             retries=exchange.parsed_head.retries,
             key=exchange.parsed_head.repeat_key,

@@ -41,7 +41,14 @@ from maitred.wire.openai.responses import (
     to_finish_reason,
     to_stop_reason,
 )
-from maitred.wire.openai.sampling import to_constraint, to_sampling_params, to_tool_rules, unset_fields
+from maitred.wire.openai.sampling import (
+    CONSTRAINT_FIELDS,
+    TOOL_FIELDS,
+    to_constraint,
+    to_sampling_params,
+    to_tool_rules,
+    unset_fields,
+)
 from maitred.wire.openai.written import merge_deltas, request_fields
 from maitred.wire.sse import EventTemplates, JsonTemplate, encode_event, encode_text
 
@@ -69,14 +76,21 @@ class ChatFormatter:
     def start(self) -> bytes:
         """Every choice begins with who speaks."""
         opening = ChatDelta(role="assistant", content="")
-        return b"".join(self._event(ChatChunkChoice(index=i, delta=opening)) for i in range(self._choices))
+        events = b""
+        for index in range(self._choices):
+            events += self._event(ChatChunkChoice(index=index, delta=opening))
+        return events
 
     def events(self, parts: Sequence[TextDelta]) -> bytes:
         """One event for new text, and one of its own for the end of a choice."""
-        event, full = self._templates.encode, self._text
-        if len(parts) == 1 and (part := parts[0]).plain:
-            return event(part.index, part.text, full)
-        return b"".join([event(part.index, part.text, full) if part.plain else self._written(part) for part in parts])
+        events, from_template, in_full = b"", self._templates.encode, self._text
+        for part in parts:
+            if part.plain:
+                events += from_template(part.index, part.text, in_full)
+            else:
+                for choice in self._chunks_of(part):
+                    events += self._event(choice, part)
+        return events
 
     def end(self, usage: Usage) -> bytes:
         """The usage, if asked for, in a chunk without choices."""
@@ -119,9 +133,6 @@ class ChatFormatter:
         form = _TEXT_BEFORE_USAGE if self._include_usage else _TEXT
         said = encode_text(self._id), self._created, encode_text(self._model), index, encode_text(text)
         return form.fill(said)
-
-    def _written(self, part: TextDelta) -> bytes:
-        return b"".join(self._event(choice, part) for choice in self._chunks_of(part))
 
     def _chunks_of(self, part: TextDelta) -> Iterable[ChatChunkChoice]:
         extra = self._shown(part.extra or {})
@@ -263,6 +274,7 @@ class ChatRoutes:
 
 def to_inference_request(request: ChatRequest) -> InferenceRequest:
     """Makes the inference request of a chat request."""
+    sent = request.sent
     return InferenceRequest(
         model=request.model,
         prompts=[Conversation(request.conversation(), template_arguments=request.template_arguments())],
@@ -278,7 +290,7 @@ def to_inference_request(request: ChatRequest) -> InferenceRequest:
         prompt_param="messages",
         whole=not request.streams,
         needs=requested_features(request),
-        tools=partial(to_tool_rules, request),
+        tools=None if TOOL_FIELDS.isdisjoint(sent) else partial(to_tool_rules, request),
         to_openai=partial(request_fields, request),
-        constraint=partial(to_constraint, request),
+        constraint=None if CONSTRAINT_FIELDS.isdisjoint(sent) else partial(to_constraint, request),
     )

@@ -27,7 +27,7 @@ from maitred.wire.openai.responses import (
     to_finish_reason,
     to_stop_reason,
 )
-from maitred.wire.openai.sampling import to_constraint, to_sampling_params, unset_fields
+from maitred.wire.openai.sampling import CONSTRAINT_FIELDS, to_constraint, to_sampling_params, unset_fields
 from maitred.wire.openai.written import request_fields
 from maitred.wire.sse import EventTemplates, encode_event
 
@@ -169,7 +169,7 @@ def _to_inference_request(request: CompletionRequest) -> InferenceRequest:
         whole=not request.streams,
         needs=requested_features(request),
         to_openai=partial(request_fields, request),
-        constraint=partial(to_constraint, request),
+        constraint=None if CONSTRAINT_FIELDS.isdisjoint(request.sent) else partial(to_constraint, request),
     )
 
 

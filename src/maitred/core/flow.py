@@ -79,15 +79,6 @@ class QueuePosition(msgspec.Struct, frozen=True):
     ttft_s: float
     """From now until its first token."""
 
-    @property
-    def facts(self) -> dict[str, float]:
-        """Facts of the position, for timelines."""
-        return {
-            "position": self.position,
-            "predicted_wait_s": round(self.wait_s, 6),
-            "predicted_ttft_s": round(self.ttft_s, 6),
-        }
-
 
 class ServiceWeights(msgspec.Struct, frozen=True, array_like=True):
     """Weights of service per prompt, cached and output token.

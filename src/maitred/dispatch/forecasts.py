@@ -1,6 +1,7 @@
 """Forecasts for requests that wait or might join, shared until something changes."""
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from msgspec import Struct
@@ -13,7 +14,6 @@ from maitred.dispatch.policy.prediction import AT_ONCE, PredictedWait
 from maitred.dispatch.policy.simulation import (
     MOST_AHEAD,
     MOST_TENANTS,
-    ArrivalRates,
     PredictedTurn,
     SimulatedTenant,
     simulate_dispatch,
@@ -25,8 +25,42 @@ from maitred.fairness.entry import WorkAhead
 from maitred.fairness.vtc import PATIENCE_S
 
 _NOBODY = WorkAhead(0, 0.0)
+_MEMORY_S = 10.0
+"""Arrivals of so long ago count for 37 % in the rates."""
 _SAME_S = 0.005
 """Who joins so soon after it was asked what would become of it is told the same, if nothing has changed."""
+
+
+class ArrivalRates:
+    """How often each tenant sends something that may wait; a mean that forgets."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[float, float, Flow]] = {}
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __iter__(self) -> Iterator[tuple[str, Flow]]:
+        """Iterates over the tenants and their last flows, the latest one last."""
+        return ((tenant, flow) for tenant, (_, _, flow) in self._of.items())
+
+    def observe(self, flow: Flow, now_s: float) -> None:
+        """Counts one arrival of a tenant."""
+        tenant, count = flow.path[0].id, 1.0
+        known = self._of.pop(tenant, None)
+        if known is not None:
+            count += known[0] * math.exp((known[1] - now_s) / _MEMORY_S)
+        elif len(self._of) >= 2 * MOST_TENANTS:
+            del self._of[next(iter(self._of))]
+        self._of[tenant] = (count, now_s, flow)
+
+    def per_s(self, tenant: str, now_s: float) -> float:
+        """Returns a tenant's arrival rate now."""
+        known = self._of.get(tenant)
+        if known is None:
+            return 0.0
+        count, seen_s, _ = known
+        return count * math.exp(-(now_s - seen_s) / _MEMORY_S) / _MEMORY_S
 
 
 class Forecast(Struct, frozen=True):

@@ -170,7 +170,9 @@ class EventTemplate:
 
     def __init__(self, encode_event: Callable[[str], bytes]) -> None:
         first, second = encode_event("a"), encode_event("b")
-        offset = next(position for position, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
+        offset = 0
+        while first[offset] == second[offset]:
+            offset += 1
         self._before, self._after = first[: offset - 1], first[offset + 2 :]  # the text's quotes are cut off
 
     def encode(self, text: str) -> bytes:

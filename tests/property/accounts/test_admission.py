@@ -86,7 +86,7 @@ class SlowDesk(Desk):
         work = self.work(
             plan.prompt_tokens, plan.max_tokens, principal=plan.principal, model=plan.model, choices=plan.choices
         )
-        async with self.admission.admit(work) as grant:
+        async with await self.admission.admit(work) as grant:
             admitted.append(grant.lease)
             assert plan.max_tokens is None or grant.max_tokens <= plan.max_tokens
             assert grant.max_tokens >= 1

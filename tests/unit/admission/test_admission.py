@@ -71,7 +71,7 @@ async def test_without_limits_only_the_ledger_hears_of_a_request():
 async def test_what_was_granted_by_a_process_that_is_dead_is_held_again_whatever_there_is_room_for():
     desk = Desk(limit("tenant:acme", "usd_per_day", 200_000))
     desk.counters.settles_immediately = True
-    async with desk.admission.resume(desk.work(10, 100), "use-1", 100) as grant:
+    async with await desk.admission.resume(desk.work(10, 100), "use-1", 100) as grant:
         assert (grant.lease, grant.max_tokens) == ("use-1", 100)
         assert await reading(desk) == (0, 210_000)  # more than there is
         with pytest.raises(RateLimited):
@@ -482,7 +482,7 @@ async def test_a_cancellation_amid_the_reservation_leaves_no_phantom():
         await asyncio.Event().wait()
 
     desk = Desk(limit("tenant:acme", "usd_per_day", NANO), spent=spent)
-    task = asyncio.create_task(desk.admission.grant(desk.work()))
+    task = asyncio.create_task(desk.admission.admit(desk.work()))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

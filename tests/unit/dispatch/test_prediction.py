@@ -7,10 +7,11 @@ from msgspec.structs import replace
 
 from maitred.core.flow import Flow, FlowLevel, ServiceWeights
 from maitred.core.replica import LoadReport, StepTimes
+from maitred.dispatch.forecasts import ArrivalRates
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.prediction import QueueAhead, UnreportedPrompts, predict_prefill_s, predict_wait
 from maitred.dispatch.policy.rate import ServiceRate, TypicalRequest, computed_rate, step_parts
-from maitred.dispatch.policy.simulation import ArrivalRates, PredictedTurn, SimulatedTenant, simulate_dispatch
+from maitred.dispatch.policy.simulation import PredictedTurn, SimulatedTenant, simulate_dispatch
 from maitred.dispatch.policy.turnover import steps_until_place
 
 ONE = Cost(1, 5)

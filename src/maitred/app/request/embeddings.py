@@ -120,7 +120,7 @@ class Embedder:
         async with AsyncExitStack() as running:
             with context.timeline.span(SpanName.ADMISSION, self._clock.monotonic_s) as span:
                 admission_request = _admission_request(principal, context, request, job.texts)
-                grant = await running.enter_async_context(self._admission.admit(admission_request))
+                grant = running.push_async_exit(await self._admission.admit(admission_request))
                 span.facts["lease"] = grant.lease
             await self._run(job, grant)
             await grant.settle(context.usage, Outcome.FINISHED)

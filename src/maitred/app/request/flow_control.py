@@ -204,7 +204,7 @@ class LocalFlowController:
         now_s = self._clock.monotonic_s
         began_s = now_s()
         try:
-            grant = await stack.enter_async_context(self._admission.admit(admission_request))
+            grant = stack.push_async_exit(await self._admission.admit(admission_request))
         except BaseException as failure:
             timeline.fail(SpanName.ADMISSION, began_s, now_s(), {}, failure)
             raise
@@ -237,8 +237,8 @@ class LocalFlowController:
         Returns:
             What it holds. It has no seat where nobody knows its replica any more.
         """
-        grant = await stack.enter_async_context(
-            self._admission.resume(admission_request, lease, dispatch_request.max_tokens)
+        grant = stack.push_async_exit(
+            await self._admission.resume(admission_request, lease, dispatch_request.max_tokens)
         )
         dispatcher = self._dispatchers[pool]
         entry = dispatcher.resume(dispatch_request, replica) if replica else dispatcher.enqueue(dispatch_request)

@@ -360,7 +360,9 @@ def _plan_facts(plan: RequestPlan, context: RequestContext) -> dict[str, Any]:
     """Returns the facts that a plan was decided by, for the timeline."""
     facts: dict[str, Any] = {"model": plan.target.name, "prompt_tokens": plan.tokenized.prompt_tokens}
     if plan.position is not None:
-        facts |= plan.position.facts
+        facts["position"] = plan.position.position
+        facts["predicted_wait_s"] = round(plan.position.wait_s, 6)
+        facts["predicted_ttft_s"] = round(plan.position.ttft_s, 6)
     facts["degraded"] = [*context.degraded]
     return facts
 

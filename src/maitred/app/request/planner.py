@@ -36,9 +36,13 @@ from maitred.core.usage import to_usd
 from maitred.dispatch.request import DispatchRequest
 from maitred.routing.catalog import TextModel
 from maitred.routing.pools.route_table import RouteTarget
+from maitred.text.generation_defaults import GenerationDefaults
 
 AnyTokenized = TokenizedRequest | UpstreamRequestPlan
 """For a replica that takes tokens, or for one that takes text."""
+
+
+_NO_DEFAULTS = GenerationDefaults()
 
 
 class RequestPlan(Struct, frozen=True):
@@ -135,7 +139,8 @@ class RequestPlanner:
         check_generates(card, model.name)
         rules = rules_for(model, request)
         request = with_tools(with_scores(request), rules)
-        request = replace(request, sampling=model.defaults.settle(request.sampling, request.unset_fields))
+        if model.defaults != _NO_DEFAULTS:
+            request = replace(request, sampling=model.defaults.settle(request.sampling, request.unset_fields))
         check_needs(request)
         check_sampling(card, request, self._max_choices)
         check_size(card, model.tokenizer, request)

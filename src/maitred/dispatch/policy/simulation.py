@@ -7,13 +7,10 @@ counter at that moment, until it is the request's turn. Classes and the levels b
 several classes wait, the line's own estimate is used instead.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
-
-from maitred.core.flow import Flow
 
 MOST_TENANTS = 16
 """In larger crowds one tenant's counter matters less, and playing it through costs more."""
@@ -21,7 +18,6 @@ MOST_AHEAD = 48
 """Beyond this a request is so far away that what is ahead of it averages out."""
 _FOLLOWED = 64
 """Places that are given out at most; what takes longer, takes longer in proportion."""
-_MEMORY_S = 10.0
 
 
 @dataclass(slots=True)
@@ -211,35 +207,3 @@ class _Simulation:
     def _level(self, newcomer: int) -> float:
         """Where one is lifted to that begins to wait."""
         return min(counter for k, counter in enumerate(self._counters) if self._waiting[k] >= 1.0 and k != newcomer)
-
-
-class ArrivalRates:
-    """How often each tenant sends something that may wait; a mean that forgets."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, tuple[float, float, Flow]] = {}
-
-    def __len__(self) -> int:
-        return len(self._of)
-
-    def __iter__(self) -> Iterator[tuple[str, Flow]]:
-        """Iterates over the tenants and their last flows, the latest one last."""
-        return ((tenant, flow) for tenant, (_, _, flow) in self._of.items())
-
-    def observe(self, flow: Flow, now_s: float) -> None:
-        """Counts one arrival of a tenant."""
-        tenant, count = flow.path[0].id, 1.0
-        known = self._of.pop(tenant, None)
-        if known is not None:
-            count += known[0] * math.exp((known[1] - now_s) / _MEMORY_S)
-        elif len(self._of) >= 2 * MOST_TENANTS:
-            del self._of[next(iter(self._of))]
-        self._of[tenant] = (count, now_s, flow)
-
-    def per_s(self, tenant: str, now_s: float) -> float:
-        """Returns a tenant's arrival rate now."""
-        known = self._of.get(tenant)
-        if known is None:
-            return 0.0
-        count, seen_s, _ = known
-        return count * math.exp(-(now_s - seen_s) / _MEMORY_S) / _MEMORY_S
