@@ -131,7 +131,9 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
     @property
     def begun(self) -> dict[int, list[int]]:
         """The choices that run, each with the output that it has already."""
-        return {index: [] for index in range(self.sampling.n)} if self.resumes is None else self.resumes
+        if self.resumes is not None:
+            return self.resumes
+        return {0: []} if self.sampling.n == 1 else {index: [] for index in range(self.sampling.n)}
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

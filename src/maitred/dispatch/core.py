@@ -158,10 +158,14 @@ class DispatchCore:
         return ready
 
     def new_entry(self, dispatch_request: DispatchRequest) -> QueuedRequest:
-        """A ticket that has not joined."""
-        told = self.forecast_cache.last
-        if told is not None and told.queued.request is dispatch_request and told.queued.state is QueueState.NEW:
-            return told.queued  # it was made to ask what would become of it
+        """Returns the entry of a request, which has not joined."""
+        last = self.forecast_cache.last
+        if last is not None and last.queued.request is dispatch_request and last.queued.state is QueueState.NEW:
+            return last.queued  # it was made to predict its wait
+        config, first_token_by_s = self._config, dispatch_request.deadline_s
+        if first_token_by_s is None and (config.ttft_s or config.tenant_ttft_s):
+            ttft_s = config.first_token_within_s(dispatch_request.flow)
+            first_token_by_s = None if ttft_s is None else dispatch_request.arrived_s + ttft_s
         queue = self._queues[self.allocator.quotas.quota_for(dispatch_request.flow.path)]
         expected, mean = self.predictor.outputs.lengths(dispatch_request.principal_org, dispatch_request.max_tokens)
         service = (
@@ -173,7 +177,7 @@ class DispatchCore:
             self._costs(dispatch_request, expected),
             expected,
             service,
-            self._due_s(dispatch_request),
+            first_token_by_s,
         )
 
     def _costs(self, dispatch_request: DispatchRequest, expected_tokens: int) -> list[Cost]:
@@ -185,14 +189,6 @@ class DispatchCore:
             ]
         choices = max(1, dispatch_request.choices // max(1, len(prompts)))
         return [request_cost(len(prompt), choices, expected_tokens, block_tokens) for prompt in prompts]
-
-    def _due_s(self, dispatch_request: DispatchRequest) -> float | None:
-        """When its first token must be there."""
-        config = self._config
-        if dispatch_request.deadline_s is not None or not (config.ttft_s or config.tenant_ttft_s):
-            return dispatch_request.deadline_s
-        ttft_s = config.first_token_within_s(dispatch_request.flow)
-        return None if ttft_s is None else dispatch_request.arrived_s + ttft_s
 
     # --- what happens ---
 

@@ -1,7 +1,7 @@
 """Where requests wait for a replica: the part with an event loop, around `DispatchCore`, which decides.
 
 Whatever changes (a request joins or leaves, a report comes, a replica is lost or ready) asks for a turn. All that asks
-within one turn of the event loop gets one turn of the floor, so a report that frees ten places costs one pass.
+within one turn of the event loop gets one pass of the core, so a report that frees ten places costs one pass.
 """
 
 import asyncio
@@ -57,7 +57,8 @@ class HedgeAllocation:
 
     def settle(self, *, won: bool) -> None:
         """Gives up one of the two replicas: the first if the second has won, otherwise the second."""
-        self._dispatcher.settle_hedge(self._queued, self._allocation, won=won)
+        self._dispatcher.core.settle_hedge(self._queued, self._allocation, won=won)
+        self._dispatcher.schedule_dispatch()
 
 
 class DispatchEntry:
@@ -72,12 +73,12 @@ class DispatchEntry:
     __slots__ = ("_dispatcher", "_waiter", "overflow_answer", "overflowed", "queued", "runs_at", "wait_span")
 
     wait_span: WaitSpan
-    """What is told of its waiting; since it has joined the line."""
+    """What its timeline is told of its waiting; set when it has joined the queue."""
 
     def __init__(self, dispatcher: "Dispatcher", queued: QueuedRequest, runs_at: str = "") -> None:
         self._dispatcher = dispatcher
         self.runs_at = runs_at
-        """The replica that it ran at before it had a seat here; empty: at none."""
+        """Replica that it ran at before it had an entry here; empty: none."""
         self._waiter: asyncio.Future[None] | None = None
         self.overflow_answer: asyncio.Future[None] | None = None
         """Done when it has gone elsewhere, or will not; None: it was not asked."""
@@ -86,13 +87,36 @@ class DispatchEntry:
         self.queued = queued
 
     async def __aenter__(self) -> "DispatchEntry":
-        self._dispatcher.join(self)
+        """Joins the queue, or starts at once where nobody waits and a replica has credits."""
+        dispatcher, queued = self._dispatcher, self.queued
+        if queued.state is not QueueState.NEW:
+            raise RuntimeError("An entry is entered once.")
+        core, now_s = dispatcher.core, dispatcher.clock.monotonic_s()
+        if self.runs_at:
+            core.resume(queued, self.runs_at, now_s)
+        if self.runs_at or core.dispatch_now(queued, now_s):
+            record_immediate_dispatch(queued, now_s)
+            dispatcher.on_started(queued)
+            return self
+        ready = core.join(queued, now_s)
+        dispatcher.overflow_planner.on_join(queued)
+        dispatcher.add_waiting(self, now_s)
+        # Where there is room it need not wait until the event loop has done all else that is due.
+        dispatcher.dispatch(now_s, ready)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._dispatcher.leave(self, error)
+        """Frees all that the request holds."""
+        dispatcher, queued = self._dispatcher, self.queued
+        core, now_s = dispatcher.core, dispatcher.clock.monotonic_s()
+        if dispatcher.remove_waiting(queued) is not None:
+            reason = "moved" if self.overflowed else "cancelled" if error is None else error_code(error)
+            self.wait_span.on_leave(now_s, reason)
+        lost = error is not None and isinstance(error, ReplicaLost | ReplicaUnavailable)
+        core.leave(queued, now_s, finished=error is None, lost=lost, moved=self.overflowed)
+        dispatcher.on_left(now_s)
 
     async def wait_dispatched(self) -> AnyEndpoint:
         """Waits for its turn; the replica is chosen then, and its credits are taken. One task at a time.
@@ -102,14 +126,15 @@ class DispatchEntry:
         Raises:
             DeadlineExceeded: The deadline passed, or nothing can be ready by then any more.
             ReplicaUnavailable: None has been ready for longer than its class waits.
-            AskedToLeave: It should go elsewhere (of an errand that is `movable`, once at most). It can be asked again.
+            OverflowRequested: It should move to another model (a request that is `movable`, once at most). It can be
+                waited for again.
         """
         queued = self.queued
         while queued.state is QueueState.WAITING:
             if self.overflow_answer is not None and not self.overflow_answer.done():
                 raise OverflowRequested(self)
             if self._waiter is not None:
-                raise RuntimeError("Another task waits for this seat already.")
+                raise RuntimeError("Another task waits for this entry already.")
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -118,7 +143,7 @@ class DispatchEntry:
         if queued.failure is not None:
             raise queued.failure
         if queued.state is not QueueState.RELEASED or queued.allocation is None:
-            raise RuntimeError("The seat was asked for outside its context.")
+            raise RuntimeError("The entry was waited for outside its context.")
         return queued.allocation.endpoint_state.endpoint
 
     def wake(self) -> None:
@@ -133,7 +158,7 @@ class DispatchEntry:
 
     def decline_overflow(self) -> None:
         """Declines to move to another model; also when the request does not wait any more."""
-        self._dispatcher.on_overflow_declined(self.queued)
+        self._dispatcher.overflow_planner.on_leave(self.queued)
         self.resolve_overflow()
 
     def resolve_overflow(self) -> None:
@@ -153,16 +178,31 @@ class DispatchEntry:
 
         To be asked once, when the request is sent.
         """
-        return self._dispatcher.hedge_after_s(self.queued)
+        hedging, queued = self._dispatcher.hedging, self.queued
+        if not hedging.on or queued.requeues or not hedging.is_for(queued.request):
+            return None
+        if len(self._dispatcher.core.endpoint_states) == 1:
+            return None
+        hedging.on_dispatch()
+        return hedging.after_s
 
     def hedge(self) -> HedgeAllocation | None:
         """A second replica, from now until its `settle`; None: the budget has none, or none has room."""
-        return self._dispatcher.hedge(self.queued)
+        dispatcher, queued = self._dispatcher, self.queued
+        if not dispatcher.hedging.affordable:
+            return None
+        allocation = dispatcher.core.hedge(queued, dispatcher.clock.monotonic_s())
+        if allocation is None:
+            return None
+        dispatcher.hedging.spend()
+        return HedgeAllocation(dispatcher, queued, allocation)
 
     @property
     def has_other_replica(self) -> bool:
         """Whether another replica is ready that has not failed it."""
-        return self._dispatcher.has_other_replica(self)
+        dispatcher, queued = self._dispatcher, self.queued
+        now_s = dispatcher.clock.monotonic_s()
+        return queued.state is QueueState.RELEASED and dispatcher.core.has_other_replica(queued, now_s)
 
     def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
         """Gives up the granted replica, which has failed it, and waits for another one; `granted` says which.
@@ -177,7 +217,15 @@ class DispatchEntry:
         Returns:
             False if that has happened too often; nothing has changed then.
         """
-        return self._dispatcher.requeue(self, prompts=prompts, answer_by_s=answer_by_s, rest_s=rest_s)
+        dispatcher, queued = self._dispatcher, self.queued
+        if queued.state is not QueueState.RELEASED or queued.requeues >= dispatcher.recoveries:
+            return False
+        now_s = dispatcher.clock.monotonic_s()
+        draw = dispatcher.draw()
+        dispatcher.core.requeue(queued, now_s, prompts=prompts, answer_by_s=answer_by_s, draw=draw, rest_s=rest_s)
+        dispatcher.add_waiting(self, now_s)
+        dispatcher.schedule_dispatch()
+        return True
 
     @property
     def expected_tokens(self) -> int:
@@ -194,16 +242,16 @@ class DispatchEntry:
         return self._dispatcher.position(self.queued)
 
     def on_submitted(self) -> None:
-        """To be called after each submission to the granted replica, in the order of the errand's prompts.
+        """To be called after each submission to the granted replica, in the order of the request's prompts.
 
         From then on the replica's own reports can count it. Without it, it counts twice until its first token.
         """
         self._dispatcher.core.on_submitted(self.queued)
 
     def charge_tokens(self, *, prompt_tokens: int = 0, cached_tokens: int = 0, output_tokens: int = 0) -> None:
-        """Real tokens as they come.
+        """Charges real tokens as they come.
 
-        The whole prompt was charged when the seat was granted; what was found in the cache is given back here, and what
+        The whole prompt was charged at dispatch; what was found in the cache is given back here, and what
         was never computed on leaving.
 
         Args:
@@ -215,7 +263,13 @@ class DispatchEntry:
 
     def on_first_token(self) -> None:
         """The first token came: the prediction is compared with it."""
-        self._dispatcher.on_first_token(self.queued)
+        dispatcher, queued = self._dispatcher, self.queued
+        now_s, hedging = dispatcher.clock.monotonic_s(), dispatcher.hedging
+        if hedging.on and not queued.requeues and hedging.is_for(queued.request):
+            hedging.on_answered(now_s - queued.dispatched_s)
+        dispatcher.core.on_first_token(queued, now_s)
+        if dispatcher.notify_first_token is not None:
+            dispatcher.notify_first_token(now_s - queued.request.arrived_s)
 
 
 class Dispatcher:
@@ -229,12 +283,17 @@ class Dispatcher:
         placement: Which of several replicas takes a request; None: the one with the most room.
         draw: A number from 0 to 1, for the jitter in times to come back.
         wanted: Called when a request is refused that could not wait for a replica which comes when it is needed.
-        answered: Told of every first token how many seconds its request has been here.
+        answered: Called at each first token with the seconds since its request arrived.
 
     Attributes:
         model: Its name.
         core: The state; to be looked at only.
         admission: Checks requests before they join.
+        hedging: Decides which requests get a second replica, and when.
+        overflow_planner: Chooses who is asked to move to another model.
+        recoveries: How often a request may be put back after its replica failed.
+        clock, draw: The time, and a number from 0 to 1 for jitter.
+        notify_first_token: Called at each first token with the seconds since the request arrived; None: nobody is told.
     """
 
     def __init__(
@@ -247,16 +306,16 @@ class Dispatcher:
         placement: CacheAwareBalancer | None = None,
         draw: Callable[[], float] = random.random,
         wanted: Callable[[], None] = lambda: None,
-        answered: Callable[[float], None] = lambda _: None,
+        answered: Callable[[float], None] | None = None,
     ) -> None:
         self.model = model
         self.core = DispatchCore(endpoints, config, placement)
-        self._recoveries = config.recoveries
-        self._hedging = HedgePolicy(config.hedging, model)
-        self._draw = draw
+        self.recoveries = config.recoveries
+        self.hedging = HedgePolicy(config.hedging, model)
+        self.draw = draw
         self.admission = QueueAdmission(self.core, config, draw, wanted)
-        self._overflow_planner = OverflowPlanner(self.core, config, self.core.selector.cached_tokens)
-        self._clock = clock
+        self.overflow_planner = OverflowPlanner(self.core, config, self.core.selector.cached_tokens)
+        self.clock = clock
         self._entries: dict[QueuedRequest, DispatchEntry] = {}
         self._by_id: dict[str, list[QueuedRequest]] = {}
         self._has_waiting = asyncio.Event()
@@ -264,7 +323,7 @@ class Dispatcher:
         self._dispatch_scheduled = False
         self._lag_monitor = LoopLagMonitor(clock, self.core)
         self._on_dispatched: Callable[[], None] | None = None
-        self._notify_first_token = answered
+        self.notify_first_token = answered
         for endpoint in endpoints:
             endpoint.replica.on_change(self._on_replica_change)
 
@@ -272,11 +331,11 @@ class Dispatcher:
         self, endpoints: Sequence[AnyEndpoint], config: DispatchConfig, placement: CacheAwareBalancer | None
     ) -> None:
         """Applies new settings and replicas; every entry keeps its position. See `DispatchCore.reconfigure`."""
-        new = self.core.reconfigure(endpoints, config, placement, self._clock.monotonic_s())
-        self._recoveries = config.recoveries
-        self._hedging.reconfigure(config.hedging)
+        new = self.core.reconfigure(endpoints, config, placement, self.clock.monotonic_s())
+        self.recoveries = config.recoveries
+        self.hedging.reconfigure(config.hedging)
         self.admission.reconfigure(config)
-        self._overflow_planner.reconfigure(config)
+        self.overflow_planner.reconfigure(config)
         for endpoint in new:
             endpoint.replica.on_change(self._on_replica_change)
         self.dispatch_ready()
@@ -300,10 +359,10 @@ class Dispatcher:
         Returns:
             Whether anybody was, for this request or for others of its kind; then `check` may say something else now.
         """
-        self._request_overflow(self._overflow_planner.select_for(dispatch_request, self._clock.monotonic_s()))
+        self._request_overflow(self.overflow_planner.select_for(dispatch_request, self.clock.monotonic_s()))
         answers = [
             answer
-            for queued in self._overflow_planner.pending(dispatch_request)
+            for queued in self.overflow_planner.pending(dispatch_request)
             if (answer := self._entries[queued].overflow_answer)
         ]
         if answers:
@@ -312,7 +371,7 @@ class Dispatcher:
 
     def check_overflow(self) -> None:
         """Asks those to leave who would miss their objectives here, or whose leaving spares others that."""
-        self._request_overflow(self._overflow_planner.select_leaving(self._clock.monotonic_s()))
+        self._request_overflow(self.overflow_planner.select_leaving(self.clock.monotonic_s()))
 
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
         """Where a waiting request of this organisation stands; None if none of that id waits."""
@@ -327,13 +386,13 @@ class Dispatcher:
         """Where a request stands; None if it does not wait."""
         if queued.state is not QueueState.WAITING:
             return None
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         forecast = self.core.forecast_cache.forecast(queued, self.core.refresh(now_s), now_s)
         return self.core.forecast_cache.position(forecast, now_s)
 
     def snapshot(self) -> DispatchSnapshot:
         """Returns the state of the queue for metrics."""
-        return dispatch_snapshot(self.core, self._clock.monotonic_s())
+        return dispatch_snapshot(self.core, self.clock.monotonic_s())
 
     def tenant_activity(self) -> TenantActivity:
         """Returns requests by organisation for the console. It looks at all that run: once a second is enough."""
@@ -342,7 +401,7 @@ class Dispatcher:
     @property
     def serving(self) -> bool:
         """Whether a replica that is there, or comes when it is wanted, takes anything new."""
-        self.core.refresh(self._clock.monotonic_s())
+        self.core.refresh(self.clock.monotonic_s())
         return any(
             endpoint_state.outage is None or endpoint_state.comes_in_s is not None
             for endpoint_state in self.core.endpoint_states
@@ -363,111 +422,21 @@ class Dispatcher:
                 self.dispatch_ready()
                 self.check_overflow()
 
-    # --- what seats tell ---
-
-    def join(self, entry: DispatchEntry) -> None:
-        """Puts an entry into the queue, or dispatches it at once; for `DispatchEntry`."""
-        queued = entry.queued
-        if queued.state is not QueueState.NEW:
-            raise RuntimeError("A seat is entered once.")
-        now_s = self._clock.monotonic_s()
-        if entry.runs_at:
-            self.core.resume(queued, entry.runs_at, now_s)
-        if entry.runs_at or self.core.dispatch_now(queued, now_s):
-            record_immediate_dispatch(queued, now_s)
-            if queued.allocation is not None and queued.allocation.endpoint_state.learns_window:
-                self._lag_monitor.watch()
-            if self._on_dispatched is not None:
-                self._on_dispatched()
-            return
-        ready = self.core.join(queued, now_s)
-        self._overflow_planner.on_join(queued)
-        self._wait(entry, now_s)
-        # Where there is room it need not wait until the event loop has done all else that is due.
-        self._dispatch(now_s, ready)
-
-    def has_other_replica(self, entry: DispatchEntry) -> bool:
-        """Whether another replica is ready for an entry; for `DispatchEntry`."""
-        return entry.queued.state is QueueState.RELEASED and self.core.has_other_replica(
-            entry.queued, self._clock.monotonic_s()
-        )
-
-    def requeue(
-        self, entry: DispatchEntry, *, prompts: Sequence[int], answer_by_s: float | None, rest_s: float | None
-    ) -> bool:
-        """Puts an entry back whose replica has failed it; for `DispatchEntry`."""
-        queued = entry.queued
-        if queued.state is not QueueState.RELEASED or queued.requeues >= self._recoveries:
-            return False
-        now_s = self._clock.monotonic_s()
-        self.core.requeue(queued, now_s, prompts=prompts, answer_by_s=answer_by_s, draw=self._draw(), rest_s=rest_s)
-        self._wait(entry, now_s)
-        self._schedule_dispatch()
-        return True
-
-    def leave(self, entry: DispatchEntry, error: BaseException | None) -> None:
-        """Frees all that an entry holds; for `DispatchEntry`."""
-        queued, now_s = entry.queued, self._clock.monotonic_s()
-        if queued in self._entries:
-            self._forget(queued)
-            entry.wait_span.on_leave(
-                now_s, "moved" if entry.overflowed else "cancelled" if error is None else error_code(error)
-            )
-        lost = error is not None and isinstance(error, ReplicaLost | ReplicaUnavailable)
-        self.core.leave(queued, now_s, finished=error is None, lost=lost, moved=entry.overflowed)
-        if self._entries:
-            self._schedule_dispatch()
-        elif not self.core.slack or self._on_dispatched is not None:
-            self._dispatch(now_s)
-
-    def on_first_token(self, queued: QueuedRequest) -> None:
-        """Compares a first token with its prediction; for `DispatchEntry`."""
-        now_s = self._clock.monotonic_s()
-        if self._hedging.on and not queued.requeues and self._hedging.is_for(queued.request):
-            self._hedging.on_answered(now_s - queued.dispatched_s)
-        self.core.on_first_token(queued, now_s)
-        self._notify_first_token(now_s - queued.request.arrived_s)
-
-    def hedge_after_s(self, queued: QueuedRequest) -> float | None:
-        """Returns how late a replica may be before a second one is asked; for `DispatchEntry`."""
-        hedging = self._hedging
-        if (
-            not hedging.on
-            or queued.requeues
-            or len(self.core.endpoint_states) == 1
-            or not hedging.is_for(queued.request)
-        ):
-            return None
-        self._hedging.on_dispatch()
-        return self._hedging.after_s
-
-    def hedge(self, queued: QueuedRequest) -> HedgeAllocation | None:
-        """Allocates a second replica for an entry; for `DispatchEntry`."""
-        allocation = self.core.hedge(queued, self._clock.monotonic_s()) if self._hedging.affordable else None
-        if allocation is None:
-            return None
-        self._hedging.spend()
-        return HedgeAllocation(self, queued, allocation)
-
-    def settle_hedge(self, queued: QueuedRequest, second: Allocation, *, won: bool) -> None:
-        """Gives up one of an entry's two replicas; for `HedgeAllocation`."""
-        self.core.settle_hedge(queued, second, won=won)
-        self._schedule_dispatch()
-
     # --- turns ---
 
     def dispatch_ready(self) -> None:
         """Lets go whom there are credits for, and looks at all replicas, whether or not anybody waits."""
-        now_s = self._clock.monotonic_s()
-        self._dispatch(now_s, self.core.refresh(now_s))
+        now_s = self.clock.monotonic_s()
+        self.dispatch(now_s, self.core.refresh(now_s))
 
     def _run_scheduled(self) -> None:
         self._dispatch_scheduled = False
-        self._dispatch(self._clock.monotonic_s())
+        self.dispatch(self.clock.monotonic_s())
 
-    def _dispatch(self, now_s: float, ready: Sequence[EndpointState] | None = None) -> None:
+    def dispatch(self, now_s: float, ready: Sequence[EndpointState] | None = None) -> None:
+        """Wakes the entries that the core dispatches or fails now. `ready` is what `DispatchCore.refresh` returned."""
         for queued in self.core.dispatch_ready(now_s, ready):
-            entry = self._forget(queued)
+            entry = self.remove_waiting(queued)
             if entry is not None:
                 entry.wait_span.close(now_s)
                 entry.wake()
@@ -478,25 +447,36 @@ class Dispatcher:
 
     def _on_replica_change(self) -> None:
         """A replica has something new to say."""
-        self.core.refresh(self._clock.monotonic_s())  # when a step began tells when it will end
+        self.core.refresh(self.clock.monotonic_s())  # when a step began tells when it will end
         if self._entries:
-            self._schedule_dispatch()
+            self.schedule_dispatch()
 
-    def _schedule_dispatch(self) -> None:
+    def on_started(self, queued: QueuedRequest) -> None:
+        """An entry that did not wait has started at a replica."""
+        if queued.allocation is not None and queued.allocation.endpoint_state.learns_window:
+            self._lag_monitor.watch()
+        if self._on_dispatched is not None:
+            self._on_dispatched()
+
+    def on_left(self, now_s: float) -> None:
+        """An entry has left: others may have room now."""
+        if self._entries:
+            self.schedule_dispatch()
+        elif not self.core.slack or self._on_dispatched is not None:
+            self.dispatch(now_s)
+
+    def schedule_dispatch(self) -> None:
+        """Dispatches in this turn of the event loop, once for all that ask for it."""
         if not self._dispatch_scheduled:
             self._dispatch_scheduled = True
             asyncio.get_running_loop().call_soon(self._run_scheduled)
 
-    def on_overflow_declined(self, queued: QueuedRequest) -> None:
-        """Notes that an entry stays in this queue; for `DispatchEntry`."""
-        self._overflow_planner.on_leave(queued)
-
     def _request_overflow(self, entries: Sequence[QueuedRequest]) -> None:
         for queued in entries:
-            self._overflow_planner.on_requested(queued)
+            self.overflow_planner.on_requested(queued)
             self._entries[queued].request_overflow()
 
-    def _wait(self, entry: DispatchEntry, now_s: float) -> None:
+    def add_waiting(self, entry: DispatchEntry, now_s: float) -> None:
         """Registers an entry that waits from now on."""
         queued = entry.queued
         entry.wait_span = WaitSpan(queued, now_s)
@@ -504,11 +484,11 @@ class Dispatcher:
         self._has_waiting.set()
         self._by_id.setdefault(queued.request.id, []).append(queued)
 
-    def _forget(self, queued: QueuedRequest) -> DispatchEntry | None:
+    def remove_waiting(self, queued: QueuedRequest) -> DispatchEntry | None:
         """Removes an entry that waits no more, and returns it if it did wait."""
         entry = self._entries.pop(queued, None)
         if entry is not None:
-            self._overflow_planner.on_leave(queued)
+            self.overflow_planner.on_leave(queued)
             entry.resolve_overflow()
             same = self._by_id[queued.request.id]
             same.remove(queued)

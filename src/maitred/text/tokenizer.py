@@ -138,6 +138,8 @@ class Tokenizer:
         table = self._visible
         if marks:
             return b"".join([marks[token] if token in marks else table.get(token, b"") for token in ids])
+        if len(ids) == 1:  # as in most steps
+            return table.get(ids[0], b"")
         return b"".join([table.get(token, b"") for token in ids])
 
     def token_bytes(self, id: int) -> bytes:  # noqa: A002 - the word for it

@@ -10,7 +10,7 @@ from maitred.core.flow import PriorityClass
 from maitred.core.replica import StepTimes
 from maitred.dispatch.config import TenantPoolConfig
 from maitred.fairness.config import QueueOrderConfig
-from tests.support.dispatchers import Desk, errand
+from tests.support.dispatchers import Desk, errand, leave
 
 
 async def turn():
@@ -160,7 +160,7 @@ async def test_cancelled_in_the_moment_of_its_grant():
     await turn()
     second, third = Guest(desk, 5), Guest(desk, 6)
     await turn()
-    desk.dispatcher.leave(first[0].seat, None)
+    leave(first[0].seat)
     desk.dispatcher.dispatch_ready()
     assert desk.floor.running == 4, "the second was granted, and its task has not run yet"
     second.task.cancel()
@@ -176,7 +176,7 @@ async def test_leaving_twice_gives_back_once():
     desk = Desk()
     async with desk.seat() as seat:
         await seat.wait_dispatched()
-        desk.dispatcher.leave(seat, None)
+        leave(seat)
     desk.assert_empty()
 
 
@@ -296,7 +296,7 @@ async def test_who_comes_back_from_a_lost_replica_goes_first_and_elsewhere_and_i
         assert [seat.position() is None for seat in lost] == [False] * 4, "the other replica is full"
         stays = [seat for seat in seats[:8] if seat not in lost]
         for seat in stays[:2]:
-            desk.dispatcher.leave(seat, None)
+            leave(seat)
         desk.replicas[1].say(free_sequences=2, running=2)
         await turn()
         assert [seat.position() is None for seat in lost] == [True, True, False, False]
@@ -311,7 +311,7 @@ async def test_who_comes_back_from_a_lost_replica_goes_first_and_elsewhere_and_i
 
 async def test_a_replica_that_fails_though_it_is_ready_rests_while_the_other_serves():
     desk = Desk(replicas=2)
-    desk.dispatcher._draw = lambda: 1.0
+    desk.dispatcher.draw = lambda: 1.0
     async with desk.seat() as seat:
         first = (await seat.wait_dispatched()).name
         assert seat.requeue(prompts=[0])

@@ -28,7 +28,7 @@ def desk(replicas=2, **config):
     made = Desk(
         hedging=HedgingConfig(**{"models": ["m"], "share": 0.5, "most_tokens": 64, **config}), replicas=replicas
     )
-    hedging = made.dispatcher._hedging
+    hedging = made.dispatcher.hedging
     for _ in range(20):
         hedging.on_dispatch()
         hedging.on_answered(0.1)

@@ -27,7 +27,7 @@ class Held:
 def pressed_desk(held=None, **settings):
     """A replica with four places, all taken, whose answers come at a known rate: one request takes one second."""
     desk = Desk(**settings)
-    desk.dispatcher._overflow_planner._cached_tokens = held or Held()
+    desk.dispatcher.overflow_planner._cached_tokens = held or Held()
     desk.floor.predictor.per_s = lambda stations: 80.0  # prompt 16, and 2 * 32 of output
     desk.floor.predictor.is_sure = lambda stations: True
     desk.floor.predictor.steps_per_s = lambda *_: None
@@ -59,7 +59,7 @@ def asked(seats):
 
 def left_of(desk, errand_):
     now_s = desk.clock.monotonic_s()
-    return [ticket.request.id for ticket in desk.dispatcher._overflow_planner.select_for(errand_, now_s)]
+    return [ticket.request.id for ticket in desk.dispatcher.overflow_planner.select_for(errand_, now_s)]
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ async def test_of_those_that_wait_the_one_with_least_reuse_leaves(stack):
     await fill(desk, stack)
     await waiting(desk, stack, *(movable(number) for number in (1, 2, 3)))
     new = movable(4)
-    desk.dispatcher._overflow_planner._cached_tokens.shares["4"] = 0.95
+    desk.dispatcher.overflow_planner._cached_tokens.shares["4"] = 0.95
     with pytest.raises(DeadlineUnmeetable):
         desk.dispatcher.admission.check(new, desk.clock.monotonic_s())
     assert left_of(desk, new) == ["req-2"]
@@ -100,7 +100,7 @@ async def test_who_may_not_leave_is_never_asked(stack):
     await fill(desk, stack)
     await waiting(desk, stack, *(movable(number, may=False) for number in (1, 2, 3)))
     assert left_of(desk, movable(4, may=False)) == []
-    assert desk.dispatcher._overflow_planner.select_leaving(desk.clock.monotonic_s()) == []
+    assert desk.dispatcher.overflow_planner.select_leaving(desk.clock.monotonic_s()) == []
 
 
 async def test_other_tenants_and_other_classes_do_not_leave_for_it(stack):
@@ -140,7 +140,7 @@ async def test_pressure_lasts_until_predictions_have_been_low_for_a_while(stack)
     desk = pressed_desk()
     await fill(desk, stack)
     seats = await waiting(desk, stack, movable(1, within_s=10.0))
-    relief, ticket = desk.dispatcher._overflow_planner, seats["req-1"].queued
+    relief, ticket = desk.dispatcher.overflow_planner, seats["req-1"].queued
     shares = iter([1.2, 0.8, 0.6, 0.6, 0.8])
     relief._late_s = lambda *_: (lambda share: ((share - 1) * 10.0, 5.0, share))(next(shares))
 
@@ -188,7 +188,7 @@ async def test_nobody_is_asked_for_what_others_leave_for_already(stack):
     assert not any(task.done() for task in relieving)
     await seats["req-2"].__aexit__(None, None, None)
     assert await asyncio.gather(*relieving) == [True, True]
-    assert desk.dispatcher._overflow_planner._requested == {}
+    assert desk.dispatcher.overflow_planner._requested == {}
 
 
 async def test_who_is_granted_meanwhile_does_not_move(stack):

@@ -8,7 +8,7 @@ from maitred.core.errors import DeadlineUnmeetable
 from maitred.core.replica import StepTimes
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.pool_queue import QueueState
-from tests.support.dispatchers import Desk
+from tests.support.dispatchers import Desk, enter, leave
 
 IN_S = 3.0
 """In which the first token must come; twelve requests for four places take longer."""
@@ -24,7 +24,7 @@ class Crowd:
         self.seats = []
         for number in range(12):
             seat = self.desk.seat(number, deadline_s=self.desk.clock.now_s + 2.0)
-            self.desk.dispatcher.join(seat)
+            enter(seat)
             self.seats.append(seat)
         self.told = self.refused()
 
@@ -85,7 +85,7 @@ async def test_nobody_is_refused_for_what_was_told_to_others_alone(crowd):
 
 async def test_it_falls_when_somebody_gives_up_waiting(crowd):
     other = crowd.desk.seat(20, "other", deadline_s=crowd.desk.clock.now_s + 100)
-    crowd.desk.dispatcher.join(other)
+    enter(other)
     crowd.desk.clock.now_s += 0.11
     told = crowd.refused()
     crowd.slower()
@@ -95,7 +95,7 @@ async def test_it_falls_when_somebody_gives_up_waiting(crowd):
 
 
 async def test_it_falls_when_more_of_its_tenant_wait(crowd):
-    crowd.desk.dispatcher.join(crowd.desk.seat(13, deadline_s=crowd.desk.clock.now_s + 2.0))
+    enter(crowd.desk.seat(13, deadline_s=crowd.desk.clock.now_s + 2.0))
     assert crowd.refused().position == crowd.told.position + 1
 
 
@@ -126,7 +126,7 @@ async def test_it_falls_when_nobody_waits_any_more(crowd):
     while crowd.seats:
         for seat in [seat for seat in crowd.seats if seat.queued.state is QueueState.RELEASED]:
             crowd.seats.remove(seat)
-            crowd.desk.dispatcher.leave(seat, None)
+            leave(seat)
         crowd.desk.replica.say()
         await asyncio.sleep(0)
     crowd.desk.assert_empty()

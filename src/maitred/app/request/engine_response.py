@@ -142,7 +142,10 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
             if choice.finish is None:
                 self._process(prompt, choice, delta, now_s)
         self._record_time(touched.values(), now_s)
-        return [part for index, choice in touched.items() for part in choice.deltas(index)]
+        parts: list[TextDelta] = []
+        for index, choice in touched.items():
+            parts += choice.deltas(index)
+        return parts
 
     async def _next_tokens(self) -> tuple[int, list[TokenDelta]]:
         """Returns the next tokens; a replica that fails is followed by another, as often as is allowed.
@@ -171,7 +174,10 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
                         context.waited_ms = dict(self._entry.waited_ms)
                     attempt = await self._open_attempt(endpoint)
                 prompt, deltas = await anext(attempt)
-                if FinishReason.CANCELLED not in [delta.finish for delta in deltas]:
+                for delta in deltas:
+                    if delta.finish is FinishReason.CANCELLED:
+                        break
+                else:
                     return prompt, deltas
                 failure: ReplicaLost | ReplicaUnavailable = ReplicaLost(_GIVEN_UP)
             except StopAsyncIteration:
@@ -236,10 +242,10 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
                 self._attempt.streams[prompt].cancel(delta.index)
 
     def _record_time(self, choices: Collection[OutputProcessor], now_s: float) -> None:
-        if self._context.first_token_s is None and any(choice.tokens for choice in choices):
-            self._context.first_token_s = now_s
-            self._entry.on_first_token()
         for choice in choices:
+            if choice.tokens and self._context.first_token_s is None:
+                self._context.first_token_s = now_s
+                self._entry.on_first_token()
             if choice.last_token_s is not None:
                 self._context.gaps_s.append(now_s - choice.last_token_s)
             choice.last_token_s = now_s

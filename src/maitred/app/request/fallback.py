@@ -117,7 +117,7 @@ class FallbackStream(PushStream):
     async def _start(self, target: RouteTarget) -> Self:
         """Starts the response at a model, or at one of those after it."""
         while True:
-            self._context.arm = self._route_plan.arm_for(target)
+            self._context.arm = None if self._route_plan.arm is None else self._route_plan.arm_for(target)
             try:
                 async with ResourceStack() as stack:
                     response = await self._respond(target, self._request, self._principal, self._context, stack)

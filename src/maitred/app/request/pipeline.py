@@ -10,6 +10,7 @@ which API the request came through.
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -53,10 +54,8 @@ from maitred.routing.escalation.schemas import SchemaChecker
 from maitred.routing.pools.route_table import RoutePlan, RouteTarget
 from maitred.text.tokenizer import Tokenizer
 
-
-def draw_seed() -> int:
-    """A seed that nobody can guess, for requests that name none."""
-    return secrets.randbits(63)
+_draw_seed = partial(secrets.randbits, 63)
+"""Draws a seed that nobody can guess, for requests that name none."""
 
 
 class Pipeline:
@@ -83,7 +82,7 @@ class Pipeline:
         ladders: Mapping[str, DegradationLadder] | None = None,
         clock: Clock | None = None,
         *,
-        draw_seed: Callable[[], int] = draw_seed,
+        draw_seed: Callable[[], int] = _draw_seed,
         max_choices: int = 128,
         least_itl_s: float = 0.0,
         retries: RetryPolicy | None = None,

@@ -56,7 +56,7 @@ class EngineStream:
         self.wire_id = wire_id
         begun = request.begun
         self._running_choices = set(begun)
-        self._tokens_left = sum(request.sampling.max_tokens - len(output) for output in begun.values())
+        self._tokens_left = request.sampling.max_tokens * len(begun) - sum(map(len, begun.values()))
         self._cancelled_choices: set[int] = set()
         self._pending: list[TokenDelta] = []
         self._failure: Exception | None = None
