@@ -85,11 +85,7 @@ class ChatFormatter:
         """One event for new text, and one of its own for the end of a choice."""
         events, from_template, in_full = b"", self._templates.encode, self._text
         for part in parts:
-            if part.plain:
-                events += from_template(part.index, part.text, in_full)
-            else:
-                for choice in self._chunks_of(part):
-                    events += self._event(choice, part)
+            events += from_template(part.index, part.text, in_full) if part.plain else self._encode_part(part)
         return events
 
     def end(self, usage: Usage) -> bytes:
@@ -133,6 +129,13 @@ class ChatFormatter:
         form = _TEXT_BEFORE_USAGE if self._include_usage else _TEXT
         said = encode_text(self._id), self._created, encode_text(self._model), index, encode_text(text)
         return form.fill(said)
+
+    def _encode_part(self, part: TextDelta) -> bytes:
+        """Encodes a delta of any kind, without a template."""
+        events = b""
+        for choice in self._chunks_of(part):
+            events += self._event(choice, part)
+        return events
 
     def _chunks_of(self, part: TextDelta) -> Iterable[ChatChunkChoice]:
         extra = self._shown(part.extra or {})

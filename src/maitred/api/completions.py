@@ -104,7 +104,9 @@ class CompletionFormatter:
         event, full = self._templates.encode, self._text
         if len(parts) == 1 and (part := parts[0]).plain:
             return event(part.index, part.text, full)
-        return b"".join([event(part.index, part.text, full) if part.plain else self._written(part) for part in parts])
+        return b"".join(
+            [event(part.index, part.text, full) if part.plain else self._encode_part(part) for part in parts]
+        )
 
     def end(self, usage: Usage) -> bytes:
         """The usage, if asked for, in a chunk without choices."""
@@ -125,9 +127,9 @@ class CompletionFormatter:
         return encode(self._completion(entries, UsageBody.of(usage)))
 
     def _text(self, index: int, text: str) -> bytes:
-        return self._written(TextDelta(index, text))
+        return self._encode_part(TextDelta(index, text))
 
-    def _written(self, part: TextDelta) -> bytes:
+    def _encode_part(self, part: TextDelta) -> bytes:
         usage = None if self._include_usage else UNSET
         return encode_event(encode(self._completion([self._chunk(part)], usage, part)))
 

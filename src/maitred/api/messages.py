@@ -157,7 +157,7 @@ class MessagesFormatter:
 
     def events(self, parts: Sequence[TextDelta]) -> bytes:
         """One event for new text, one for each new piece of a call, and those that begin and end blocks."""
-        return b"".join([self._plain(part.text) if part.plain else self._written(part) for part in parts])
+        return b"".join([self._plain(part.text) if part.plain else self._encode_part(part) for part in parts])
 
     def end(self, usage: Usage) -> bytes:
         """Why it ended, and what was used."""
@@ -185,7 +185,7 @@ class MessagesFormatter:
             self._template = EventTemplate(lambda said: encode_stream_event(self._text(said)))
         return begins + self._template.encode(text)
 
-    def _written(self, part: TextDelta) -> bytes:
+    def _encode_part(self, part: TextDelta) -> bytes:
         return self._encoded(self._events(part))
 
     def _encoded(self, events: Iterable[StreamEvent]) -> bytes:

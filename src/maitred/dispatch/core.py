@@ -442,7 +442,8 @@ class DispatchCore:
         queued.output_tokens += output_tokens
         weights = self.weights
         if service := weights.output * output_tokens - (weights.prompt - weights.cached) * cached_tokens:
-            self._charge(queued, service)
+            queued.queue.fair_queue.charge(queued.flow, service)
+            self.predictor.served += service
         if prompt_tokens:
             self.predictor.on_prompt(prompt_tokens, cached_tokens)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from maitred.core.backoff import BackoffCeiling
 from maitred.core.errors import ModelLoading, ReplicaUnavailable
-from maitred.core.replica import LoadReport
+from maitred.core.replica import AdminStatus, LoadReport
 from maitred.dispatch.policy.credits import NOTHING, Cost, CreditHold, Credits
 from maitred.dispatch.policy.window import ConcurrencyWindow
 from maitred.dispatch.request import AnyEndpoint
@@ -58,7 +58,7 @@ class EndpointState:
         self.outage = None
         rests_s = self._suspended_until_s - now_s
         self.ready, self.retry_after_s = rests_s <= 0.0, rests_s if rests_s > 0.0 else 0.0
-        if not self.endpoint.admin_state.serving:
+        if self.endpoint.admin_state.state is not AdminStatus.SERVING:
             self.outage = ReplicaUnavailable(_OFF_DUTY, retry_after_s=_OFF_DUTY_RETRY_S)
             self.ready, self.retry_after_s = False, _OFF_DUTY_RETRY_S
         load = replica.load()

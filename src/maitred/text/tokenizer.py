@@ -251,25 +251,24 @@ class Detokenizer:
         tail = self._visible_bytes(prompt_tail[-_TAIL_TOKENS:])
         self._unfinished = b""
         """Bytes of a character that is not complete yet."""
-        self._decoded(tail)
+        self._strip = False
+        self._decode(tail)
         self._strip = tokenizer.strips_leading_space and not tail
 
     def push(self, tokens: Sequence[int]) -> str:
         """Returns the characters that these tokens complete."""
-        return self._shown(self._decoded(self._visible_bytes(tokens, self._marks)))
+        return self._decode(self._visible_bytes(tokens, self._marks))
 
     def flush(self) -> str:
         """Returns the text that was held back at the end: U+FFFD for a character that was never completed."""
-        return self._shown(self._decoded(b"", final=True))
+        return self._decode(b"", final=True)
 
-    def _decoded(self, data: bytes, *, final: bool = False) -> str:
+    def _decode(self, data: bytes, *, final: bool = False) -> str:
+        """Decodes the characters that these bytes complete, without a leading space that is none of the text's."""
         if self._unfinished:
             data = self._unfinished + data
         text, used = codecs.utf_8_decode(data, "replace", final)
         self._unfinished = data[used:]
-        return text
-
-    def _shown(self, text: str) -> str:
         if self._strip and text:
             self._strip = False
             return text.removeprefix(" ")

@@ -41,7 +41,7 @@ def test_chat_and_completions(model, parts, usage, choices, data):
     )
     text = CompletionFormatter(decode_completion(msgspec.json.encode({**asked, "prompt": "hi"}), strict=True), "cmpl-1")
     for shape in (chat, text):
-        assert shape.events(parts) == b"".join(map(shape._written, parts))
+        assert shape.events(parts) == b"".join(map(shape._encode_part, parts))
 
 
 @given(
@@ -68,7 +68,7 @@ def test_whole_chats(model, texts, finish, extras, scores, counts, estimated, th
 def test_messages(model, parts):
     quick, plain = (MessagesFormatter(model, "msg_1", RequestContext("req-1", 0.0), thoughts=True) for _ in range(2))
     end = [TextDelta(0, "", FinishReason.STOP)]
-    assert quick.events([*parts, *end]) == b"".join(map(plain._written, [*parts, *end]))
+    assert quick.events([*parts, *end]) == b"".join(map(plain._encode_part, [*parts, *end]))
 
 
 @given(model=words, text=texts)

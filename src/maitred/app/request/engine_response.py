@@ -5,7 +5,7 @@ reads sees nothing of it but the time that it takes.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Self
@@ -141,9 +141,14 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
             choice = touched[index] = self._outputs[index]
             if choice.finish is None:
                 self._process(prompt, choice, delta, now_s)
-        self._record_time(touched.values(), now_s)
         parts: list[TextDelta] = []
         for index, choice in touched.items():
+            if choice.tokens and self._context.first_token_s is None:
+                self._context.first_token_s = now_s
+                self._entry.on_first_token()
+            if choice.last_token_s is not None:
+                self._context.gaps_s.append(now_s - choice.last_token_s)
+            choice.last_token_s = now_s
             parts += choice.deltas(index)
         return parts
 
@@ -240,15 +245,6 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
             if delta.finish is None and self._attempt is not None:
                 # A stop string came up, of which the replica knows nothing.
                 self._attempt.streams[prompt].cancel(delta.index)
-
-    def _record_time(self, choices: Collection[OutputProcessor], now_s: float) -> None:
-        for choice in choices:
-            if choice.tokens and self._context.first_token_s is None:
-                self._context.first_token_s = now_s
-                self._entry.on_first_token()
-            if choice.last_token_s is not None:
-                self._context.gaps_s.append(now_s - choice.last_token_s)
-            choice.last_token_s = now_s
 
 
 @asynccontextmanager

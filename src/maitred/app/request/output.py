@@ -90,7 +90,7 @@ class OutputProcessor:
                     self._scores.append(self._score(tokens[position], delta.logprobs[position]))
                 stopped = self._show(self._detokenizer.push(tokens[position : position + 1]))
                 if self._reader is not None:
-                    self._reader.push(self._add_text())
+                    self._reader.push(self._take_text())
                     self.thought_tokens += thinking or self._reader.thinking
                 if stopped:
                     self.finish = FinishReason.STOP
@@ -103,7 +103,8 @@ class OutputProcessor:
     def deltas(self, index: int) -> list[TextDelta]:
         """Returns what there is to show since the last call; empty if all of it is held back."""
         if self._reader is None and self._scores is None and self.finish is None:
-            return [TextDelta(index, text)] if (text := self._add_text()) else []
+            text = self._text.pop() if len(self._text) == 1 else self._take_text()
+            return [TextDelta(index, text)] if text else []
         passages = self._segments()
         scores = self._scores
         if not passages and not scores and self.finish is None:
@@ -123,13 +124,14 @@ class OutputProcessor:
         stopped = self._window is not None and self._window.stop is not None
         return FinishReason.TOOL_CALLS if calls and not stopped else self.finish
 
-    def _add_text(self) -> str:
+    def _take_text(self) -> str:
+        """Removes and returns the text that was not shown yet."""
         text = "".join(self._text)
         self._text.clear()
         return text
 
     def _segments(self) -> list[AnswerSegment]:
-        text = self._add_text()
+        text = self._take_text()
         if self._reader is None:
             return [AnswerSegment(text=text)] if text else []
         self._reader.push(text)

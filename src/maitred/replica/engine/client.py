@@ -98,7 +98,10 @@ class EngineClient:
 
     def card(self) -> ModelCard:
         """Returns the card of the model that the engine runs. Implements `core.replica.Replica`."""
-        return self._live_connection().hello.result().card
+        connection = self._connection
+        if connection is None or not connection.is_alive:
+            raise ReplicaUnavailable(retry_after_s=self._retry_after_s())
+        return connection.hello.result().card
 
     def load(self) -> LoadReport:
         """Returns the last load report; it is from the engine's previous life while the engine is down."""

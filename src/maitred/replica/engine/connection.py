@@ -118,6 +118,8 @@ class EngineConnection(asyncio.Protocol):
         hello: Done when the engine has introduced itself, or failed with the reason why it did not.
         ended: Done, with the reason, when the connection is over.
         load: The engine's last report.
+        unreported: Submitted requests that `load` cannot know of: they may have been on their way when it was made.
+        is_alive: Whether the engine has sent its hello and the connection has not ended.
     """
 
     def __init__(
@@ -132,6 +134,8 @@ class EngineConnection(asyncio.Protocol):
         self.hello: asyncio.Future[EngineHello] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
         self.load = LoadReport()
+        self.unreported = 0
+        self.is_alive = False
         self._transport: asyncio.Transport | None = None
         self._reader: FrameReader[ToGateway] = FrameReader(ToGateway)
         self._streams: dict[str, EngineStream] = {}
@@ -147,16 +151,6 @@ class EngineConnection(asyncio.Protocol):
         self._heartbeat = None if silence_timeout_s is None else HeartbeatMonitor(silence_timeout_s)
         self._heartbeat_timer: asyncio.TimerHandle | None = None
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the engine has sent its hello and the connection has not ended."""
-        return self.hello.done() and not self.ended.done()
-
-    @property
-    def unreported(self) -> int:
-        """Submitted requests that `load` cannot know of: they may have been on their way when the report was made."""
-        return self._submitted - self._submits_acked
-
     # --- messages to the engine ---
 
     def submit(self, request: EngineRequest, *, pause_at_tokens: int = PAUSE_AT_TOKENS) -> EngineStream:
@@ -167,6 +161,7 @@ class EngineConnection(asyncio.Protocol):
         first one.
         """
         self._submitted += 1
+        self.unreported += 1
         wire_id = f"{request.id}/{self._submitted}"
         frame = encode_frame(Submit(msgspec.structs.replace(request, id=wire_id)))
         stream = EngineStream(wire_id, request, self._send_cancel, self._send_pause, pause_at_tokens=pause_at_tokens)
@@ -197,6 +192,7 @@ class EngineConnection(asyncio.Protocol):
         if self.ended.done():
             return
         self.ended.set_result(reason)
+        self.is_alive = False
         if self._heartbeat_timer is not None:
             self._heartbeat_timer.cancel()
         if not self.hello.done():
@@ -281,7 +277,9 @@ class EngineConnection(asyncio.Protocol):
             )
         self.load = hello.load
         self.hello.set_result(hello)
-        self._handle_blocks(hello.blocks)
+        self.is_alive = True
+        if hello.blocks is not None:
+            self._handle_blocks(hello.blocks)
         self._schedule_heartbeat()
 
     def _schedule_heartbeat(self) -> None:
@@ -312,7 +310,9 @@ class EngineConnection(asyncio.Protocol):
         if not self._submits_acked <= step.submits_heard <= self._submitted:
             raise ProtocolViolation(f"The engine has heard {step.submits_heard} of {self._submitted} requests.")
         self.load, self._submits_acked = step.load, step.submits_heard
-        self._handle_blocks(step.blocks)
+        self.unreported = self._submitted - step.submits_heard
+        if step.blocks is not None:
+            self._handle_blocks(step.blocks)
         streams = self._streams
         for output in step.outputs:
             stream = streams.get(output.request_id)
@@ -333,9 +333,7 @@ class EngineConnection(asyncio.Protocol):
         if len(streams) > _WAKE_BATCH_SIZE:
             asyncio.get_running_loop().call_soon(self._wake, streams[_WAKE_BATCH_SIZE:])
 
-    def _handle_blocks(self, update: BlockUpdate | None) -> None:
-        if update is None:
-            return
+    def _handle_blocks(self, update: BlockUpdate) -> None:
         if not update.whole and self._block_updates_received is None:
             return  # the whole content is on its way and includes this change
         if (

@@ -149,8 +149,19 @@ class EngineStream:
 
     def wake(self) -> None:
         """Wakes a waiting reader for the pushed output, unless a listener takes the output instead."""
-        if self._pending and self._waiter is not None and not self._waiter.done() and not self._push_to_listener():
-            self._waiter.set_result(None)
+        if not self._pending or self._waiter is None or self._waiter.done():
+            return
+        if self._listener is not None:
+            try:
+                took_all = self._listener(self._pending)
+            except Exception as error:  # an exception here would stop the reading of all streams' messages
+                self._failure, took_all = error, False
+                self._take_pending()
+            if took_all:
+                self._take_pending()
+                if self._running_choices:
+                    return  # the reader is woken for the end
+        self._waiter.set_result(None)
 
     def fail(self, failure: MaitredError) -> None:
         """Ends the stream with an error, after what is pending. A stream that is complete stays complete."""
@@ -172,20 +183,6 @@ class EngineStream:
     def _wake_reader(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    def _push_to_listener(self) -> bool:
-        """Offers the pushed output to the listener; returns whether the reader need not be woken."""
-        if self._listener is None:
-            return False
-        try:
-            if not self._listener(self._pending):
-                return False
-        except Exception as error:  # an exception here would stop the reading of all streams' messages
-            self._failure = error
-            self._take_pending()
-            return False
-        self._take_pending()
-        return bool(self._running_choices)  # the reader is woken for the end
 
     def _take_pending(self) -> list[TokenDelta]:
         """Removes the pending output and returns it."""
