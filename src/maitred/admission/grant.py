@@ -119,7 +119,7 @@ class Grant:
             self.replica += f",{replica}"
 
     def record_usage(self, usage: Usage) -> None:
-        """Says what has been used up to now, for whoever keeps no tally."""
+        """Notes what has been used up to now, for callers without a request context."""
         self._used = usage
 
     async def settle(self, usage: Usage, outcome: Outcome) -> None:

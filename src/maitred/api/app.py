@@ -86,7 +86,7 @@ class GatewayApp:
         begin: Told of every request that asks a model for something, with its headers; None: nobody is.
         max_body_bytes: Largest body that is read.
         body_timeout_s: Longest time that reading it may take.
-        clock: For the times in the tally.
+        clock: Clock for the times in contexts.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ def build_app(
         in_flight: Who may come in; its owner drains it.
         observers: Told of every ended request.
         render_metrics: Everything, and its content type, in a format that an `Accept` header asks for.
-        clock: For the times in tallies.
+        clock: Clock for the times in contexts.
         embedding: Computes embeddings; None: there is no route for them.
         feedback: Its route, where there is a ledger of what can be rated.
         admin: Routes of the administration, where there is a store to administer.

@@ -1,7 +1,7 @@
 """Requests with an `Idempotency-Key`: the first one does the work, its repeats get the same answer.
 
 The first request's handler runs as always, in the request's own task and with its place inside: it counts as in flight,
-drains, is cancelled when the server must stop, and leaves one tally. But what it says goes into a recording, from which
+drains, is cancelled when the server must stop, and leaves one context. But its answer goes into a recording, from which
 a child task sends to the client. So when the client leaves, only that child ends, and the work goes on for whoever asks
 again. A repeat is a request of its own, with a place, an id and an outcome, that does no work: it sends the recording.
 
@@ -138,7 +138,7 @@ async def _send(reader: RecordedResponseReader, exchange: HttpExchange, heartbea
     """Sends what is read to a client."""
     with reader:  # who cannot send must not count as a reader while the work goes on
         head = await reader.head()
-        if exchange.context.clamped_max_tokens is None:  # a repeat, whose tally says nothing of work that others did
+        if exchange.context.clamped_max_tokens is None:  # a repeat, whose context says nothing of work that others did
             exchange.answer_headers += clamped_headers(head.clamped_max_tokens)
         if not exchange.context.degraded:
             exchange.answer_headers += degraded_headers(head.degraded)

@@ -65,7 +65,7 @@ class Gateway:
 
     Args:
         parts: What stays.
-        first: The regime that it begins with.
+        first: The generation that it begins with.
 
     Attributes:
         application: Takes requests.

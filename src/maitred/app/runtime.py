@@ -70,12 +70,12 @@ _YOUNG, _MIDDLE = 3, 1_000
 
 
 _LATER_S = (10.0, 90.0)
-"""Those that are busy have let go of a regime by the first; by the second, connections on which nothing is asked have
-been closed, which hold the regime of the last request until then."""
+"""By the first, busy connections have let go of a generation; by the second, idle connections have been closed, which
+hold the generation of their last request until then."""
 
 
 class GcSweep:
-    """Looks through everything that has come since serving began, some time after a regime was let go of, and again.
+    """Collects garbage among all that came since serving began, some time after a generation was let go of, and again.
 
     That is a pause of 3 ms where a hundred streams run, and of 50 where it is a thousand.
     """

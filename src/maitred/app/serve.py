@@ -1,7 +1,7 @@
 """`maitred serve`: opens what a gateway stands on, puts the gateway together, and serves until a signal comes.
 
     signals -> Shutdown -> Gate <- Edge <- HttpServer <- clients
-            `-> Reloader -> Regime
+            `-> Reloader -> Generation
 
 The HTTP server listens before the engine is ready: whoever comes early gets a 503 that says when to come back, and a
 probe sees the process alive but not ready.

@@ -1,4 +1,4 @@
-"""From a signal to an empty house.
+"""Shutdown of the gateway: from a signal until no request is left.
 
 The first SIGTERM or SIGINT asks: nobody new is let in, and answers under way may finish within the grace period. The
 second one insists: whatever is left ends at once.
@@ -64,7 +64,7 @@ class Shutdown:
         await self._requested.wait()
 
     async def drain(self) -> None:
-        """Waits until the house is empty, within the grace period; then ends what is left."""
+        """Waits until no request is left, within the grace period; then ends those that are."""
         if self._in_flight.count:
             log.info("Draining: %d answers may go on for %g s.", self._in_flight.count, self._grace_s)
         ended = await self._in_flight.drain(self._grace_s)

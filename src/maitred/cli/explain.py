@@ -110,7 +110,7 @@ def _heading(timeline: "TimelineBody") -> Iterator[tuple[str, object]]:
 
 
 def _rows(span: "SpanBody", depth: int) -> Iterator[tuple[object, ...]]:
-    """A line for the chapter, and below it lines for what it holds."""
+    """Makes the row of a span, and below it the rows of the spans inside."""
     candidates = span.facts.get("candidates", [])
     facts = {name: value for name, value in span.facts.items() if name != "candidates"}
     how = told(facts) if not span.error else f"failed: {span.error}  {told(facts)}"

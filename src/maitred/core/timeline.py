@@ -1,10 +1,10 @@
 """Timeline of one request: its spans in order, with times.
 
-Each stage writes a chapter when the request is its own: what was done, from when to when, and the facts that it was
-decided by. Nobody reads the story before the request has ended. Then it is told in two ways, as the spans of a trace
-and as what `maitred explain` prints, so the two never disagree.
+Each stage records a span when it handles the request: what was done, from when to when, and the facts that it was
+decided by. Nobody reads the timeline before the request has ended. Then it is shown in two ways, as the spans of a
+trace and as what `maitred explain` prints, so the two never disagree.
 
-A story holds names, numbers and times; prompts and answers are not among them.
+A timeline holds names, numbers and times; prompts and answers are not among them.
 """
 
 from collections.abc import Callable
@@ -75,7 +75,7 @@ class TimelineSpan(msgspec.Struct):
 
 
 class RequestTimeline(msgspec.Struct):
-    """The chapters of one request."""
+    """Timeline of one request: its spans, in the order in which they began or were recorded."""
 
     spans: list[TimelineSpan] = []
     trace: TraceContext | None = None
@@ -89,29 +89,29 @@ class RequestTimeline(msgspec.Struct):
         return "" if self.trace is None else self.trace.trace_id
 
     def begin(self, name: SpanName, now_s: float, **facts: object) -> TimelineSpan:
-        """A new chapter; whoever begins one ends it."""
+        """Begins a span; whoever begins one ends it."""
         span = TimelineSpan(name, now_s, facts)
         if len(self.spans) < MAX_SPANS:
             self.spans.append(span)
         return span
 
     def record(self, name: SpanName, began_s: float, ended_s: float, facts: dict[str, Any]) -> None:
-        """A chapter that is over, and went well."""
+        """Records a span that has ended without an error."""
         if len(self.spans) < MAX_SPANS:
             self.spans.append(TimelineSpan(name, began_s, facts, ended_s))
 
     def fail(self, name: SpanName, began_s: float, ended_s: float, facts: dict[str, Any], why: BaseException) -> None:
-        """A chapter that is over, and ended with an error."""
+        """Records a span that has ended with an error."""
         if len(self.spans) < MAX_SPANS:
             self.spans.append(TimelineSpan(name, began_s, facts, ended_s, error_code(why)))
 
     def mark(self, name: SpanName, now_s: float, **facts: object) -> None:
-        """A chapter of no length."""
+        """Records an event: a span of no length."""
         if len(self.spans) < MAX_SPANS:
             self.spans.append(TimelineSpan(name, now_s, facts, now_s))
 
     def span(self, name: SpanName, now: Callable[[], float], **facts: object) -> "_SpanScope":
-        """A chapter that is as long as the block; what leaves the block as an exception is its error."""
+        """Returns a context whose block is the span; an exception that leaves the block is the span's error."""
         span = TimelineSpan(name, now(), facts)
         if len(self.spans) < MAX_SPANS:
             self.spans.append(span)

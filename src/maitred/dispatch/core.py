@@ -45,7 +45,7 @@ _LITTER = 64
 
 
 class DispatchCore:
-    """Rooms where requests wait, stations where they run.
+    """State of one model's dispatch: queues where requests wait, endpoints where they run.
 
     Args:
         endpoints: The replicas; at least one.
@@ -92,7 +92,7 @@ class DispatchCore:
 
         A replica that is not named any more gets nothing new; what runs there ends there. One with the same duty is
         the same, and keeps its account, however it is spoken to. Where the line or the parts are others, everybody
-        moves into new rooms, and the accounts of who was served how much begin anew.
+        moves into new queues, and the accounts of who was served how much begin anew.
 
         Returns:
             The posts that are new.
@@ -397,7 +397,7 @@ class DispatchCore:
             moved: Whether it waits elsewhere from now on.
         """
         state, queued.state = queued.state, QueueState.GONE
-        queued.failure = None  # it may hold the frames that it was raised through, and these hold the ticket
+        queued.failure = None  # it may hold the frames that it was raised through, and these hold the entry
         if state is QueueState.WAITING:
             self._refund(queued)
             queued.queue.remove(queued, now_s)

@@ -18,7 +18,7 @@ class LoopLagMonitor:
     by as much, and fires before sockets are read.
 
     Args:
-        clock: The floor's.
+        clock: Clock of the dispatcher.
         core: Is told, in `DispatchCore.stalled_s`. The beat stops when nothing runs on it.
     """
 

@@ -45,7 +45,7 @@ class DispatchSnapshot:
 
 
 def dispatch_snapshot(core: DispatchCore, now_s: float) -> DispatchSnapshot:
-    """The state of a floor now."""
+    """State of one model's queue now."""
     ready = core.refresh(now_s)
     predictor, counts = core.predictor, core.counters
     waiting: dict[str, int] = {}

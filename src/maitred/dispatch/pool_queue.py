@@ -231,7 +231,7 @@ class PoolQueue:
         return self.fair_queue.waiting_in(priority)
 
     def locality(self, dispatch_request: DispatchRequest) -> Hashable | None:
-        """Equal for errands with a common prefix, if the line wants to know."""
+        """Key that requests with a common prefix share, if the queue uses it."""
         return (
             hash(tuple(dispatch_request.prompts[0][:_LOCAL_TOKENS]))
             if self.local and dispatch_request.prompts
@@ -240,7 +240,7 @@ class PoolQueue:
 
 
 class QueueState(Enum):
-    """Where a ticket is."""
+    """State of an entry."""
 
     NEW = auto()
     WAITING = auto()
@@ -262,7 +262,7 @@ class Allocation:
         self.quota = quota
         self.since_s = since_s
         self.stalled_s = stalled_s
-        """Of the floor, at that time."""
+        """Stall time of the dispatcher at that time."""
         self.begun = False
         """Whether something came of it from there."""
 

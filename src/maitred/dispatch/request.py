@@ -35,7 +35,7 @@ class DispatchRequest(Struct, frozen=True):
     deadline_s: float | None = None
     """When its first token must be there; None: by the default of its class, if there is one."""
     movable: bool = False
-    """Whether it can be sent to another model while it waits (see `Seat.granted`)."""
+    """Whether it can be sent to another model while it waits (see `DispatchEntry.wait_dispatched`)."""
     session: str | None = None
     """Requests of one session are served at one replica, where that can be; no two organisations have one in common."""
     timeline: RequestTimeline = msgspec.field(default_factory=RequestTimeline)

@@ -159,7 +159,7 @@ class RejectionCache:
     might be admitted by it is forecast anew.
 
     Args:
-        counts: Of the same floor.
+        counts: Counters of the same queue.
     """
 
     def __init__(self, counts: DispatchCounters) -> None:
@@ -175,7 +175,7 @@ class RejectionCache:
         """Returns a position that still holds for a request that has not joined; None: it has to be computed.
 
         Args:
-            queued: Its ticket.
+            queued: Entry of the request.
             ready: The replicas that are.
             now_s: Now.
         """

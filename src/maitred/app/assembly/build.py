@@ -1,4 +1,4 @@
-"""From a configuration to a regime: the way of a request, put together on the parts that stay."""
+"""Builds a generation from a configuration: the pipeline of a request, on the services that stay."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

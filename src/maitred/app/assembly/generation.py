@@ -1,12 +1,12 @@
 """Generations of the configuration: all that is made from one, and how one replaces the other.
 
-    clients -> Reception -> the regime of now   -> queues, counters, stores, connections
+    clients -> GenerationSwitch -> the current generation -> queues, counters, stores, connections
                         `-> those before it ---'   (which stay, and are told of new settings)
 
-A *regime* is everything that is made from a configuration and holds no state: routes, names, prices, ladders, pipeline.
-It is made as a whole and takes the place of the one before it in one assignment, so no request ever sees a part of
-each. A request belongs to the regime that it began under, to its end. What only past regimes use, such as a server that
-is not named any more, is let go of when the last of their requests has ended.
+A *generation* is everything that is made from a configuration and holds no state: routes, names, prices, ladders,
+pipeline. It is made as a whole and takes the place of the one before it in one assignment, so no request ever sees a
+part of each. A request belongs to the generation that it began under, to its end. What only past generations use, such
+as a server that is not named any more, is let go of when the last of their requests has ended.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,10 +43,10 @@ class ConfigGeneration:
 
 
 class GenerationSwitch:
-    """The ASGI application: hands each request to the regime of the moment that it comes.
+    """The ASGI application: hands each request to the generation that is current when it comes.
 
     Args:
-        first: The regime of now.
+        first: The first generation.
         retire: Told which ones are left whenever one is over.
     """
 
@@ -57,12 +57,12 @@ class GenerationSwitch:
 
     @property
     def current(self) -> ConfigGeneration:
-        """The regime of now."""
+        """Current generation."""
         return self._current
 
     @property
     def alive(self) -> int:
-        """How many regimes there are: that of now, and those before it that have requests."""
+        """Number of generations: the current one, and those before it that have requests."""
         return len(self._alive)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

@@ -81,12 +81,12 @@ class GatewayServices:
         clock: The time.
         registry: What engines of ours serve.
         in_flight: Who is inside.
-        admission: What is reserved and owed; each regime has one of its own prices, see `Admission.snapshot`.
+        admission: What is reserved and owed; each generation has one with its own prices, see `Admission.snapshot`.
         queues: Who waits, and who runs where.
         retry_budget: Who may come back.
         live, rollouts, trials: New versions that are tried.
         observer_batch: Tells who counts requests.
-        metrics, stories, recent, live_state: Who watches.
+        metrics, timelines, recent, live_state: Observers.
         store_health: How the stores are.
         replicas, sleepers, pins: What operators can tell.
         idempotency_store: Kept for repeats.

@@ -1,8 +1,8 @@
 """The way of a request for embeddings: the stages of `maitred.app.request.pipeline`, for answers that are vectors.
 
 A request may bring thousands of texts. Granted as a whole it would hold the encoder for seconds, and whoever has one
-sentence would wait behind it. So it is cut into slices, each of which has a seat of its own in the fair queue, a few of
-them at a time: between two slices others have their turn. Admission and ledger see one request.
+sentence would wait behind it. So it is cut into slices, each of which has an entry of its own in the fair queue, a few
+of them at a time: between two slices others have their turn. Admission and ledger see one request.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class Embedder:
         router: What is served, under which names.
         dispatchers: For each model of the catalog, the queue before its replicas.
         admission: Who may run.
-        clock: For the times in the tally.
+        clock: Clock for the times in the context.
     """
 
     def __init__(

@@ -162,7 +162,7 @@ class LocalFlowController:
     Args:
         dispatchers: For each model of the catalog, the queue before its replicas.
         admission: Who may run, and how long answers may be.
-        clock: For the times in stories.
+        clock: Clock for the times in timelines.
     """
 
     def __init__(self, dispatchers: Mapping[str, Dispatcher], admission: Admission, clock: Clock) -> None:
@@ -235,7 +235,7 @@ class LocalFlowController:
             stack: Holds both.
 
         Returns:
-            What it holds. It has no seat where nobody knows its replica any more.
+            The grant and the entry; no entry where nobody knows the replica any more.
         """
         grant = stack.push_async_exit(
             await self._admission.resume(admission_request, lease, dispatch_request.max_tokens)

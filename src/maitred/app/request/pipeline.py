@@ -65,7 +65,7 @@ class Pipeline:
         router: What is served, under which names.
         control: Who may run, when and where, and how long answers may be.
         ladders: Model -> what is tried before a request is refused for the load; nothing where none is given.
-        clock: For the times in the tally.
+        clock: Clock for the times in the context.
         draw_seed: Makes a seed where the caller names none.
         max_choices: Largest `n`, if the replica would take more.
         least_itl_s: Shortest time between two tokens that a request can ask for.

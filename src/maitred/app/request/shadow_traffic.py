@@ -1,6 +1,6 @@
 """Copies of requests that a canary answers for nobody to see, so that its answers can be compared.
 
-A copy begins with the request that it copies, and has a task, a tally and an account of its own: nothing of it is on
+A copy begins with the request that it copies, and has a task, a context and an account of its own: nothing of it is on
 the way of the caller's answer. It is in the lowest class, and there is none where it would have to wait. Its owner ends
 all that are under way when the gateway ends.
 """

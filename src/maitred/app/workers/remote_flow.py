@@ -386,7 +386,7 @@ class RemoteDispatch:
     @property
     def _acceptance(self) -> AdmitAccepted:
         if self._accepted is None:
-            raise RuntimeError("The seat was asked for before it was taken.")
+            raise RuntimeError("The entry was waited for before it was entered.")
         return self._accepted
 
 
@@ -520,7 +520,7 @@ def _admit_request(
     )
 
 
-CURRENT_DISPATCH: ContextVar["RemoteDispatch | None"] = ContextVar("seat of the request in hand", default=None)
+CURRENT_DISPATCH: ContextVar["RemoteDispatch | None"] = ContextVar("dispatch of the current request", default=None)
 """The dispatch for which the current task sends something to a replica."""
 _NO_TOKENS = (0, 0, 0)
 """Counts of prompt tokens, cached prompt tokens and output tokens."""
