@@ -125,13 +125,13 @@ def answer(engines: dict[str, Engine], draw: random.Random) -> dict[str, list[fl
 def watched(engine: Engine) -> list[float]:
     """The errors of an engine's predictions, relative to what was measured; they come as its steps do."""
     scheduler, errors = engine._scheduler, list[float]()
-    measured = scheduler.measured
+    measured = scheduler.on_step_time
 
     def compare(work: StepWork, seconds: float) -> None:
         errors.append(abs(work.seconds(scheduler.times) / seconds - 1))
         measured(work, seconds)
 
-    scheduler.measured = compare  # type: ignore[method-assign]
+    scheduler.on_step_time = compare  # type: ignore[method-assign]
     return errors
 
 

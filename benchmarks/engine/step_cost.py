@@ -117,7 +117,7 @@ class Bench:
         plan = self.scheduler.plan(self.now_s)
         sampled = [[1] for _ in plan.sampling]
         self.scheduler.commit(plan, sampled)
-        self.scheduler.measured(StepWork.of(plan), STEP_S)
+        self.scheduler.on_step_time(StepWork.of(plan), STEP_S)
         self.now_s += STEP_S
         return time.perf_counter() - wall_s, time.thread_time() - processor_s
 

@@ -102,7 +102,7 @@ class SimulatedReplica:
         """See `core.ports.Host`."""
         return self._load
 
-    def unreported(self) -> int:
+    def count_unreported(self) -> int:
         """See `core.ports.Host`."""
         return self._unheard
 

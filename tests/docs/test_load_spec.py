@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from maitred.cli.load.docs import plan_page, spec_page
-from maitred.cli.load.flags import SPEC_FLAGS, SpecFlag, described
+from maitred.cli.load.flags import SPEC_FLAGS, SpecFlag, describe
 from maitred.config.document import read_document
 from maitred.load.chaos.plan import ChaosPlan
 from maitred.load.chaos.rules import check
@@ -75,4 +75,4 @@ def test_yaml_in_pages_and_examples_is_sound(
 
 @pytest.mark.parametrize("flag", SPEC_FLAGS, ids=lambda flag: flag.name)
 def test_every_option_has_a_text(flag: SpecFlag) -> None:
-    assert len(flag.text or described(flag.key)) > 10
+    assert len(flag.text or describe(flag.key)) > 10

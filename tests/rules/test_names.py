@@ -1,8 +1,10 @@
 """Names: terms of the field, each standing for one thing."""
 
+import ast
+import re
 from collections import Counter
 
-from tests.support.source import ROOT, classes, names, words
+from tests.support.source import ROOT, classes, functions, names, words
 
 VOCABULARY = ROOT / "docs" / "vocabulary.txt"
 METAPHORS = {
@@ -39,6 +41,28 @@ def test_the_check_finds_metaphors_in_compound_names():
     assert words("DispatchSeat") == ["dispatch", "seat"]
     assert words("_SPARE_ENDS") == ["spare", "ends"]
     assert words("HTTPServer") == ["http", "server"]
+
+
+PARTICIPLE = re.compile(
+    r"(un)?[a-z]+ed|told|said|held|made|kept|known|shown|given|taken|begun|seen|found|left|sent|lost|met"
+)
+VERBS = {"feed", "need", "seed", "embed", "shed", "exceed"}
+PARTICIPLES = {
+    "engine/compiled.py: compiled",  # a decorator, which reads as an adjective of what it decorates
+    "testing/postgres_server.py: paused",  # a context: `with server.paused()`
+}
+
+
+def test_no_function_is_named_by_a_participle_alone():
+    """A function is a verb, or the noun that it returns; an adjective is a property."""
+    assert [
+        f"{path}: {node.name}"
+        for path, node in functions()
+        if PARTICIPLE.fullmatch(node.name.strip("_"))
+        and node.name.strip("_") not in VERBS
+        and not any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+        and f"{path}: {node.name}" not in PARTICIPLES
+    ] == []
 
 
 def test_no_two_public_classes_have_one_name():

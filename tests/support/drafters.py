@@ -33,5 +33,5 @@ class Always:
     def rows(self, work, gains, times, writing_s=None):
         return len(gains)
 
-    def measured(self, work, seconds, times):
+    def on_step_time(self, work, seconds, times):
         pass

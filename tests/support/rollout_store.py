@@ -27,7 +27,7 @@ class PaperRollouts:
     async def declare(self, declared: Mapping[str, Mapping[str, Any]]) -> None:
         self._check()
         for name, settings in declared.items():
-            self.states[name] = RolloutState(name=name, settings={}, trial=0).started(dict(settings), 0.0)
+            self.states[name] = RolloutState(name=name, settings={}, trial=0).start(dict(settings), 0.0)
 
     def _check(self) -> None:
         if self.away:

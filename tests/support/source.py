@@ -32,6 +32,14 @@ def classes() -> Iterator[tuple[Path, ast.ClassDef]]:
                 yield path, node
 
 
+def functions() -> Iterator[tuple[Path, Function]]:
+    """Every function and method with its file."""
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, Function):
+                yield path, node
+
+
 def names() -> Iterator[tuple[Path, str, str]]:
     """Every name that is defined, with its file and kind: class, module, function, attribute or variable."""
     for path, tree in trees().items():

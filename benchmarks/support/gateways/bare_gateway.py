@@ -203,7 +203,7 @@ async def _serve(config: Config, step: Step, folder: Path) -> None:
                 serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
                 await engine.wait_started()
                 tune_gc()
-                await shutdown.requested()
+                await shutdown.wait_requested()
                 await shutdown.drain()
                 server.stop()
                 await asyncio.wait([serving])

@@ -84,7 +84,7 @@ class SoftBudgets:
                 continue
             now_s = self._clock.wall_s()
             self._reported = {
-                said: ends_s for said, ends_s in self._reported.items() if ends_s is None or ends_s > now_s
+                subject: ends_s for subject, ends_s in self._reported.items() if ends_s is None or ends_s > now_s
             }
             self._reported[limit.id, claim.counter] = claim.ends_s
             self._on_passed(

@@ -68,7 +68,7 @@ class RetryAdvisor:
         if exchange.context.principal is None or not isinstance(failure, _SATURATION):
             return []
         key = exchange.parsed_head.repeat_key
-        if self._budget.refused(exchange.principal.tenants[0], self._clock.monotonic_s(), key=key):
+        if self._budget.on_refusal(exchange.principal.tenants[0], self._clock.monotonic_s(), key=key):
             return []
         return [(b"x-should-retry", b"false")]
 

@@ -127,8 +127,8 @@ class ChatFormatter:
 
     def _text(self, index: int, text: str) -> bytes:
         form = _TEXT_BEFORE_USAGE if self._include_usage else _TEXT
-        said = encode_text(self._id), self._created, encode_text(self._model), index, encode_text(text)
-        return form.fill(said)
+        values = encode_text(self._id), self._created, encode_text(self._model), index, encode_text(text)
+        return form.fill(values)
 
     def _encode_part(self, part: TextDelta) -> bytes:
         """Encodes a delta of any kind, without a template."""
@@ -138,7 +138,7 @@ class ChatFormatter:
         return events
 
     def _chunks_of(self, part: TextDelta) -> Iterable[ChatChunkChoice]:
-        extra = self._shown(part.extra or {})
+        extra = self._visible_extra(part.extra or {})
         if part.text or part.scores or extra:
             # Text that is not there is not an empty text: clients tell tool calls from answers by it.
             content = part.text if part.text or not extra else UNSET
@@ -154,10 +154,10 @@ class ChatFormatter:
 
     def _message(self, choice: CollectedChoice) -> ChatMessage:
         text = "".join(choice.text)
-        extra = self._shown(merge_deltas(choice.extras))
+        extra = self._visible_extra(merge_deltas(choice.extras))
         return ChatMessage(content=text if text or not _CALLS.intersection(extra) else None, **extra)
 
-    def _shown(self, extra: dict[str, Any]) -> dict[str, Any]:
+    def _visible_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Members of a message as its reader knows them, without those that it does not want."""
         if self._of_functions and "tool_calls" in extra:
             functions = [call.get("function") or {} for call in extra["tool_calls"]]

@@ -72,10 +72,10 @@ def clear_traceback(error: BaseException) -> None:
     """
     pending: list[BaseException | None] = [error]
     while pending:
-        one = pending.pop()
-        if one is not None:
-            pending += (one.__cause__, one.__context__)
-            one.__traceback__ = one.__cause__ = one.__context__ = None
+        current = pending.pop()
+        if current is not None:
+            pending += (current.__cause__, current.__context__)
+            current.__traceback__ = current.__cause__ = current.__context__ = None
 
 
 def error_body(error: MaitredError) -> bytes:
@@ -280,10 +280,10 @@ def _anthropic_error_type(error: MaitredError) -> str:
             return "api_error"
 
 
-def _anthropic_rate_headers(what: bytes, reading: CounterState | None, now_s: float) -> list[Header]:
+def _anthropic_rate_headers(kind: bytes, reading: CounterState | None, now_s: float) -> list[Header]:
     if reading is None:
         return []
-    prefix = b"anthropic-ratelimit-" + what
+    prefix = b"anthropic-ratelimit-" + kind
     reset = datetime.fromtimestamp(now_s + max(0.0, reading.reset_s), UTC).isoformat(timespec="seconds")
     return [
         (prefix + b"-limit", b"%d" % reading.capacity),

@@ -196,11 +196,11 @@ class HttpExchange:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                self.body = await self._received(limit_bytes)
+                self.body = await self._receive_body(limit_bytes)
         except TimeoutError:
             raise BodyTooSlow from None
 
-    async def _received(self, limit_bytes: int) -> bytes:
+    async def _receive_body(self, limit_bytes: int) -> bytes:
         announced = self.header(b"content-length")
         if announced is not None and announced.isdigit() and int(announced) > limit_bytes:
             raise _too_large(limit_bytes)
@@ -319,9 +319,9 @@ class HttpExchange:
 
     def _head(self, own: bytes, further: Sequence[Header]) -> bytes | None:
         """The headers of an answer as lines, its own first; None where they are to go by ASGI's `send`."""
-        told = response_head_lines(self.context, self.dialect, explain=self.parsed_head.explain)
+        common = response_head_lines(self.context, self.dialect, explain=self.parsed_head.explain)
         lines = encode_lines(further) if further else b""
-        return None if told is None or lines is None else own + lines + told
+        return None if common is None or lines is None else own + lines + common
 
     def _headers(self, own: Sequence[Header]) -> list[Header]:
         """Returns the headers of an answer one by one."""

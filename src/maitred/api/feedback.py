@@ -28,9 +28,9 @@ class FeedbackRoutes:
         told: Is told of it.
     """
 
-    def __init__(self, keeping: FeedbackSink, told: Callable[[FeedbackReceipt], None]) -> None:
+    def __init__(self, keeping: FeedbackSink, on_receipt: Callable[[FeedbackReceipt], None]) -> None:
         self._keeping = keeping
-        self._told = told
+        self._told = on_receipt
 
     def routes(self) -> list[Route]:
         """Returns the route that takes feedback."""

@@ -185,7 +185,7 @@ class InFlightSlot(CancelScope):
     def __enter__(self) -> Self:
         limiter = self._limiter
         if not limiter._slots:
-            limiter._release_rate.opened(limiter._clock.monotonic_s())
+            limiter._release_rate.restart(limiter._clock.monotonic_s())
             limiter._empty.clear()
         limiter._slots[self] = self._principal
         return super().__enter__()

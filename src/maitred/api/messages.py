@@ -180,15 +180,17 @@ class MessagesFormatter:
 
     def _plain(self, text: str) -> bytes:
         """The events for text alone."""
-        begins = b"" if self._of == _TEXT else self._encoded(self._open(_TEXT, ContentBlock(type="text", text="")))
+        begins = (
+            b"" if self._of == _TEXT else self._encode_events(self._open(_TEXT, ContentBlock(type="text", text="")))
+        )
         if self._template is None:
-            self._template = EventTemplate(lambda said: encode_stream_event(self._text(said)))
+            self._template = EventTemplate(lambda text: encode_stream_event(self._text(text)))
         return begins + self._template.encode(text)
 
     def _encode_part(self, part: TextDelta) -> bytes:
-        return self._encoded(self._events(part))
+        return self._encode_events(self._events(part))
 
-    def _encoded(self, events: Iterable[StreamEvent]) -> bytes:
+    def _encode_events(self, events: Iterable[StreamEvent]) -> bytes:
         return b"".join(map(encode_stream_event, events))
 
     def _text(self, text: str, *, continued: bool = False) -> ContentBlockDelta:

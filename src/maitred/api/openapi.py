@@ -126,15 +126,15 @@ def describe(routes: Iterable[Route]) -> bytes:
         "paths": paths,
         "components": {"schemas": components},
     }
-    return msgspec.json.encode(_published(document))
+    return msgspec.json.encode(_publish_names(document))
 
 
-def _published(schema: Any) -> Any:  # noqa: ANN401 - JSON
+def _publish_names(schema: Any) -> Any:  # noqa: ANN401 - JSON
     """Returns a part of the document with the published names of schemas: as keys, as titles and in references."""
     if isinstance(schema, dict):
-        return {_PUBLISHED_NAMES.get(key, key): _published(value) for key, value in schema.items()}
+        return {_PUBLISHED_NAMES.get(key, key): _publish_names(value) for key, value in schema.items()}
     if isinstance(schema, list):
-        return [_published(item) for item in schema]
+        return [_publish_names(item) for item in schema]
     if isinstance(schema, str):
         head, slash, name = schema.rpartition("/")
         return f"{head}{slash}{_PUBLISHED_NAMES.get(name, name)}"

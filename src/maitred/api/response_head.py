@@ -64,8 +64,8 @@ def _fallback_header(fallbacks: Sequence[str]) -> Header:
 
 def _escalated_header(failed: Sequence[RejectedAnswer]) -> Header:
     """The models whose answers failed a check, and which."""
-    told = ", ".join(f"{each.model}={each.reason}" for each in failed)
-    return b"x-maitred-escalated", _UNFIT.sub(b"?", told.encode("utf-8"))
+    models = ", ".join(f"{answer.model}={answer.reason}" for answer in failed)
+    return b"x-maitred-escalated", _UNFIT.sub(b"?", models.encode("utf-8"))
 
 
 def _position_headers(position: QueuePosition) -> list[Header]:

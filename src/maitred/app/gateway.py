@@ -159,13 +159,13 @@ async def open_gateway(
     in_flight = InFlightLimiter(config.server.max_in_flight)
     accounts = StoreHealth(stores, access, admission, alarm, registry.links())
 
-    def wanted(name: str) -> None:
+    def on_model_wanted(name: str) -> None:
         on_demand.on_wanted(name)
         sleepables.on_wanted(name)
 
     async with AsyncExitStack() as background:
         queues = await background.enter_async_context(
-            open_queues(resources.encoders.dispatchers, clock, recent.on_first_token, wanted)
+            open_queues(resources.encoders.dispatchers, clock, recent.on_first_token, on_model_wanted)
         )
         replicas = ReplicaAdmin(queues.all, clock)
         live = LiveRollouts()
@@ -182,7 +182,7 @@ async def open_gateway(
             lambda: in_flight.count,
             registry.states,
             accounts.state,
-            lambda: {name: one.snapshot() for name, one in queues.all.items()},
+            lambda: {name: dispatcher.snapshot() for name, dispatcher in queues.all.items()},
             resources.upstreams.states,
             on_demand.state,
             replicas.all,

@@ -106,12 +106,12 @@ class Reloader:
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = set()
 
-        def heard() -> None:
+        def on_signal() -> None:
             task = loop.create_task(self._on_signal(), name="reload")
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-        loop.add_signal_handler(signal.SIGHUP, heard)
+        loop.add_signal_handler(signal.SIGHUP, on_signal)
         try:
             yield
         finally:
@@ -165,4 +165,7 @@ def _names(changes: Iterable[SettingChange]) -> str:
 
 
 def _bodies(changes: Iterable[SettingChange]) -> list[ChangeBody]:
-    return [ChangeBody(setting=one.setting, before=one.before, after=one.after, restart=one.restart) for one in changes]
+    return [
+        ChangeBody(setting=change.setting, before=change.before, after=change.after, restart=change.restart)
+        for change in changes
+    ]

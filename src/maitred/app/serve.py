@@ -60,7 +60,7 @@ async def serve(
     console = Console()
     config, reloader = loaded.config, Reloader(loaded, read, clock)
     async with (
-        _visited(ipc) as earlier,
+        _find_workers(ipc) as earlier,
         open_resources(config, engines, clock, partial(show_key, console), earlier.surviving_work) as resources,
         open_gateway(config, resources, reloader, clock, ipc) as gateway,
     ):
@@ -86,7 +86,7 @@ async def serve(
                     gateway.watch(lambda config: ipc.notify_config_changed())
                     ipc.notify_ready()
                 await _announce_when_ready(console, format_url(listener), resources, shutdown)
-                await shutdown.requested()
+                await shutdown.wait_requested()
                 await shutdown.drain()
                 await gateway.controller.close()
             finally:
@@ -97,7 +97,7 @@ async def serve(
 
 
 @asynccontextmanager
-async def _visited(ipc: IpcDirectory | None) -> AsyncIterator[PendingWorkers]:
+async def _find_workers(ipc: IpcDirectory | None) -> AsyncIterator[PendingWorkers]:
     """Where API workers are, if there are any; those that had another controller before have come."""
     if ipc is None:
         yield PendingWorkers()
@@ -131,13 +131,13 @@ async def _is_up(engines: EngineGroup | None, encoders: EncoderModels, shutdown:
         ReplicaUnavailable: No engine can start, or the encoder cannot.
     """
 
-    async def started() -> None:
+    async def wait_ready() -> None:
         if engines is not None:
             await engines.wait_started()
-        await encoders.started()
+        await encoders.wait_all_started()
 
-    starting = asyncio.create_task(started(), name="engine start")
-    stopping = asyncio.create_task(shutdown.requested(), name="shutdown request")
+    starting = asyncio.create_task(wait_ready(), name="engine start")
+    stopping = asyncio.create_task(shutdown.wait_requested(), name="shutdown request")
     try:
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():

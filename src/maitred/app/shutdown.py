@@ -59,7 +59,7 @@ class Shutdown:
         self._in_flight.close()
         self._requested.set()
 
-    async def requested(self) -> None:
+    async def wait_requested(self) -> None:
         """Waits for the first signal."""
         await self._requested.wait()
 

@@ -132,14 +132,14 @@ class MemoryRecording:
 
     def notify(self) -> None:
         """Wakes everybody who waits for news."""
-        news, self._changed = self._changed, asyncio.Event()
-        news.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def wait_change(self) -> None:
         """Waits until anything has changed."""
         await self._changed.wait()
 
-    def moved(self) -> None:
+    def on_reader_moved(self) -> None:
         """A reader has gone on or left."""
         if not self.kept:
             self._drop(0)
@@ -204,11 +204,11 @@ class MemoryReader:
             )
         piece = bytes(recording.data[offset : offset + PIECE_BYTES])
         self.position += len(piece)
-        recording.moved()
+        recording.on_reader_moved()
         return piece
 
     def close(self) -> None:
         """Ends the reading; implements `RecordedResponseReader.close`."""
         if self in self._recording.readers:
             self._recording.readers.remove(self)
-            self._recording.moved()
+            self._recording.on_reader_moved()

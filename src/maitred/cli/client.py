@@ -163,8 +163,8 @@ class GatewayClient:
                         for piece in _pieces(event.data):
                             yield piece
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise _cut() from error
-        raise _cut()
+                raise _make_cut_error() from error
+        raise _make_cut_error()
 
     def _refusal(self, status: int, body: bytes) -> MaitredError:
         if status == 401 and not self._headers:
@@ -250,11 +250,11 @@ def _pieces(data: str) -> list[ReplyDelta]:
     except msgspec.MsgspecError as error:
         raise Unavailable("The answer was cut: the server sent something that is no part of one.") from error
     if chunk.error is not None:
-        raise Unavailable(f"The answer was cut: {quoted(chunk.error.message) or 'the server failed.'}")
+        raise Unavailable(f"The answer was cut: {quote(chunk.error.message) or 'the server failed.'}")
     return [ReplyDelta(choice.text or choice.delta.content or "", choice.finish_reason) for choice in chunk.choices]
 
 
-def _cut() -> Unavailable:
+def _make_cut_error() -> Unavailable:
     return Unavailable("The answer was cut: the connection ended before the server had finished. Send it again.")
 
 
@@ -266,13 +266,13 @@ def refusal(status: int, body: bytes) -> MaitredError:
         message = f"The server answered HTTP {status} without saying why."
     else:
         code = f"HTTP {status}, {failure.error.code}" if failure.error.code else f"HTTP {status}"
-        message = f"{quoted(failure.error.message) or 'The server refused.'} ({code})"
+        message = f"{quote(failure.error.message) or 'The server refused.'} ({code})"
     if status == 429:
         return Refused(message)
     return CallerError(message) if 400 <= status < 500 else Unavailable(message)
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """A server's words, on one line and without control characters that a terminal would obey."""
     line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
     return line if len(line) <= _LONGEST_QUOTE else line[:_LONGEST_QUOTE] + "…"

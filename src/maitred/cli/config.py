@@ -139,7 +139,7 @@ def reload(
 
 
 def _print_changes(changes: "Sequence[ChangeBody]") -> None:
-    rows = [(f"  {one.setting}", one.before, one.after, one.restart or "") for one in changes]
+    rows = [(f"  {change.setting}", change.before, change.after, change.restart or "") for change in changes]
     print_table(["  Setting", "Before", "After", ""], rows)
 
 

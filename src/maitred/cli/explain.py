@@ -63,10 +63,10 @@ def _list(timelines: "TimelineList", *, as_json: bool) -> None:
         ("ID", "ENDED", "MODEL", "TENANT", "OUTCOME", "STATUS", "TTFT MS", "TOOK MS", "TOKENS"),
         (
             (
-                *(one.id, one.time, one.model, one.organisation, one.outcome, str(one.status)),
-                *(one.ttft_ms, one.duration_ms, one.output_tokens),
+                *(summary.id, summary.time, summary.model, summary.organisation, summary.outcome, str(summary.status)),
+                *(summary.ttft_ms, summary.duration_ms, summary.output_tokens),
             )
-            for one in timelines.data
+            for summary in timelines.data
         ),
         numbers=("TTFT MS", "TOOK MS", "TOKENS"),
     )
@@ -77,7 +77,7 @@ def _heading(timeline: "TimelineBody") -> Iterator[tuple[str, object]]:
     end = f"{timeline.outcome}, status {timeline.status}" + "".join(
         f", {word}" for word in (timeline.error, timeline.refused_by) if word
     )
-    whose = "/".join(dict.fromkeys(name for name in (timeline.organisation, timeline.tenant, timeline.key) if name))
+    owner = "/".join(dict.fromkeys(name for name in (timeline.organisation, timeline.tenant, timeline.key) if name))
     model = timeline.model or timeline.asked
     if timeline.asked not in (None, model):
         model = f"{model}, asked for as {timeline.asked}"
@@ -85,14 +85,14 @@ def _heading(timeline: "TimelineBody") -> Iterator[tuple[str, object]]:
         ("trace", timeline.trace_id),
         ("ended", timeline.time),
         ("route", timeline.route),
-        ("tenant", whose),
+        ("tenant", owner),
         ("model", model),
-        ("parameters", told(timeline.parameters)),
+        ("parameters", format_facts(timeline.parameters)),
         ("class", timeline.priority),
         ("outcome", end),
         ("took", f"{amount(timeline.duration_ms)} ms"),
         ("first token", None if timeline.ttft_ms is None else f"after {amount(timeline.ttft_ms)} ms"),
-        ("waited", told(timeline.waited_ms, " ms")),
+        ("waited", format_facts(timeline.waited_ms, " ms")),
         (
             "tokens",
             f"{timeline.prompt_tokens:,} in, {timeline.cached_tokens:,} of them cached; {timeline.output_tokens:,} out",
@@ -113,16 +113,16 @@ def _rows(span: "SpanBody", depth: int) -> Iterator[tuple[object, ...]]:
     """Makes the row of a span, and below it the rows of the spans inside."""
     candidates = span.facts.get("candidates", [])
     facts = {name: value for name, value in span.facts.items() if name != "candidates"}
-    how = told(facts) if not span.error else f"failed: {span.error}  {told(facts)}"
+    how = format_facts(facts) if not span.error else f"failed: {span.error}  {format_facts(facts)}"
     yield _ms(span.at_ms), _ms(span.took_ms), _INDENT * depth + span.name, how
     for candidate in candidates:
         mark = "taken" if candidate["replica"] == facts.get("replica") else "considered"
-        yield None, None, f"{_INDENT * (depth + 1)}{mark}", told(candidate)
+        yield None, None, f"{_INDENT * (depth + 1)}{mark}", format_facts(candidate)
     for inner in span.inside:
         yield from _rows(inner, depth + 1)
 
 
-def told(facts: Mapping[str, Any], unit: str = "") -> str:
+def format_facts(facts: Mapping[str, Any], unit: str = "") -> str:
     """Facts on one line; those that say nothing are left out."""
     return "  ".join(
         f"{name}={_value(value)}{unit}" for name, value in facts.items() if value not in (None, "", [], {}, False)

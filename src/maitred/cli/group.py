@@ -16,7 +16,7 @@ INTERRUPTED = 130
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def explain_errors() -> Iterator[None]:
     """Says what went wrong inside.
 
     Raises:
@@ -36,5 +36,5 @@ class CommandGroup(TyperGroup):
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Runs a command, and turns its errors into sentences."""
-        with explained():
+        with explain_errors():
             return super().invoke(ctx)

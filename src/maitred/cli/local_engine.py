@@ -39,7 +39,7 @@ def main(arguments: "Sequence[str]") -> int:
     follow_parent()
     model, address, settings = arguments
     try:
-        passed = _decoded(settings)
+        passed = _decode_settings(settings)
         run(Path(model), passed.engine, address, passed.service, None, passed.log)
     except MaitredError as error:
         sys.stderr.write(f"{error.message}\n")
@@ -70,7 +70,7 @@ def run(
         gc.enable()
 
 
-def _decoded(settings: str) -> EngineArgs:
+def _decode_settings(settings: str) -> EngineArgs:
     """The settings as a gateway passes them: whole, and sound already.
 
     Raises:

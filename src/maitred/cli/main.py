@@ -12,13 +12,13 @@ def main() -> None:
     if sys.argv[1:2] == ["serve"]:
         import typer
 
-        from maitred.cli.group import explained
+        from maitred.cli.group import explain_errors
         from maitred.cli.plain import plain_arguments
         from maitred.cli.serve import serve
 
         if (arguments := plain_arguments(serve, sys.argv[2:])) is not None:
             try:
-                with explained():
+                with explain_errors():
                     serve(**arguments)
             except typer.Exit as done:
                 sys.exit(done.exit_code)

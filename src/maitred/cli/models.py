@@ -90,7 +90,7 @@ def list_models(url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> None:
     table.add_column("MODEL", overflow="fold")
     table.add_column("CONTEXT", justify="right")
     table.add_column("OWNER")
-    for model in asyncio.run(_listed(url, key)):
+    for model in asyncio.run(_list_models(url, key)):
         context = f"{model.max_model_len} tokens" if model.max_model_len else "-"
         table.add_row(escape(model.id), context, escape(model.owned_by))
     Console().print(table)
@@ -125,7 +125,7 @@ def load(
         while wait and state.state.value != "serving":
             if state.failures > failures or state.held:
                 raise Unavailable(f"{model} was not loaded. The server's log says why.")
-            state = await _looked(client, model)
+            state = await _poll_model(client, model)
         return state
 
     _do(work, url, key, as_json=as_json)
@@ -147,7 +147,7 @@ def unload(
         state = await _order(client, "unload", model, hold=hold)
         unloads = state.unloads
         while wait and state.unloads == unloads and state.state.value not in ("out", "held", "waiting"):
-            state = await _looked(client, model)
+            state = await _poll_model(client, model)
         return state
 
     _do(work, url, key, as_json=as_json)
@@ -202,7 +202,7 @@ def _rest(
         while wait and state.state.value in meanwhile:
             await asyncio.sleep(_LOOK_EVERY_S)
             sleepables = (await client.get("models/sleep", SleeperList)).data
-            state = next(one for one in sleepables if one.model == model)
+            state = next(sleeper for sleeper in sleepables if sleeper.model == model)
         return state
 
     done = administer(url, key, work)
@@ -217,7 +217,7 @@ def _rest(
     )
 
 
-async def _listed(url: str, key: str | None) -> "list[ListedModel]":
+async def _list_models(url: str, key: str | None) -> "list[ListedModel]":
     from maitred.cli.client import GatewayClient
 
     async with GatewayClient(url, key) as client:
@@ -240,12 +240,12 @@ async def _all(client: "AdminClient") -> "LoadableList":
     return await client.get("models", LoadableList)
 
 
-async def _looked(client: "AdminClient", model: str) -> "LoadableBody":
+async def _poll_model(client: "AdminClient", model: str) -> "LoadableBody":
     """Waits a moment and returns the state of a model."""
     import asyncio
 
     await asyncio.sleep(_LOOK_EVERY_S)
-    return next(one for one in (await _all(client)).data if one.model == model)
+    return next(sleeper for sleeper in (await _all(client)).data if sleeper.model == model)
 
 
 async def _order(client: "AdminClient", verb: str, model: str, **more: bool) -> "LoadableBody":
@@ -259,10 +259,22 @@ def _print(models: "list[LoadableBody]") -> None:
         ("MODEL", "STATE", "PINNED", "SIZE", "RUNNING", "WAITING", "LOADS", "IDLE", "LOAD TAKES", "READY IN"),
         (
             (
-                *(one.model, one.state.value, one.pinned, _mebibytes(one.reserved_bytes), one.running, one.waiting),
-                *(one.loads, _seconds(one.idle_s), _seconds(one.predicted_load_s), _seconds(one.ready_in_s)),
+                *(
+                    sleeper.model,
+                    sleeper.state.value,
+                    sleeper.pinned,
+                    _mebibytes(sleeper.reserved_bytes),
+                    sleeper.running,
+                    sleeper.waiting,
+                ),
+                *(
+                    sleeper.loads,
+                    _seconds(sleeper.idle_s),
+                    _seconds(sleeper.predicted_load_s),
+                    _seconds(sleeper.ready_in_s),
+                ),
             )
-            for one in models
+            for sleeper in models
         ),
         numbers=("SIZE", "RUNNING", "WAITING", "LOADS", "IDLE", "LOAD TAKES", "READY IN"),
     )

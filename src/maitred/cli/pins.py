@@ -103,6 +103,6 @@ def _print(pins: "list[PinBody]", *, as_json: bool) -> None:
         return
     print_table(
         ("PIN", "MODEL", "TENANT", "NAME", "TOKENS", "UNTIL", "REPLICAS"),
-        ((one.id, one.model, one.tenant, one.name, one.tokens, one.expires_at, one.replicas) for one in pins),
+        ((pin.id, pin.model, pin.tenant, pin.name, pin.tokens, pin.expires_at, pin.replicas) for pin in pins),
         numbers=("TOKENS",),
     )

@@ -66,7 +66,11 @@ def drain(
         state = await _order(client, "maintenance" if at_once else "drain", replica, model)
         while wait and state.requests:
             await asyncio.sleep(_LOOK_EVERY_S)
-            state = next(one for one in await _all(client) if (one.model, one.replica) == (state.model, state.replica))
+            state = next(
+                replica
+                for replica in await _all(client)
+                if (replica.model, replica.replica) == (state.model, state.replica)
+            )
         return state
 
     _print([administer(url, key, work)], as_json=as_json)
@@ -105,10 +109,22 @@ def _print(replicas: "list[ReplicaBody]", *, as_json: bool) -> None:
         ("MODEL", "REPLICA", "KIND", "STATE", "READY", "REQUESTS", "SEQUENCES", "WAITING", "KV FREE", "WEIGHT"),
         (
             (
-                *(one.model, one.replica, one.kind, one.state.value, one.ready, one.requests, one.sequences),
-                *(one.waiting_sequences, None if one.kv_free is None else f"{one.kv_free:.0%}", round(one.weight, 2)),
+                *(
+                    replica.model,
+                    replica.replica,
+                    replica.kind,
+                    replica.state.value,
+                    replica.ready,
+                    replica.requests,
+                    replica.sequences,
+                ),
+                *(
+                    replica.waiting_sequences,
+                    None if replica.kv_free is None else f"{replica.kv_free:.0%}",
+                    round(replica.weight, 2),
+                ),
             )
-            for one in replicas
+            for replica in replicas
         ),
         numbers=("REQUESTS", "SEQUENCES", "WAITING", "KV FREE", "WEIGHT"),
     )

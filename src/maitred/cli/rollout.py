@@ -110,7 +110,7 @@ def start(
     key: AdminKeyOption = None,
 ) -> None:
     """Begin a rollout, or begin one again. What is left out is as it was."""
-    said = {
+    values = {
         "canary": canary,
         "stable": stable,
         "weight": weight,
@@ -118,7 +118,7 @@ def start(
         "sticky": sticky,
         "automatic": automatic,
     }
-    body = {"name": name, **{field: value for field, value in said.items() if value is not None}}
+    body = {"name": name, **{field: value for field, value in values.items() if value is not None}}
     _order("start", body, url, key, as_json=as_json)
 
 
@@ -187,10 +187,10 @@ def _print(rollouts: "list[RolloutBody]", *, as_json: bool) -> None:
         ("NAME", "STABLE", "CANARY", "PHASE", "WEIGHT", "SHADOW", "AT STABLE", "AT CANARY", "VERDICT", "WHY"),
         (
             (
-                *(one.name, one.stable, one.canary, one.phase.value, one.weight, one.shadow),
-                *(one.stable_requests, one.canary_requests, one.verdict, one.why or None),
+                *(rollout.name, rollout.stable, rollout.canary, rollout.phase.value, rollout.weight, rollout.shadow),
+                *(rollout.stable_requests, rollout.canary_requests, rollout.verdict, rollout.why or None),
             )
-            for one in rollouts
+            for rollout in rollouts
         ),
         numbers=("WEIGHT", "SHADOW", "AT STABLE", "AT CANARY"),
     )

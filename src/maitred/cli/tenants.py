@@ -103,7 +103,7 @@ def create(
     fields = {
         "id": tenant,
         "parent": parent,
-        **_given(name, weight, models, priority_ceiling, regions, tags),
+        **_given_fields(name, weight, models, priority_ceiling, regions, tags),
     }
     _send("POST", "tenants", fields, url, key, as_json=as_json)
 
@@ -140,7 +140,7 @@ def update(
     """Change an organisation or a team; what is not given stays."""
     from maitred.cli.admin_client import in_path
 
-    fields = _given(name, weight, models, priority_ceiling, regions, tags)
+    fields = _given_fields(name, weight, models, priority_ceiling, regions, tags)
     if all_models:
         fields["models"] = None
     if disable is not None:
@@ -157,7 +157,7 @@ def delete(tenant: TenantArgument, url: UrlOption = DEFAULT_URL, key: AdminKeyOp
     typer.echo(f"Deleted {tenant}.")
 
 
-def _given(
+def _given_fields(
     name: str | None,
     weight: float | None,
     models: list[str] | None,

@@ -51,8 +51,8 @@ def restart(
         from maitred.wire.admin.responses import WorkerList
 
         workers = (await client.send("POST", "workers/restart", WorkerList, {})).data
-        old = {one.pid for one in workers}
-        while wait and old & {one.pid for one in workers}:
+        old = {worker.pid for worker in workers}
+        while wait and old & {worker.pid for worker in workers}:
             await asyncio.sleep(_LOOK_EVERY_S)
             workers = await _all(client)
         return workers
@@ -72,6 +72,6 @@ def _print(workers: "list[WorkerBody]", *, as_json: bool) -> None:
         return
     print_table(
         ("WORKER", "PID", "STARTED", "LEAVING", "REQUESTS"),
-        ((one.worker, one.pid, one.started_at, one.leaving, one.requests) for one in workers),
+        ((worker.worker, worker.pid, worker.started_at, worker.leaving, worker.requests) for worker in workers),
         numbers=("WORKER", "PID", "REQUESTS"),
     )

@@ -20,13 +20,13 @@ ReadResult = tuple[object, str]
 def bounds(kind: inspect.IntType | inspect.FloatType, unit: str = "") -> str:
     """Returns the range of a number in words; empty if there is none."""
 
-    def written(bound: float) -> str:
+    def format_bound(bound: float) -> str:
         return format_bytes(int(bound)) if unit == "bytes" else str(bound)
 
     if kind.ge is not None and kind.le is not None:
-        return f"from {written(kind.ge)} to {written(kind.le)}"
+        return f"from {format_bound(kind.ge)} to {format_bound(kind.le)}"
     parts = [
-        f"{word} {written(bound)}"
+        f"{word} {format_bound(bound)}"
         for word, bound in (("at least", kind.ge), ("above", kind.gt), ("at most", kind.le), ("below", kind.lt))
         if bound is not None
     ]

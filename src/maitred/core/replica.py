@@ -314,7 +314,7 @@ class ReplicaBase(HasModelCard, Protocol):
         """The last report heard from it."""
         ...
 
-    def unreported(self) -> int:
+    def count_unreported(self) -> int:
         """Requests that were submitted and that the last report cannot know of yet."""
         ...
 

@@ -72,9 +72,9 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
     changed_s: float = 0.0
     """Wall time of the last change."""
 
-    def started(self, settings: dict[str, Any], now_s: float) -> "RolloutState":
+    def start(self, settings: dict[str, Any], now_s: float) -> "RolloutState":
         """On trial from the beginning, with these settings."""
-        return _changed(
+        return _change(
             self,
             now_s,
             settings=settings,
@@ -84,17 +84,17 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
             trial=self.trial + 1,
         )
 
-    def weighed(self, weight: float, shadow: float, now_s: float) -> "RolloutState":
+    def with_weight(self, weight: float, shadow: float, now_s: float) -> "RolloutState":
         """With other shares. The trial goes on, unless it begins or ceases to compare answers, or was over."""
         same = self.phase is RolloutPhase.RUNNING and (shadow > 0) == (self.shadow > 0)
         trial = self.trial if same else self.trial + 1
-        return _changed(self, now_s, phase=RolloutPhase.RUNNING, weight=weight, shadow=shadow, trial=trial)
+        return _change(self, now_s, phase=RolloutPhase.RUNNING, weight=weight, shadow=shadow, trial=trial)
 
-    def moved(self, phase: RolloutPhase, now_s: float, why: str = "") -> "RolloutState":
+    def with_phase(self, phase: RolloutPhase, now_s: float, why: str = "") -> "RolloutState":
         """In another phase: one version serves everybody, and nothing is copied."""
         weight = 1.0 if phase in (RolloutPhase.SWITCHED, RolloutPhase.PROMOTED) else 0.0
-        return _changed(self, now_s, phase=phase, weight=weight, shadow=0.0, why=why)
+        return _change(self, now_s, phase=phase, weight=weight, shadow=0.0, why=why)
 
 
-def _changed(state: RolloutState, now_s: float, **changes: object) -> RolloutState:
+def _change(state: RolloutState, now_s: float, **changes: object) -> RolloutState:
     return msgspec.structs.replace(state, **({"why": "", "changed_s": now_s} | changes))

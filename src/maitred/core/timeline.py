@@ -119,7 +119,7 @@ class RequestTimeline(msgspec.Struct):
 
     def running(self, name: SpanName) -> TimelineSpan | None:
         """The latest of that name that has not ended."""
-        return next((one for one in reversed(self.spans) if one.name is name and one.ended_s is None), None)
+        return next((span for span in reversed(self.spans) if span.name is name and span.ended_s is None), None)
 
     def context_at(self, span: TimelineSpan, new_span_id: Callable[[], str]) -> TraceContext | None:
         """Returns the trace context within a span, which gets an id of its own; None: nobody traces."""

@@ -60,7 +60,7 @@ class CapacityAllocator:
         overcommits = self._may_overcommit(queued)
         if self.quotas.parted:
             whole = self.quotas.limit(quota, total_of(ready))
-            limit = whole.minus(_kept(whole, headroom, ready))
+            limit = whole.minus(_reserve_for(whole, headroom, ready))
             need = queued.cost.at_most(limit).at_least(_ONE)
             free = limit.minus(quota.used)
             if overcommits and quota is self.quotas.common:
@@ -70,9 +70,9 @@ class CapacityAllocator:
         open_ones: list[EndpointState] = []
         slots = False
         if queued.failed_at:
-            ready = untried(queued, ready) or ready
+            ready = untried_endpoints(queued, ready) or ready
         for endpoint_state in ready:
-            kept = _kept(endpoint_state.total, headroom, [endpoint_state])
+            kept = _reserve_for(endpoint_state.total, headroom, [endpoint_state])
             need = queued.cost.at_most(endpoint_state.total.minus(kept)).at_least(_ONE)
             free = endpoint_state.free.minus(kept)
             if overcommits:
@@ -97,9 +97,9 @@ class CapacityAllocator:
             return None
         roomy = [
             endpoint_state
-            for endpoint_state in untried(queued, others)
+            for endpoint_state in untried_endpoints(queued, others)
             if queued.cost.within(
-                endpoint_state.free.minus(_kept(endpoint_state.total, self.headroom, [endpoint_state]))
+                endpoint_state.free.minus(_reserve_for(endpoint_state.total, self.headroom, [endpoint_state]))
             )
         ]
         return self._selector.select(queued, roomy, now_s) if roomy else None
@@ -138,7 +138,7 @@ class CapacityAllocator:
         total = total_of(ready)
         free = total_cost([endpoint_state.free for endpoint_state in ready])
         if above_share:
-            free = free.minus(_kept(total, self.headroom, ready))
+            free = free.minus(_reserve_for(total, self.headroom, ready))
         if self._may_overcommit(queued):
             free = free.plus(Cost(sum(endpoint_state.overcommit_slots for endpoint_state in ready), 0))
         if self.quotas.parted:
@@ -174,7 +174,7 @@ class CapacityAllocator:
         return self.shared and self.holdings.may_overcommit(queued.tenant, queued.cost.slots, queued.flow.priority)
 
 
-def untried(queued: QueuedRequest, ready: Sequence[EndpointState]) -> list[EndpointState]:
+def untried_endpoints(queued: QueuedRequest, ready: Sequence[EndpointState]) -> list[EndpointState]:
     """Returns the replicas that have not failed the request."""
     return [endpoint_state for endpoint_state in ready if endpoint_state.endpoint.name not in queued.failed_at]
 
@@ -184,7 +184,7 @@ def total_of(endpoint_states: Sequence[EndpointState]) -> Cost:
     return total_cost([endpoint_state.total for endpoint_state in endpoint_states])
 
 
-def _kept(whole: Cost, headroom: float, endpoint_states: Sequence[EndpointState]) -> Cost:
+def _reserve_for(whole: Cost, headroom: float, endpoint_states: Sequence[EndpointState]) -> Cost:
     """Returns what is kept for tenants below their share: only blocks where they can be overcommitted."""
     kept = whole.part(headroom)
     return (

@@ -22,7 +22,7 @@ from maitred.core.errors import (
     ReplicaUnavailable,
 )
 from maitred.core.request import WaitCause
-from maitred.dispatch.capacity import CapacityAllocator, untried
+from maitred.dispatch.capacity import CapacityAllocator, untried_endpoints
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.counters import DispatchCounters
 from maitred.dispatch.endpoint import EndpointState
@@ -201,10 +201,10 @@ class DispatchCore:
         if not self.slack and self.waiting:
             return False
         queue, forecaster = queued.queue, self.forecast_cache
-        told = forecaster.remember(queued, now_s)
-        ready = self.refresh(now_s) if told is None else told.ready
+        cached = forecaster.remember(queued, now_s)
+        ready = self.refresh(now_s) if cached is None else cached.ready
         self.allocator.holdings.observe(queued.tenant, now_s)
-        known = told is not None and told.forecast.ample
+        known = cached is not None and cached.forecast.ample
         if known:
             endpoint_state: EndpointState | None = ready[0]  # nothing has changed since it was asked about
         else:
@@ -213,7 +213,7 @@ class DispatchCore:
             queued.first_token_by_s is not None and self._too_late(queued, endpoint_state, now_s)
         ):
             return False
-        if told is None:
+        if cached is None:
             self.forecast_cache.predict(queued, ready, now_s)
         if not known:
             queued.prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
@@ -249,10 +249,10 @@ class DispatchCore:
 
     def join(self, queued: QueuedRequest, now_s: float) -> list[EndpointState]:
         """Enqueues an entry. Returns the ready replicas, for a dispatch in the same moment."""
-        told = self.forecast_cache.remember(queued, now_s)
+        cached = self.forecast_cache.remember(queued, now_s)
         ready = self.refresh(now_s)
         self.allocator.holdings.observe(queued.tenant, now_s)
-        if ready and (told is None or told.ready != ready):
+        if ready and (cached is None or cached.ready != ready):
             self.forecast_cache.predict(queued, ready, now_s)
         queued.state, self.slack = QueueState.WAITING, False
         queued.joined_s = now_s
@@ -303,7 +303,7 @@ class DispatchCore:
         endpoint_state = queued.allocation.endpoint_state
         if len(self.endpoint_states) == 1 and self.endpoint_states[0] is endpoint_state:
             return False
-        return any(other is not endpoint_state for other in untried(queued, self.refresh(now_s)))
+        return any(other is not endpoint_state for other in untried_endpoints(queued, self.refresh(now_s)))
 
     def hedge(self, queued: QueuedRequest, now_s: float) -> Allocation | None:
         """Takes the credits of a second replica for a released request of which nothing has come.
@@ -528,9 +528,9 @@ class DispatchCore:
 
     def _refund(self, queued: QueuedRequest) -> None:
         """Refunds prompt tokens that were charged and never computed."""
-        told = queued.reported_prompt_tokens
-        left = queued.request.prompt_tokens - told
-        if queued.owes_prompts and left > 0 and (told or not queued.begun):
+        reported = queued.reported_prompt_tokens
+        left = queued.request.prompt_tokens - reported
+        if queued.owes_prompts and left > 0 and (reported or not queued.begun):
             self._charge(queued, -self.weights.prompt * left)
         queued.owes_prompts = False
 

@@ -68,7 +68,7 @@ class EndpointState:
             self.credits.estimate(self._window.size)
         elif load.total_blocks:
             self.block_tokens = max(1, card.kv_capacity_tokens // load.total_blocks)
-            self.credits.on_report(load, replica.unreported(), card.max_sequences)
+            self.credits.on_report(load, replica.count_unreported(), card.max_sequences)
         else:
             self.credits.estimate(card.max_sequences)
         if new:

@@ -138,8 +138,8 @@ class ForecastCache:
 
     def remember(self, queued: QueuedRequest, now_s: float) -> _CachedForecast | None:
         """Returns the forecast just made for this entry; None: there was none, or something has changed since."""
-        told = self.last
-        return told if told is not None and told.queued is queued and now_s - told.now_s <= _SAME_S else None
+        last = self.last
+        return last if last is not None and last.queued is queued and now_s - last.now_s <= _SAME_S else None
 
     def predict(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
         """Forecasts an entry that would join now; the entry keeps the forecast, and so does this until a change."""
@@ -180,7 +180,9 @@ class ForecastCache:
             turn = self._simulate(queued, ahead, ready, self._cached, free.slots, now_s)
             turn_s = None if turn is None else self._predictor.turn_s(turn, ready, self._cached, now_s)
             if turn is None or turn.steps or queued.cost.blocks > free.blocks:
-                wait = _widened(ahead, ready, self._predictor.wait(queued, ahead, free, ready, self._cached, turn_s))
+                wait = _widened_wait(
+                    ahead, ready, self._predictor.wait(queued, ahead, free, ready, self._cached, turn_s)
+                )
         endpoint_state = max(ready, key=prefill_ease)
         if wait.at_once:
             return Forecast(ahead, wait, self._selector.prefill_s(queued, endpoint_state, ahead.entries, now_s))
@@ -197,7 +199,7 @@ class ForecastCache:
         ]
         if not coming:
             return Forecast(ahead, PredictedWait(False, 0.0), 0.0)
-        cold_s, endpoint_state = min(coming, key=lambda one: one[0])
+        cold_s, endpoint_state = min(coming, key=lambda pair: pair[0])
         total = endpoint_state.credits.total
         # Of one that has never been there, nobody knows how much it takes at once.
         wait = (
@@ -232,7 +234,7 @@ class ForecastCache:
         return contest.until_dispatched(queued, at_work, free, self._predictor.weights.output)
 
 
-def _widened(ahead: WorkAhead, ready: Sequence[EndpointState], wait: PredictedWait) -> PredictedWait:
+def _widened_wait(ahead: WorkAhead, ready: Sequence[EndpointState], wait: PredictedWait) -> PredictedWait:
     """The wait where a replica takes more with every first token, because nothing has come to queue in it so far.
 
     What it takes now says nothing of how long a line will wait then.
@@ -242,7 +244,7 @@ def _widened(ahead: WorkAhead, ready: Sequence[EndpointState], wait: PredictedWa
     widened_s = [
         in_s for endpoint_state in ready if (in_s := endpoint_state.widened_in_s(ahead.entries + 1)) is not None
     ]
-    return min([wait, *(PredictedWait(False, in_s) for in_s in widened_s)], key=lambda one: one.seconds)
+    return min([wait, *(PredictedWait(False, in_s) for in_s in widened_s)], key=lambda candidate: candidate.seconds)
 
 
 def can_simulate(queue: PoolQueue, queued: QueuedRequest, ahead: WorkAhead) -> bool:
@@ -321,7 +323,7 @@ class QueueSimulation:
                 self._tenants,
                 self._index[tenant],
                 before,
-                [(steps, self._index.get(whose, -1)) for steps, whose in case],
+                [(steps, self._index.get(tenant_id, -1)) for steps, tenant_id in case],
                 free,
                 output,
                 self._overcommit_slots,
@@ -329,7 +331,7 @@ class QueueSimulation:
             for case in at_work.cases
         ]
         played = self._simulated[tenant, before, free] = PredictedTurn(
-            *(sum(each) / len(turns) for each in zip(*turns, strict=True))
+            *(sum(column) / len(turns) for column in zip(*turns, strict=True))
         )
         return played
 
@@ -338,7 +340,7 @@ class QueueSimulation:
         self._index[tenant.id] = len(self._tenants)
         lead = self._queue.fair_queue.over_service(queued.flow)
         next_ones = sorted(islice(waiting, MOST_AHEAD), key=due_s)
-        prompts = [predictor.prompt_service_of(one) for one in next_ones]
+        prompts = [predictor.prompt_service_of(next_one) for next_one in next_ones]
         self._append(tenant, lead, len(waiting), predictor.steps(queued), joins_per_step, prompts)
 
     def _append(

@@ -12,7 +12,7 @@ from math import inf
 
 from maitred.dispatch.config import ReportsConfig
 from maitred.dispatch.endpoint import EndpointState
-from maitred.dispatch.policy.staleness import AgedLoad, believed, trust
+from maitred.dispatch.policy.staleness import AgedLoad, estimate_loads, trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class LoadReports:
         """How much the replica's last word counts, from 0 to 1."""
         return trust(late_s(endpoint_state, now_s), self._fresh_s, self._half_s)
 
-    def believed(
+    def estimate_loads(
         self, endpoint_states: Sequence[EndpointState], prompt_tokens: float, now_s: float
     ) -> list[ReportedLoad]:
         """The word of each as it is believed.
@@ -60,7 +60,9 @@ class LoadReports:
             for word, late, endpoint_state in zip(words, lates_s, endpoint_states, strict=True)
         ]
         fresh_s, half_s = self._fresh_s, self._half_s
-        return list(map(ReportedLoad, believed(requests, fresh_s, half_s), believed(prompts, fresh_s, half_s)))
+        return list(
+            map(ReportedLoad, estimate_loads(requests, fresh_s, half_s), estimate_loads(prompts, fresh_s, half_s))
+        )
 
 
 def late_s(endpoint_state: EndpointState, now_s: float) -> float:

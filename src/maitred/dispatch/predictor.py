@@ -335,8 +335,8 @@ class LatencyPredictor:
         """A request came to its end by itself."""
         dispatch_request, tokens = queued.request, queued.output_tokens
         if tokens or not dispatch_request.max_tokens:
-            each = tokens if dispatch_request.choices == 1 else round(tokens / dispatch_request.choices)
-            self.outputs.observe(dispatch_request.principal_org, each, dispatch_request.max_tokens)
+            per_choice = tokens if dispatch_request.choices == 1 else round(tokens / dispatch_request.choices)
+            self.outputs.observe(dispatch_request.principal_org, per_choice, dispatch_request.max_tokens)
             self._learnt = None
 
 

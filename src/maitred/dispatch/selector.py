@@ -55,7 +55,7 @@ class ReplicaSelector:
         inquiry = PlacementRequest(
             dispatch_request.prompt_tokens, queued.expected_tokens * dispatch_request.choices, dispatch_request.session
         )
-        words = self._reports.believed(endpoint_states, self._predictor.typical_prompt_tokens, now_s)
+        words = self._reports.estimate_loads(endpoint_states, self._predictor.typical_prompt_tokens, now_s)
         candidates = [
             self._candidate(
                 endpoint_state, word, dispatch_request.prompt_tokens, held.get(endpoint_state.endpoint.name, 0), now_s

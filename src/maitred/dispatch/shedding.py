@@ -219,6 +219,6 @@ def _own_waiting(queued: QueuedRequest) -> int:
     return len(queued.queue.tenants.get(queued.tenant.id, ()))
 
 
-def _alike(one: Cost, other: Cost) -> bool:
+def _alike(cost: Cost, other: Cost) -> bool:
     """Whether both want as many places, and about as much room."""
-    return one.slots == other.slots and _LEAST * other.blocks <= one.blocks <= _MOST * other.blocks
+    return cost.slots == other.slots and _LEAST * other.blocks <= cost.blocks <= _MOST * other.blocks

@@ -44,7 +44,7 @@ def free_bytes_beside(
     return kv_bytes_on_gpu(free=free, total=total, peak=peak, fraction=config.gpu.memory_fraction)
 
 
-def graphed(
+def make_graphed_decoder(
     decoder: Decoder, cache: KVCache, config: EngineConfig, context_tokens: int, target: ComputeDevice
 ) -> GraphedDecoder:
     """The decoder, with its steps of decodes recorded as far as the settings and its kernels allow."""

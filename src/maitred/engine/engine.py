@@ -14,7 +14,7 @@ from maitred.core.clock import Clock
 from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport
 from maitred.core.request import EngineRequest, FinishReason, SequenceStats, TokenDelta, TokenLogprobs, WaitCause
-from maitred.engine import request_log as logbook
+from maitred.engine import request_log
 from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.grammar.pending import PendingGrammars
 from maitred.engine.scheduler.plan import StepPlan
@@ -161,7 +161,7 @@ class Engine:
         for choice in [index] if index is not None else list(choices):
             sequence = choices.get(choice)
             if sequence is not None:
-                logbook.cancelled(sequence)
+                request_log.log_cancellation(sequence)
                 self._scheduler.cancel(sequence, wasted=index is None)
                 self._close(owner, sequence)
         self._set_asleep()
@@ -209,15 +209,15 @@ class Engine:
             course = self._stats_recorder.stats(sequence, start_s, ended=True)
             self._emit(outputs, sequence, _delta(sequence, [], FinishReason.DEADLINE, None, first=first, course=course))
         for sequence in plan.preempted:
-            logbook.preempted(sequence)
+            request_log.log_preemption(sequence)
             self._forget(sequence)
         if not plan:
             return outputs
         writing_s = 0.0
         if self._speculator is not None:
             writing_s = self._speculator.extend(plan, self._scheduler.draft_budget, self._scheduler.times)
-        self._stats_recorder.planned(plan, start_s)
-        with logbook.naming(chunk.sequence.request for chunk in plan.chunks):
+        self._stats_recorder.on_plan(plan, start_s)
+        with request_log.log_failed_step(chunk.sequence.request for chunk in plan.chunks):
             tokens, logprobs = self._runner.execute(plan)
         computed_s = self._clock.monotonic_s()
         advances = self._scheduler.commit(plan, tokens)
@@ -256,14 +256,14 @@ class Engine:
             self._measuring = None
             if now_s > start_s:
                 if self._speculator is not None:
-                    self._speculator.measured(work, now_s - start_s, self._scheduler.times)
-                self._scheduler.measured(work, now_s - start_s)
+                    self._speculator.on_step_time(work, now_s - start_s, self._scheduler.times)
+                self._scheduler.on_step_time(work, now_s - start_s)
 
     def _emit(self, outputs: dict[Hashable, list[TokenOutput]], sequence: Sequence, delta: TokenDelta) -> None:
         owner = self._owners[sequence.key]
         outputs[owner].append(TokenOutput(sequence.request.id, delta))
         if delta.finish is not None:
-            logbook.on_request_end(sequence, delta)
+            request_log.log_end(sequence, delta)
             self._close(owner, sequence)
 
     def rejections(self) -> list[tuple[Hashable, Rejection]]:
@@ -300,7 +300,7 @@ class Engine:
         self._reject(owner, sequence.request, f"The answer cannot be held to the grammar any longer: {fault}")
 
     def _reject(self, owner: Hashable, request: EngineRequest, reason: str) -> None:
-        logbook.given_up(request)
+        request_log.log_grammar_failure(request)
         self._rejections.append((owner, Rejection(request.id, reason)))
         self.cancel(owner, request.id, None)
 
@@ -352,10 +352,10 @@ class Engine:
         What changed since then is told again with the next news, which changes nothing for those who know the whole.
         """
         pool, changes = self._scheduler.pool, self._scheduler.pool.changes
-        told = (b"".join(pool.keys()), b"") if whole else changes.take()
-        if told is None:
+        stored_and_removed = (b"".join(pool.keys()), b"") if whole else changes.take()
+        if stored_and_removed is None:
             return None
-        stored, removed = told
+        stored, removed = stored_and_removed
         return BlockUpdate(changes.sequence, self._scheduler.block_tokens, pool.total, stored, removed, whole)
 
     def _forget(self, sequence: Sequence) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from maitred.core.errors import ConfigInvalid
-from maitred.engine.accelerator import free_bytes_beside, graphed
+from maitred.engine.accelerator import free_bytes_beside, make_graphed_decoder
 from maitred.engine.config import EngineConfig
 from maitred.engine.device import ComputeDevice, PrecisionPlan, kv_bytes_on_cpu
 from maitred.engine.models.config import ModelConfig
@@ -89,7 +89,7 @@ class ModelLoader:
         """The engine's model, its steps recorded where they can be, and its empty cache."""
         _, cache = self.warmed_up(decoder, plan.blocks)
         if self.target.accelerated:
-            return graphed(decoder, cache, self.config, plan.context_tokens, self.target), cache
+            return make_graphed_decoder(decoder, cache, self.config, plan.context_tokens, self.target), cache
         return decoder, cache
 
 

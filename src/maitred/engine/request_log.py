@@ -16,18 +16,18 @@ logger = logging.getLogger("maitred.engine")
 _MOST_NAMED = 16
 
 
-def refused(request: EngineRequest, reason: str) -> None:
+def log_refusal(request: EngineRequest, reason: str) -> None:
     """Logs a request that can never run here."""
     _log(logging.INFO, request, "refused: %s", reason)
 
 
-def given_up(request: EngineRequest) -> None:
+def log_grammar_failure(request: EngineRequest) -> None:
     """Logs a request whose answer cannot follow its grammar, without the grammar, which is the client's own text."""
     _log(logging.INFO, request, "given up: its answer cannot be held to its grammar")
 
 
-def on_request_end(sequence: Sequence, delta: TokenDelta) -> None:
-    """A choice has its last tokens."""
+def log_end(sequence: Sequence, delta: TokenDelta) -> None:
+    """Logs a choice that has its last tokens."""
     if logger.isEnabledFor(logging.DEBUG):
         course = delta.course or SequenceStats()
         _log(
@@ -40,7 +40,7 @@ def on_request_end(sequence: Sequence, delta: TokenDelta) -> None:
         )
 
 
-def cancelled(sequence: Sequence) -> None:
+def log_cancellation(sequence: Sequence) -> None:
     """Logs a choice that nobody reads any more."""
     if logger.isEnabledFor(logging.DEBUG):
         _log(
@@ -51,7 +51,7 @@ def cancelled(sequence: Sequence) -> None:
         )
 
 
-def preempted(sequence: Sequence) -> None:
+def log_preemption(sequence: Sequence) -> None:
     """Logs a choice that was preempted."""
     if logger.isEnabledFor(logging.DEBUG):
         _log(
@@ -62,7 +62,7 @@ def preempted(sequence: Sequence) -> None:
         )
 
 
-def encoded(request: EngineRequest, waited_s: float, batch: int) -> None:
+def log_encoding(request: EngineRequest, waited_s: float, batch: int) -> None:
     """A text has its vector."""
     if logger.isEnabledFor(logging.DEBUG):
         _log(
@@ -74,8 +74,8 @@ def encoded(request: EngineRequest, waited_s: float, batch: int) -> None:
 
 
 @contextmanager
-def naming(requests: Iterable[EngineRequest]) -> Iterator[None]:
-    """Computes a step with these in it: if it fails, and the engine with it, one of them may be why.
+def log_failed_step(requests: Iterable[EngineRequest]) -> Iterator[None]:
+    """Logs the requests of a step that fails, and the engine with it: one of them may be why.
 
     Args:
         requests: Gone through only then.
@@ -92,4 +92,4 @@ def naming(requests: Iterable[EngineRequest]) -> Iterator[None]:
 
 def _log(level: int, request: EngineRequest, message: str, *values: object) -> None:
     ids = {"request_id": request.known_as or request.id, "trace_id": request.trace_id}
-    logger.log(level, message, *values, extra={name: one for name, one in ids.items() if one})
+    logger.log(level, message, *values, extra={name: value for name, value in ids.items() if value})

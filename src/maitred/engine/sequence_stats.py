@@ -39,7 +39,7 @@ class SequenceStatsRecorder:
         self._rows = 0
         self._batch = 0
 
-    def planned(self, plan: StepPlan, now_s: float) -> None:
+    def on_plan(self, plan: StepPlan, now_s: float) -> None:
         """A step is to be computed."""
         for sequence in plan.preempted:
             if (notes := self._notes.get(sequence.key)) is not None:

@@ -27,7 +27,7 @@ from maitred.core.errors import ProtocolViolation
 from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport, ModelCard
 from maitred.core.request import EngineRequest
-from maitred.engine import request_log as logbook
+from maitred.engine import request_log
 from maitred.engine.connection import GatewayConnection
 from maitred.engine.process_stats import ProcessStats
 from maitred.wire.frames import (
@@ -275,7 +275,7 @@ class EngineServer:
         try:
             self._engine.submit(connection, request)
         except ValueError as refusal:
-            logbook.refused(request, str(refusal))
+            request_log.log_refusal(request, str(refusal))
             connection.rejections.append(Rejection(request.id, str(refusal)))
 
     def _report(self, outputs: Mapping[Hashable, list[TokenOutput]]) -> None:

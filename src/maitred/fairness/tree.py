@@ -61,7 +61,7 @@ class Ranking(Heap["Node"]):
         """Lets a node in."""
         self.push(node.counter, node.turn, node)
 
-    def lowered(self, node: "Node") -> None:
+    def on_lowered(self, node: "Node") -> None:
         """Puts a node right whose counter went down."""
         if node in self.live:
             self.push(node.counter, node.turn, node)
@@ -127,11 +127,11 @@ class Siblings:
             node.reweigh(weight)
         return node
 
-    def lowered(self, node: "Node") -> None:
+    def on_lowered(self, node: "Node") -> None:
         """A child's counter went down."""
-        self.queue.lowered(node)
-        self.active.lowered(node)
-        self.idle.lowered(node)
+        self.queue.on_lowered(node)
+        self.active.on_lowered(node)
+        self.idle.on_lowered(node)
 
     def activate(self, node: "Node") -> None:
         """An idle child begins to wait."""
@@ -342,7 +342,7 @@ class Node:
             node._booked += service * node.rate
         if service < 0:
             for node in self.path:
-                node.among.lowered(node)
+                node.among.on_lowered(node)
 
     def stream(self, service: float) -> None:
         """From now on so much more is booked with each tick; negative: less."""

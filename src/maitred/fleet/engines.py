@@ -70,9 +70,9 @@ class SleepableReplica:
         """Returns the last load report of its engine. Implements `maitred.core.replica.Replica`."""
         return self.client.load()
 
-    def unreported(self) -> int:
+    def count_unreported(self) -> int:
         """Returns the number of submitted requests that the last report cannot know of."""
-        return self.client.unreported()
+        return self.client.count_unreported()
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every report and change of the engine. Implements `maitred.core.replica.Replica`."""

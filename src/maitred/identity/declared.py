@@ -26,7 +26,7 @@ class DeclaredDirectory(msgspec.Struct, frozen=True):
     limits: tuple[Limit, ...]
 
 
-def declared(tenants: Mapping[str, OrganisationConfig], identity: IdentityConfig) -> DeclaredDirectory:
+def make_declared_directory(tenants: Mapping[str, OrganisationConfig], identity: IdentityConfig) -> DeclaredDirectory:
     """Everything that the two sections declare.
 
     Args:

@@ -210,8 +210,8 @@ class Directory:
 
 def _common(allowed: Iterable[Sequence[str] | None]) -> frozenset[str] | None:
     """Returns the names that all lists allow; None if there is no list. With nothing in common nothing is allowed."""
-    said = [frozenset(names) for names in allowed if names is not None]
-    return frozenset.intersection(*said) if said else None
+    name_sets = [frozenset(names) for names in allowed if names is not None]
+    return frozenset.intersection(*name_sets) if name_sets else None
 
 
 def _discard(index: dict[str, set[str]], name: str, member: str) -> None:

@@ -151,7 +151,7 @@ class TokenIssuers(Protocol):
     A Protocol, because identity needs none of the libraries for tokens until a provider is configured.
     """
 
-    def issued(self, token: str) -> bool:
+    def is_issued(self, token: str) -> bool:
         """Whether the token claims to be of one of them; nothing is proved by that."""
         ...
 
@@ -212,7 +212,7 @@ class Identity:
         principal: Principal | None = None
         if credential.startswith(PREFIX):
             principal = self._key_owner(credential)
-        elif self._issuers is not None and self._issuers.issued(credential):
+        elif self._issuers is not None and self._issuers.is_issued(credential):
             principal = await self._issuers.principal_for(credential)
         else:
             principal = self._anonymous
@@ -238,12 +238,12 @@ class Identity:
             return principal
         key = self._directory.key(principal.key)
         if key is not None:
-            return None if self._expired(key) else self._directory.principal_for(key)
+            return None if self._is_expired(key) else self._directory.principal_for(key)
         if is_id(principal.key):
             return None  # it was a key, and is gone
         return self._directory.principal_in(principal.tenants[0], key=principal.key, scopes=principal.scopes)
 
-    def _expired(self, key: ApiKey) -> bool:
+    def _is_expired(self, key: ApiKey) -> bool:
         return key.expires_s is not None and self._clock.wall_s() >= key.expires_s
 
     def _key_owner(self, credential: str) -> Principal | None:
@@ -256,7 +256,7 @@ class Identity:
         # The secret first: only who holds it may learn, from the time that it takes, what became of the key.
         if not matches(secret, key.secrets if key is not None else (), now_s) or key is None:
             return None
-        if self._expired(key):
+        if self._is_expired(key):
             return None
         return self._directory.principal_for(key)
 

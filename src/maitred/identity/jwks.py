@@ -117,7 +117,7 @@ class SigningKeys:
 
     async def _renew(self, asked_s: float) -> None:
         try:
-            url = self._config.jwks_url or await self._discovered()
+            url = self._config.jwks_url or await self._discover()
             key_set = _read(await self._fetch(url), _KeySet)
             self._keys = _by_id(key_set.keys, self._config.algorithms)
             self._as_of_s = asked_s
@@ -126,7 +126,7 @@ class SigningKeys:
         finally:
             self._asking = None
 
-    async def _discovered(self) -> str:
+    async def _discover(self) -> str:
         """Where the provider says that its keys are."""
         issuer = self._config.issuer
         document = _read(await self._fetch(issuer.rstrip("/") + "/.well-known/openid-configuration"), _Discovery)

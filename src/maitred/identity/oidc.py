@@ -75,14 +75,14 @@ class OidcIssuers:
         for keys in self._keys.values():
             await keys.close()
 
-    def issued(self, token: str) -> bool:
+    def is_issued(self, token: str) -> bool:
         """Whether a token names one of these issuers; as `TokenIssuers.issued`."""
         return _read_issuer(token) in self._configs
 
     async def principal_for(self, token: str) -> Principal | None:
         """Returns the principal of a token; as `TokenIssuers.principal_for`."""
         issuer = _read_issuer(token)
-        header = _decoded(token.partition(".")[0], _Header)
+        header = _decode_segment(token.partition(".")[0], _Header)
         if issuer not in self._configs or header is None:
             return None
         name, config = self._configs[issuer]
@@ -131,11 +131,11 @@ def _read_issuer(token: str) -> str | None:
     """Returns the issuer that a token names; None if it is no token."""
     if len(token) > _LONGEST_TOKEN or not token.isascii() or token.count(".") != 2:
         return None
-    document = _decoded(token.split(".")[1], _Issuer)
+    document = _decode_segment(token.split(".")[1], _Issuer)
     return document.iss if document is not None else None
 
 
-def _decoded(segment: str, kind: type[Document]) -> Document | None:
+def _decode_segment(segment: str, kind: type[Document]) -> Document | None:
     try:
         raw = base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))
         return msgspec.json.decode(raw, type=kind)

@@ -62,14 +62,14 @@ def load(path: Path, kind: type[T], written_as: str, *, by: str, again: str) -> 
 
 def plain(settings: msgspec.Struct) -> Any:  # noqa: ANN401 - whatever they hold
     """Settings in plain data; a secret is named by where it is kept."""
-    return msgspec.to_builtins(settings, enc_hook=_named)
+    return msgspec.to_builtins(settings, enc_hook=_encode_value)
 
 
 class _Header(msgspec.Struct):
     format: str = ""
 
 
-def _named(value: object) -> object:
+def _encode_value(value: object) -> object:
     if isinstance(value, Secret):
         return value.reference
     raise TypeError(type(value))

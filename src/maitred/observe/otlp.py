@@ -66,15 +66,15 @@ class Exporter:
         """Queues the spans of one request for export. Implements `SpanSink.export`."""
         trace_id, state = int(context.trace_id, 16), TraceState.from_header([context.state] if context.state else [])
 
-        def named(span_id: str) -> SpanContext:
+        def span_context(span_id: str) -> SpanContext:
             return SpanContext(trace_id, int(span_id, 16), False, _SAMPLED, state)
 
         for span in spans:
             self._processor.on_end(
                 ReadableSpan(
                     span.name,
-                    named(span.span_id),
-                    named(span.parent_id) if span.parent_id else None,
+                    span_context(span.span_id),
+                    span_context(span.parent_id) if span.parent_id else None,
                     self._resource(span.engine),
                     span.attributes,
                     [Event(event.name, event.attributes, event.at_ns) for event in span.events],

@@ -76,7 +76,7 @@ class DirectoryStore:
                 await find_tenants(connection, *_newer(tenants, since), order=tenants.c.version),
                 await find_keys(connection, *_newer(keys, since), order=keys.c.version),
                 await find_limits(connection, *_newer(limits, since), order=limits.c.made),
-                *[await _deleted(connection, table, since) for table in (tenants, keys, limits)],
+                *[await _deleted_ids(connection, table, since) for table in (tenants, keys, limits)],
             )
 
     async def tenant(self, tenant_id: str) -> Tenant:
@@ -235,7 +235,7 @@ class DirectoryStore:
             yield connection, int((await connection.execute(next_version)).scalar_one())
 
 
-async def _deleted(connection: AsyncConnection, table: Table, since: int) -> list[str]:
+async def _deleted_ids(connection: AsyncConnection, table: Table, since: int) -> list[str]:
     """Returns the ids deleted since a version.
 
     Since version 0 there are none, because the caller knows no entries yet.

@@ -77,11 +77,11 @@ class RolloutStore:
                 if previous == settings:
                     continue
                 base = state or RolloutState(name=name, settings={}, trial=0)
-                await self._write(connection, base.started(dict(settings), now_s), settings)
+                await self._write(connection, base.start(dict(settings), now_s), settings)
             for name, (state, previous) in known.items():
                 if previous is not None and name not in declared:
                     reason = "the configuration no longer names it"
-                    await self._write(connection, state.moved(RolloutPhase.ENDED, now_s, reason), None)
+                    await self._write(connection, state.with_phase(RolloutPhase.ENDED, now_s, reason), None)
 
     async def _lock_rows(
         self, connection: AsyncConnection, *names: str

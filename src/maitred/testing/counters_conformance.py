@@ -99,7 +99,7 @@ async def starts_empty(subject: CountersUnderTest) -> None:
 async def takes_what_is_reserved(subject: CountersUnderTest) -> None:
     """The readings of a grant come after it, in the order of the claims, and are what `read` says."""
     claims = [_budget(100, 3, per_output=2), _bucket(10, 4), _pool(20, 5, per_output=1)]
-    granted = await _granted(subject, "a", claims, output=6)
+    granted = await _expect_granted(subject, "a", claims, output=6)
     assert granted.output == 6
     assert [(r.remaining, r.used, r.reserved) for r in granted.readings] == [(85, 0, 15), (6, 4, 0), (9, 11, 0)]
     assert [(r.remaining, r.used) for r in await subject.counters.read(claims)] == [(85, 0), (6, 4), (9, 11)]
@@ -107,9 +107,9 @@ async def takes_what_is_reserved(subject: CountersUnderTest) -> None:
 
 async def takes_all_or_nothing(subject: CountersUnderTest) -> None:
     """One claim without room: no claim takes, and the readings are of what was there."""
-    await _granted(subject, "a", [_pool(10, 8)])
+    await _expect_granted(subject, "a", [_pool(10, 8)])
     claims = [_bucket(10, 5), _budget(10, 5), _pool(10, 3)]
-    denied = await _denied(subject, "b", claims)
+    denied = await _expect_denied(subject, "b", claims)
     assert denied.claim == 2
     assert [(r.remaining, r.reserved) for r in denied.readings] == [(10, 0), (10, 0), (2, 0)]
     assert [r.remaining for r in await subject.counters.read(claims)] == [10, 10, 2]
@@ -117,14 +117,14 @@ async def takes_all_or_nothing(subject: CountersUnderTest) -> None:
 
 async def a_denied_lease_does_not_exist(subject: CountersUnderTest) -> None:
     """Settling it charges nothing."""
-    await _denied(subject, "a", [_budget(10, 5), _pool(10, 11)])
+    await _expect_denied(subject, "a", [_budget(10, 5), _pool(10, 11)])
     await subject.counters.settle("a", {"budget": 5})
     assert (await _read(subject, _budget(10, 0))).remaining == 10
 
 
 async def grants_without_claims(subject: CountersUnderTest) -> None:
     """Nothing is limited, so nothing is lowered."""
-    granted = await _granted(subject, "a", [], output=77)
+    granted = await _expect_granted(subject, "a", [], output=77)
     assert (granted.output, granted.readings) == (77, [])
     await subject.counters.settle("a", {})
 
@@ -132,8 +132,8 @@ async def grants_without_claims(subject: CountersUnderTest) -> None:
 async def rounds_amounts_up(subject: CountersUnderTest) -> None:
     """A part of a unit is a unit."""
     claim = _budget(10, 1, per_output=1, divisor=4)
-    assert (await _granted(subject, "a", [claim], output=4)).readings[0].reserved == 2
-    assert (await _granted(subject, "b", [claim], output=3)).readings[0].reserved == 3
+    assert (await _expect_granted(subject, "a", [claim], output=4)).readings[0].reserved == 2
+    assert (await _expect_granted(subject, "b", [claim], output=3)).readings[0].reserved == 3
 
 
 async def counts_the_size_of_a_request(subject: CountersUnderTest) -> None:
@@ -158,12 +158,12 @@ async def counts_the_size_of_a_request(subject: CountersUnderTest) -> None:
 async def counts_large_amounts_exactly(subject: CountersUnderTest) -> None:
     """Millions of dollars are still counted in nano-dollars."""
     most = 5_000_000_000_000_000
-    await _granted(subject, "a", [_budget(most, most - 10)])
+    await _expect_granted(subject, "a", [_budget(most, most - 10)])
     await subject.counters.settle("a", {"budget": most - 10})
     claim = _budget(most, 1, per_output=3, clamps=True)
-    assert (await _granted(subject, "b", [claim], output=10, least=1)).output == 3
+    assert (await _expect_granted(subject, "b", [claim], output=10, least=1)).output == 3
     assert (await _read(subject, claim)).remaining == 0
-    await _denied(subject, "c", [_budget(most, 1)])
+    await _expect_denied(subject, "c", [_budget(most, 1)])
 
 
 async def never_overshoots_under_concurrency(subject: CountersUnderTest) -> None:
@@ -186,24 +186,24 @@ async def clamps_to_the_largest_output_that_fits(subject: CountersUnderTest) -> 
     ]
     # 5 + 7 * 7 is at most 20 * 3. It takes 18, and 5 + 7 * 0 is at most the other 2 * 3.
     for lease, largest in (("a", 7), ("b", 0)):
-        assert (await _granted(subject, lease, claims, output=60, least=0)).output == largest
+        assert (await _expect_granted(subject, lease, claims, output=60, least=0)).output == largest
     assert [r.remaining for r in await subject.counters.read(claims)] == [50 - 17 - 10, 100 - 31 - 10, 20 - 18 - 2]
     for claim, largest in ((claims[0], 13), (claims[1], 16)):
-        assert (await _granted(subject, f"c{largest}", [claim], output=60, least=1)).output == largest
+        assert (await _expect_granted(subject, f"c{largest}", [claim], output=60, least=1)).output == largest
 
 
 async def denies_below_the_least_output(subject: CountersUnderTest) -> None:
     """Exactly the least is granted, one more is not."""
     claim = _budget(100, 40, per_output=2, clamps=True)
-    assert (await _denied(subject, "a", [claim], output=60, least=31)).claim == 0
-    assert (await _granted(subject, "b", [claim], output=60, least=30)).output == 30
+    assert (await _expect_denied(subject, "a", [claim], output=60, least=31)).claim == 0
+    assert (await _expect_granted(subject, "b", [claim], output=60, least=30)).output == 30
 
 
 async def asks_rigid_claims_for_all_and_charges_them_for_less(subject: CountersUnderTest) -> None:
     """A claim that does not clamp must have room for the output as asked; it takes what the clamped output needs."""
     budget = _budget(100, 0, per_output=10, clamps=True)
-    assert (await _denied(subject, "a", [_pool(49, 0, per_output=1), budget], output=50, least=1)).claim == 0
-    granted = await _granted(subject, "b", [_pool(50, 0, per_output=1), budget], output=50, least=1)
+    assert (await _expect_denied(subject, "a", [_pool(49, 0, per_output=1), budget], output=50, least=1)).claim == 0
+    granted = await _expect_granted(subject, "b", [_pool(50, 0, per_output=1), budget], output=50, least=1)
     assert (granted.output, [r.remaining for r in granted.readings]) == (10, [40, 0])
 
 
@@ -215,28 +215,28 @@ async def soft_claims_only_count(subject: CountersUnderTest) -> None:
         _budget(10, 8, per_output=1, clamps=True, hard=False),
     ]
     for lease in ("a", "b"):
-        assert (await _granted(subject, lease, soft, output=4, least=1)).output == 4
+        assert (await _expect_granted(subject, lease, soft, output=4, least=1)).output == 4
     assert [r.remaining for r in await subject.counters.read(soft)] == [-14, -14, -14]
-    await _denied(subject, "c", [_budget(10, 1)])
+    await _expect_denied(subject, "c", [_budget(10, 1)])
 
 
 async def nothing_always_fits(subject: CountersUnderTest) -> None:
     """Checks that a claim of nothing is not refused by a budget that is overspent."""
-    await _granted(subject, "a", [_budget(10, 10), _bucket(10, 10)])
+    await _expect_granted(subject, "a", [_budget(10, 10), _bucket(10, 10)])
     await subject.counters.settle("a", {"budget": 15, "bucket": 15})
-    await _granted(subject, "b", [_budget(10, 0), _bucket(10, 0)])
+    await _expect_granted(subject, "b", [_budget(10, 0), _bucket(10, 0)])
     clamped = [_budget(10, 0, per_output=2, clamps=True)]
-    assert (await _granted(subject, "c", clamped, output=9, least=0)).output == 0
-    await _denied(subject, "d", clamped, output=9, least=1)
+    assert (await _expect_granted(subject, "c", clamped, output=9, least=0)).output == 0
+    await _expect_denied(subject, "d", clamped, output=9, least=1)
 
 
 async def follows_a_changed_capacity(subject: CountersUnderTest) -> None:
     """Checks that what was taken stays taken, and the rest is of the new capacity."""
-    await _granted(subject, "a", [_bucket(10, 6), _pool(10, 6), _budget(10, 6)])
+    await _expect_granted(subject, "a", [_bucket(10, 6), _pool(10, 6), _budget(10, 6)])
     for capacity in (20, 8, 3):
         claims = [_bucket(capacity, 0), _pool(capacity, 0), _budget(capacity, 0)]
         assert [r.remaining for r in await subject.counters.read(claims)] == [capacity - 6] * 3
-    await _granted(subject, "b", [_bucket(20, 14), _pool(20, 14), _budget(20, 14)])
+    await _expect_granted(subject, "b", [_bucket(20, 14), _pool(20, 14), _budget(20, 14)])
 
 
 # --- buckets --------------------------------------------------------------------------------------------------------
@@ -245,26 +245,26 @@ async def follows_a_changed_capacity(subject: CountersUnderTest) -> None:
 async def buckets_refill(subject: CountersUnderTest) -> None:
     """Continuously, to their capacity and no further."""
     claim = _bucket(10, 10, refill_per_s=0.5)
-    await _granted(subject, "a", [claim])
+    await _expect_granted(subject, "a", [claim])
     await subject.counters.settle("a", {"bucket": 10})
-    await _denied(subject, "b", [_bucket(10, 1, refill_per_s=0.5)])
+    await _expect_denied(subject, "b", [_bucket(10, 1, refill_per_s=0.5)])
     await subject.advance(3.0)
     assert (await _read(subject, claim)).remaining == 1
     await subject.advance(3.1)
     assert (await _read(subject, claim)).remaining == 3
     await subject.advance(1000.0)
     assert (await _read(subject, claim)).remaining == 10
-    await _granted(subject, "c", [claim])
-    await _denied(subject, "d", [_bucket(10, 1, refill_per_s=0.5)])
+    await _expect_granted(subject, "c", [claim])
+    await _expect_denied(subject, "d", [_bucket(10, 1, refill_per_s=0.5)])
 
 
 async def buckets_take_back_what_was_not_used(subject: CountersUnderTest) -> None:
     """At once, and never above their capacity: what was refilled meanwhile is not given twice."""
     claim = _bucket(100, 60, refill_per_s=1.0)
-    await _granted(subject, "a", [claim])
+    await _expect_granted(subject, "a", [claim])
     await subject.counters.settle("a", {"bucket": 20})
     assert (await _read(subject, claim)).remaining == 80
-    await _granted(subject, "b", [claim])
+    await _expect_granted(subject, "b", [claim])
     await subject.advance(25.1)
     assert (await _read(subject, claim)).remaining == 45
     await subject.counters.settle("b", {})
@@ -274,18 +274,18 @@ async def buckets_take_back_what_was_not_used(subject: CountersUnderTest) -> Non
 async def buckets_go_below_zero(subject: CountersUnderTest) -> None:
     """An estimate was too low: what is missing must be refilled before anyone gets more."""
     claim = _bucket(10, 10, refill_per_s=1.0)
-    await _granted(subject, "a", [claim])
+    await _expect_granted(subject, "a", [claim])
     await subject.counters.settle("a", {"bucket": 15})
     reading = await _read(subject, claim)
     assert -5 <= reading.remaining <= -4
     assert abs(reading.reset_s - 15.0) <= SLACK_S
-    denied = await _denied(subject, "b", [_bucket(10, 1, refill_per_s=1.0)])
+    denied = await _expect_denied(subject, "b", [_bucket(10, 1, refill_per_s=1.0)])
     assert denied.retry_after_s is not None
     assert abs(denied.retry_after_s - 6.0) <= SLACK_S
     await subject.advance(5.5)
-    await _denied(subject, "b", [_bucket(10, 1, refill_per_s=1.0)])
+    await _expect_denied(subject, "b", [_bucket(10, 1, refill_per_s=1.0)])
     await subject.advance(0.6)
-    await _granted(subject, "b", [_bucket(10, 1, refill_per_s=1.0)])
+    await _expect_granted(subject, "b", [_bucket(10, 1, refill_per_s=1.0)])
 
 
 # --- pools and budgets ----------------------------------------------------------------------------------------------
@@ -293,12 +293,12 @@ async def buckets_go_below_zero(subject: CountersUnderTest) -> None:
 
 async def pools_are_freed_by_settling(subject: CountersUnderTest) -> None:
     """Checks that settling frees all of a pool, whatever was used."""
-    await _granted(subject, "a", [_pool(10, 4)])
-    await _granted(subject, "b", [_pool(10, 6)])
-    await _denied(subject, "c", [_pool(10, 1)])
+    await _expect_granted(subject, "a", [_pool(10, 4)])
+    await _expect_granted(subject, "b", [_pool(10, 6)])
+    await _expect_denied(subject, "c", [_pool(10, 1)])
     await subject.counters.settle("a", {"pool": 9})
     assert (await _read(subject, _pool(10, 0))).used == 6
-    await _granted(subject, "c", [_pool(10, 4)])
+    await _expect_granted(subject, "c", [_pool(10, 4)])
     await subject.counters.settle("b", {})
     await subject.counters.settle("c", {})
     assert (await _read(subject, _pool(10, 0))).remaining == 10
@@ -306,22 +306,22 @@ async def pools_are_freed_by_settling(subject: CountersUnderTest) -> None:
 
 async def budgets_are_charged_and_the_rest_returned(subject: CountersUnderTest) -> None:
     """Checks that a charge stays when the rest of a reservation is returned."""
-    await _granted(subject, "a", [_budget(100, 60)])
-    await _denied(subject, "b", [_budget(100, 60)])
+    await _expect_granted(subject, "a", [_budget(100, 60)])
+    await _expect_denied(subject, "b", [_budget(100, 60)])
     await subject.counters.settle("a", {"budget": 10})
     await subject.advance(100 * LEASE_S)
     reading = await _read(subject, _budget(100, 0))
     assert (reading.remaining, reading.used, reading.reserved) == (90, 10, 0)
-    await _granted(subject, "b", [_budget(100, 90)])
+    await _expect_granted(subject, "b", [_budget(100, 90)])
 
 
 async def budgets_are_charged_more_than_was_reserved(subject: CountersUnderTest) -> None:
     """Checks that more than was reserved can be charged, and that nobody gets more then."""
-    await _granted(subject, "a", [_budget(100, 60)])
+    await _expect_granted(subject, "a", [_budget(100, 60)])
     await subject.counters.settle("a", {"budget": 130})
     reading = await _read(subject, _budget(100, 0))
     assert (reading.remaining, reading.used, reading.reserved) == (-30, 130, 0)
-    await _denied(subject, "b", [_budget(100, 1)])
+    await _expect_denied(subject, "b", [_budget(100, 1)])
 
 
 async def budgets_begin_with_what_was_spent(subject: CountersUnderTest) -> None:
@@ -329,8 +329,8 @@ async def budgets_begin_with_what_was_spent(subject: CountersUnderTest) -> None:
     subject.spent["budget"] = 70
     claims = [_budget(100, 30), _pool(10, 1), _bucket(10, 1)]
     assert [r.remaining for r in await subject.counters.read(claims)] == [30, 10, 10]
-    await _denied(subject, "a", [_budget(100, 31)])
-    await _granted(subject, "b", claims)
+    await _expect_denied(subject, "a", [_budget(100, 31)])
+    await _expect_granted(subject, "b", claims)
     await subject.counters.settle("b", {"budget": 30})
     assert (await _read(subject, claims[0])).used == 100
     assert subject.asked == ["budget"]
@@ -356,11 +356,11 @@ async def budgets_met_by_many_at_once_are_counted_once(subject: CountersUnderTes
 async def a_new_window_is_a_new_budget(subject: CountersUnderTest) -> None:
     """Checks that running requests settle in the window in which they began."""
     old = _budget(10, 10, counter="day-1", ends_s=subject.wall_s() + 60.0)
-    await _granted(subject, "a", [old])
+    await _expect_granted(subject, "a", [old])
     await subject.counters.renew(["a"], 120.0)
     await subject.advance(61.0)
     new = _budget(10, 10, counter="day-2", ends_s=subject.wall_s() + 60.0)
-    await _granted(subject, "b", [new])
+    await _expect_granted(subject, "b", [new])
     await subject.counters.settle("a", {"day-1": 10})
     reading = await _read(subject, new)
     assert (reading.used, reading.reserved) == (0, 10)
@@ -372,8 +372,8 @@ async def a_new_window_is_a_new_budget(subject: CountersUnderTest) -> None:
 async def settling_twice_changes_nothing(subject: CountersUnderTest) -> None:
     """Not what is charged, not what others hold."""
     claims = [_budget(100, 40), _bucket(100, 40), _pool(100, 40)]
-    await _granted(subject, "a", claims)
-    await _granted(subject, "b", claims)
+    await _expect_granted(subject, "a", claims)
+    await _expect_granted(subject, "b", claims)
     for _ in range(3):
         await subject.counters.settle("a", {"budget": 5, "bucket": 6, "pool": 7})
     assert [(r.used, r.reserved) for r in await subject.counters.read(claims)] == [(5, 40), (46, 0), (40, 0)]
@@ -382,7 +382,7 @@ async def settling_twice_changes_nothing(subject: CountersUnderTest) -> None:
 async def settling_an_unknown_lease_changes_nothing(subject: CountersUnderTest) -> None:
     """Checks that settling a lease that is unknown, perhaps settled long ago, changes nothing."""
     claims = [_budget(100, 40), _bucket(100, 40), _pool(100, 40)]
-    await _granted(subject, "a", claims)
+    await _expect_granted(subject, "a", claims)
     await subject.counters.settle("never-made", {"budget": 5, "bucket": 6, "pool": 7})
     assert [(r.used, r.reserved) for r in await subject.counters.read(claims)] == [(0, 40), (40, 0), (40, 0)]
 
@@ -390,7 +390,7 @@ async def settling_an_unknown_lease_changes_nothing(subject: CountersUnderTest) 
 async def what_is_not_named_was_not_used(subject: CountersUnderTest) -> None:
     """Settling with nothing gives all back."""
     claims = [_budget(100, 40), _bucket(100, 40), _pool(100, 40)]
-    await _granted(subject, "a", claims)
+    await _expect_granted(subject, "a", claims)
     await subject.counters.settle("a", {})
     assert [r.remaining for r in await subject.counters.read(claims)] == [100, 100, 100]
 
@@ -401,20 +401,20 @@ async def what_is_not_named_was_not_used(subject: CountersUnderTest) -> None:
 async def leases_expire(subject: CountersUnderTest) -> None:
     """The gateway died: all that it held goes back, not before the time."""
     claims = [_budget(100, 40), _bucket(100, 40), _pool(100, 40)]
-    await _granted(subject, "a", claims)
+    await _expect_granted(subject, "a", claims)
     await subject.advance(LEASE_S - 1.0)
     assert [r.remaining for r in await subject.counters.read(claims)] == [60, 60, 60]
     await subject.advance(1.1)
     assert [(r.remaining, r.used, r.reserved) for r in await subject.counters.read(claims)] == [(100, 0, 0)] * 3
-    await _granted(subject, "b", [_pool(100, 100)])
+    await _expect_granted(subject, "b", [_pool(100, 100)])
 
 
 async def an_expired_lease_is_charged_once(subject: CountersUnderTest) -> None:
     """Usage counts even if it comes late; what was given back is not given back again."""
     claims = [_budget(100, 40), _bucket(100, 40), _pool(100, 40)]
-    await _granted(subject, "a", claims)
+    await _expect_granted(subject, "a", claims)
     await subject.advance(LEASE_S + LATE_S - 1.0)
-    await _granted(subject, "b", [_pool(100, 90)])
+    await _expect_granted(subject, "b", [_pool(100, 90)])
     for _ in range(2):
         await subject.counters.settle("a", {"budget": 15, "bucket": 25, "pool": 40})
         readings = await subject.counters.read(claims)
@@ -423,13 +423,13 @@ async def an_expired_lease_is_charged_once(subject: CountersUnderTest) -> None:
 
 async def renewing_puts_off_the_end(subject: CountersUnderTest) -> None:
     """Checks that renewing counts from now, and passes over a lease that nobody knows."""
-    await _granted(subject, "a", [_pool(100, 40)])
-    await _granted(subject, "b", [_pool(100, 20)])
+    await _expect_granted(subject, "a", [_pool(100, 40)])
+    await _expect_granted(subject, "b", [_pool(100, 20)])
     for _ in range(3):
         await subject.advance(LEASE_S - 1.0)
         await subject.counters.renew(["never-made", "a"], LEASE_S)
     assert (await _read(subject, _pool(100, 0))).used == 40
-    await _granted(subject, "c", [_pool(100, 30)])
+    await _expect_granted(subject, "c", [_pool(100, 30)])
     await subject.counters.renew(["a", "c"], 5.0)
     await subject.advance(5.1)
     assert (await _read(subject, _pool(100, 0))).used == 0
@@ -437,7 +437,7 @@ async def renewing_puts_off_the_end(subject: CountersUnderTest) -> None:
 
 async def renewing_does_not_revive(subject: CountersUnderTest) -> None:
     """Checks that an expired lease is not revived by renewing, but can still be settled."""
-    await _granted(subject, "a", [_pool(100, 40), _budget(100, 40)])
+    await _expect_granted(subject, "a", [_pool(100, 40), _budget(100, 40)])
     await subject.advance(LEASE_S + 0.1)
     await subject.counters.renew(["a"], LEASE_S)
     assert [r.remaining for r in await subject.counters.read([_pool(100, 0), _budget(100, 0)])] == [100, 100]
@@ -451,23 +451,23 @@ async def renewing_does_not_revive(subject: CountersUnderTest) -> None:
 async def says_when_a_bucket_has_refilled(subject: CountersUnderTest) -> None:
     """For the least output that is of use; not sooner, not later."""
     claim = _bucket(100, 10, per_output=1, refill_per_s=2.0, clamps=True)
-    await _granted(subject, "a", [claim], output=80)
+    await _expect_granted(subject, "a", [claim], output=80)
     await subject.counters.settle("a", {"bucket": 90})
-    denied = await _denied(subject, "b", [claim], output=90, least=20)
+    denied = await _expect_denied(subject, "b", [claim], output=90, least=20)
     assert denied.retry_after_s is not None
     assert abs(denied.retry_after_s - 10.0) <= SLACK_S, "30 are wanted, 10 are left"
     await subject.advance(denied.retry_after_s - 3 * SLACK_S)
-    await _denied(subject, "b", [claim], output=90, least=20)
+    await _expect_denied(subject, "b", [claim], output=90, least=20)
     await subject.advance(4 * SLACK_S)
-    assert (await _granted(subject, "b", [claim], output=90, least=20)).output == 20
+    assert (await _expect_granted(subject, "b", [claim], output=90, least=20)).output == 20
 
 
 async def says_when_the_window_of_a_budget_ends(subject: CountersUnderTest) -> None:
     """A charge goes away with its window only."""
     claim = _budget(100, 60, ends_s=subject.wall_s() + 3600.0)
-    await _granted(subject, "a", [claim])
+    await _expect_granted(subject, "a", [claim])
     await subject.counters.settle("a", {"budget": 60})
-    denied = await _denied(subject, "b", [claim])
+    denied = await _expect_denied(subject, "b", [claim])
     assert denied.retry_after_s is not None
     assert abs(denied.retry_after_s - 3600.0) <= SLACK_S
 
@@ -484,20 +484,20 @@ async def says_when_waiting_cannot_help(subject: CountersUnderTest) -> None:
             _pool(10, 1, per_output=2, clamps=True),
         ]
     ):
-        denied = await _denied(subject, str(lease), [claim], output=9, least=5)
+        denied = await _expect_denied(subject, str(lease), [claim], output=9, least=5)
         assert (denied.claim, denied.retry_after_s) == (0, None)
-    await _granted(subject, "a", [_budget(10, 10), _bucket(10, 10, refill_per_s=0.0)])
+    await _expect_granted(subject, "a", [_budget(10, 10), _bucket(10, 10, refill_per_s=0.0)])
     await subject.counters.settle("a", {"budget": 10, "bucket": 10})
     for claim in (_budget(10, 1), _bucket(10, 1, refill_per_s=0.0)):
-        assert (await _denied(subject, "b", [claim])).retry_after_s is None
+        assert (await _expect_denied(subject, "b", [claim])).retry_after_s is None
 
 
 async def knows_no_time_for_what_others_hold(subject: CountersUnderTest) -> None:
     """Requests end when they end."""
     day = _budget(10, 6, ends_s=subject.wall_s() + 3600.0)
-    await _granted(subject, "a", [_pool(10, 6), day])
-    assert (await _denied(subject, "b", [_pool(10, 6)])).retry_after_s is None
-    assert (await _denied(subject, "b", [day])).retry_after_s is None
+    await _expect_granted(subject, "a", [_pool(10, 6), day])
+    assert (await _expect_denied(subject, "b", [_pool(10, 6)])).retry_after_s is None
+    assert (await _expect_denied(subject, "b", [day])).retry_after_s is None
 
 
 async def names_the_claim_that_fits_last(subject: CountersUnderTest) -> None:
@@ -509,9 +509,9 @@ async def names_the_claim_that_fits_last(subject: CountersUnderTest) -> None:
     held = _budget(10, 6, counter="held", ends_s=subject.wall_s() + 9000.0)
     day = _budget(10, 6, counter="day", ends_s=subject.wall_s() + 3600.0)
     never = _budget(10, 6, counter="never")
-    await _granted(subject, "charged", [soon, later, day, never])
+    await _expect_granted(subject, "charged", [soon, later, day, never])
     await subject.counters.settle("charged", {"soon": 10, "later": 10, "day": 6, "never": 6})
-    await _granted(subject, "running", [busy, held])
+    await _expect_granted(subject, "running", [busy, held])
     in_order: list[tuple[LimitClaim, float | None]] = [
         (busy, None),
         (soon, 10.0),
@@ -526,20 +526,20 @@ async def names_the_claim_that_fits_last(subject: CountersUnderTest) -> None:
                 [free, expected, *(claim for claim, _ in others)],
                 [*(claim for claim, _ in others), free, expected],
             ):
-                denied = await _denied(subject, "b", claims)
+                denied = await _expect_denied(subject, "b", claims)
                 assert claims[denied.claim] is expected
                 if retry_after_s is None:
                     assert denied.retry_after_s is None
                 else:
                     assert denied.retry_after_s is not None
                     assert abs(denied.retry_after_s - retry_after_s) <= 20 * SLACK_S
-    assert (await _denied(subject, "b", [held, soon])).claim == 1
+    assert (await _expect_denied(subject, "b", [held, soon])).claim == 1
 
 
 async def says_when_it_is_full_again(subject: CountersUnderTest) -> None:
     """Buckets by their refill, budgets by their window; of pools nothing is known."""
     claims = [_bucket(10, 5, refill_per_s=0.5), _pool(10, 5), _budget(10, 5, ends_s=subject.wall_s() + 60.0)]
-    granted = await _granted(subject, "a", claims)
+    granted = await _expect_granted(subject, "a", claims)
     for readings in (granted.readings, await subject.counters.read(claims)):
         assert abs(readings[0].reset_s - 10.0) <= SLACK_S
         assert readings[1].reset_s == 0.0
@@ -628,7 +628,7 @@ def _reservation(lease: str, claims: list[LimitClaim], output: int = 0, least: i
     )
 
 
-async def _granted(
+async def _expect_granted(
     subject: CountersUnderTest, lease: str, claims: list[LimitClaim], *, output: int = 0, least: int | None = None
 ) -> ReservationGranted:
     answer = await subject.counters.reserve(_reservation(lease, claims, output, least))
@@ -636,7 +636,7 @@ async def _granted(
     return answer
 
 
-async def _denied(
+async def _expect_denied(
     subject: CountersUnderTest, lease: str, claims: list[LimitClaim], *, output: int = 0, least: int | None = None
 ) -> ReservationDenied:
     answer = await subject.counters.reserve(_reservation(lease, claims, output, least))

@@ -41,7 +41,7 @@ class PostgresServer:
         self._bin = bin_folder
         self._folder = Path(tempfile.mkdtemp(prefix="maitred-pg-"))
         self._data = self._folder / "data"
-        self._user = _unprivileged()
+        self._user = _unprivileged_user()
         if self._user is not None:
             os.chown(self._folder, self._user.pw_uid, self._user.pw_gid)
         with socket.socket() as probe:
@@ -75,9 +75,9 @@ class PostgresServer:
         deadline = time.monotonic() + 60
         while not self._ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                said = (self._folder / "log").read_text(errors="replace")[-3000:]
+                log_tail = (self._folder / "log").read_text(errors="replace")[-3000:]
                 self.kill()
-                raise RuntimeError(f"PostgreSQL did not start:\n{said}")
+                raise RuntimeError(f"PostgreSQL did not start:\n{log_tail}")
             time.sleep(0.05)
 
     def kill(self) -> None:
@@ -164,7 +164,7 @@ def postgres_server() -> Iterator[PostgresServer]:
         server.remove()
 
 
-def _unprivileged() -> pwd.struct_passwd | None:
+def _unprivileged_user() -> pwd.struct_passwd | None:
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):

@@ -58,8 +58,8 @@ class PrometheusServer:
         """The names of all metrics that it was shown, also of those without a value."""
         return set(self._get("metadata"))
 
-    def _get(self, what: str, **parameters: str) -> dict[str, Any]:
-        address = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+    def _get(self, path: str, **parameters: str) -> dict[str, Any]:
+        address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(address, timeout=10) as response:
                 answer = json.load(response)

@@ -116,11 +116,11 @@ async def cancels_one_choice(subject: ReplicaUnderTest) -> None:
         while seen != {0, 1}:
             seen |= {delta.index for delta in await anext(batches)}
         stream.cancel(1)
-        heard = 0
-        while heard < _SHORT_TOKENS:
+        received = 0
+        while received < _SHORT_TOKENS:
             for delta in await anext(batches):
                 assert delta.index == 0, f"after its cancellation choice 1 sent {delta}"
-                heard += len(delta.tokens)
+                received += len(delta.tokens)
         stream.cancel(0)
         async for batch in batches:
             raise AssertionError(f"after all choices were cancelled came {batch}")
@@ -140,7 +140,7 @@ async def pauses_and_goes_on(subject: ReplicaUnderTest) -> None:
         left.pause()
         stream.resume()
         _assert_complete(await _read(stream), choices=1)
-        assert subject.replica.unreported() == 0, "the last report knows of requests that were answered"
+        assert subject.replica.count_unreported() == 0, "the last report knows of requests that were answered"
     assert reports, "listeners hear of reports"
     await _assert_idle(subject.replica)
 

@@ -182,12 +182,12 @@ class ScriptedEngine:
         self.pauses.append(pause)
         self._changed.set()
 
-    def opened(self, connection: "_Connection") -> None:
+    def on_connect(self, connection: "_Connection") -> None:
         """A gateway has connected."""
         self._connections.add(connection)
         self._changed.set()
 
-    def closed(self, connection: "_Connection") -> None:
+    def on_disconnect(self, connection: "_Connection") -> None:
         """A gateway has gone."""
         self._connections.discard(connection)
         self._changed.set()
@@ -216,7 +216,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
-        self._engine.opened(self)
+        self._engine.on_connect(self)
         engine = self._engine
         self._send(EngineHello(PROTOCOL_VERSION, engine.epoch, os.getpid(), engine.card, engine.load()))
 
@@ -244,7 +244,7 @@ class _Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._runs.clear()
-        self._engine.closed(self)
+        self._engine.on_disconnect(self)
 
     def drop(self) -> None:
         if self._transport is not None:

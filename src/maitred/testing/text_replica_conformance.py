@@ -83,7 +83,7 @@ async def describes_itself(subject: TextReplicaUnderTest) -> None:
     card = subject.replica.card()
     assert card.name, "the card names the model"
     assert card.context_tokens > _SHORT_TOKENS, "the context holds more than a few tokens"
-    assert subject.replica.unreported() == 0, "nothing runs before the first request"
+    assert subject.replica.count_unreported() == 0, "nothing runs before the first request"
 
 
 async def answers_a_conversation(subject: TextReplicaUnderTest) -> None:
@@ -93,7 +93,7 @@ async def answers_a_conversation(subject: TextReplicaUnderTest) -> None:
         _assert_whole(batches)
         with suppress(StopAsyncIteration):
             raise AssertionError(f"after the end came {await anext(aiter(stream))}")
-    assert subject.replica.unreported() == 0, "what is over is not held"
+    assert subject.replica.count_unreported() == 0, "what is over is not held"
 
 
 async def streams(subject: TextReplicaUnderTest) -> None:
@@ -185,7 +185,7 @@ async def leaving_cancels(subject: TextReplicaUnderTest) -> None:
     await _assert_idle(subject)
     async with subject.replica.send(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
         await anext(aiter(stream))
-    assert subject.replica.unreported() == 0
+    assert subject.replica.count_unreported() == 0
     await _assert_idle(subject)
 
 

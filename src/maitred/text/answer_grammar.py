@@ -15,7 +15,7 @@ from maitred.core.tools import ToolRules
 from maitred.text.answer_format import AnswerFormat
 from maitred.text.reasoning import CLOSE as THOUGHT_ENDS
 from maitred.text.reasoning import OPEN as THOUGHT_BEGINS
-from maitred.text.tool_calls.language import TEXT, CallLanguage, Rules, marker_rule, written
+from maitred.text.tool_calls.language import TEXT, CallLanguage, Rules, format_grammar, marker_rule
 
 _SPACE = r"/[ \n]{0,4}/"
 
@@ -42,13 +42,13 @@ def answer_grammar(
         return said
     rules: Rules = {}
     if said is not None:
-        rules["said"] = _embedded(said)
+        rules["said"] = _embed_rule(said)
     if not callable_:
         answer = "said"
     else:
         assert tools is not None
         assert arguments is not None
-        rules |= {f"args_{number}": _embedded(arguments[tool.name]) for number, tool in enumerate(callable_)}
+        rules |= {f"args_{number}": _embed_rule(arguments[tool.name]) for number, tool in enumerate(callable_)}
         language = CallLanguage(
             [tool.name for tool in callable_],
             answers.marks,
@@ -61,9 +61,9 @@ def answer_grammar(
         assert answers.calls is not None
         answer = write[answers.calls]()
     if answers.reasoning is None:
-        return Grammar("lark", written(answer, rules))
+        return Grammar("lark", format_grammar(answer, rules))
     rules["answer"] = answer
-    return Grammar("lark", written(f"{_thought(answers, rules, inside=inside)} answer", rules))
+    return Grammar("lark", format_grammar(f"{_thought(answers, rules, inside=inside)} answer", rules))
 
 
 def _thought(answers: AnswerFormat, rules: Rules, *, inside: bool) -> str:
@@ -79,7 +79,7 @@ def _thought(answers: AnswerFormat, rules: Rules, *, inside: bool) -> str:
     return rest if inside else f"({_SPACE} {marker_rule(marks, THOUGHT_BEGINS)} {rest})?"
 
 
-def _embedded(grammar: Grammar) -> str:
+def _embed_rule(grammar: Grammar) -> str:
     """Writes a grammar as the body of a rule."""
     match grammar.kind:
         case "json_schema":

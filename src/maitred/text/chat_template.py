@@ -45,7 +45,7 @@ class ToolHistory:
         self._one_call = _ONE_CALL.search(template) is not None
         self._short_ids = _SHORT_IDS.search(template) is not None
 
-    def shaped(self, messages: Sequence[_Message]) -> Sequence[_Message]:
+    def shape(self, messages: Sequence[_Message]) -> Sequence[_Message]:
         """Returns the messages in the form that the template accepts."""
         if self._one_call:
             messages = list(_one_by_one(messages))
@@ -65,18 +65,18 @@ def _one_by_one(messages: Sequence[_Message]) -> Iterator[_Message]:
                 if later.get("role") != "tool":
                     break
                 results.append(later)
-            yield from _told(message, calls, results)
-        elif not any(message is told for told in results):
+            yield from _split_calls(message, calls, results)
+        elif not any(message is answered for answered in results):
             yield message
 
 
-def _told(message: _Message, calls: Sequence[_Message], results: Sequence[_Message]) -> Iterator[_Message]:
+def _split_calls(message: _Message, calls: Sequence[_Message], results: Sequence[_Message]) -> Iterator[_Message]:
     """Yields every call with its result; results without a call come last."""
     left = list(results)
     for number, call in enumerate(calls):
         yield {**message, "content": "" if number else message.get("content", ""), "tool_calls": [call]}
-        for result in [one for one in left if one.get("tool_call_id") == call.get("id")]:
-            left = [one for one in left if one is not result]
+        for result in [match for match in left if match.get("tool_call_id") == call.get("id")]:
+            left = [other for other in left if other is not result]
             yield result
     yield from left
 
@@ -164,7 +164,7 @@ class ChatTemplate:
             )
         if not self._knows_developer:
             messages = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
-        messages = self._history.shaped(messages)
+        messages = self._history.shape(messages)
         variables = {
             **self._special_tokens,
             **(arguments or {}),

@@ -37,19 +37,19 @@ class ReasoningParser:
         if self._before is not None:
             text = self._read_before(self._before + text)
         if not self.thinking:
-            return "", self._trimmed(text)
+            return "", self._trim(text)
         thought, behind = self._thought.push(text)
-        thought = self._trimmed(thought)
+        thought = self._trim(thought)
         if behind is None:
             return thought, ""
         self.thinking, self._trims = False, True
-        return thought, self._trimmed(text[behind:])
+        return thought, self._trim(text[behind:])
 
     def flush(self) -> tuple[str, str]:
         """Ends the answer; returns the text of the thought and of the answer that was held back."""
         if self._before is not None:
             return "", self._before
-        return (self._trimmed(self._thought.flush()).rstrip(), "") if self.thinking else ("", "")
+        return (self._trim(self._thought.flush()).rstrip(), "") if self.thinking else ("", "")
 
     def _read_before(self, whole: str) -> str:
         """Reads text where a thought may begin; returns the text that remains to be read."""
@@ -63,7 +63,7 @@ class ReasoningParser:
         self._before = None
         return whole
 
-    def _trimmed(self, text: str) -> str:
+    def _trim(self, text: str) -> str:
         if self._trims:
             text = text.lstrip()
             self._trims = not text

@@ -101,7 +101,7 @@ class Tokenizer:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 
-    def closed(self, ids: list[int]) -> list[int]:
+    def append_end(self, ids: list[int]) -> list[int]:
         """Appends the end-of-text token for an embedding model whose files ask for it.
 
         Newer files ask for it in ``tokenizer.json``; then `encode` has appended it already. Prompts that a model

@@ -98,7 +98,7 @@ class BatchGrowth:
 
     def next_size(self) -> int | None:
         """How many sequences to run next; None: the search is over."""
-        held, broken = self._held(), self._broken()
+        held, broken = self._held_sizes(), self._broken()
         if broken is not None:
             if len(broken.trials) < CONFIRM:
                 return broken.sequences
@@ -120,12 +120,12 @@ class BatchGrowth:
             return "budget"
         if self._broken() is not None:
             return "objective"
-        return "plateau" if self._flat(self._held()) else "highest"
+        return "plateau" if self._flat(self._held_sizes()) else "highest"
 
     @property
     def best(self) -> BatchSizeResult | None:
         """The smallest size that gives nearly as much as the best one within the objective; None: none is within it."""
-        held = self._held()
+        held = self._held_sizes()
         enough = max((size.tokens_per_s for size in held), default=0.0) * (1 - GAIN)
         return next((size for size in held if size.tokens_per_s >= enough), None)
 
@@ -133,7 +133,7 @@ class BatchGrowth:
         """The smallest size that breaks the objective."""
         return next((size for size in self.sizes if size.itl_s > self._objective_s), None)
 
-    def _held(self) -> list[BatchSizeResult]:
+    def _held_sizes(self) -> list[BatchSizeResult]:
         """Returns the sizes below the first that missed the objective."""
         broken = self._broken()
         return [size for size in self.sizes if broken is None or size.sequences < broken.sequences]

@@ -134,7 +134,7 @@ async def test_a_verdict_holds_while_the_store_is_away_and_loses_to_an_operator(
         # Another gateway's operator has begun a new trial before this one's verdict of the old trial arrives.
         await gateway.start(StartRollout(name="chat"))
         old = gateway.live["chat"].state
-        store.states["chat"] = old.started(dict(old.settings), 0.0)
+        store.states["chat"] = old.start(dict(old.settings), 0.0)
         gateway.apply_decision(gateway.live["chat"], TrialDecision.ABORT)
         await until(lambda: gateway.all()[0].phase is RolloutPhase.RUNNING)
         assert store.states["chat"].phase is RolloutPhase.RUNNING

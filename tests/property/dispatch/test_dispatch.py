@@ -37,7 +37,7 @@ class Engine(SaidReplica):
 
     weight = 1.0
 
-    def unreported(self):
+    def count_unreported(self):
         return sum(cost is not None for _, cost in self.underway)
 
     def hear(self, count):

@@ -56,9 +56,9 @@ def test_a_growing_weight_takes_nobody_from_the_canary_and_a_rollback_takes_all(
         assert before <= now
         assert sides(way, sessions, "gpt") == sides(way, sessions)
         before = now
-    live.apply_states([live["chat"].state.moved(RolloutPhase.SWITCHED, 0.0)])
+    live.apply_states([live["chat"].state.with_phase(RolloutPhase.SWITCHED, 0.0)])
     assert set(sides(way, sessions)) == {RolloutVersion.CANARY}
-    live.apply_states([live["chat"].state.moved(RolloutPhase.ROLLED_BACK, 0.0)])
+    live.apply_states([live["chat"].state.with_phase(RolloutPhase.ROLLED_BACK, 0.0)])
     assert set(sides(way, sessions)) == {RolloutVersion.STABLE}
 
 

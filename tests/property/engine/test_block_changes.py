@@ -54,7 +54,7 @@ def placement():
 
 
 def found(pool, scope, prompt):
-    return BlockTable(pool, BLOCK_TOKENS, shared_scope(scope)).cached(prompt)
+    return BlockTable(pool, BLOCK_TOKENS, shared_scope(scope)).cached_tokens(prompt)
 
 
 @settings(max_examples=40, deadline=None)

@@ -31,17 +31,17 @@ class Batch:
         if need > self.books.most(flow):
             return
         self.waiting.append((flow, need))
-        self.books.joined(flow)
+        self.books.on_join(flow)
 
     def admit(self):
         blocked = False
         for flow, need in list(self.waiting):
-            if blocked and not self.books.entitled(flow, need):
+            if blocked and not self.books.is_entitled(flow, need):
                 continue
             if need + self.books.reserved_blocks(flow, len(self.idle)) > len(self.idle):
                 blocked = True
                 continue
-            entitled = self.books.entitled(flow, need)
+            entitled = self.books.is_entitled(flow, need)
             blocks = [self.idle.pop() for _ in range(need)]
             self.waiting.remove((flow, need))
             self.books.on_dequeue(flow)

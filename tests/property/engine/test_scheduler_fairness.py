@@ -81,7 +81,7 @@ class Machine:
             self.began.setdefault(advance.sequence, self.now_s)
             if advance.finish is not None:
                 self._end(advance.sequence, advance.finish)
-        self.scheduler.measured(work, seconds)
+        self.scheduler.on_step_time(work, seconds)
         return seconds, work, readers
 
     def _note(self, whose, service):
@@ -113,11 +113,11 @@ def trained_machine(**options):
     for decodes in (0, 1, 2, 4, 8):
         for start, length in ((0, 1), (0, 40), (0, 160), (0, 512), (300, 20), (700, 300)):
             work = StepWork(decodes, decodes * (start + 1), 1, length, pairs_of(start, length))
-            machine.scheduler.measured(work, work.seconds(TIMES))
+            machine.scheduler.on_step_time(work, work.seconds(TIMES))
         if decodes:
             for context in (10, 100, 1000):
                 work = StepWork(decodes, decodes * context)
-                machine.scheduler.measured(work, work.seconds(TIMES))
+                machine.scheduler.on_step_time(work, work.seconds(TIMES))
     return machine
 
 

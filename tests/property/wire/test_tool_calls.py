@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from maitred.text.json_scan import JsonScan
 from maitred.text.special_tokens import SpecialTokenText
-from maitred.text.tool_calls.events import TextEvent, ToolCallArguments, ToolCallStart, joined
+from maitred.text.tool_calls.events import TextEvent, ToolCallArguments, ToolCallStart, merge_events
 from maitred.text.tool_calls.hermes import HermesParser
 from maitred.text.tool_calls.llama3 import Llama3Parser
 from maitred.text.tool_calls.mistral import MistralParser
@@ -61,7 +61,7 @@ def read(parser, chunks):
     events = []
     for chunk in chunks:
         events += parser.push(chunk)
-    return joined([*events, *parser.flush()])
+    return merge_events([*events, *parser.flush()])
 
 
 def cut(text, lengths):

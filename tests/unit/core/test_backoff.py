@@ -44,7 +44,7 @@ def test_what_is_not_tried_takes_nothing_from_the_budget():
     budget = RetryBudget(0.0, 1)
 
     def granted():
-        return budget.refused("acme", 0.0)
+        return budget.on_refusal("acme", 0.0)
 
     def fresh(most=3, deadline_s=math.inf):
         return RetryState(most, BackoffCeiling(), draw=drawn(0), granted=granted, deadline_s=deadline_s)

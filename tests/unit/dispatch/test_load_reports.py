@@ -20,7 +20,7 @@ def floor_of(count=3, **reports):
 
 def believed(floor, now_s):
     floor.refresh(now_s)
-    return [word.prompt_tokens for word in floor.reports.believed(floor.endpoint_states, 100.0, now_s)]
+    return [word.prompt_tokens for word in floor.reports.estimate_loads(floor.endpoint_states, 100.0, now_s)]
 
 
 def test_an_engine_that_is_silent_with_work_to_do_is_judged_by_its_peers():

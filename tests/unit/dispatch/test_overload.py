@@ -55,7 +55,7 @@ class Engine:
 
     weight = 1.0
 
-    def unreported(self):
+    def count_unreported(self):
         return len(self.sent) + self.read
 
     def begin(self):

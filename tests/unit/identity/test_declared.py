@@ -7,7 +7,7 @@ from maitred.core.errors import ConfigInvalid
 from maitred.core.limits import LimitKind
 from maitred.core.tenancy import Scope, Tenant
 from maitred.identity.config import IdentityConfig, OidcConfig
-from maitred.identity.declared import declared as declared_with
+from maitred.identity.declared import make_declared_directory as declared_with
 from maitred.identity.declared_config import OrganisationConfig
 from maitred.identity.faults import declaration_faults
 from maitred.identity.keys import make_key, matches, parse
@@ -69,7 +69,7 @@ def read(text, env=ENV):
     return sections, [str(fault) for fault in [*faults, *walker.faults]]
 
 
-def declared(tenants):
+def make_declared_directory(tenants):
     return declared_with(tenants, IdentityConfig())
 
 
@@ -81,7 +81,7 @@ def sound(text):
 
 def test_a_file_declares_tenants_with_their_attributes():
     sections = sound(FULL)
-    found = declared(sections.tenants)
+    found = make_declared_directory(sections.tenants)
     assert found.tenants == (
         Tenant(
             id="acme",
@@ -108,7 +108,7 @@ def test_a_file_declares_tenants_with_their_attributes():
 
 
 def test_keys_are_kept_as_hashes_under_their_public_ids():
-    found = declared(sound(FULL).tenants)
+    found = make_declared_directory(sound(FULL).tenants)
     assert [(key.id, key.tenant, key.name, key.scopes) for key in found.keys] == [
         (FIRST.public_id, "acme", "ci", (Scope.INFERENCE, Scope.METRICS)),
         (SECOND.public_id, "lab", "ann", (Scope.INFERENCE,)),
@@ -137,12 +137,12 @@ def test_limits_get_subjects_kinds_and_units():
 
 def test_every_kind_of_limit_can_be_declared():
     text = "tenants:\n  a:\n    limits: {" + ", ".join(f"{kind}: 3" for kind in LimitKind) + "}"
-    assert [each.kind for each in declared(sound(text).tenants).limits] == list(LimitKind)
+    assert [each.kind for each in make_declared_directory(sound(text).tenants).limits] == list(LimitKind)
 
 
 def test_ids_of_limits_differ_and_stay_when_their_values_change():
-    before = declared(sound(FULL).tenants).limits
-    after = declared(sound(FULL.replace("600", "700").replace("50.5", "51")).tenants).limits
+    before = make_declared_directory(sound(FULL).tenants).limits
+    after = make_declared_directory(sound(FULL.replace("600", "700").replace("50.5", "51")).tenants).limits
     assert [each.id for each in before] == [each.id for each in after]
     assert before != after
     assert len({each.id for each in before}) == len(before)
@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_listed_with_its_place():
         "tenants.two.teams.lab.keys.c.secret",
     ]
     with pytest.raises(ConfigInvalid) as caught:
-        declared(tenants)
+        make_declared_directory(tenants)
     assert "{env: BAD} does not hold a whole key" in caught.value.message
     assert "taken by tenants.one.teams.lab" in caught.value.message
     assert "hunter2" not in caught.value.message
@@ -217,6 +217,6 @@ def test_settings_without_effect_are_faults():
 
 def test_words_that_are_repeated_count_once():
     text = "tenants:\n  a:\n    tags: [x, y, x]\n    keys:\n      ci:\n        secret: {env: FIRST}\n"
-    found = declared(sound(text + "        scopes: [admin, admin]\n").tenants)
+    found = make_declared_directory(sound(text + "        scopes: [admin, admin]\n").tenants)
     assert found.tenants[0].tags == ("x", "y")
     assert found.keys[0].scopes == (Scope.ADMIN,)

@@ -171,7 +171,7 @@ class Issuers:
     def __init__(self, answer):
         self.answer = answer
 
-    def issued(self, token):
+    def is_issued(self, token):
         return token.startswith("token")
 
     async def principal_for(self, token):

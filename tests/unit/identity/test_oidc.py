@@ -37,7 +37,7 @@ class Fixture:
         return self.provider.discovery if url.endswith("openid-configuration") else self.provider.key_set
 
     async def who(self, token):
-        assert self.issuers.issued(token)
+        assert self.issuers.is_issued(token)
         return await self.issuers.principal_for(token)
 
     @property
@@ -124,7 +124,7 @@ async def test_tokens_of_others_are_not_of_this_issuer():
         good.replace(".", ". ", 1) + "x" * 20_000,
     ]
     for token in foreign:
-        assert not fixture.issuers.issued(token)
+        assert not fixture.issuers.is_issued(token)
         assert await fixture.issuers.principal_for(token) is None
     assert fixture.fetched == []
 

@@ -71,7 +71,7 @@ def test_several_calls_become_one_to_a_message():
     history = ToolHistory("{%- if message.tool_calls | length != 1 %}")
     first, last = {"role": "user", "content": "?"}, {"role": "user", "content": "And?"}
     asked = {"role": "assistant", "content": "Let me see.", "tool_calls": [call("a"), call("b"), call("c")]}
-    shaped = history.shaped([first, asked, result("b"), result("a"), result("x"), last])
+    shaped = history.shape([first, asked, result("b"), result("a"), result("x"), last])
     assert shaped == [
         first,
         {**asked, "tool_calls": [call("a")]},
@@ -82,7 +82,7 @@ def test_several_calls_become_one_to_a_message():
         result("x"),
         last,
     ]
-    assert ToolHistory("").shaped([first, asked]) == [first, asked]
+    assert ToolHistory("").shape([first, asked]) == [first, asked]
 
 
 def test_ids_are_shortened_alike():
@@ -91,7 +91,7 @@ def test_ids_are_shortened_alike():
         {"role": "assistant", "content": "", "tool_calls": [call("call-1"), call("abcDEF123")]},
         result("call-1"),
     ]
-    told, answered = history.shaped(messages)
+    told, answered = history.shape(messages)
     short, kept = (each["id"] for each in told["tool_calls"])
     assert kept == "abcDEF123"
     assert len(short) == 9

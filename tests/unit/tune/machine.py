@@ -53,7 +53,7 @@ class Machine:
 
     weight = 1.0
 
-    def unreported(self) -> int:
+    def count_unreported(self) -> int:
         return 0
 
     def on_change(self, listener: Callable[[], None]) -> None:

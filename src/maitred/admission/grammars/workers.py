@@ -73,7 +73,7 @@ class GrammarWorkers:
         """Ends one; it is waited for when all are closed, if it has not gone by itself."""
         if process.returncode is None:
             process.kill()
-        self._processes = {each for each in self._processes if each is process or each.returncode is None}
+        self._processes = {other for other in self._processes if other is process or other.returncode is None}
 
 
 async def _ask(process: Process, question: bytes) -> bytes:

@@ -48,10 +48,10 @@ def window_on(kind: LimitKind, day: int) -> BudgetWindow:
     if kind is LimitKind.USD_TOTAL:
         return BudgetWindow("total", None)
     if kind is LimitKind.USD_PER_DAY:
-        return BudgetWindow(_written(day), float((day + 1) * _DAY_S))
+        return BudgetWindow(_format_day(day), float((day + 1) * _DAY_S))
     if kind is LimitKind.USD_PER_WEEK:
         monday = day - (day + 3) % 7  # 1970-01-01 was a Thursday
-        return BudgetWindow(_written(monday), float((monday + 7) * _DAY_S))
+        return BudgetWindow(_format_day(monday), float((monday + 7) * _DAY_S))
     year, month, date = _date_of(day)
     first = day - (date - 1)
     after = first + 31
@@ -59,7 +59,7 @@ def window_on(kind: LimitKind, day: int) -> BudgetWindow:
     return BudgetWindow(f"{year:04}-{month:02}", float(next_first * _DAY_S))
 
 
-def _written(day: int) -> str:
+def _format_day(day: int) -> str:
     year, month, date = _date_of(day)
     return f"{year:04}-{month:02}-{date:02}"
 
@@ -207,7 +207,7 @@ def _watch(kind: LimitKind, group: Sequence[LimitRule]) -> WatchedCounter:
     strict = [rule for rule in group if rule.limit.hard or not kind.spend]
     rule = min(strict or group, key=lambda rule: (rule.limit.value, _burst_capacity(rule.limit)))
     soft = tuple(rule.limit for rule in group if kind.spend and not rule.limit.hard)
-    capacity = rule.limit.value if kind.spend else min(_burst_capacity(one.limit) for one in group)
+    capacity = rule.limit.value if kind.spend else min(_burst_capacity(other.limit) for other in group)
     claim = _claim(rule, capacity, hard=bool(strict))
     return WatchedCounter(rule, soft, claim)
 

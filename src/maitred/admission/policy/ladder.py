@@ -107,12 +107,12 @@ class DegradationLadder:
             if step.step == "overflow" and step.to is not None:
                 yield step.step, overflowing(request, step.to)
                 continue
-            alone, above = _applied(step, request, most_tokens), _applied(step, above, most_tokens)
+            alone, above = _apply_step(step, request, most_tokens), _apply_step(step, above, most_tokens)
             before = len(tried)
             for less in (alone, above):
                 if (less.model, less.max_tokens) not in tried:
                     tried.add((less.model, less.max_tokens))
-                    yield step.step, DegradedRequest(less, degraded=_taken(request, less))
+                    yield step.step, DegradedRequest(less, degraded=_changed_fields(request, less))
             if len(tried) == before:
                 self._skipped(step.step, NOTHING_TO_TAKE)
 
@@ -122,7 +122,7 @@ def overflowing(request: InferenceRequest, to: str) -> DegradedRequest:
     return DegradedRequest(msgspec.structs.replace(request, model=to), (f"overflow={to}",), overflows=True)
 
 
-def _applied(step: DegradationStep, request: InferenceRequest, most_tokens: int) -> InferenceRequest:
+def _apply_step(step: DegradationStep, request: InferenceRequest, most_tokens: int) -> InferenceRequest:
     """The request after a step; itself when the step takes nothing from it."""
     if step.step == "model" and step.to is not None:
         return msgspec.structs.replace(request, model=step.to)
@@ -133,7 +133,7 @@ def _applied(step: DegradationStep, request: InferenceRequest, most_tokens: int)
     return request
 
 
-def _taken(asked: InferenceRequest, given: InferenceRequest) -> tuple[str, ...]:
+def _changed_fields(asked: InferenceRequest, given: InferenceRequest) -> tuple[str, ...]:
     taken = []
     if given.max_tokens != asked.max_tokens:
         taken.append(f"max_tokens={given.max_tokens}")

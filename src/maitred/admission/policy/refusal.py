@@ -59,9 +59,9 @@ def make_refusal(demand: LimitDemand, denied: ReservationDenied, asked: Requeste
     if wait_s is None:
         return _refusal(RateLimited, _too_large(claim, rule, needed, asked), rule, reading, None)
     wait_s *= later
-    what = "Too much at one time" if claim.kind is CounterKind.POOL else "Rate limit reached"
+    reason = "Too much at one time" if claim.kind is CounterKind.POOL else "Rate limit reached"
     return _refusal(
-        RateLimited, f"{what}: {_short(claim, rule, reading, asked, needed, wait_s)}", rule, reading, wait_s
+        RateLimited, f"{reason}: {_short(claim, rule, reading, asked, needed, wait_s)}", rule, reading, wait_s
     )
 
 
@@ -79,7 +79,7 @@ def _refusal(
     )
 
 
-def _allowed(rule: LimitRule) -> str:
+def _allowance_sentence(rule: LimitRule) -> str:
     return f"{whose(rule.subject)} may use {allowance(rule.limit)}{of_model(rule.limit)}"
 
 
@@ -93,7 +93,7 @@ def _too_large(claim: LimitClaim, rule: LimitRule, needed: int, asked: Requested
         remedy = f"{lower} at most {most:,}{', or shorten the prompt' if claim.fixed else ''}."
     elif claim.fixed > 1:
         remedy = "Shorten the prompt, or have the limit raised."
-    return f"Request too large: it may need {amount(kind, needed)}, but {_allowed(rule)}{at_once}. {remedy}"
+    return f"Request too large: it may need {amount(kind, needed)}, but {_allowance_sentence(rule)}{at_once}. {remedy}"
 
 
 def _short(
@@ -105,14 +105,14 @@ def _short(
         free = span(reading.reset_s)
         when = f"Unused, all of it is free again in {free}. Come back in {span(wait_s)}, when it is your turn"
     smaller = f", or ask for less with {asked.param}" if claim.per_output else ""
-    return f"{_allowed(rule)}. {_state(rule, reading)}, this request needs {needed:,}. {when}{smaller}."
+    return f"{_allowance_sentence(rule)}. {_state(rule, reading)}, this request needs {needed:,}. {when}{smaller}."
 
 
 def _held_text(rule: LimitRule, reading: CounterState) -> str:
     spent, held = amount(rule.limit.kind, reading.used), amount(rule.limit.kind, reading.reserved)
     return (
-        f"Budget held by running requests: {_allowed(rule)}. {spent} are spent, and {held} are held until requests "
-        "that run have ended. Come back then, or have the budget raised."
+        f"Budget held by running requests: {_allowance_sentence(rule)}. {spent} are spent, and {held} are held until "
+        "requests that run have ended. Come back then, or have the budget raised."
     )
 
 
@@ -120,7 +120,9 @@ def _used_up(rule: LimitRule, reading: CounterState, *, renews: bool) -> str:
     remedy = "Ask for a shorter answer, or have the budget raised."
     if renews:
         remedy = f"The budget renews itself in {span(reading.reset_s)}; wait for that, or have it raised."
-    return f"Budget used up: {_allowed(rule)}. {_state(rule, reading)}, too little for this request. {remedy}"
+    return (
+        f"Budget used up: {_allowance_sentence(rule)}. {_state(rule, reading)}, too little for this request. {remedy}"
+    )
 
 
 def _state(rule: LimitRule, reading: CounterState) -> str:

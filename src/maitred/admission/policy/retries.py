@@ -96,7 +96,7 @@ class RetryBudget:
             self._account(tenant, now_s).firsts += 1
         return retries
 
-    def refused(self, tenant: str, now_s: float, *, key: str | None = None) -> bool:
+    def on_refusal(self, tenant: str, now_s: float, *, key: str | None = None) -> bool:
         """Whether a request that was refused for want of room may come back; if so, that is taken from the budget."""
         if key is not None:
             name = hash((tenant, key))
@@ -178,7 +178,7 @@ class SlotReleaseRate:
         self._since_s = 0.0
         self._times: deque[float] = deque()
 
-    def opened(self, now_s: float) -> None:
+    def restart(self, now_s: float) -> None:
         """Starts the measurement anew: a request came while none was in flight, so earlier times do not count."""
         self._since_s = now_s
         self._times.clear()

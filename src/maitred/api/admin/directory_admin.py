@@ -84,19 +84,19 @@ class DirectoryAdmin:
         body_hash = hashlib.sha256(exchange.body).digest()
         # Two at once on this gateway wait for each other; on two gateways, one of them finds the id taken.
         async with self._busy.setdefault(name, Lock()):
-            if await self._replayed(exchange, name, body_hash):
+            if await self._replay(exchange, name, body_hash):
                 return
             try:
                 made = await make()
             except Conflict:
-                if await self._replayed(exchange, name, body_hash):  # the other gateway was quicker
+                if await self._replay(exchange, name, body_hash):  # the other gateway was quicker
                     return
                 raise
             reply = encode(made.answer)
             await self.store.store_reply(name, body_hash, *(made.again or (200, reply)))
         await exchange.respond(reply)
 
-    async def _replayed(self, exchange: HttpExchange, name: str, body_hash: bytes) -> bool:
+    async def _replay(self, exchange: HttpExchange, name: str, body_hash: bytes) -> bool:
         """Answers as before, if the request came before."""
         known = await self.store.find_reply(name, body_hash)
         if known is not None:

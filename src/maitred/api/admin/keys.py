@@ -34,17 +34,23 @@ class KeyRoutes:
 
     def routes(self) -> list[Route]:
         """The routes, in the order of the documentation."""
-        one = f"{PATH}/{{id}}"
+        path_with_id = f"{PATH}/{{id}}"
         needs = Scope.ADMIN
         create, rotate = "A new key, shown this once.", "A new secret for a key, shown this once."
         return [
             Route("GET", PATH, self.list, "API keys.", returns=KeyList, query=KeysQuery, needs=needs),
             Route("POST", PATH, self.create, create, CreateKey, KeyBody, needs=needs, remembers=True),
-            Route("GET", one, self.get, "One API key.", returns=KeyBody, needs=needs),
-            Route("PATCH", one, self.update, "Changes an API key.", reads=UpdateKey, returns=KeyBody, needs=needs),
-            Route("POST", f"{one}/rotate", self.rotate, rotate, RotateKey, KeyBody, needs=needs, remembers=True),
-            Route("POST", f"{one}/revoke", self.revoke, "Ends an API key for good.", returns=KeyBody, needs=needs),
-            Route("DELETE", one, self.revoke, "Ends an API key for good.", returns=KeyBody, needs=needs),
+            Route("GET", path_with_id, self.get, "One API key.", returns=KeyBody, needs=needs),
+            Route(
+                "PATCH", path_with_id, self.update, "Changes an API key.", reads=UpdateKey, returns=KeyBody, needs=needs
+            ),
+            Route(
+                "POST", f"{path_with_id}/rotate", self.rotate, rotate, RotateKey, KeyBody, needs=needs, remembers=True
+            ),
+            Route(
+                "POST", f"{path_with_id}/revoke", self.revoke, "Ends an API key for good.", returns=KeyBody, needs=needs
+            ),
+            Route("DELETE", path_with_id, self.revoke, "Ends an API key for good.", returns=KeyBody, needs=needs),
         ]
 
     async def list(self, exchange: HttpExchange) -> None:
@@ -55,7 +61,7 @@ class KeyRoutes:
             rules.check_id("tenant", query.tenant)
         found = await self._admin.store.keys(query.tenant, query.after, query.limit + 1)
         keys, has_more = page_of(found, query.limit)
-        data = [self._shown(key) for key in keys]
+        data = [self._key_body(key) for key in keys]
         answer = KeyList(data=data, has_more=has_more, next=data[-1].id if has_more else None)
         await self._admin.reply(exchange, answer)
 
@@ -79,13 +85,13 @@ class KeyRoutes:
         async def make() -> AdminReply:
             await self._admin.store.create_key(key)
             await self._admin.on_change()
-            return AdminReply(self._shown(key, new.plaintext), self._shown_before(key.id, "made the key"))
+            return AdminReply(self._key_body(key, new.plaintext), self._shown_before(key.id, "made the key"))
 
         await self._admin.once(exchange, make)
 
     async def get(self, exchange: HttpExchange) -> None:
         """Answers with one key."""
-        await self._admin.reply(exchange, self._shown(await self._admin.store.key(_id_in(exchange))))
+        await self._admin.reply(exchange, self._key_body(await self._admin.store.key(_id_in(exchange))))
 
     async def update(self, exchange: HttpExchange) -> None:
         """Changes the fields of a key that the body names."""
@@ -103,7 +109,7 @@ class KeyRoutes:
             raise InvalidRequest("The body changes nothing. Name a field to change.")
         key = await self._admin.store.update_key(key_id, **changes)
         await self._admin.on_change()
-        await self._admin.reply(exchange, self._shown(key))
+        await self._admin.reply(exchange, self._key_body(key))
 
     async def rotate(self, exchange: HttpExchange) -> None:
         """A new secret for a key; the one before lives on for a while."""
@@ -115,7 +121,7 @@ class KeyRoutes:
             key = await self._admin.store.rotate_key(key_id, new.secret, overlap_s)
             await self._admin.on_change()
             return AdminReply(
-                self._shown(key, new.plaintext), self._shown_before(key_id, "gave a new secret to the key")
+                self._key_body(key, new.plaintext), self._shown_before(key_id, "gave a new secret to the key")
             )
 
         await self._admin.once(exchange, make)
@@ -124,9 +130,9 @@ class KeyRoutes:
         """Ends a key; ending it again changes nothing."""
         key = await self._admin.store.revoke_key(_id_in(exchange))
         await self._admin.on_change()
-        await self._admin.reply(exchange, self._shown(key))
+        await self._admin.reply(exchange, self._key_body(key))
 
-    def _shown(self, key: ApiKey, plaintext: str | None = None) -> KeyBody:
+    def _key_body(self, key: ApiKey, plaintext: str | None = None) -> KeyBody:
         return KeyBody.of(key, self._admin.now_s(), UNSET if plaintext is None else plaintext)
 
     def _shown_before(self, key_id: str, did: str) -> tuple[int, bytes]:

@@ -31,14 +31,22 @@ class LimitRoutes:
 
     def routes(self) -> list[Route]:
         """The routes, in the order of the documentation."""
-        one = f"{PATH}/{{id}}"
+        path_with_id = f"{PATH}/{{id}}"
         needs = Scope.ADMIN
         return [
             Route("GET", PATH, self.list, "Limits.", returns=LimitList, query=LimitsQuery, needs=needs),
             Route("POST", PATH, self.create, "A new limit.", CreateLimit, LimitBody, needs=needs, remembers=True),
-            Route("GET", one, self.get, "One limit.", returns=LimitBody, needs=needs),
-            Route("PUT", one, self.put, "A limit as it shall be.", reads=CreateLimit, returns=LimitBody, needs=needs),
-            Route("DELETE", one, self.delete, "Deletes a limit.", returns=Deleted, needs=needs),
+            Route("GET", path_with_id, self.get, "One limit.", returns=LimitBody, needs=needs),
+            Route(
+                "PUT",
+                path_with_id,
+                self.put,
+                "A limit as it shall be.",
+                reads=CreateLimit,
+                returns=LimitBody,
+                needs=needs,
+            ),
+            Route("DELETE", path_with_id, self.delete, "Deletes a limit.", returns=Deleted, needs=needs),
         ]
 
     async def list(self, exchange: HttpExchange) -> None:

@@ -44,7 +44,7 @@ class LiveRoutes:
         """The state, in the form that `Accept` asks for; a stream of it ends when the server drains."""
         whole = Scope.ADMIN in exchange.principal.scopes
         if "text/event-stream" not in (exchange.header(b"accept") or ""):
-            await self._admin.reply(exchange, _shown(await self._live.snapshot(), whole=whole))
+            await self._admin.reply(exchange, _visible_state(await self._live.snapshot(), whole=whole))
             return
         with self._live.watching() as states:
             with CancelScope() as block, exchange.cancel_on_disconnect(block):
@@ -61,24 +61,25 @@ class LiveRoutes:
         """Encoded once for all viewers of one sort."""
         known = self._encoded.get(whole)
         if known is None or known[0] is not state:
-            known = state, encode_event(msgspec.json.encode(_shown(state, whole=whole)), b"state")
+            known = state, encode_event(msgspec.json.encode(_visible_state(state, whole=whole)), b"state")
             self._encoded[whole] = known
         return known[1]
 
 
-def _shown(state: LiveBody, *, whole: bool) -> LiveBody:
+def _visible_state(state: LiveBody, *, whole: bool) -> LiveBody:
     """The state without what only an administrator may see, unless it is one who looks."""
     if whole:
         return state
     return replace(
         state,
         tenants=[],
-        refusals=[replace(one, tenant="", request_id="", message="") for one in state.refusals],
+        refusals=[replace(refusal, tenant="", request_id="", message="") for refusal in state.refusals],
         # Of who ran into limits, how many: tenants stand in the rest of the evidence.
         findings=state.findings
         and [
-            replace(one, where="", evidence=one.evidence[:1]) if one.kind == "limits" else one for one in state.findings
+            replace(finding, where="", evidence=finding.evidence[:1]) if finding.kind == "limits" else finding
+            for finding in state.findings
         ],
-        queues=[replace(one, tenants=[]) for one in state.queues],
-        engines=[replace(one, held=[]) for one in state.engines],
+        queues=[replace(queue, tenants=[]) for queue in state.queues],
+        engines=[replace(engine, held=[]) for engine in state.engines],
     )

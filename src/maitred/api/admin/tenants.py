@@ -26,14 +26,22 @@ class TenantRoutes:
 
     def routes(self) -> list[Route]:
         """The routes, in the order of the documentation."""
-        one = f"{PATH}/{{id}}"
+        path_with_id = f"{PATH}/{{id}}"
         needs = Scope.ADMIN
         return [
             Route("GET", PATH, self.list, "Tenants.", returns=TenantList, query=TenantsQuery, needs=needs),
             Route("POST", PATH, self.create, "A new tenant.", CreateTenant, TenantBody, needs=needs, remembers=True),
-            Route("GET", one, self.get, "One tenant.", returns=TenantBody, needs=needs),
-            Route("PATCH", one, self.update, "Changes a tenant.", reads=UpdateTenant, returns=TenantBody, needs=needs),
-            Route("DELETE", one, self.delete, "Deletes a tenant.", returns=Deleted, needs=needs),
+            Route("GET", path_with_id, self.get, "One tenant.", returns=TenantBody, needs=needs),
+            Route(
+                "PATCH",
+                path_with_id,
+                self.update,
+                "Changes a tenant.",
+                reads=UpdateTenant,
+                returns=TenantBody,
+                needs=needs,
+            ),
+            Route("DELETE", path_with_id, self.delete, "Deletes a tenant.", returns=Deleted, needs=needs),
         ]
 
     async def list(self, exchange: HttpExchange) -> None:

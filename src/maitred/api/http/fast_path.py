@@ -150,7 +150,7 @@ class FastPathProtocol(HttpToolsProtocol):
 
     def answer(self, status: int, head: bytes, body: bytes) -> bool:
         """Sends a whole answer, if that can be done at once; returns whether it was sent."""
-        running = self._unanswered()
+        running = self._fast_cycle()
         if running is None or (usual := encode_lines(running.default_headers)) is None:
             return False
         running.response_started, running.waiting_for_100_continue = True, False
@@ -161,7 +161,7 @@ class FastPathProtocol(HttpToolsProtocol):
 
     def begin(self, status: int, head: bytes, piece: bytes) -> bool:
         """Sends the head of a stream and its first piece, if that can be done at once; returns whether it was sent."""
-        running = self._unanswered()
+        running = self._fast_cycle()
         if running is None or (usual := encode_lines(running.default_headers)) is None:
             return False
         running.response_started, running.waiting_for_100_continue = True, False
@@ -181,7 +181,7 @@ class FastPathProtocol(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece) if piece else b"0\r\n\r\n")
         self._complete(running)
 
-    def _unanswered(self) -> RequestResponseCycle | None:
+    def _fast_cycle(self) -> RequestResponseCycle | None:
         """The request, if nothing has been answered and its answer can go out at once, with the connection kept."""
         running = self._running
         if running is None or running.response_started or running.disconnected or not running.keep_alive:
@@ -203,10 +203,10 @@ class FastPathProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as uvicorn's
         self._running = cycle
         COHORT.expect(CohortStage.COME)
-        super()._start_asgi_task(cycle, partial(_begun, app))
+        super()._start_asgi_task(cycle, partial(_run_request, app))
 
 
-def _begun(app: Any, scope: Any, receive: Any, send: Any) -> Any:  # noqa: ANN401 - as ASGI's
+def _run_request(app: Any, scope: Any, receive: Any, send: Any) -> Any:  # noqa: ANN401 - as ASGI's
     """Starts the task of a request: notes that it has come, and calls the application."""
     COHORT.arrive(CohortStage.COME)
     return app(scope, receive, send)

@@ -247,14 +247,14 @@ class HttpProtocol(FastPathProtocol):
 
     def _wait_for_reader(self) -> None:
         if self._patience is None:
-            self._patience = self.loop.call_later(self._stall_grace_s, self._cut)
+            self._patience = self.loop.call_later(self._stall_grace_s, self._cut_connection)
 
     def _calm(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
 
-    def _cut(self) -> None:
+    def _cut_connection(self) -> None:
         self.stalled = True
         raw = self.transport.get_extra_info("socket")
         if raw is not None:

@@ -67,7 +67,7 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=_LAST_WORDS_S,
             )
         )
-        logging.getLogger("uvicorn.error").addFilter(_expected)
+        logging.getLogger("uvicorn.error").addFilter(_is_unexpected)
         self._shared = shared
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -101,8 +101,8 @@ class HttpServer(uvicorn.Server):
         Args:
             grace_s: What answers under way get.
         """
-        for each in self.servers:
-            each.close()
+        for server in self.servers:
+            server.close()
         await asyncio.sleep(_LAST_REQUESTS_S)  # who has just been accepted has not sent anything yet
         self.config.timeout_graceful_shutdown = math.ceil(grace_s)
         self.stop()
@@ -117,6 +117,6 @@ def _protocol(stall_grace_s: float) -> type[asyncio.Protocol]:
     return cast("type[asyncio.Protocol]", partial(HttpProtocol, stall_grace_s=stall_grace_s))
 
 
-def _expected(record: logging.LogRecord) -> bool:
+def _is_unexpected(record: logging.LogRecord) -> bool:
     """Drops uvicorn's complaint about streams that we broke off on purpose; our own log has the request's id."""
     return "without completing response" not in record.getMessage()

@@ -131,7 +131,7 @@ class RolloutAdmin:
             return
         result = rollout.result()
         reason = ", ".join(result.faults) or f"as good as {rollout.config.stable}"
-        decided = state.moved(phase, self._clock.wall_s(), f"{reason}, after {result.canary_requests} requests")
+        decided = state.with_phase(phase, self._clock.wall_s(), f"{reason}, after {result.canary_requests} requests")
         self._unstored[state.name] = decided
         rollout.apply_state(decided)
         self._names.rollout_models = self._live.default_models
@@ -179,7 +179,7 @@ class RolloutAdmin:
             settings = _merge_settings(request, None if current is None else current.settings)
             self._check_settings(request.name, settings)
             previous = current or RolloutState(name=request.name, settings={}, trial=0)
-            return previous.started(settings.to_json(), self._clock.wall_s())
+            return previous.start(settings.to_json(), self._clock.wall_s())
 
         return await self._change(request.name, change)
 
@@ -192,7 +192,7 @@ class RolloutAdmin:
                     f"The rollout {name} is {current.phase.replace('_', ' ')}. Start it again to try the canary."
                 )
             shadow = current.shadow if request.shadow is None else request.shadow
-            return current.weighed(request.weight, shadow, self._clock.wall_s())
+            return current.with_weight(request.weight, shadow, self._clock.wall_s())
 
         return await self._change(name, lambda current: change(_require_existing(name, current)))
 
@@ -224,7 +224,7 @@ class RolloutAdmin:
         return await self._change(name, lambda current: self._move_state(name, current, phase))
 
     def _move_state(self, name: str, current: RolloutState | None, phase: RolloutPhase) -> RolloutState:
-        return _require_existing(name, current).moved(phase, self._clock.wall_s(), "an operator decided so")
+        return _require_existing(name, current).with_phase(phase, self._clock.wall_s(), "an operator decided so")
 
     async def _change(self, name: str, change: RolloutChange) -> RolloutBody:
         state = await self._store.change(name, change)

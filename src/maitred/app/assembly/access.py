@@ -9,7 +9,7 @@ from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound, StoreUnavailable
 from maitred.core.tenancy import ANONYMOUS, ApiKey, Scope, Tenant
-from maitred.identity.declared import declared
+from maitred.identity.declared import make_declared_directory
 from maitred.identity.directory import Directory
 from maitred.identity.identity import DirectoryRefresher, Identity
 from maitred.identity.keys import make_key
@@ -38,7 +38,7 @@ class AccessServices:
             ConfigInvalid: What is declared has faults.
             StoreUnavailable: The store cannot be reached.
         """
-        stated = declared(config.tenants, config.identity)
+        stated = make_declared_directory(config.tenants, config.identity)
         await self.store.declare(stated.tenants, stated.keys, stated.limits)
         with suppress(StoreUnavailable):  # it is stored; the next look will find it
             await self.refresher.load()
@@ -60,7 +60,7 @@ async def open_access(
         ConfigInvalid: What is declared has faults.
         StoreUnavailable: The store cannot be reached.
     """
-    stated = declared(config.tenants, config.identity)
+    stated = make_declared_directory(config.tenants, config.identity)
     await store.declare(stated.tenants, stated.keys, stated.limits)
     directory = Directory()
     refresher = DirectoryRefresher(

@@ -65,7 +65,9 @@ def draft_generation(
     steps = {name: model.degradation for name, model in config.models.items()}
     if local is not None:
         steps[local.name] = config.model.degradation
-    ladders = {name: DegradationLadder(each, skipped=requests.on_degradation_skipped) for name, each in steps.items()}
+    ladders = {
+        name: DegradationLadder(ladder, skipped=requests.on_degradation_skipped) for name, ladder in steps.items()
+    }
     router = Router(catalog, read_routes(config, catalog), live)
     return GenerationDraft(config, served, router, {**served.endpoints(), **registry.endpoints}, ladders)
 

@@ -57,7 +57,7 @@ class GenerationSwitch:
 
     @property
     def current(self) -> ConfigGeneration:
-        """Current generation."""
+        """Generation that new requests begin under."""
         return self._current
 
     @property

@@ -45,7 +45,7 @@ class EncoderModels:
         self.engines: Mapping[str, LocalEngine | RemoteEngine] = {e.model.name: e.engine for e in served}
         self.dispatchers: Mapping[str, Dispatcher] = {e.model.name: e.dispatcher for e in served}
 
-    async def started(self) -> None:
+    async def wait_all_started(self) -> None:
         """Waits until each has been ready once.
 
         Raises:

@@ -41,7 +41,7 @@ async def make_engines(
         )
     else:
         engines = _started_here(config, command or _command(config, folder), clock, ipc)
-    return _bounded(engines, config)
+    return _make_group(engines, config)
 
 
 def engines_in(ipc: IpcDirectory, config: Config) -> EngineGroup:
@@ -51,10 +51,10 @@ def engines_in(ipc: IpcDirectory, config: Config) -> EngineGroup:
         name: RemoteEngine(socket_address(ipc.engine_address(name)), silence_timeout_s=silence_timeout_s)
         for name in _names(config)
     }
-    return _bounded(EngineGroup(engines), config)
+    return _make_group(EngineGroup(engines), config)
 
 
-def _bounded(engines: EngineGroup, config: Config) -> EngineGroup:
+def _make_group(engines: EngineGroup, config: Config) -> EngineGroup:
     for engine in engines.values():
         engine.client.pause_at_tokens = config.server.unread_tokens
     return engines
@@ -66,8 +66,8 @@ def _names(config: Config) -> list[str]:
 
 
 def _command(config: Config, folder: Path) -> CommandFactory:
-    each = replace(config.engine, machine_share=config.engine.machine_share / config.model.replicas)
-    return engine_command(folder, each, config.dispatch.service.weights, config.log)
+    settings = replace(config.engine, machine_share=config.engine.machine_share / config.model.replicas)
+    return engine_command(folder, settings, config.dispatch.service.weights, config.log)
 
 
 def _started_here(config: Config, command: CommandFactory, clock: Clock, ipc: IpcDirectory | None) -> EngineGroup:

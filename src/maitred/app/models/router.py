@@ -92,7 +92,7 @@ class Router:
         """Returns the model of a target."""
         return self._catalog[target.pool]
 
-    def named(self, name: str, principal: Principal) -> AnyModel:
+    def resolve(self, name: str, principal: Principal) -> AnyModel:
         """Returns the model that a name leads to first, whatever a request may need.
 
         Raises:
@@ -108,7 +108,7 @@ class Router:
         if name is None:
             return list(self._catalog)
         if (auto := self._auto_of(name)) is not None:
-            return [model for each in auto.model_names for model in self.models_behind(each)]
+            return [model for model_name in auto.model_names for model in self.models_behind(model_name)]
         route_plan = self._routes.make_plan(RequestRequirements(name))
         return [] if route_plan is None else [self.model(route_plan.first_target())]
 

@@ -117,9 +117,9 @@ class Upstreams:
             from maitred.replica.http.pool import OpenConnections
 
             self._connections = await self._stack.enter_async_context(OpenConnections())
-        return await asyncio.to_thread(self._prepared, configs, self._connections, health)
+        return await asyncio.to_thread(self._prepare, configs, self._connections, health)
 
-    def _prepared(
+    def _prepare(
         self, configs: Mapping[str, TextModelConfig], connections: "OpenConnections", health: HealthConfig
     ) -> UpstreamModels:
         """Reads files, so it is for a thread."""

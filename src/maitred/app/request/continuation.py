@@ -94,7 +94,7 @@ def _is_safe(fields: Mapping[str, Any]) -> bool:
 def _may_stop(text: str, stop: str | Sequence[str] | None) -> bool:
     """Whether a stop string may have begun at the end of the text: the next server would not recognise it."""
     stops = [stop] if isinstance(stop, str) else stop or ()
-    return any(text.endswith(one[:length]) for one in stops for length in range(1, len(one)))
+    return any(text.endswith(string[:length]) for string in stops for length in range(1, len(string)))
 
 
 class TokenContinuation:
@@ -133,11 +133,11 @@ class TokenContinuation:
         """More of a choice, on its way to the client."""
         self._open[prompt][delta.index] += delta.tokens
 
-    def ended(self, prompt: int, index: int) -> None:
+    def on_end(self, prompt: int, index: int) -> None:
         """A choice has ended, whether its replica knows it or not."""
         del self._open[prompt][index]
 
-    def left(self, now_s: float) -> dict[int, EngineRequest]:
+    def remaining_requests(self, now_s: float) -> dict[int, EngineRequest]:
         """Returns what is to be submitted now for each prompt without a complete answer."""
         left = {}
         for prompt, choices in enumerate(self._open):
@@ -146,7 +146,9 @@ class TokenContinuation:
                 deadline_in_s = request.deadline_in_s
                 left[prompt] = replace(
                     request,
-                    resumes={index: [*output] for index, output in choices.items()} if self._begun(prompt) else None,
+                    resumes={index: [*output] for index, output in choices.items()}
+                    if self._has_begun(prompt)
+                    else None,
                     deadline_in_s=None if deadline_in_s is None else deadline_in_s - (now_s - self._made_s),
                 )
         return left
@@ -154,10 +156,10 @@ class TokenContinuation:
     def cut_off(self) -> tuple[int, list[TokenDelta]]:
         """The end of all choices of one prompt, because the time is over."""
         prompt = self.prompts[0]
-        begun = self._begun(prompt)
+        begun = self._has_begun(prompt)
         return prompt, [TokenDelta(index, [], FinishReason.DEADLINE, begun=begun) for index in self._open[prompt]]
 
-    def _begun(self, prompt: int) -> bool:
+    def _has_begun(self, prompt: int) -> bool:
         """Whether anything came of it."""
         choices = self._open[prompt]
         return len(choices) < self._requests[prompt].sampling.n or any(choices.values())

@@ -111,11 +111,11 @@ class Embedder:
         """Computes the vectors of a request; implements `EmbeddingService.embed`."""
         principal = context.principal or ANONYMOUS
         context.request = request
-        model = self._resolved(request, principal, context)
+        model = self._find_model(request, principal, context)
         card = model.card()
         check_embeds(card, model.name, dimensions)
         assert isinstance(model, ServedModel), "servers of others compute no vectors, so the check has refused them"
-        job = await self._planned(model, card, request, principal, context)
+        job = await self._plan_job(model, card, request, principal, context)
         # May the caller have it? Then wait in line, slice by slice, and settle before anybody sees the end.
         async with AsyncExitStack() as running:
             with context.timeline.span(SpanName.ADMISSION, self._clock.monotonic_s) as span:
@@ -126,16 +126,16 @@ class Embedder:
             await grant.settle(context.usage, Outcome.FINISHED)
         if dimensions is None or dimensions == card.embedding_dimensions:
             return job.vectors
-        return [shortened(vector, dimensions) for vector in job.vectors]
+        return [shorten(vector, dimensions) for vector in job.vectors]
 
-    def _resolved(self, request: InferenceRequest, principal: Principal, context: RequestContext) -> AnyModel:
+    def _find_model(self, request: InferenceRequest, principal: Principal, context: RequestContext) -> AnyModel:
         """Finds the model that serves the request."""
         with context.timeline.span(SpanName.RESOLVE, self._clock.monotonic_s, asked=request.model):
-            model = self._router.named(request.model, principal)
+            model = self._router.resolve(request.model, principal)
         context.model = model.name
         return model
 
-    async def _planned(
+    async def _plan_job(
         self,
         model: ServedModel,
         card: ModelCard,
@@ -146,7 +146,7 @@ class Embedder:
         """Reads the texts, and predicts when their turn will come: who would be served too late is told so now."""
         with context.timeline.span(SpanName.PLAN, self._clock.monotonic_s, model=model.name) as span:
             texts = [
-                model.tokenizer.closed(tokens) if isinstance(prompt, str) else tokens
+                model.tokenizer.append_end(tokens) if isinstance(prompt, str) else tokens
                 for prompt, tokens in zip(request.prompts, await tokens_of(model, request.prompts), strict=True)
             ]
             for index, text in enumerate(texts):
@@ -218,13 +218,13 @@ class Embedder:
                 entry.on_submitted()
             encoding = EncodingSpans()
             for index, stream in zip(part, streams, strict=True):
-                delta = await self._encoded(stream, entry, context)
+                delta = await self._read_vector(stream, entry, context)
                 job.vectors[index] = delta.embedding or b""
                 encoding.on_report(delta, len(job.texts[index]))
                 entry.charge_tokens(prompt_tokens=len(job.texts[index]))
             encoding.record(span, self._clock.monotonic_s())
 
-    async def _encoded(self, stream: TokenStream, entry: DispatchEntry, context: RequestContext) -> TokenDelta:
+    async def _read_vector(self, stream: TokenStream, entry: DispatchEntry, context: RequestContext) -> TokenDelta:
         """Returns the delta that has a text's vector."""
         async for deltas in stream:
             for delta in deltas:
@@ -257,7 +257,7 @@ def split_inputs(lengths: Sequence[int], tokens: int) -> Iterator[range]:
     yield range(start, len(lengths))
 
 
-def shortened(vector: Vector, dimensions: int) -> Vector:
+def shorten(vector: Vector, dimensions: int) -> Vector:
     """The first numbers of a vector, scaled to length 1 again.
 
     That keeps most of the meaning only in models that were trained for it (Kusupati et al., "Matryoshka Representation

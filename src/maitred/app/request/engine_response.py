@@ -197,7 +197,7 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
         Raises:
             ReplicaUnavailable: From entering it: the replica is not ready.
         """
-        requests = self._continuation.left(self._clock.monotonic_s())
+        requests = self._continuation.remaining_requests(self._clock.monotonic_s())
         return EngineAttempt(endpoint, requests, on_submitted, self._context.timeline, self._clock)
 
     async def _retry(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
@@ -241,7 +241,7 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
         if choice.finish is not None:
             self._unfinished -= 1
             self._context.finish_reasons.append(choice.finish)
-            self._continuation.ended(prompt, delta.index)
+            self._continuation.on_end(prompt, delta.index)
             if delta.finish is None and self._attempt is not None:
                 # A stop string came up, of which the replica knows nothing.
                 self._attempt.streams[prompt].cancel(delta.index)
@@ -258,10 +258,10 @@ async def merge_streams(streams: Mapping[int, TokenStream]) -> AsyncIterator[Asy
     Raises:
         ReplicaLost: From the iterator, when any of the streams broke: the rest would not be the whole answer.
     """
-    news = _MergedStream(unfinished=len(streams))
-    pumps = [asyncio.create_task(news.pump(number, stream)) for number, stream in streams.items()]
+    merged = _MergedStream(unfinished=len(streams))
+    pumps = [asyncio.create_task(merged.pump(number, stream)) for number, stream in streams.items()]
     try:
-        yield news
+        yield merged
     finally:
         for pump in pumps:
             pump.cancel()

@@ -248,16 +248,16 @@ class AnswerChecker:
     async def failure(self, request: InferenceRequest, parts: list[TextDelta]) -> CheckFailure | None:
         """The first check that one of the choices fails; None: all stand all that can be made."""
         config, choices = self.config, collect_choices(parts)
-        if any(said.finish is FinishReason.DEADLINE for said in choices):
+        if any(choice.finish is FinishReason.DEADLINE for choice in choices):
             return None  # there is no time left in which another one could do better
-        if config.refusal and any(is_refusal(said, self._openings) for said in choices):
+        if config.refusal and any(is_refusal(choice, self._openings) for choice in choices):
             return CheckFailure.REFUSAL
         if config.schema and (schema := _schema_of(request)) is not None and self._schemas is not None:
-            for said in choices:
-                if not said.has_tool_calls and await self._schemas.check(schema, said.text) is SchemaResult.INVALID:
+            for choice in choices:
+                if not choice.has_tool_calls and await self._schemas.check(schema, choice.text) is SchemaResult.INVALID:
                     return CheckFailure.SCHEMA
         if config.logprob is not None:
-            means = [mean for said in choices if (mean := mean_logprob(said)) is not None]
+            means = [mean for choice in choices if (mean := mean_logprob(choice)) is not None]
             if any(mean < config.logprob for mean in means):
                 return CheckFailure.LOGPROB
         return None

@@ -160,12 +160,12 @@ class OutputProcessor:
 
     def _score(self, token: int, logprobs: TokenLogprobs) -> TokenScore:
         return TokenScore(
-            chosen=self._named(token, logprobs.logprob),
-            top=[self._named(other, logprob) for other, logprob in logprobs.top],
+            chosen=self._to_token_logprob(token, logprobs.logprob),
+            top=[self._to_token_logprob(other, logprob) for other, logprob in logprobs.top],
             offset=self._characters,
         )
 
-    def _named(self, token: int, logprob: float) -> TokenLogprob:
+    def _to_token_logprob(self, token: int, logprob: float) -> TokenLogprob:
         return TokenLogprob(self._tokenizer.token_text(token), self._tokenizer.token_bytes(token), logprob)
 
 
@@ -191,7 +191,7 @@ def record_engine_spans(
     attempt, course = timeline.running(SpanName.ATTEMPT), delta.course
     if attempt is None or course is None:
         return
-    engine = next((one for one in attempt.inside if one.facts["choice"] == index), None)
+    engine = next((span for span in attempt.inside if span.facts["choice"] == index), None)
     if engine is None:
         engine = _begin(attempt, index, choice, delta, course, now_s)
     if delta.finish is None:

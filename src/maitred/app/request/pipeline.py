@@ -131,7 +131,7 @@ class Pipeline:
             response = answer = FallbackStream(self.respond, request, principal, context, route_plan)
             if self._rollout_observer is not None and route_plan.arm is not None:
                 response = self._rollout_observer.observe(answer, route_plan, request, context, self.respond)
-        return response if context.listener is None else _tapped(response, context.listener)
+        return response if context.listener is None else _tap(response, context.listener)
 
     async def respond(
         self,
@@ -312,7 +312,7 @@ class Pipeline:
         return tokenizer.decode(tokens, skip_special_tokens=False)
 
     def _tokenizer(self, principal: Principal, model: str) -> Tokenizer:
-        tokenizer = self._router.named(model, principal).tokenizer
+        tokenizer = self._router.resolve(model, principal).tokenizer
         if tokenizer is None:
             raise InvalidRequest(
                 f"The tokenizer of {model!r} is not known here: another server runs the model.", param="model"
@@ -325,7 +325,7 @@ class Pipeline:
 
     def card(self, principal: Principal, model: str) -> ModelCard:
         """Returns the card of a model; implements `InferenceService.card`."""
-        return self._router.named(model, principal).card()
+        return self._router.resolve(model, principal).card()
 
     async def rate_limit_status(self, context: RequestContext) -> RateLimitStatus | None:
         """Returns what is left of the caller's rate limits; implements `InferenceService.rate_limit_status`."""
@@ -343,11 +343,11 @@ class Pipeline:
     def ready(self, model: str | None = None) -> bool:
         """Whether a model, or any model, can serve; implements `InferenceService.ready`."""
         served = self._router.models_behind(model)
-        return any(each.is_ready() and self._flow_controller.serving(each.name) for each in served)
+        return any(candidate.is_ready() and self._flow_controller.serving(candidate.name) for candidate in served)
 
 
 @asynccontextmanager
-async def _tapped(
+async def _tap(
     answers: AbstractAsyncContextManager[ResponseStream], listener: DeltaListener
 ) -> AsyncIterator[ResponseStream]:
     """Response whose deltas a listener sees as well."""

@@ -104,7 +104,7 @@ class RequestPlanner:
             return self._predict(target, reading, principal, context)
         except DEGRADABLE as refusal:
             if target.pool in self._ladders:
-                return await self._degraded(target, reading, principal, context, refusal)
+                return await self._plan_degraded(target, reading, principal, context, refusal)
             context.predicted_position = _predicted_position(refusal)
             raise
 
@@ -190,7 +190,7 @@ class RequestPlanner:
             else min(available, self._flow_controller.default_output_tokens or available)
         )
 
-    async def _degraded(
+    async def _plan_degraded(
         self,
         target: RouteTarget,
         reading: AnyTokenized,

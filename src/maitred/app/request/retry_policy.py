@@ -43,10 +43,10 @@ class RetryPolicy:
             self._retries + 1,
             _CEILING,
             draw=self._draw,
-            granted=partial(self._granted, tenant),
+            granted=partial(self._is_granted, tenant),
             deadline_s=math.inf if deadline_s is None else deadline_s,
             patience_s=_PATIENCE_S,
         )
 
-    def _granted(self, tenant: str) -> bool:
-        return self._budget.refused(tenant, self._clock.monotonic_s())
+    def _is_granted(self, tenant: str) -> bool:
+        return self._budget.on_refusal(tenant, self._clock.monotonic_s())

@@ -54,7 +54,7 @@ class RolloutObserver:
         self._live = live
         self._rollouts = rollouts
         self._clock = clock
-        self.shadows = ShadowTraffic(clock, self._compared)
+        self.shadows = ShadowTraffic(clock, self._on_comparison)
 
     def observe(
         self,
@@ -105,7 +105,7 @@ class RolloutObserver:
                     and rollout.split.is_shadowed(context.request_id)
                 ):
                     copy = self.shadows.begin(rollout, request, context, route_plan.shadow_target, respond)
-                yield answer if copy is None else _tapped(answer, copy.on_delta)
+                yield answer if copy is None else _tap(answer, copy.on_delta)
         except (asyncio.CancelledError, GeneratorExit) as left:
             ours = bool(left.args) and isinstance(left.args[0], MaitredError)
             entry.end(None if ours else so_far(self._clock.monotonic_s()))
@@ -113,27 +113,27 @@ class RolloutObserver:
                 copy.drop()
             raise
         except Exception as error:
-            entry.end(_judged(answers.first_failure or error))
+            entry.end(_observation_of(answers.first_failure or error))
             if copy is not None:
-                copy.failed()
+                copy.on_failure()
             raise
         else:
             seen = so_far(self._clock.monotonic_s())
             whole = not (seen.failed or seen.refused)
             entry.end(_with_tokens(seen, context.completion_tokens) if whole else seen)
             if copy is not None:
-                copy.whole() if whole else copy.failed()
+                copy.whole() if whole else copy.on_failure()
         finally:
             self._rollouts.apply_decision(rollout, rollout.advance(self._clock.monotonic_s()))
 
-    def _compared(self, rollout: LiveRollout, seen: TrialObservation) -> None:
+    def _on_comparison(self, rollout: LiveRollout, seen: TrialObservation) -> None:
         self._rollouts.apply_decision(rollout, rollout.record_comparison(seen))
 
 
-async def _tapped(answer: ResponseStream, heard: Callable[[list[TextDelta]], None]) -> AsyncIterator[list[TextDelta]]:
+async def _tap(answer: ResponseStream, on_deltas: Callable[[list[TextDelta]], None]) -> AsyncIterator[list[TextDelta]]:
     """Response whose deltas a listener sees as well."""
     async for parts in answer:
-        heard(parts)
+        on_deltas(parts)
         yield parts
 
 
@@ -146,7 +146,7 @@ def observation_from(
     of servers of others it is learnt; a version that is slow is so from the moment that it has the request.
     """
     if context.arm != arm:
-        return _judged(answers.first_failure) or TrialObservation(failed=True)
+        return _observation_of(answers.first_failure) or TrialObservation(failed=True)
     if any(not step.startswith(_SAME_MODEL) for step in context.degraded):
         return TrialObservation(refused=True)  # another model answers, for want of room at this one
     # A replica that lost the request has cost its caller the time until then.
@@ -157,7 +157,7 @@ def observation_from(
     return TrialObservation(ttft_s=None if begun_s is None else first_s - begun_s, itl_s=itl_s)
 
 
-def _judged(failure: BaseException | None) -> TrialObservation | None:
+def _observation_of(failure: BaseException | None) -> TrialObservation | None:
     """Returns what a failure says of the version; None: nothing."""
     if isinstance(failure, _ABOUT_OTHERS):
         return None

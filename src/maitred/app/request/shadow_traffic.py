@@ -88,7 +88,7 @@ class ShadowRequest:
         """The caller has got everything."""
         self._end(texts_of(self._parts))
 
-    def failed(self) -> None:
+    def on_failure(self) -> None:
         """The caller got an error: there is nothing to compare."""
         self._end(None)
 
@@ -119,9 +119,9 @@ class ShadowTraffic:
         ends: Rollout and end -> copies.
     """
 
-    def __init__(self, clock: Clock, told: Told) -> None:
+    def __init__(self, clock: Clock, on_result: Told) -> None:
         self._clock = clock
-        self._told = told
+        self._told = on_result
         self._running: Counter[str] = Counter()
         self._group: asyncio.TaskGroup | None = None
         self.ends: Counter[tuple[str, str]] = Counter()
@@ -167,10 +167,10 @@ class ShadowTraffic:
         copy.task = self._group.create_task(
             self._run(copy, rollout, _quiet(request), context.route, target, respond), name="shadow copy"
         )
-        copy.task.add_done_callback(lambda _: self._ended(name))
+        copy.task.add_done_callback(lambda _: self._on_end(name))
         return copy
 
-    def _ended(self, name: str) -> None:
+    def _on_end(self, name: str) -> None:
         self._running[name] -= 1
 
     async def _run(
@@ -188,7 +188,7 @@ class ShadowTraffic:
         context.arm = RolloutArm(name, RolloutVersion.CANARY)
         end = ShadowOutcome.DROPPED
         try:
-            end, seen = await self._answered(copy, rollout, request, context, target, respond)
+            end, seen = await self._run_copy(copy, rollout, request, context, target, respond)
             if seen is not None and rollout.trial is trial:
                 self._told(rollout, seen)
         except Exception:
@@ -196,7 +196,7 @@ class ShadowTraffic:
         finally:
             self.ends[name, end] += 1
 
-    async def _answered(
+    async def _run_copy(
         self,
         copy: ShadowRequest,
         rollout: LiveRollout,

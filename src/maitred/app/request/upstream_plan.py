@@ -105,8 +105,8 @@ async def plan_upstream(model: TextModel, request: InferenceRequest, max_choices
         ReplicaUnavailable: Nothing is known of the model yet.
     """
     if model.tokenizer is not None:
-        card, fields = _checked(model, request, max_choices)
-        if (tokens := await _counted(model, request)) is not None:
+        card, fields = _check(model, request, max_choices)
+        if (tokens := await _tokenize(model, request)) is not None:
             available_tokens = [check_fits(card, prompt, request) for prompt in tokens]
             counted = sum(map(len, tokens))
             return UpstreamRequestPlan(
@@ -117,14 +117,14 @@ async def plan_upstream(model: TextModel, request: InferenceRequest, max_choices
 
 def estimate_text(model: TextModel, request: InferenceRequest, max_choices: int) -> UpstreamRequestPlan:
     """Sizes a request by the looks of its text; raises as `plan_upstream` does."""
-    card, fields = _checked(model, request, max_choices)
+    card, fields = _check(model, request, max_choices)
     tools = fields.get("tools")
     ratio = model.prompt_ratio.value
     sketches: list[PseudoTokens] = []
     available_tokens = []
     estimated, prompt_tokens = 0.0, 0
     for prompt in request.prompts:
-        raw = _estimated(prompt, tools)
+        raw = _estimate_prompt(prompt, tools)
         corrected = max(1, round(raw * ratio))
         sketches.append(PseudoTokens(prompt, corrected))
         available_tokens.append(_available_tokens(card, corrected, request))
@@ -136,7 +136,7 @@ def estimate_text(model: TextModel, request: InferenceRequest, max_choices: int)
     )
 
 
-def _checked(model: TextModel, request: InferenceRequest, max_choices: int) -> tuple[ModelCard, Mapping[str, Any]]:
+def _check(model: TextModel, request: InferenceRequest, max_choices: int) -> tuple[ModelCard, Mapping[str, Any]]:
     """Checks the request against the model's card, and returns it in the words of the API."""
     card = model.card()
     if request.to_openai is None:
@@ -149,7 +149,7 @@ def _checked(model: TextModel, request: InferenceRequest, max_choices: int) -> t
     return card, request.to_openai()
 
 
-async def _counted(model: TextModel, request: InferenceRequest) -> list[list[int]] | None:
+async def _tokenize(model: TextModel, request: InferenceRequest) -> list[list[int]] | None:
     """The prompts in tokens; None where the tokenizer alone does not tell them."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
@@ -165,7 +165,7 @@ async def _counted(model: TextModel, request: InferenceRequest) -> list[list[int
         return None
 
 
-def _estimated(prompt: Prompt, tools: object) -> float:
+def _estimate_prompt(prompt: Prompt, tools: object) -> float:
     match prompt:
         case Conversation():
             return estimate_conversation(prompt.messages, tools)
@@ -193,13 +193,13 @@ def _available_tokens(card: ModelCard, tokens: int, request: InferenceRequest) -
     surely = int(tokens * _SURELY)
     if surely + (request.max_tokens or 1) > window:
         raise ContextLengthExceeded(
-            f"The prompt has about {tokens:,} tokens{_asked(request)}, but prompt and answer together may have "
-            f"{window:,}. Shorten the prompt, or ask for a shorter answer.",
+            f"The prompt has about {tokens:,} tokens{_max_tokens_sentence(request)}, but prompt and answer together "
+            f"may have {window:,}. Shorten the prompt, or ask for a shorter answer.",
             param=request.prompt_param,
         )
     available = max(1, window - tokens)
     return available if request.max_tokens is None else request.max_tokens
 
 
-def _asked(request: InferenceRequest) -> str:
+def _max_tokens_sentence(request: InferenceRequest) -> str:
     return "" if request.max_tokens is None else f" and {request.max_tokens_param} asks for {request.max_tokens:,} more"

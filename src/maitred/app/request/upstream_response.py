@@ -127,7 +127,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                     async with asyncio.timeout(max(0.0, self._deadline_s - self._clock.monotonic_s())):
                         batch = await self._next_batch()
                 except TimeoutError:
-                    return await self._cut()
+                    return await self._end_at_deadline()
             if batch is None:
                 return await self._end(self._finishes)
             shown = self._process(batch)
@@ -190,28 +190,28 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
             ReplicaUnavailable: The same, and nobody has seen anything.
         """
         await self._close_attempt(failure)
-        told = failure
+        error = failure
         if self._context.first_token_s is not None and self._held is None:
             if not isinstance(failure, ReplicaLost):
-                told = ReplicaLost()
-                told.__cause__ = failure
+                error = ReplicaLost()
+                error.__cause__ = failure
             if not self._continue_text():
-                raise told
+                raise error
         else:
             self._restart()
         rest_s = failure.retry_after_s if isinstance(failure, ReplicaBusy) else None
         elsewhere = self._entry.has_other_replica
         passes = isinstance(failure, ReplicaLost | ReplicaBusy) and not isinstance(failure, ReplicaTooSlow)
         if not elsewhere and not passes:
-            raise told  # it is away, too slow, or not what the configuration says: a pause would not help
+            raise error  # it is away, too slow, or not what the configuration says: a pause would not help
         wait_s = self._retry_state.wait(self._clock.monotonic_s(), told_s=None if elsewhere else rest_s)
         if isinstance(wait_s, GiveUpReason):
-            raise told
+            raise error
         again = self._entry.requeue(
             prompts=range(self._prompts), answer_by_s=self._deadline_s, rest_s=rest_s if elsewhere else wait_s
         )
         if not again:
-            raise told
+            raise error
         self._context.recoveries += 1
         self._context.continued += bool(self._request.given)
 
@@ -280,7 +280,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         """The end of a choice."""
         return TextDelta(index, "", finish, continued=self._joint)
 
-    async def _cut(self) -> list[TextDelta]:
+    async def _end_at_deadline(self) -> list[TextDelta]:
         """The caller's time is over."""
         if self._partial and self._context.first_token_s is not None:
             unfinished = dict.fromkeys(range(self._request.choices), FinishReason.DEADLINE)

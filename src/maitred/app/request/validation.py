@@ -181,13 +181,13 @@ async def constrain(
     constraint = None if request.constraint is None else request.constraint()
     if constraint is None and rules is None:
         return request
-    said = None if constraint is None else await validator.validate(organisation, constraint)
-    grammar = said
+    grammar_of_constraint = None if constraint is None else await validator.validate(organisation, constraint)
+    grammar = grammar_of_constraint
     if isinstance(request.prompts[0], Conversation):  # there is but one
         answers, inside = model.answer_format, model.answer_format.opens_thought(model.tokenizer, prompts[0])
         arguments = {tool.name: await _arguments(validator, organisation, tool) for tool in _callable(answers, rules)}
-        grammar = answer_grammar(answers, inside=inside, said=said, tools=rules, arguments=arguments)
-        if grammar is not None and grammar is not said:
+        grammar = answer_grammar(answers, inside=inside, said=grammar_of_constraint, tools=rules, arguments=arguments)
+        if grammar is not None and grammar is not grammar_of_constraint:
             param = "tools" if constraint is None else constraint.param
             grammar = await validator.validate(organisation, Constraint("lark", grammar.text, param))
     return replace(request, sampling=replace(request.sampling, grammar=grammar))

@@ -86,7 +86,7 @@ class SubmissionTracker:
     def _on_report(self) -> None:
         """Handles a report of the engine: acknowledges the submissions that it counts."""
         self._reported.set()
-        while len(self._sent) > self._engine.unreported():
+        while len(self._sent) > self._engine.count_unreported():
             self._controller.send(SubmissionAcked(self._sent.popleft()))
 
 

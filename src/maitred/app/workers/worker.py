@@ -119,7 +119,7 @@ async def run_worker(
             if retires:
                 # A successor accepts new connections, so no client is refused.
                 await server.retire(config.server.drain_grace_s)
-                stop_task = asyncio.create_task(shutdown.requested(), name="shutdown request")
+                stop_task = asyncio.create_task(shutdown.wait_requested(), name="shutdown request")
                 await asyncio.wait([serve_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
                 stop_task.cancel()
             if not serve_task.done():
@@ -135,7 +135,7 @@ async def _wait_retire_or_stop(shutdown: Shutdown) -> bool:
     retired = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(RETIRE, retired.set)
-    tasks = [asyncio.create_task(retired.wait()), asyncio.create_task(shutdown.requested())]
+    tasks = [asyncio.create_task(retired.wait()), asyncio.create_task(shutdown.wait_requested())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return retired.is_set()
@@ -349,14 +349,14 @@ async def _open_pipeline(
     routes = read_routes(config, catalog)
     local_names = LocalModelNames(routes, reachable)
 
-    def heed(update: ControllerSnapshot) -> None:
+    def apply_update(update: ControllerSnapshot) -> None:
         local_names.on_trial = update.passed
         for pool, window_tokens in update.windows.items():
             for endpoint in endpoints_by_name.get(pool, {}).values():
                 endpoint.replica.window_tokens = window_tokens
 
-    heed(snapshot)
-    state_feed.listeners.append(heed)
+    apply_update(snapshot)
+    state_feed.listeners.append(apply_update)
     grammars = await stack.enter_async_context(GrammarValidator(config.admission.grammars))
     budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
     pipeline = WorkerPipeline(

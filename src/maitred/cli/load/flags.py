@@ -147,7 +147,7 @@ def _parameters() -> Iterator[inspect.Parameter]:
     for flag in SPEC_FLAGS:
         section = flag.key.rpartition(".")[0].partition(".")[0]
         panel = _PANELS.get(section, section.capitalize())
-        text = flag.text or described(flag.key)
+        text = flag.text or describe(flag.key)
         if flag.metavar:
             option = typer.Option(flag.name, metavar=flag.metavar, help=text, rich_help_panel=panel)
             yield _parameter(flag.parameter, Annotated[str | None, option], None)
@@ -163,7 +163,7 @@ def _parameter(name: str, annotation: object, default: object) -> inspect.Parame
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def described(key: str) -> str:
+def describe(key: str) -> str:
     """Returns the description of a setting of the spec, with its default unless that is to do nothing."""
     field = _settings()[key]
     assert isinstance(field.type, msgspec.inspect.Metadata)

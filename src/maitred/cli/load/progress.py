@@ -95,7 +95,7 @@ class LiveBlock:
             bar = Table.grid()  # which ends its line, as a bar does not
             bar.add_row(ProgressBar(total=1.0, completed=progress.share, width=min(60, self._console.width)))
             lines.append(bar)
-        style = "red" if _lost(progress) else ""
+        style = "red" if _has_lost(progress) else ""
         return Group(*lines, Text(_requests(progress), style=style), Text(_figures(progress)))
 
 
@@ -117,6 +117,6 @@ def _figures(progress: RunProgress) -> str:
     )
 
 
-def _lost(progress: RunProgress) -> bool:
+def _has_lost(progress: RunProgress) -> bool:
     wanted = {UserOutcome.COMPLETE, UserOutcome.CANCELLED}
     return any(count for outcome, count in progress.ended.items() if outcome not in wanted)

@@ -43,14 +43,14 @@ def play(spec: LoadSpec, command: str, *, record: Path | None = None) -> "LoadRe
     workload = make_workload(spec)
     played: list[LoadSession] = []
     if record is not None:
-        workload = replace(workload, sessions=_kept(workload.sessions, played))
+        workload = replace(workload, sessions=_collect(workload.sessions, played))
     data = run_loop(_interruptible(spec, workload))
     if record is not None:
         _write_trace(record, replace(workload, sessions=_as_played(played, data)))
     return LoadResult.of(spec, data, command=command, workload=workload.description)
 
 
-def _kept(sessions: Iterator[LoadSession], played: list[LoadSession]) -> Iterator[LoadSession]:
+def _collect(sessions: Iterator[LoadSession], played: list[LoadSession]) -> Iterator[LoadSession]:
     for session in sessions:
         played.append(session)
         yield session

@@ -18,7 +18,7 @@ _MOST_ROWS = 10
 def screen(state: LiveBody) -> RenderableType:
     """Renders the whole screen, the most important first."""
     parts: list[RenderableType] = [_head(state), _path(state)]
-    parts += [_finding(one) for one in state.findings or ()]
+    parts += [_finding(finding) for finding in state.findings or ()]
     parts.append(_queues(state.queues))
     parts += [_engine(engine) for engine in state.engines]
     parts.append(_replicas(state))
@@ -26,7 +26,7 @@ def screen(state: LiveBody) -> RenderableType:
         parts.append(_tenants(state))
     if state.refusals:
         parts.append(_refusals(state))
-    spaced = [each for part in parts for each in (part, Text())]
+    spaced = [item for part in parts for item in (part, Text())]
     return Group(*spaced[:-1])
 
 
@@ -59,11 +59,11 @@ def _path(state: LiveBody) -> Text:
     return text
 
 
-def _finding(one: FindingBody) -> Text:
+def _finding(finding: FindingBody) -> Text:
     """Renders one finding, as `maitred doctor` would print it."""
-    where = f" {one.where}" if one.where else ""
-    text = Text.assemble((cell(f"{one.kind}{where}"), "yellow"), "  ", cell(one.summary))
-    return text.append(f"\n{cell(one.remedy)}", "dim")
+    where = f" {finding.where}" if finding.where else ""
+    text = Text.assemble((cell(f"{finding.kind}{where}"), "yellow"), "  ", cell(finding.summary))
+    return text.append(f"\n{cell(finding.remedy)}", "dim")
 
 
 def _queues(queues: Iterable[QueueBody]) -> Table:
@@ -74,7 +74,9 @@ def _queues(queues: Iterable[QueueBody]) -> Table:
             for name, number in queue.waiting.items()
             if number
         )
-        tenants = ", ".join(f"{each.tenant} {each.waiting:,}+{each.running:,}" for each in queue.tenants[:_MOST_ROWS])
+        tenants = ", ".join(
+            f"{tenant.tenant} {tenant.waiting:,}+{tenant.running:,}" for tenant in queue.tenants[:_MOST_ROWS]
+        )
         _add(table, queue.model, queue.running, classes or "nobody waits", tenants)
     return table
 
@@ -99,22 +101,34 @@ def _engine(engine: EngineBody) -> Table:
 
 def _replicas(state: LiveBody) -> Table:
     table = _table("REPLICA", ["REQUESTS", "PLACES FREE", "KV TOKENS FREE"], ["STATE"])
-    for one in state.replicas:
-        health = "ready" if one.ready else one.outage or "not ready" if one.state == "serving" else one.state.value
+    for replica in state.replicas:
+        health = (
+            "ready"
+            if replica.ready
+            else replica.outage or "not ready"
+            if replica.state == "serving"
+            else replica.state.value
+        )
         slots, tokens = (
-            "-" if (credit := one.credits.get(name)) is None else f"{max(0, credit.free):,}/{credit.total:,}"
+            "-" if (credit := replica.credits.get(name)) is None else f"{max(0, credit.free):,}/{credit.total:,}"
             for name in ("slots", "kv_tokens")
         )
-        _add(table, f"{one.model} {one.replica}", one.requests, slots, tokens, health)
+        _add(table, f"{replica.model} {replica.replica}", replica.requests, slots, tokens, health)
     return table
 
 
 def _tenants(state: LiveBody) -> Table:
     table = _table("TENANT", ["WAITING", "RUNNING", "ENDED", "REFUSED", "TOKENS"], ["LIMITS"])
-    for one in state.tenants[:_MOST_ROWS]:
-        limits = Text("\n").join(_limit(limit) for limit in one.limits)
-        name = "everybody" if one.tenant == "*" else one.tenant
-        numbers = one.waiting, one.running, one.requests, one.refused, one.prompt_tokens + one.output_tokens
+    for tenant in state.tenants[:_MOST_ROWS]:
+        limits = Text("\n").join(_limit(limit) for limit in tenant.limits)
+        name = "everybody" if tenant.tenant == "*" else tenant.tenant
+        numbers = (
+            tenant.waiting,
+            tenant.running,
+            tenant.requests,
+            tenant.refused,
+            tenant.prompt_tokens + tenant.output_tokens,
+        )
         table.add_row(*map(_text, (name, *numbers)), limits)
     return table
 
@@ -129,9 +143,9 @@ def _limit(limit: UseBody) -> Text:
 
 def _refusals(state: LiveBody) -> Table:
     table = _table("REFUSED", ["TIMES", "AGO"], ["MODEL", "WHY"])
-    for one in state.refusals[:_MOST_ROWS]:
-        why = " ".join(filter(None, (str(one.status), one.code, one.limit)))
-        _add(table, one.tenant, one.count, _span(max(0.0, state.at - one.at)), one.model, why)
+    for refusal in state.refusals[:_MOST_ROWS]:
+        why = " ".join(filter(None, (str(refusal.status), refusal.code, refusal.limit)))
+        _add(table, refusal.tenant, refusal.count, _span(max(0.0, state.at - refusal.at)), refusal.model, why)
     return table
 
 

@@ -126,7 +126,7 @@ class OutputLengths:
         The first, in whole tokens and at least 1 where anything may be generated, is what room is taken for; the second
         is for how long the work will take.
         """
-        known = self._known(tenant)
+        known = self._history_for(tenant)
         if known is None:
             part = max_tokens * self._unknown_share
             return min(max_tokens, max(1, int(part))), min(float(max_tokens), max(1.0, part))
@@ -147,7 +147,7 @@ class OutputLengths:
                 real ones do; their means would all end late.
         """
         most = max_tokens - produced
-        known = self._known(tenant)
+        known = self._history_for(tenant)
         if known is None:
             return [max(1.0, min(most, max_tokens * self._unknown_share))] * len(draws)
         unit = float(max_tokens) if known.in_parts else 1.0
@@ -171,7 +171,7 @@ class OutputLengths:
         history.add(tokens, part)
         self._all.add(tokens, part)
 
-    def _known(self, tenant: str) -> _History | None:
+    def _history_for(self, tenant: str) -> _History | None:
         """Whom it is judged by; None: nothing was seen."""
         history = self._tenants.get(tenant)
         if history is None or history.count < _ENOUGH:

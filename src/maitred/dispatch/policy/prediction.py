@@ -54,7 +54,7 @@ class PredictionCorrection:
 
     def factor(self, now_s: float) -> float:
         """By what a prediction is to be multiplied."""
-        return math.exp(self._drifts.at(0.5, 0.0) * min(1.0, self._trusted(now_s) / _ENOUGH))
+        return math.exp(self._drifts.at(0.5, 0.0) * min(1.0, self._evidence(now_s) / _ENOUGH))
 
     def compare(self, predicted_s: float, actual_s: float, now_s: float) -> None:
         """Compares a prediction with what came.
@@ -67,10 +67,10 @@ class PredictionCorrection:
         """
         drift = math.log(max(actual_s, _LEAST_S) / max(predicted_s, _LEAST_S))
         self._drifts.add(min(_FARTHEST, max(-_FARTHEST, drift)))
-        self._trust = min(float(_ENOUGH), self._trusted(now_s) + 1.0)
+        self._trust = min(float(_ENOUGH), self._evidence(now_s) + 1.0)
         self._moved_s = now_s
 
-    def _trusted(self, now_s: float) -> float:
+    def _evidence(self, now_s: float) -> float:
         """How many comparisons there were, less what was forgotten since."""
         return self._trust * math.exp(-max(0.0, now_s - self._moved_s) / _FORGET_S)
 

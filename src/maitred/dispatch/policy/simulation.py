@@ -113,9 +113,9 @@ class _Simulation:
         self._fewer = [(runner.held - 1) / runner.weight for runner in runners]
         """...and with one less."""
         self._rises = [0.0] * len(runners)
-        for _, whose in running:
-            if whose >= 0:
-                self._rises[whose] += output / runners[whose].weight
+        for _, index in running:
+            if index >= 0:
+                self._rises[index] += output / runners[index].weight
 
     def run(self) -> PredictedTurn:
         """Runs the simulation to its end."""
@@ -160,9 +160,9 @@ class _Simulation:
         """Whose request is released now, on a place or as a guest."""
         if self._free > 0:
             return self._head()
-        return None if self._free <= self._least_free else self._overcommitted(self._head())
+        return None if self._free <= self._least_free else self._overcommit_candidate(self._head())
 
-    def _overcommitted(self, head: int) -> int | None:
+    def _overcommit_candidate(self, head: int) -> int | None:
         """Returns the tenant that is dispatched beyond the slots: the head, or whoever holds least.
 
         See `maitred.fairness.vtc.yields_to`: who has most per weight gives way first, and nobody to itself.
@@ -178,22 +178,22 @@ class _Simulation:
                 lightest, least = k, more[k]
         return lightest
 
-    def _release(self, whose: int) -> None:
-        runner = self._runners[whose]
+    def _release(self, index: int) -> None:
+        runner = self._runners[index]
         self._free -= 1
         self._released += 1
-        self._waiting[whose] -= 1.0
-        self._hold(whose, 1)
-        self._counters[whose] += runner.prompt(self._taken[whose]) / runner.weight
-        self._taken[whose] += 1
-        heappush(self._ends, (self._now + runner.steps, whose))
+        self._waiting[index] -= 1.0
+        self._hold(index, 1)
+        self._counters[index] += runner.prompt(self._taken[index]) / runner.weight
+        self._taken[index] += 1
+        heappush(self._ends, (self._now + runner.steps, index))
 
-    def _hold(self, whose: int, places: int) -> None:
+    def _hold(self, index: int, places: int) -> None:
         """Adds slots to a tenant's holdings; a negative number takes them off."""
-        weight = self._weights[whose]
-        held = self._held[whose] = self._held[whose] + places
-        self._more[whose], self._fewer[whose] = (held + 1) / weight, (held - 1) / weight
-        self._rises[whose] += places * self._output / weight
+        weight = self._weights[index]
+        held = self._held[index] = self._held[index] + places
+        self._more[index], self._fewer[index] = (held + 1) / weight, (held - 1) / weight
+        self._rises[index] += places * self._output / weight
 
     def _head(self) -> int:
         """Returns the waiting tenant that was served least."""

@@ -30,7 +30,7 @@ def trust(age_s: float, fresh_s: float, half_s: float) -> float:
     return 1.0 if late_s <= 0 else max(_LEAST_TRUST, 0.5 ** (late_s / half_s))
 
 
-def believed(reports: Sequence[AgedLoad], fresh_s: float, half_s: float) -> list[float]:
+def estimate_loads(reports: Sequence[AgedLoad], fresh_s: float, half_s: float) -> list[float]:
     """The load of each replica, as far as one can know.
 
     Args:

@@ -17,7 +17,7 @@ from maitred.core.clock import Clock
 from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport, pairs_of
 from maitred.core.request import EngineRequest, FinishReason, SequenceStats, TokenDelta
-from maitred.engine import request_log as logbook
+from maitred.engine import request_log
 from maitred.engine.scheduler.step_times import StepMeter, StepWork
 from maitred.fairness.fair_queue import FairQueue, QueueEntry, QueueOrderConfig, make_queue
 from maitred.wire.frames import Rejection, TokenOutput
@@ -50,7 +50,7 @@ class _Text:
     def blocks(self) -> int:
         return -(-self.tokens // BLOCK_TOKENS)
 
-    def expired(self, now_s: float) -> bool:
+    def is_expired(self, now_s: float) -> bool:
         deadline_in_s = self.request.deadline_in_s
         return deadline_in_s is not None and now_s - self.arrived_s >= deadline_in_s
 
@@ -159,7 +159,7 @@ class EncoderEngine:
         batch = self._batch(start_s, outputs)
         if not batch:
             return outputs
-        with logbook.naming(text.request for text in batch):
+        with request_log.log_failed_step(text.request for text in batch):
             vectors = self._encode([text.request.prompt for text in batch])
         took_s = self._clock.monotonic_s() - start_s
         for text, vector in zip(batch, vectors, strict=True):
@@ -168,7 +168,7 @@ class EncoderEngine:
             course = SequenceStats(waited_s, took_s, prefill_steps=1, prefill_batch=len(batch))
             delta = TokenDelta(0, [], FinishReason.STOP, waited_ms=waited_ms, embedding=vector, course=course)
             outputs[text.owner].append(TokenOutput(text.request.id, delta))
-            logbook.encoded(text.request, waited_s, len(batch))
+            request_log.log_encoding(text.request, waited_s, len(batch))
             self._line.done(text.request.flow)
         self._count(batch, self._clock.monotonic_s() - start_s)
         return outputs
@@ -203,7 +203,7 @@ class EncoderEngine:
         tokens = 0
         while (entry := self._line.head(now_s)) is not None:
             text = entry.value
-            if text.expired(now_s):
+            if text.is_expired(now_s):
                 self._line.remove(entry)
                 self._forget(text)
                 outputs[text.owner].append(

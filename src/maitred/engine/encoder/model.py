@@ -84,7 +84,7 @@ class Encoder:
     def _layer(self, rows: Tensor, layer: EncoderLayerWeights, batch: PackedBatch) -> Tensor:
         attended = layer.attention_output(self._attend(layer.qkv(rows), batch))
         rows = self._norm(rows + attended, layer.attention_norm)
-        return self._norm(rows + layer.down(_activated(layer.up(rows), self.shape.activation)), layer.output_norm)
+        return self._norm(rows + layer.down(_activate(layer.up(rows), self.shape.activation)), layer.output_norm)
 
     def _attend(self, qkv: Tensor, batch: PackedBatch) -> Tensor:
         """Computes the attention: each token of a text attends to the whole text."""
@@ -103,7 +103,7 @@ class Encoder:
         return functional.layer_norm(rows, rows.shape[-1:], norm.gain, norm.shift, self.shape.norm_epsilon)
 
 
-def _activated(rows: Tensor, activation: Activation) -> Tensor:
+def _activate(rows: Tensor, activation: Activation) -> Tensor:
     match activation:
         case "erf":
             return functional.gelu(rows)

@@ -86,17 +86,17 @@ def _modes_in(path: Path) -> tuple[PoolingMode, ...]:
     settings = read_object(path)
     named = settings.get("pooling_mode")
     if named is None:
-        said = [_LEGACY.get(name, name) for name in _ordered(settings) if settings[name]]
+        names = [_LEGACY.get(name, name) for name in _legacy_fields(settings) if settings[name]]
     else:
-        said = [named] if isinstance(named, str) else list(named)
+        names = [named] if isinstance(named, str) else list(named)
     known: tuple[PoolingMode, ...] = get_args(PoolingMode)
-    modes = tuple(mode for name in said for mode in known if mode == name)
-    if not modes or len(modes) < len(said):
-        raise ConfigInvalid(f"{path} pools by {', '.join(said) or 'nothing'}; supported are {', '.join(known)}.")
+    modes = tuple(mode for name in names for mode in known if mode == name)
+    if not modes or len(modes) < len(names):
+        raise ConfigInvalid(f"{path} pools by {', '.join(names) or 'nothing'}; supported are {', '.join(known)}.")
     return modes
 
 
-def _ordered(settings: Mapping[str, Any]) -> list[str]:
+def _legacy_fields(settings: Mapping[str, Any]) -> list[str]:
     """Returns the older fields: known ones in their order, then any others."""
     others = [name for name in settings if name.startswith("pooling_mode_") and name not in _LEGACY]
     return [name for name in _LEGACY if name in settings] + others

@@ -58,7 +58,7 @@ def pack(texts: Sequence[Sequence[int]], device: torch.device) -> PackedBatch:
     """Concatenates texts, each of at least one token, and groups them for the attention."""
     rows = pack_rows(texts, device)
     lengths, starts = rows.lengths.cpu(), rows.starts.cpu()
-    groups = [_group(lengths[chosen], starts[chosen], device) for chosen in grouped(lengths.tolist())]
+    groups = [_group(lengths[chosen], starts[chosen], device) for chosen in group_by_length(lengths.tolist())]
     return PackedBatch(rows.tokens, rows.positions, rows.starts, rows.lengths, rows.text_of, groups)
 
 
@@ -76,7 +76,7 @@ def pack_rows(texts: Sequence[Sequence[int]], device: torch.device) -> PackedRow
     )
 
 
-def grouped(lengths: Sequence[int]) -> list[list[int]]:
+def group_by_length(lengths: Sequence[int]) -> list[list[int]]:
     """Groups texts, by index, so that no group has too much padding; the longest come first."""
     groups: list[list[int]] = []
     longest = filled = 0

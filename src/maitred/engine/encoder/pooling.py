@@ -24,11 +24,11 @@ def pool(rows: Tensor, batch: PackedRows, pooling: Pooling) -> Tensor:
     Returns:
         fp32 ``[N, hidden_size * modes]``
     """
-    vectors = torch.cat([_pooled(rows, batch, mode) for mode in pooling.modes], dim=-1)
+    vectors = torch.cat([_pool(rows, batch, mode) for mode in pooling.modes], dim=-1)
     return functional.normalize(vectors, dim=-1) if pooling.normalised else vectors
 
 
-def _pooled(rows: Tensor, batch: PackedRows, mode: PoolingMode) -> Tensor:
+def _pool(rows: Tensor, batch: PackedRows, mode: PoolingMode) -> Tensor:
     match mode:
         case "cls":
             return rows[batch.starts]
@@ -38,14 +38,14 @@ def _pooled(rows: Tensor, batch: PackedRows, mode: PoolingMode) -> Tensor:
             lowest = rows.new_full((len(batch.lengths), rows.shape[-1]), -torch.inf)
             return lowest.scatter_reduce_(0, batch.text_of[:, None].expand_as(rows), rows, "amax")
         case "mean":
-            return _summed(rows, batch) / batch.lengths[:, None]
+            return _sum_rows(rows, batch) / batch.lengths[:, None]
         case "mean_sqrt_len_tokens":
-            return _summed(rows, batch) / batch.lengths[:, None].sqrt()
+            return _sum_rows(rows, batch) / batch.lengths[:, None].sqrt()
         case "weightedmean":
             # Weights 1, 2, 3 …, and their sum.
             places = batch.positions[:, None] + 1
-            return _summed(rows * places, batch) / (batch.lengths * (batch.lengths + 1) / 2)[:, None]
+            return _sum_rows(rows * places, batch) / (batch.lengths * (batch.lengths + 1) / 2)[:, None]
 
 
-def _summed(rows: Tensor, batch: PackedRows) -> Tensor:
+def _sum_rows(rows: Tensor, batch: PackedRows) -> Tensor:
     return rows.new_zeros(len(batch.lengths), rows.shape[-1]).index_add_(0, batch.text_of, rows)

@@ -80,9 +80,9 @@ def _layer(checkpoint: Checkpoint, shape: EncoderShape, prefix: str) -> EncoderL
     hidden, inner = shape.hidden_size, shape.intermediate_size
 
     def linear(names: list[str], rows: int, columns: int) -> Linear:
-        each = [rows] * len(names)
-        weight = checkpoint.fused([f"{prefix}{name}.weight" for name in names], each, columns)
-        return make_linear(weight, checkpoint.fused([f"{prefix}{name}.bias" for name in names], each))
+        counts = [rows] * len(names)
+        weight = checkpoint.read_fused([f"{prefix}{name}.weight" for name in names], counts, columns)
+        return make_linear(weight, checkpoint.read_fused([f"{prefix}{name}.bias" for name in names], counts))
 
     return EncoderLayerWeights(
         qkv=linear([f"attention.self.{name}" for name in ("query", "key", "value")], hidden, hidden),

@@ -126,7 +126,7 @@ class Constraints:
     def opening(self, key: int) -> list[int]:
         """The tokens that must come next, before the sequence is sampled for the first time since `add`."""
         word = self._states_of.get(key)
-        forced = [] if word is None else word.forced()
+        forced = [] if word is None else word.forced_tokens()
         self.forced_tokens += max(0, len(forced) - 1)  # one could have been sampled in the step at hand
         return forced
 
@@ -146,7 +146,7 @@ class Constraints:
         if fault is not None:
             self._faults[key] = fault
             return []
-        forced = word.forced()
+        forced = word.forced_tokens()
         self.forced_tokens += len(forced)
         return forced
 

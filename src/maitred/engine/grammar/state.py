@@ -73,7 +73,7 @@ class GrammarState:
                 return None
         return self.matcher.get_error() or "The grammar does not take the token."
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         """The tokens that must come next, which count as taken."""
         forced: list[int] = []
         if not self._fast or self._ended:
@@ -137,7 +137,7 @@ class SpeculativeGrammarState:
         if word.take(token) is not None:
             self.open = False
             return
-        self.tokens += [token, *word.forced()]
+        self.tokens += [token, *word.forced_tokens()]
         if word.ended or len(self.tokens) > most:
             self.open = False
             del self.tokens[most:]

@@ -32,7 +32,7 @@ from maitred.engine.kernels.job import (
     take,
 )  # fmt: skip
 from maitred.engine.kernels.registers import REGISTERS, VECTOR_LANES
-from maitred.engine.kernels.simd import EDITION, add_weighted_rows, copy_numbers, narrowed, scale_strip, softmax_strips
+from maitred.engine.kernels.simd import EDITION, add_weighted_rows, copy_numbers, narrow, scale_strip, softmax_strips
 
 _STRIP = 16
 """Maximum tokens, or numbers of a head, side by side: one register of AVX-512, two of AVX2."""
@@ -305,8 +305,8 @@ def rotation(kind: int) -> CompiledEntry:
                             stored_values[i] = np.int8(np.rint(value[i] * value_steps))
                     else:
                         for i in range(head_dim):
-                            stored_keys[i * block_tokens + offset] = narrowed(key[i], stored_keys)
-                            stored_values[i] = narrowed(value[i], stored_values)
+                            stored_keys[i * block_tokens + offset] = narrow(key[i], stored_keys)
+                            stored_values[i] = narrow(value[i], stored_values)
             first = take(job, NEXT, rows_at_a_time)
 
     return CompiledEntry(rotate, fast=True)

@@ -250,7 +250,7 @@ def float_of_bits(typing_context: Any, bits: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def narrowed(typing_context: Any, number: Any, array: Any) -> Any:
+def narrow(typing_context: Any, number: Any, array: Any) -> Any:
     """Converts an fp32 number to the type of `array`: for uint16, the bits of the nearest bf16 (ties to even)."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

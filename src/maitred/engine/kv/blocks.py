@@ -70,7 +70,7 @@ class BlockPool:
                 self.cached -= 1
                 changed[key] = False
                 if self.swap is not None:
-                    self.swap.evicted(key, block)
+                    self.swap.on_evict(key, block)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:

@@ -65,7 +65,7 @@ class SwapSpace:
                 if slot is not None:
                     self._free.append(slot)
 
-    def evicted(self, key: bytes, block: int) -> None:
+    def on_evict(self, key: bytes, block: int) -> None:
         """The block with this key is about to be written over: it is copied out if it is wanted and there is room."""
         if key in self._wanted and key not in self._slot_of and self._free:
             slot = self._slot_of[key] = self._free.pop()

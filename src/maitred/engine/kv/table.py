@@ -46,7 +46,7 @@ class BlockTable:
         reference_count = self._pool.reference_count
         return bisect_left(self.blocks, True, key=lambda block: reference_count(block) == 1)
 
-    def cached(self, tokens: Sequence[int]) -> int:
+    def cached_tokens(self, tokens: Sequence[int]) -> int:
         """How many leading tokens `open` would find in the cache now."""
         return len(self._cached_prefix(tokens)) * self.block_tokens
 
@@ -72,7 +72,7 @@ class BlockTable:
         if fresh is None:
             self._pool.free(reusable)
             return None
-        self.blocks = reusable + fresh if len(reusable) == len(found) else self._restored(found, fresh)
+        self.blocks = reusable + fresh if len(reusable) == len(found) else self._restore(found, fresh)
         self.capacity_tokens = len(self.blocks) * self.block_tokens
         self._published = len(found)
         return len(found) * self.block_tokens
@@ -115,7 +115,7 @@ class BlockTable:
             self._pool.swap.release(self._keys[: self._wanted])
             self._wanted = 0
 
-    def found(self, tokens: Sequence[int], count: int) -> list[int]:
+    def find_blocks(self, tokens: Sequence[int], count: int) -> list[int]:
         """The blocks that whoever comes with the first `count` blocks of these tokens would find, up to the first gap.
 
         They need not be those of this sequence: the first block with a key keeps it.
@@ -145,7 +145,7 @@ class BlockTable:
             start = position * self.block_tokens
             self._keys.append(block_key(parent, tokens[start : start + self.block_tokens]))
 
-    def _restored(self, found: list[int | None], fresh: list[int]) -> list[int]:
+    def _restore(self, found: list[int | None], fresh: list[int]) -> list[int]:
         """The sequence's blocks, where some of what was found has to be copied into fresh ones."""
         assert self._pool.swap is not None
         left = iter(fresh)

@@ -18,7 +18,7 @@ from maitred.engine.kernels.norm import add_norm, make_add_norm
 from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
-from maitred.engine.models.recording import StepRecorder, taped
+from maitred.engine.models.recording import StepRecorder, can_tape
 from maitred.engine.models.weights import Weights
 
 
@@ -43,7 +43,9 @@ class Decoder:
         self._add_norm = add_norm if accelerated else make_add_norm(self.dtype, self.device)
         self._gate = gate if accelerated else make_gate(self.dtype, self.device)
         self._recording = (
-            StepRecorder(config, weights, attention) if isinstance(attention, CPUAttention) and taped(weights) else None
+            StepRecorder(config, weights, attention)
+            if isinstance(attention, CPUAttention) and can_tape(weights)
+            else None
         )
 
     @property

@@ -64,8 +64,8 @@ class KVCache:
         """Stores one layer's keys and values ``[T, kv_heads, head_dim]`` at their slots."""
         blocks, offsets = slots // self.block_tokens, slots % self.block_tokens
         if self.rounded:
-            keys, self.key_scales[layer][blocks, :, offsets] = _rounded(keys)
-            values, self.value_scales[layer][blocks, :, offsets] = _rounded(values)
+            keys, self.key_scales[layer][blocks, :, offsets] = _quantise(keys)
+            values, self.value_scales[layer][blocks, :, offsets] = _quantise(values)
         self.keys[layer][blocks, :, :, offsets] = keys.to(self.keys.dtype)
         self.values[layer][blocks, :, offsets] = values.to(self.values.dtype)
 
@@ -87,7 +87,7 @@ class KVCache:
         return keys.permute(0, 1, 4, 2, 3).flatten(1, 2), values.transpose(2, 3).flatten(1, 2)
 
 
-def _rounded(heads: Tensor) -> tuple[Tensor, Tensor]:
+def _quantise(heads: Tensor) -> tuple[Tensor, Tensor]:
     """Quantises ``[T, kv_heads, head_dim]`` to integers up to 127, with scales ``[T, kv_heads]``."""
     highest = heads.abs().amax(dim=2).float()
     return (heads.float() * (127 / highest.clamp(min=1e-30))[..., None]).round(), highest / 127

@@ -30,7 +30,7 @@ _ELEMENTS_WORTH_A_THREAD = 1 << 14
 """Elements per thread when rows are normalised or gated: some ten microseconds of work."""
 
 
-def taped(weights: Weights) -> bool:
+def can_tape(weights: Weights) -> bool:
     """Returns whether all linears of a model can be recorded on a tape."""
     single = weights.final_norm.dtype == torch.float32
     return single and all(isinstance(product, TapedLinear) for product in weights.products)

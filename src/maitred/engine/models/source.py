@@ -60,10 +60,10 @@ def find_model(
         raise ConfigInvalid(f"The model folder {source} does not exist. Check the path.")
     cache = _hub_cache(os.environ if env is None else env)
     snapshot = _snapshot(cache / f"models--{name.replace('/', '--')}", revision)
-    return snapshot or _fetched(name, revision, cache, download)
+    return snapshot or _fetch(name, revision, cache, download)
 
 
-def _fetched(name: str, revision: str, cache: Path, download: Download) -> Path:
+def _fetch(name: str, revision: str, cache: Path, download: Download) -> Path:
     try:
         folder = download(name, revision, cache)
     except Exception as error:  # the client has a dozen kinds, and its HTTP library more: none gives us the model

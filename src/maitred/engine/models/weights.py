@@ -153,7 +153,7 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
-    def stored(self, name: str, *shape: int) -> Tensor:
+    def read(self, name: str, *shape: int) -> Tensor:
         """Reads a tensor, which must have that shape, in the type of the checkpoint."""
         path = self._file_of.get(name)
         if path is None:
@@ -176,9 +176,9 @@ class Checkpoint:
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Reads a tensor, which must have that shape, in the type of the computation."""
-        return self.stored(name, *shape).to(self.dtype)
+        return self.read(name, *shape).to(self.dtype)
 
-    def fused(self, names: Iterable[str], rows: Iterable[int], *columns: int) -> Tensor:
+    def read_fused(self, names: Iterable[str], rows: Iterable[int], *columns: int) -> Tensor:
         """Reads tensors and stacks them along their first dimension."""
         return torch.cat([self.tensor(name, count, *columns) for name, count in zip(names, rows, strict=True)])
 
@@ -228,7 +228,7 @@ def _assemble(checkpoint: Checkpoint, config: ModelConfig, linear: MakeLinear, h
     hidden = config.hidden_size
     # A model that was saved without its head has tensor names without the prefix.
     prefix = "" if "embed_tokens.weight" in checkpoint else "model."
-    embedding = checkpoint.stored(f"{prefix}embed_tokens.weight", config.vocab_size, hidden)
+    embedding = checkpoint.read(f"{prefix}embed_tokens.weight", config.vocab_size, hidden)
     layers = [_layer(checkpoint, config, linear, f"{prefix}layers.{index}.") for index in range(config.layers)]
     final_norm = checkpoint.tensor(f"{prefix}norm.weight", hidden)
     if head is None:
@@ -250,8 +250,8 @@ def _layer(checkpoint: Checkpoint, config: ModelConfig, make: MakeLinear, prefix
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
 
     def linear(names: list[str], rows: list[int], columns: int, *, bias: bool) -> Linear:
-        weight = checkpoint.fused([f"{name}.weight" for name in names], rows, columns)
-        addend = checkpoint.fused([f"{name}.bias" for name in names], rows) if bias else None
+        weight = checkpoint.read_fused([f"{name}.weight" for name in names], rows, columns)
+        addend = checkpoint.read_fused([f"{name}.bias" for name in names], rows) if bias else None
         return make(weight, addend)
 
     head_norm = None

@@ -69,7 +69,7 @@ class RowEdits:
             self.record(token)
 
     @staticmethod
-    def needed(params: SamplingParams) -> bool:
+    def is_needed(params: SamplingParams) -> bool:
         """Whether a row with these parameters has any edit."""
         return bool(params.logit_bias) or params.min_tokens > 0 or _penalises(params)
 
@@ -138,17 +138,17 @@ class RowEdits:
         if slot is None:
             slot = self._size
             if slot == self._tokens.size:
-                self._tokens = _doubled(self._tokens)
-                self._in_prompt = _doubled(self._in_prompt)
-                self._counts = _doubled(self._counts)
-                self._bias = _doubled(self._bias)
+                self._tokens = _double(self._tokens)
+                self._in_prompt = _double(self._in_prompt)
+                self._counts = _double(self._counts)
+                self._bias = _double(self._bias)
             self._tokens[slot] = token
             self._slot_of[token] = slot
             self._size += 1
         return slot
 
 
-def _doubled(array: NDArray[E]) -> NDArray[E]:
+def _double(array: NDArray[E]) -> NDArray[E]:
     return np.concatenate((array, np.zeros_like(array)))
 
 

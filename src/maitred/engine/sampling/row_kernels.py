@@ -83,7 +83,7 @@ def draw_rows(
 
 
 @compiled
-def _ordered(pattern: np.int32) -> np.int32:
+def _order_bits(pattern: np.int32) -> np.int32:
     """The bits of a float as an integer that compares as the float does, and back."""
     return np.int32(pattern ^ np.int32(np.int32(pattern >> _SIGN) & _MAGNITUDE))
 
@@ -103,12 +103,12 @@ def find_block_tops(patterns: NDArray[np.int32], tops: NDArray[np.int32]) -> boo
         smallest = _MAGNITUDE
         part = patterns[start : start + BLOCK_TOKENS]
         for i in range(part.size):
-            key = _ordered(part[i])
+            key = _order_bits(part[i])
             largest = key if key > largest else largest
             smallest = key if key < smallest else smallest
         most = max(most, largest)
         least = min(least, smallest)
-        tops[block] = _ordered(largest)
+        tops[block] = _order_bits(largest)
     return most < _PLUS_INFINITY and least >= _MINUS_INFINITY
 
 

@@ -104,7 +104,7 @@ class Sampler:
         """
         self.remove(key)
         edits = None
-        if RowEdits.needed(params):
+        if RowEdits.is_needed(params):
             ending = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
             edits = RowEdits(params, prompt, output, ending, self._vocab_size)
         self._rows[key] = _Row(params, choice_index, edits)

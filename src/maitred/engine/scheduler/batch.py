@@ -60,7 +60,7 @@ class RunningBatch:
         else:
             self.prefilling[sequence.key] = sequence
 
-    def sampled(self, sequence: Sequence) -> bool:
+    def on_sample(self, sequence: Sequence) -> bool:
         """A sequence got a token of its answer; if it did not decode before, it does from now on, which is told."""
         if self.prefilling.pop(sequence.key, None) is None:
             return False

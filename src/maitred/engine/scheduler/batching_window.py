@@ -35,7 +35,7 @@ class BatchingWindow:
         self._gap_s: float | None = None
         """The running mean of the time between arrivals."""
 
-    def joined(self, priority: PriorityClass, now_s: float) -> None:
+    def on_join(self, priority: PriorityClass, now_s: float) -> None:
         """A new request waits."""
         if not self._windows_s:
             return

@@ -24,7 +24,7 @@ def plan_decodes(
         service_unit: See `choose_victim`.
     """
     decoding = state.batch.decoding
-    left_out = state.overcommit.excluded(decoding, rows)
+    left_out = state.overcommit.excluded_keys(decoding, rows)
     chosen = [s for s in decoding.values() if s.key not in left_out] if left_out else list(decoding.values())
     eventful = [s for s in chosen if len(s.tokens) > s.plain_until]
     growing = [s for s in eventful if len(s.tokens) > s.table.capacity_tokens]

@@ -62,7 +62,7 @@ class KVShares:
         self._reserved = 0
         """For all tenants together."""
 
-    def joined(self, flow: Flow) -> None:
+    def on_join(self, flow: Flow) -> None:
         """One more sequence of the flow waits."""
         for holding in self._of(flow):
             self._reserved -= holding.reserved
@@ -111,7 +111,7 @@ class KVShares:
         headroom = min((holding.ceiling - len(holding.blocks) for holding in own), default=idle)
         return max(0, min(headroom, idle, max(entitled, idle - reserved)))
 
-    def entitled(self, flow: Flow, blocks: int) -> bool:
+    def is_entitled(self, flow: Flow, blocks: int) -> bool:
         """Whether so many more blocks are inside the flow's own floor. If so, it may pass a head that finds no room."""
         return any(blocks <= holding.unmet for holding in self._of(flow))
 
@@ -120,7 +120,7 @@ class KVShares:
         """Whether anybody has a share."""
         return bool(self._holdings)
 
-    def capped(self, flow: Flow, blocks: int) -> bool:
+    def is_capped(self, flow: Flow, blocks: int) -> bool:
         """Whether so many more blocks are beyond a ceiling, so that the flow waits for its own sequences to end."""
         return any(len(holding.blocks) + blocks > holding.ceiling for holding in self._of(flow))
 

@@ -62,7 +62,7 @@ class LeastSquares:
         leave a choice it stays near what it said before.
         """
         total = [sum(column) for column in zip(*self._strata.values(), strict=True)]
-        gram, moments = self._unpacked(total)
+        gram, moments = self._unpack(total)
         for _ in range(_SWEEPS):
             moved = 0.0
             for i, row in enumerate(gram):
@@ -77,7 +77,7 @@ class LeastSquares:
             if moved <= _SETTLED * seen**0.5:
                 break
 
-    def _unpacked(self, total: Sequence[float]) -> tuple[list[list[float]], list[float]]:
+    def _unpack(self, total: Sequence[float]) -> tuple[list[list[float]], list[float]]:
         gram = [[0.0] * self._features for _ in range(self._features)]
         moments = []
         position = 0

@@ -40,11 +40,11 @@ class OvercommitSlots:
         """Slots for further overcommitted sequences."""
         return self.most - self.count
 
-    def entered(self) -> None:
+    def on_admit(self) -> None:
         """One has been admitted."""
         self.count += 1
 
-    def seated(self, running: int, places: int) -> None:
+    def on_running(self, running: int, places: int) -> None:
         """Notes how many sequences run on how many slots: an overcommitted one has each slot that came free."""
         self.count = max(0, min(self.count, running - places))
 
@@ -65,7 +65,7 @@ class OvercommitSlots:
                 others[share.id] = (others.get(share.id, (0, 0.0))[0] + 1, share.weight)
         return any(yields_to(has, weight, held, own.weight) for has, weight in others.values())
 
-    def excluded(self, decoding: Mapping[int, Sequence], rows: int) -> frozenset[int] | set[int]:
+    def excluded_keys(self, decoding: Mapping[int, Sequence], rows: int) -> frozenset[int] | set[int]:
         """The keys of those that do not decode in the next step. O(1) without guests, else O(decoding)."""
         excess = min(self.count, len(decoding) - rows)
         if excess <= 0:

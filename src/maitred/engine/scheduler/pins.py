@@ -62,13 +62,13 @@ class PinTable:
             )
         scope, own = request.cache_scope, (request.cache_scope, request.pin.name)
         others = [key for key in self._pins if key != own]
-        for most, held, whose in (
+        for most, held, owner in (
             (self._most_each, self._distinct(key for key in others if key[0] == scope), "of this tenant"),
             (self._most, self._distinct(others), "of all tenants together"),
         ):
             if held + blocks > most:
                 raise ValueError(
-                    f"The prefix takes {blocks} blocks; the pins {whose} may hold {most}, of which {held} are taken. "
+                    f"The prefix takes {blocks} blocks; the pins {owner} may hold {most}, of which {held} are taken. "
                     "Unpin another prefix, pin a shorter one, or raise engine.pins."
                 )
 

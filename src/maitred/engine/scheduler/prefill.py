@@ -62,7 +62,7 @@ class ServiceOwed:
         self._by_class = by_class
         self._known: dict[int, Claim] = {}
 
-    def owed(self, sequence: Sequence) -> Claim:
+    def claim_of(self, sequence: Sequence) -> Claim:
         """The claim of a sequence's flow."""
         account = sequence.account
         claim = self._known.get(id(account))
@@ -72,6 +72,6 @@ class ServiceOwed:
             self._known[id(account)] = claim
         return claim
 
-    def changed(self, sequence: Sequence) -> None:
+    def on_charge(self, sequence: Sequence) -> None:
         """The sequence's flow was charged."""
         self._known.pop(id(sequence.account), None)

@@ -56,20 +56,20 @@ class PromptPlanner:
             hold: Why nobody is admitted in this step; None: they are.
         """
         state, budget, claims = self._state, self._budget, self._claims
-        prefilling = sorted(state.batch.prefilling.values(), key=lambda s: (claims.owed(s), s.key), reverse=True)
+        prefilling = sorted(state.batch.prefilling.values(), key=lambda s: (claims.claim_of(s), s.key), reverse=True)
         if prefilling:
             oldest = min(prefilling, key=lambda sequence: sequence.key)
             self._extend(oldest, budget.least_tokens)
         self._refused = hold
         while not budget.spent:
             head = self._head() if self._refused is None else None
-            if head is not None and (not prefilling or claims.owed(head) < claims.owed(prefilling[-1])):
+            if head is not None and (not prefilling or claims.claim_of(head) < claims.claim_of(prefilling[-1])):
                 self._try(head)
-                claims.changed(head)
+                claims.on_charge(head)
             elif prefilling:
                 sequence = prefilling.pop()
                 self._extend(sequence, sequence.pending)
-                claims.changed(sequence)
+                claims.on_charge(sequence)
             else:
                 break
         for sequence in self._passed:
@@ -94,7 +94,7 @@ class PromptPlanner:
             refused = self._admit(head)
         residency = self._state.residency
         if refused is WaitCause.KV_FULL and residency.active:
-            if residency.capped(head.account.flow, head.table.blocks_for(head.admission_tokens)):
+            if residency.is_capped(head.account.flow, head.table.blocks_for(head.admission_tokens)):
                 self._state.wait_queue.set_aside(head)
                 return
             if len(self._passed) < _PASSES:
@@ -106,7 +106,7 @@ class PromptPlanner:
     def _unpin_for(self, head: Sequence) -> bool:
         """Gives up a pin where waiting would not help: see `Pins`."""
         state, flow = self._state, head.account.flow
-        if state.residency.capped(flow, head.table.blocks_for(head.admission_tokens)) and state.pins.evict(flow):
+        if state.residency.is_capped(flow, head.table.blocks_for(head.admission_tokens)) and state.pins.evict(flow):
             return True
         return not len(state.batch) and state.pins.evict()
 
@@ -122,7 +122,7 @@ class PromptPlanner:
         if overcommitted and not state.overcommit.admits(sequence, state.batch):
             return WaitCause.SLOTS
         flow = sequence.account.flow
-        if self._passed and not state.residency.entitled(flow, table.blocks_for(sequence.admission_tokens)):
+        if self._passed and not state.residency.is_entitled(flow, table.blocks_for(sequence.admission_tokens)):
             return WaitCause.KV_FULL
         reserved = max(running, state.residency.reserved_blocks(flow, state.pool.idle))
         cached = table.open(sequence.tokens, capacity_tokens=sequence.admission_tokens, reserved=reserved)
@@ -134,7 +134,7 @@ class PromptPlanner:
             return WaitCause.PREFILL_BUDGET
         state.admit(sequence, cached, self._now_s)
         if overcommitted:
-            state.overcommit.entered()
+            state.overcommit.on_admit()
         chunk = self._chunks[sequence.key] = Chunk(sequence, cached, length)
         (self._plan.decodes if sequence.pending == 1 else self._plan.prefills).append(chunk)
         state.book(sequence, cached, cached + length)
@@ -165,4 +165,6 @@ def too_late(sequence: Sequence, times: StepTimes, now_s: float) -> bool:
         return now_s + _CERTAINLY * times.chunk(computed, len(sequence.tokens) - computed) > deadline_s
 
     # What the prefix cache has of a prompt is looked up only where it matters.
-    return late(sequence.computed) and (bool(sequence.table.blocks) or late(sequence.table.cached(sequence.tokens)))
+    return late(sequence.computed) and (
+        bool(sequence.table.blocks) or late(sequence.table.cached_tokens(sequence.tokens))
+    )

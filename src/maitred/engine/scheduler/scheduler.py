@@ -250,7 +250,7 @@ class Scheduler:
             if sequence.deadline_s is not None:
                 state.deadlines.push(sequence.deadline_s, sequence.key, sequence)
             state.enter(sequence, now_s)
-        self._window.joined(request.flow.priority, now_s)
+        self._window.on_join(request.flow.priority, now_s)
         return sequences
 
     def cancel(self, sequence: Sequence, *, wasted: bool = True) -> None:
@@ -349,7 +349,7 @@ class Scheduler:
         for sequence in ended:
             state.end(sequence)
         for advance in advances[streaming:]:
-            state.sampled(advance.sequence)
+            state.on_sample(advance.sequence)
         self._admit_overcommitted()
         self.counters.output_tokens += sum([len(advance.tokens) for advance in advances])
         self.counters.finished += len(ended)
@@ -365,13 +365,13 @@ class Scheduler:
         sequence = advance.sequence
         if sequence.output_tokens == len(advance.tokens):
             count = sequence.prompt_tokens // self.block_tokens
-            self._state.pins.hold(sequence.request, sequence.table.found(sequence.tokens, count), self._planned_s)
+            self._state.pins.hold(sequence.request, sequence.table.find_blocks(sequence.tokens, count), self._planned_s)
 
-    def measured(self, work: StepWork, seconds: float) -> None:
+    def on_step_time(self, work: StepWork, seconds: float) -> None:
         """A step took so long, from its plan to the next, with all that a reader waits for between two tokens."""
         state = self._state
         waiting = len(state.wait_queue) if state.waits.cause is WaitCause.SLOTS else 0
-        self._pace.measured(work, seconds, running=len(state.batch) - state.overcommit.count, waiting=waiting)
+        self._pace.on_step_time(work, seconds, running=len(state.batch) - state.overcommit.count, waiting=waiting)
 
     def _end_overdue(self, plan: StepPlan, now_s: float) -> None:
         state = self._state
@@ -385,7 +385,7 @@ class Scheduler:
     def _admit_overcommitted(self) -> int:
         """Gives guests the slots that have come free; how many slots there are."""
         slots = self._pace.sequences
-        self._state.overcommit.seated(len(self._state.batch), slots)
+        self._state.overcommit.on_running(len(self._state.batch), slots)
         return slots
 
     def _held_s(self, now_s: float) -> float:

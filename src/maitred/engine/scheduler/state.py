@@ -108,9 +108,9 @@ class SchedulerState:
         if sequence.key in self.batch.decoding:
             self.accounts.begin_decoding(sequence)
 
-    def sampled(self, sequence: Sequence) -> None:
+    def on_sample(self, sequence: Sequence) -> None:
         """Got a token of its answer."""
-        if self.batch.sampled(sequence):
+        if self.batch.on_sample(sequence):
             self.accounts.begin_decoding(sequence)
 
     def grow(self, sequence: Sequence) -> None:
@@ -183,7 +183,7 @@ class SchedulerState:
 
     def _record_wait(self, sequence: Sequence) -> None:
         if not sequence.output_tokens:
-            waited = self.waits.admitted(sequence.key, sequence.arrival)
+            waited = self.waits.on_admit(sequence.key, sequence.arrival)
             if sequence.displaced:
                 waited = {WaitCause.KV_FULL.value: sum(waited.values())}
             for cause, seconds in waited.items():

@@ -86,7 +86,7 @@ class StepSizer:
         row_s = self.times.token_s + self.times.decode_s + writing_s
         return left if left_s >= left * row_s else int(left_s / row_s)
 
-    def measured(self, work: StepWork, seconds: float, *, running: int, waiting: int) -> None:
+    def on_step_time(self, work: StepWork, seconds: float, *, running: int, waiting: int) -> None:
         """A step took so long; see `BatchLimit.record` for the numbers."""
         extra_s = work.extra_seconds(self._meter.times)
         self._limit.record(seconds, work.decodes, prefill_s=extra_s, running=running, waiting=waiting)

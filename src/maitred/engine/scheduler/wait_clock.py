@@ -52,7 +52,7 @@ class WaitClock:
         """To be kept by whoever comes now."""
         return ClockMark(self._now_s, self._totals_s)
 
-    def admitted(self, key: int, arrival: ClockMark) -> dict[str, float]:
+    def on_admit(self, key: int, arrival: ClockMark) -> dict[str, float]:
         """Ends the wait of a sequence, and returns its seconds by cause.
 
         Args:

@@ -94,7 +94,7 @@ class WaitQueue:
         """Lets the first of each flow that stands aside into the line again, if there is room for it now."""
         for account, own in list(self._aside.items()):
             first = next(iter(own.values()))
-            if not self._residency.capped(account.flow, first.table.blocks_for(first.admission_tokens)):
+            if not self._residency.is_capped(account.flow, first.table.blocks_for(first.admission_tokens)):
                 self.leave(first)
                 self.enter(first, now_s)
 
@@ -104,6 +104,6 @@ class WaitQueue:
         self.prompt_tokens += sign * sequence.prompt_tokens
         self._waiting += sign
         if sign > 0:
-            self._residency.joined(sequence.account.flow)
+            self._residency.on_join(sequence.account.flow)
         else:
             self._residency.on_dequeue(sequence.account.flow)

@@ -57,7 +57,7 @@ class Acceptance:
             return own.right / own.trials
         return (1.0 if kind == WRITTEN else _CAUTION) * shared.right / shared.trials
 
-    def tested(self, sequence: int, kind: int, guessed: tuple[int, ...], came: list[int]) -> None:
+    def record(self, sequence: int, kind: int, guessed: tuple[int, ...], came: list[int]) -> None:
         """Compares a guess with what came in its place.
 
         Nothing is learnt of what stands behind the first wrong token, or behind the end of either.

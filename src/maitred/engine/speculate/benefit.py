@@ -64,7 +64,7 @@ class SpeculationBenefit:
         self._busy = 0
         """Steps since there were none."""
 
-    def measured(self, work: StepWork, seconds: float, times: StepTimes) -> None:
+    def on_step_time(self, work: StepWork, seconds: float, times: StepTimes) -> None:
         """A step took so long (more than 0).
 
         Args:
@@ -153,7 +153,7 @@ class SpeculationBenefit:
         decodes, order = work.decodes, work.decodes.bit_length()
         if order not in self._plain:
             return
-        price = max(0.0, self._modelled(work, times))
+        price = max(0.0, self._row_price(work, times))
         rows, seen = 1, True
         while rows <= most and seen:
             first, rows = rows, min(2 * rows - 1, most)
@@ -164,7 +164,7 @@ class SpeculationBenefit:
             yield first, rows, price
             rows += 1
 
-    def _modelled(self, work: StepWork, times: StepTimes) -> float:
+    def _row_price(self, work: StepWork, times: StepTimes) -> float:
         """The price of a row as far as the model knows."""
         row_s = times.token_s + times.decode_s + times.pair_s * work.context_tokens / work.decodes
         return row_s * work.decodes / max(1e-9, times.decoding(work.decodes, work.context_tokens))

@@ -32,7 +32,7 @@ class DraftModelPosition:
         tokens = sequence.tokens
         read = self._read.get(sequence.key)
         if read is None:
-            read = self._found(sequence)
+            read = self._shared_tokens(sequence)
         for token in self._ahead.pop(sequence.key, ()):
             if read >= len(tokens) or tokens[read] != token:
                 break
@@ -68,7 +68,7 @@ class DraftModelPosition:
         self._ahead.clear()
         self._content.clear()
 
-    def _found(self, sequence: Sequence) -> int:
+    def _shared_tokens(self, sequence: Sequence) -> int:
         """Tokens at its beginning that were read for others, or before it was preempted; all but one at most."""
         blocks = (len(sequence.tokens) - 1) // self._block_tokens
         found = 0

@@ -111,9 +111,9 @@ class Speculator:
         self._draft(chosen, unused, rows)
         return self._clock.monotonic_s() - looked_s if self._author is not None else 0.0
 
-    def measured(self, work: StepWork, seconds: float, times: StepTimes) -> None:
+    def on_step_time(self, work: StepWork, seconds: float, times: StepTimes) -> None:
         """Notes how long a step took; as `SpeculationBenefit.measured`."""
-        self._benefit.measured(work, seconds, times)
+        self._benefit.on_step_time(work, seconds, times)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence lost its blocks: finished, cancelled or preempted."""
@@ -196,7 +196,7 @@ class Speculator:
         """The next guess; and the last ones are compared with what came, whether they were computed or not."""
         key = sequence.key
         for kind, place, tokens in self._foretold.pop(key, ()):
-            self._acceptance.tested(key, kind, tokens, sequence.tokens[place : place + len(tokens)])
+            self._acceptance.record(key, kind, tokens, sequence.tokens[place : place + len(tokens)])
         guess = None if self._drafter is None else self._drafter.draft(sequence, limit)
         if guess is not None and guess.tokens is not None:
             self._foretell(sequence, guess.kind, guess.tokens)

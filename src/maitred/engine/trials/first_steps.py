@@ -162,7 +162,7 @@ def known_steps(
         notes.write(key, steps)
     logger.info(
         "%d made-up steps were timed in %.2f s, so that the first requests can be told how long they take: %s%s",
-        *(len(steps), took_s, _told(steps)),
+        *(len(steps), took_s, _describe_fit(steps)),
         ". Other work had the processor meanwhile, so the next start tries again" if disturbed else "",
     )
     return steps
@@ -198,7 +198,7 @@ def try_steps(
         work, began_s = StepWork.of(_plan(trial, bounds)), now_s()
         if began_s + work.seconds(StepMeter(spent).times) > until_s:
             continue
-        seconds = _through_all([_timed(runner, trial, bounds, now_s, most_s) for runner in runners], layers)
+        seconds = _through_all([_time_step(runner, trial, bounds, now_s, most_s) for runner in runners], layers)
         if seconds > 0:
             steps.append(TimedStep(work, seconds))
             spent.append(TimedStep(work, now_s() - began_s))
@@ -217,7 +217,7 @@ def _warm_runners(
         runners = [runner_of(_SHALLOW), runner_of(_DEEPER)]
         for runner in runners:
             _run(runner, trial, bounds)
-        if _through_all([_timed(runner, trial, bounds, now_s, 0.0) for runner in runners], layers) > _LONG_S:
+        if _through_all([_time_step(runner, trial, bounds, now_s, 0.0) for runner in runners], layers) > _LONG_S:
             return runners
     whole = runner_of(layers)
     _run(whole, trial, bounds)
@@ -232,7 +232,7 @@ def _through_all(seconds: Sequence[float], layers: int) -> float:
     return few + max(0.0, more - few) / (_DEEPER - _SHALLOW) * (layers - _SHALLOW)
 
 
-def _timed(
+def _time_step(
     runner: PlanRunner, trial: StepTrial, bounds: StepBounds, now_s: Callable[[], float], most_s: float
 ) -> float:
     """Seconds of a step; of some such steps, if they are short."""
@@ -266,7 +266,7 @@ def _plan(trial: StepTrial, bounds: StepBounds) -> StepPlan:
     return StepPlan(decodes, [Chunk(answer, trial.before, trial.chunk) for answer in answers[trial.decodes :]])
 
 
-def _told(steps: Sequence[TimedStep]) -> str:
+def _describe_fit(steps: Sequence[TimedStep]) -> str:
     """The fit, in words."""
     times = StepMeter(steps).times
     return (

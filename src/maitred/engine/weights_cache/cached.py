@@ -53,14 +53,16 @@ def load_cached(
         ConfigInvalid: `make` cannot read the checkpoint.
     """
 
-    def made() -> W:
+    def make_weights() -> W:
         complete_torch()
         return make()
 
     if not config.enabled or device.type != "cpu":
-        return made()
+        return make_weights()
     shelf = WeightsCacheStore(cache_folder(config), config.most_bytes)
-    return CachedWeights(shelf, cache_key(folder, form), {struct.__name__: struct for struct in structs}).get(made)
+    return CachedWeights(shelf, cache_key(folder, form), {struct.__name__: struct for struct in structs}).get(
+        make_weights
+    )
 
 
 @dataclass(frozen=True)
@@ -83,37 +85,37 @@ class CachedWeights:
         If the weights cannot be stored, the result of `make` is returned: a failing cache costs only time.
         """
         try:
-            return cast(W, self._mapped())
+            return cast(W, self._map_weights())
         except FileNotFoundError:
             pass
         except BrokenFile as fault:
             logger.warning("%s is not used, and written anew: %s.", self.shelf.path(self.key), fault)
-        made: W | None = None
+        make_weights: W | None = None
         try:
             with self.shelf.writing(self.key) as file:
                 if file is not None:
                     began_s = time.perf_counter()
-                    made = make()
+                    make_weights = make()
                     made_s = time.perf_counter()
-                    self._write(file, WeightParts.of(made))
+                    self._write(file, WeightParts.of(make_weights))
             if file is not None:
                 logger.info(
                     "The weights were converted in %.1f s, and kept in %s in %.1f s.",
                     *(made_s - began_s, self.shelf.path(self.key), time.perf_counter() - made_s),
                 )
                 self.shelf.tidy(self.key)
-            return cast(W, self._mapped())
+            return cast(W, self._map_weights())
         except (OSError, BrokenFile) as fault:
             logger.warning("The weights cannot be kept in %s: %s", self.shelf.folder, fault)
-        return make() if made is None else made
+        return make() if make_weights is None else make_weights
 
-    def _mapped(self) -> object:
+    def _map_weights(self) -> object:
         tensors, plan = map_tensors(self.shelf.path(self.key))
         try:
             weights: object = put_together(plan, tensors, self.structs)
         except (LookupError, TypeError, ValueError) as fault:
             raise BrokenFile(f"it was written by another version ({fault!r})") from fault
-        self.shelf.used(self.key)
+        self.shelf.touch(self.key)
         return weights
 
     def _write(self, file: BinaryIO, parts: WeightParts) -> None:

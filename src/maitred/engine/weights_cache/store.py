@@ -44,7 +44,7 @@ class WeightsCacheStore:
         """Returns the path of the file for a key."""
         return self.folder / f"{key}{_SUFFIX}"
 
-    def used(self, key: str) -> None:
+    def touch(self, key: str) -> None:
         """Marks a file as used, by its modification time."""
         try:
             os.utime(self.path(key))
@@ -66,7 +66,7 @@ class WeightsCacheStore:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = self.folder / f"{key}{_UNFINISHED}"
         before = _identity(self.path(key))
-        file = self._locked(unfinished, self.now_s() + wait_s)
+        file = self._lock(unfinished, self.now_s() + wait_s)
         with file:
             if _identity(self.path(key)) not in (None, before):
                 unfinished.unlink(missing_ok=True)
@@ -101,7 +101,7 @@ class WeightsCacheStore:
         for path in self.folder.glob(f"*{_UNFINISHED}"):
             _remove_abandoned(path)
 
-    def _locked(self, path: Path, until_s: float) -> BinaryIO:
+    def _lock(self, path: Path, until_s: float) -> BinaryIO:
         """Opens and locks the file at `path`, and checks that it is still the file at `path`."""
         while True:
             file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")

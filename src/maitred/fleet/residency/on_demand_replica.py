@@ -99,9 +99,9 @@ class OnDemandReplica:
         """Returns the last load report of its engine. Implements `maitred.core.replica.Replica`."""
         return self.engine.client.load()
 
-    def unreported(self) -> int:
+    def count_unreported(self) -> int:
         """Returns the number of submitted requests that the last report cannot know of."""
-        return self.engine.client.unreported()
+        return self.engine.client.count_unreported()
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every change and report. Implements `maitred.core.replica.Replica`."""

@@ -66,7 +66,7 @@ def compare(
         raise InvalidRequest("The confidence must be at least 0.5 and below 1, such as 0.95.")
     sides = [[RequestFigures(result) for result in side] for side in (before, after)]
     _check_enough(sides)
-    paired = _paired(before, after, sides)
+    paired = _are_paired(before, after, sides)
     change, error, critical = _changes(sides, paired=paired, confidence=confidence, seed=seed)
     rows = [
         _row(metric, number, sides, change[number], critical * error[number], margin)
@@ -110,11 +110,11 @@ def _changes(
         weights.append(drawn)
     levels, deviations = [], []
     for side, drawn in zip(sides, weights, strict=True):
-        levels.append(np.stack([_scaled(run.reported[:, None])[:, 0] for run in side]))
+        levels.append(np.stack([_scale(run.reported[:, None])[:, 0] for run in side]))
         deviations.append(
             sum(
                 # Blocks vary about the run's own mean, not the server's: too little, by the share that a block is.
-                (_scaled(run.under(weight)) - _scaled(run.under(np.ones((1, len(run)), dtype=np.float32))))
+                (_scale(run.under(weight)) - _scale(run.under(np.ones((1, len(run)), dtype=np.float32))))
                 / np.sqrt(1 - run.block / len(run))
                 for run, weight in zip(side, drawn, strict=True)
             )
@@ -146,7 +146,7 @@ def _changes(
     return change, error, simultaneous(standard, freedom, confidence=1 - (1 - RESERVE) * (1 - confidence), rng=rng)
 
 
-def _scaled(values: Floats) -> Floats:
+def _scale(values: Floats) -> Floats:
     """Logarithms, so that a change is a ratio, of all but shares. Shape (metrics, any)."""
     is_ratio = np.array([metric.scale == "ratio" for metric in METRICS])[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -163,7 +163,7 @@ def _row(
             return None
         return round(float(np.exp(value)) if metric.scale == "ratio" else float(value), 6)
 
-    levels = [_scaled(np.stack([run.reported for run in side], axis=1))[number].mean() for side in sides]
+    levels = [_scale(np.stack([run.reported for run in side], axis=1))[number].mean() for side in sides]
     low, high = back(change - reach), back(change + reach)
     note = ""
     if low is None:
@@ -209,7 +209,7 @@ def _check_enough(sides: list[list[RequestFigures]]) -> None:
                 )
 
 
-def _paired(before: Sequence[LoadResult], after: Sequence[LoadResult], sides: list[list[RequestFigures]]) -> bool:
+def _are_paired(before: Sequence[LoadResult], after: Sequence[LoadResult], sides: list[list[RequestFigures]]) -> bool:
     """Whether each run of one side has a twin on the other: the same settings but for the target, and requests."""
     return len(before) == len(after) and all(
         not any(not path.startswith("target.") for path in map(_path, _differences(old.spec, new.spec)))

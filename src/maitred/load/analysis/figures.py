@@ -76,7 +76,7 @@ class RequestFigures:
 
     def __init__(self, result: LoadResult) -> None:
         times = result.times
-        counted = np.flatnonzero(result.counted())
+        counted = np.flatnonzero(result.counted_flags())
         self._of = counted[np.argsort(times.intended_s[counted], kind="stable")]
         self._result = result
         self.keys: NDArray[np.int64] = np.stack(
@@ -227,7 +227,7 @@ class RequestFigures:
 
     @cached_property
     def _met(self) -> Floats:
-        return self._flags(self._result.met())
+        return self._flags(self._result.met_flags())
 
     @cached_property
     def _judged(self) -> Floats:

@@ -69,7 +69,7 @@ class SweepTrial(msgspec.Struct, frozen=True, kw_only=True):
             return int((times.intended_s <= at_s).sum() - (times.ended_s <= at_s).sum())
 
         halfway, last = open_at(middle_s), open_at(window.until_s)
-        counted = result.counted()
+        counted = result.counted_flags()
         judged = counted & ~times.cancelled
         ended_well = summary.outcomes.get(UserOutcome.COMPLETE, 0) + summary.outcomes.get(UserOutcome.CANCELLED, 0)
         rate_per_s = result.spec["arrivals"]["rate_per_s"]
@@ -77,7 +77,7 @@ class SweepTrial(msgspec.Struct, frozen=True, kw_only=True):
             rate_per_s=float(rate_per_s or int(counted.sum()) / max(window.seconds, 1e-9)),
             objective=result.objectives.attainment,
             judged=int(judged.sum()),
-            met=int((judged & result.met()).sum()),
+            met=int((judged & result.met_flags()).sum()),
             due=int(((times.intended_s > middle_s) & (times.intended_s <= window.until_s)).sum()),
             growth=float(last - halfway),
             # The number of open requests is Poisson at most, at both times.
@@ -271,7 +271,7 @@ class KneeSearch:
             return self._start
         if self.trials[-1].limit == "tester" or len(self.trials) >= MOST_TRIALS:
             return None
-        if (contested := self._contested()) is not None:
+        if (contested := self._contested_rate()) is not None:
             return contested
         passes, fails = self.passes, self.fails
         if fails is None and passes is not None and passes < self._highest:
@@ -325,7 +325,7 @@ class KneeSearch:
             if not RateEvidence(trials).passed and any(trial.limit != "tester" for trial in trials)
         ]
 
-    def _contested(self) -> float | None:
+    def _contested_rate(self) -> float | None:
         """A rate to repeat because one below it fails while it passes, or the other way round."""
         fails, best = self.fails, max(self._passing(), default=None)
         if fails is None or best is None or best < fails:
@@ -413,11 +413,11 @@ def _sweep(
 
 def _verdict(search: KneeSearch, timed: bool) -> str:
     knee, fails, last = search.passes, search.fails, search.trials[-1]
-    what = "meets the objectives and keeps up" if timed else "keeps up"
+    rule = "meets the objectives and keeps up" if timed else "keeps up"
     at_least = f"The knee is at least {knee:.3g} sessions/s" if knee is not None else "No rate has passed"
     match search.reason:
         case "found":
-            verdict = f"The server {what} at {knee:.3g} sessions/s and not at {fails:.3g}."
+            verdict = f"The server {rule} at {knee:.3g} sessions/s and not at {fails:.3g}."
         case "at_highest":
             verdict = f"{at_least}: the highest rate allowed still passed. Raise `highest` to find it."
         case "below_lowest":

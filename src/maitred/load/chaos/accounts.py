@@ -4,7 +4,7 @@ import math
 
 from maitred.load.chaos.evidence import ChaosEvidence, ChaosPhase, text_of
 from maitred.load.chaos.meter import TokenBill
-from maitred.load.chaos.outcome import InvariantResult, decided, unchecked
+from maitred.load.chaos.outcome import InvariantResult, decide, make_unchecked
 from maitred.load.measure.record import RequestRecord, UserOutcome
 
 _ROUNDING_TOKENS = 1
@@ -20,22 +20,22 @@ def no_double_bill(evidence: ChaosEvidence) -> InvariantResult:
     """
     name, bound = "no double bill", "the meter shows no more than the clients can have caused"
     if evidence.calm.billed is None or evidence.chaos.billed is None:
-        return unchecked(name, bound, "The server has no meter: no maitred_output_tokens_total in its /metrics.")
+        return make_unchecked(name, bound, "The server has no meter: no maitred_output_tokens_total in its /metrics.")
     if not any(record.output_tokens for record in evidence.references.values()):
-        return unchecked(name, bound, "The server's answers carry no usage to compare the meter with.")
+        return make_unchecked(name, bound, "The server's answers carry no usage to compare the meter with.")
     longest_tokens = max(record.prompt_tokens for record in evidence.references.values())
     violations, seen = [], []
     for words, phase in (("in calm", evidence.calm), ("with faults", evidence.chaos)):
         billed, most = phase.billed, _most(phase, evidence, longest_tokens)
         assert billed is not None
-        for what, have, may in (
+        for resource, have, may in (
             ("prompt", billed.prompt_tokens, most.prompt_tokens),
             ("output", billed.output_tokens, most.output_tokens),
         ):
-            seen.append(f"{words} {have} {what} tokens of at most {may}")
+            seen.append(f"{words} {have} {resource} tokens of at most {may}")
             if have > may:
-                violations.append(f"{words} the meter shows {have - may} {what} tokens more than can be explained.")
-    return decided(name, bound, "; ".join(seen), violations)
+                violations.append(f"{words} the meter shows {have - may} {resource} tokens more than can be explained.")
+    return decide(name, bound, "; ".join(seen), violations)
 
 
 def bounded_overshoot(evidence: ChaosEvidence, bound_tokens: float) -> InvariantResult:
@@ -43,13 +43,16 @@ def bounded_overshoot(evidence: ChaosEvidence, bound_tokens: float) -> Invariant
     name, bound = "bounded overshoot", f"at most {bound_tokens:g} tokens computed for nobody per departure"
     generated, phase = evidence.chaos.generated_tokens, evidence.chaos
     if generated is None:
-        return unchecked(name, bound, "The server does not show what its engine has computed.")
+        return make_unchecked(name, bound, "The server does not show what its engine has computed.")
     if not evidence.spec.target.stream:
-        return unchecked(name, bound, "Answers are not streamed, so nobody can say how much of a cut one arrived.")
+        return make_unchecked(name, bound, "Answers are not streamed, so nobody can say how much of a cut one arrived.")
     delivered = phase.probes.output_tokens + sum(
         [
-            *(_delivered(record, evidence.references.get((record.session, record.turn))) for record in phase.records),
-            *(_delivered(record, None) for record in phase.bursts),
+            *(
+                _delivered_tokens(record, evidence.references.get((record.session, record.turn)))
+                for record in phase.records
+            ),
+            *(_delivered_tokens(record, None) for record in phase.bursts),
         ]
     )
     departures = sum(map(_departures, phase.everyone))
@@ -57,15 +60,15 @@ def bounded_overshoot(evidence: ChaosEvidence, bound_tokens: float) -> Invariant
     found = f"{generated} computed, {delivered:.0f} delivered, {departures} departures"
     if not departures:
         violations = [f"{extra:.0f} tokens more were computed than delivered, and nobody has left."] if extra else []
-        return decided(name, bound, found, violations)
-    each = extra / departures
-    violations = [f"{each:.1f} tokens per departure."] if each > bound_tokens else []
-    return decided(name, bound, f"{found}: {each:.1f} tokens each", violations)
+        return decide(name, bound, found, violations)
+    per_departure = extra / departures
+    violations = [f"{per_departure:.1f} tokens per departure."] if per_departure > bound_tokens else []
+    return decide(name, bound, f"{found}: {per_departure:.1f} tokens each", violations)
 
 
 def budgets_kept() -> InvariantResult:
     """No budget is overspent. Nothing to look at yet: a server with budgets brings its ledger as a meter."""
-    return unchecked("no budget overspent", "spent is at most granted", "This server keeps no budgets.")
+    return make_unchecked("no budget overspent", "spent is at most granted", "This server keeps no budgets.")
 
 
 def _most(phase: ChaosPhase, evidence: ChaosEvidence, longest_tokens: int) -> TokenBill:
@@ -98,7 +101,7 @@ def _departures(record: RequestRecord) -> int:
     return record.attempts - (record.outcome is UserOutcome.COMPLETE)
 
 
-def _delivered(record: RequestRecord, reference: RequestRecord | None) -> float:
+def _delivered_tokens(record: RequestRecord, reference: RequestRecord | None) -> float:
     """Tokens that reached a client; of a cut answer estimated, as a piece of text can hold several tokens."""
     if record.outcome is UserOutcome.COMPLETE:
         return record.output_tokens or record.asked_tokens

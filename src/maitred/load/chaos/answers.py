@@ -3,8 +3,8 @@
 import math
 from collections import Counter
 
-from maitred.load.chaos.evidence import ChaosEvidence, Question, named, text_of
-from maitred.load.chaos.outcome import InvariantResult, decided, unchecked
+from maitred.load.chaos.evidence import ChaosEvidence, Question, describe_request, text_of
+from maitred.load.chaos.outcome import InvariantResult, decide, make_unchecked
 from maitred.load.measure.record import RequestRecord, UserOutcome
 
 _FINISHED = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
@@ -19,7 +19,7 @@ def same_answers(evidence: ChaosEvidence) -> InvariantResult:
     """
     name, bound = "no token lost or doubled", "every answer is the calm run's, or the beginning of it"
     if not evidence.references:
-        return unchecked(name, bound, "No answer of the calm run was whole, so there is nothing to compare with.")
+        return make_unchecked(name, bound, "No answer of the calm run was whole, so there is nothing to compare with.")
     violations: list[str] = []
     whole = cut = without = 0
     strayed: set[int] = set()
@@ -31,14 +31,14 @@ def same_answers(evidence: ChaosEvidence) -> InvariantResult:
         reference = evidence.references.get((record.session, record.turn))
         problem = _against(reference, record) if reference is not None else _alone(record, exact=evidence.exact)
         if problem:
-            violations.append(f"{named(record)}: {problem}")
+            violations.append(f"{describe_request(record)}: {problem}")
         if reference is None or record.outcome is not UserOutcome.COMPLETE or problem:
             strayed.add(record.session)
         without += reference is None
         whole += record.outcome is UserOutcome.COMPLETE and reference is not None
         cut += record.outcome is not UserOutcome.COMPLETE and bool(record.text) and reference is not None
     violations += [
-        f"{named(record)}: {problem}"
+        f"{describe_request(record)}: {problem}"
         for record in evidence.chaos.bursts
         if (problem := _alone(record, exact=evidence.exact))
     ]
@@ -46,8 +46,8 @@ def same_answers(evidence: ChaosEvidence) -> InvariantResult:
     if without:
         found += f"; {without} without a reference, judged by length alone"
     if not whole and not cut and not violations:
-        return unchecked(name, bound, "No answer of the run with faults has a reference in the calm run.")
-    return decided(name, bound, found, violations)
+        return make_unchecked(name, bound, "No answer of the run with faults has a reference in the calm run.")
+    return decide(name, bound, found, violations)
 
 
 def every_request_ends(evidence: ChaosEvidence, bound_s: float) -> InvariantResult:
@@ -57,9 +57,9 @@ def every_request_ends(evidence: ChaosEvidence, bound_s: float) -> InvariantResu
     for record in evidence.chaos.everyone:
         took_s = record.ended_s - record.intended_s
         if record.outcome is UserOutcome.UNFINISHED or math.isnan(took_s):
-            violations.append(f"{named(record)}: it never ended.")
+            violations.append(f"{describe_request(record)}: it never ended.")
         elif took_s > bound_s:
-            violations.append(f"{named(record)}: it took {took_s:.1f} s.")
+            violations.append(f"{describe_request(record)}: it took {took_s:.1f} s.")
         longest_s = max(longest_s, 0.0 if math.isnan(took_s) else took_s)
     asked: Counter[Question] = Counter((record.session, record.turn) for record in evidence.chaos.records)
     violations += [
@@ -68,7 +68,7 @@ def every_request_ends(evidence: ChaosEvidence, bound_s: float) -> InvariantResu
         if count > 1
     ]
     found = f"{len(evidence.chaos.everyone)} requests; the longest took {longest_s:.1f} s"
-    return decided("every request ends", f"exactly once, within {bound_s:g} s", found, violations)
+    return decide("every request ends", f"exactly once, within {bound_s:g} s", found, violations)
 
 
 def _against(reference: RequestRecord, record: RequestRecord) -> str:

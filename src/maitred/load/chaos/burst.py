@@ -62,7 +62,7 @@ class BurstRunner:
         outcomes = Counter(record.outcome.value for record in data.records)
         return f"{len(data.records)} users: " + ", ".join(f"{count} {name}" for name, count in outcomes.items())
 
-    async def finished(self) -> None:
+    async def wait_finished(self) -> None:
         """Waits for those that are under way."""
         if self._open:
             await asyncio.wait(self._open)

@@ -97,6 +97,6 @@ def text_of(record: RequestRecord) -> str:
     return "".join(record.text or ())
 
 
-def named(record: RequestRecord) -> str:
+def describe_request(record: RequestRecord) -> str:
     """A request in a few words."""
     return f"session {record.session}, turn {record.turn} ({record.outcome.value}, due at {record.intended_s:.1f} s)"

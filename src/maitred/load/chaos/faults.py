@@ -52,11 +52,15 @@ def inflict(
                 return _hang(installation.processes.find(fault.target), note)
             return _partition(fault, installation, note)
         case "disk_full":
-            return _limited(installation.processes.find(fault.target), resource.RLIMIT_FSIZE, 0, "file size", note)
+            return _limit_resource(
+                installation.processes.find(fault.target), resource.RLIMIT_FSIZE, 0, "file size", note
+            )
         case "memory":
             process = installation.processes.find(fault.target)
             mapped_bytes = process.memory_info().vms
-            return _limited(process, resource.RLIMIT_AS, mapped_bytes + (fault.spare_bytes or 0), "address space", note)
+            return _limit_resource(
+                process, resource.RLIMIT_AS, mapped_bytes + (fault.spare_bytes or 0), "address space", note
+            )
         case "clock_jump":
             return _clock(fault, installation, note)
         case "leave" | "stall":
@@ -68,7 +72,7 @@ async def _kill(fault: ChaosFault, installation: RunningInstallation, note: Note
     """SIGKILL. With a duration, the process that we started is started again after it and awaited."""
     installation.note_processes()
     process = installation.processes.find(fault.target)
-    with _named(process):
+    with _name_process_errors(process):
         process.kill()
     note(f"killed process {process.pid}")
     yield
@@ -81,7 +85,7 @@ async def _kill(fault: ChaosFault, installation: RunningInstallation, note: Note
 async def _hang(process: psutil.Process, note: Note) -> AsyncIterator[None]:
     """Stops a process with SIGSTOP, and continues it with SIGCONT."""
     try:
-        with _named(process):
+        with _name_process_errors(process):
             process.suspend()
         note(f"stopped process {process.pid}")
         yield
@@ -154,18 +158,20 @@ async def _slow_link(fault: ChaosFault, installation: RunningInstallation, note:
 
 
 @asynccontextmanager
-async def _limited(process: psutil.Process, limit: int, value: int, what: str, note: Note) -> AsyncIterator[None]:
+async def _limit_resource(
+    process: psutil.Process, limit: int, value: int, resource: str, note: Note
+) -> AsyncIterator[None]:
     """Lowers a soft limit of a running process, and raises it again.
 
     A file-size limit of 0 makes every write to a file fail with EFBIG, as a full disk does with ENOSPC, and needs no
     root and no file system to spare. (A program that does not ignore SIGXFSZ, as Python does, is killed by it.)
     """
-    with _named(process):
+    with _name_process_errors(process):
         before, most = process.rlimit(limit)
     try:
-        with _named(process):
+        with _name_process_errors(process):
             process.rlimit(limit, (value, most))
-        note(f"{what} of process {process.pid} limited to {value} bytes")
+        note(f"{resource} of process {process.pid} limited to {value} bytes")
         yield
     finally:
         with suppress(psutil.NoSuchProcess):
@@ -190,7 +196,7 @@ async def _burst(fault: ChaosFault, burst: Burst, note: Note) -> AsyncIterator[N
 
 
 @contextmanager
-def _named(process: psutil.Process) -> Iterator[None]:
+def _name_process_errors(process: psutil.Process) -> Iterator[None]:
     """Turns what the system says of a process into one sentence."""
     try:
         yield

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from maitred.load.chaos.accounts import bounded_overshoot, budgets_kept, no_double_bill
 from maitred.load.chaos.answers import every_request_ends, same_answers
 from maitred.load.chaos.evidence import ChaosEvidence, EndState
-from maitred.load.chaos.outcome import InvariantResult, decided, unchecked
+from maitred.load.chaos.outcome import InvariantResult, decide, make_unchecked
 from maitred.load.chaos.plan import Invariants
 from maitred.load.chaos.recovery import first_answer, throughput
 
@@ -47,20 +47,20 @@ def faults_played(evidence: ChaosEvidence) -> InvariantResult:
     """A rehearsal whose faults did not happen proves nothing."""
     failed = [f"fault {entry.number} ({entry.kind}): {entry.error}" for entry in evidence.faults if entry.error]
     played = len(evidence.faults) - len(failed)
-    return decided("faults played", "every fault of the plan", f"{played} of {len(evidence.faults)}", failed)
+    return decide("faults played", "every fault of the plan", f"{played} of {len(evidence.faults)}", failed)
 
 
 def nothing_left(end: EndState, bound_s: float) -> InvariantResult:
     """When everybody has gone, nothing is held for anybody."""
     name, bound = "nothing left", f"in flight, running, waiting 0 and all KV blocks free within {bound_s:g} s"
     if not end.answers:
-        return decided(name, bound, "the server does not answer any more", ["The server does not answer any more."])
+        return decide(name, bound, "the server does not answer any more", ["The server does not answer any more."])
     left = remains(end.gauges)
     if left is None:
-        return unchecked(name, bound, "The server shows none of this in its /metrics.")
+        return make_unchecked(name, bound, "The server shows none of this in its /metrics.")
     if end.settled_s is None:
-        return decided(name, bound, ", ".join(left) or "it came too late", left or ["It came too late."])
-    return decided(name, bound, f"nothing, {end.settled_s:.1f} s after the load", [])
+        return decide(name, bound, ", ".join(left) or "it came too late", left or ["It came too late."])
+    return decide(name, bound, f"nothing, {end.settled_s:.1f} s after the load", [])
 
 
 def remains(gauges: Mapping[str, float]) -> list[str] | None:
@@ -77,8 +77,8 @@ def clean_end(end: EndState) -> InvariantResult:
     """Checks that the installation ends when told to, without an error and without leaving a process behind."""
     name, bound = "clean end", "exit code 0 after SIGTERM, no process left behind"
     if not end.started_here:
-        return unchecked(name, bound, "It ran before and goes on running.")
+        return make_unchecked(name, bound, "It ran before and goes on running.")
     violations = [f"{leftover}." for leftover in end.leftovers]
     if end.exit_code != 0:
         violations.insert(0, f"Its exit code was {end.exit_code}.")
-    return decided(name, bound, f"exit code {end.exit_code}, {len(end.leftovers)} left behind", violations)
+    return decide(name, bound, f"exit code {end.exit_code}, {len(end.leftovers)} left behind", violations)

@@ -25,7 +25,7 @@ class InvariantResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Of the promise.
-        state: `held`, `broken`, or `unchecked` where the evidence does not suffice.
+        state: `held`, `broken`, or `make_unchecked` where the evidence does not suffice.
         bound: What was promised.
         found: What was seen, or why it could not be checked.
         examples: The first few violations.
@@ -127,12 +127,12 @@ class ChaosRun(msgspec.Struct, kw_only=True):
 MOST_EXAMPLES = 5
 
 
-def decided(name: str, bound: str, found: str, violations: list[str]) -> InvariantResult:
+def decide(name: str, bound: str, found: str, violations: list[str]) -> InvariantResult:
     """Broken by any violation, else held."""
     state: State = "broken" if violations else "held"
     return InvariantResult(name=name, state=state, bound=bound, found=found, examples=violations[:MOST_EXAMPLES])
 
 
-def unchecked(name: str, bound: str, why: str) -> InvariantResult:
+def make_unchecked(name: str, bound: str, why: str) -> InvariantResult:
     """Neither held nor broken, because of `why`."""
     return InvariantResult(name=name, state="unchecked", bound=bound, found=why)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maitred.load.chaos.evidence import ChaosEvidence
-from maitred.load.chaos.outcome import InvariantResult, decided, unchecked
+from maitred.load.chaos.outcome import InvariantResult, decide, make_unchecked
 from maitred.load.chaos.timeline import FaultLog
 from maitred.load.measure.record import RequestRecord, UserOutcome
 
@@ -23,7 +23,7 @@ def first_answer(evidence: ChaosEvidence, bound_s: float) -> InvariantResult:
     violations: list[str] = []
     took: list[str] = []
     unknown: list[str] = []
-    for entry, over_s in _played(evidence):
+    for entry, over_s in _played_faults(evidence):
         after = [record for record in evidence.chaos.records if _asked_s(record) >= over_s]
         answered = [record.ended_s for record in after if record.outcome is UserOutcome.COMPLETE]
         if answered:
@@ -49,13 +49,15 @@ def throughput(evidence: ChaosEvidence, bound_s: float, share: float) -> Invaria
     calm, now = _arrivals(evidence.calm.records), _arrivals(evidence.chaos.records)
     from_s, until_s = evidence.spec.bounds.warmup_s, max((r.intended_s for r in evidence.calm.records), default=0.0)
     if until_s - from_s < WINDOW_S or not len(calm):
-        return unchecked(name, bound, f"The calm run is too short for an average: {until_s - from_s:.1f} s of load.")
+        return make_unchecked(
+            name, bound, f"The calm run is too short for an average: {until_s - from_s:.1f} s of load."
+        )
     average = _count(calm, from_s, until_s) / (until_s - from_s) * WINDOW_S
     end_s = max((record.intended_s for record in evidence.chaos.records), default=0.0)
     violations: list[str] = []
     took: list[str] = []
     unknown: list[str] = []
-    for entry, over_s in _played(evidence):
+    for entry, over_s in _played_faults(evidence):
         starts = np.arange(over_s, min(end_s - WINDOW_S, over_s + bound_s) + STEP_S / 2, STEP_S)
         back = (float(at_s) for at_s in starts if _as_fast(evidence, calm, now, float(at_s), average, share))
         at_s = next(back, math.nan)
@@ -80,7 +82,7 @@ def _asked_s(record: RequestRecord) -> float:
     return record.intended_s if math.isnan(record.sent_s) else record.sent_s
 
 
-def _played(evidence: ChaosEvidence) -> list[tuple[FaultLog, float]]:
+def _played_faults(evidence: ChaosEvidence) -> list[tuple[FaultLog, float]]:
     """The faults that were done, and when each one was over."""
     return [(entry, entry.ended_s) for entry in evidence.faults if not entry.error and entry.ended_s is not None]
 
@@ -88,8 +90,8 @@ def _played(evidence: ChaosEvidence) -> list[tuple[FaultLog, float]]:
 def _verdict(name: str, bound: str, took: list[str], unknown: list[str], violations: list[str]) -> InvariantResult:
     found = "; ".join(took + unknown) or ("none in time" if violations else "no fault was played")
     if not violations and (unknown or not took):
-        return unchecked(name, bound, found)
-    return decided(name, bound, found, violations)
+        return make_unchecked(name, bound, found)
+    return decide(name, bound, found, violations)
 
 
 def _arrivals(records: list[RequestRecord]) -> Times:

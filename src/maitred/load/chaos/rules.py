@@ -85,7 +85,7 @@ def _installation_faults(plan: ChaosPlan) -> list[str]:
                 wrong.append(f"installation.links.{name}.{field}: must be HOST:PORT, not {address!r}.")
     through = installation.clients_through
     if through is not None and through not in installation.links:
-        wrong.append(f"installation.clients_through: no link {through!r}. {_listed('Links', installation.links)}")
+        wrong.append(f"installation.clients_through: no link {through!r}. {_list_names('Links', installation.links)}")
     return wrong
 
 
@@ -113,9 +113,9 @@ def _fault_faults(plan: ChaosPlan, fault: ChaosFault) -> list[str]:
     known, links = roles(plan.installation), plan.installation.links
     match form.target:
         case "process" if fault.target not in known:
-            wrong.append(f"target: no process {fault.target!r}. {_listed('Processes', known)}")
+            wrong.append(f"target: no process {fault.target!r}. {_list_names('Processes', known)}")
         case "link" if fault.target not in links:
-            wrong.append(f"target: no link {fault.target!r}. {_listed('Links', links)}")
+            wrong.append(f"target: no link {fault.target!r}. {_list_names('Links', links)}")
         case "store":
             wrong += _store_faults(known.get(fault.target), links.get(fault.target), fault)
         case "none" if fault.target:
@@ -147,9 +147,9 @@ def _store_faults(role: ProcessRole | None, link: ChaosLink | None, fault: Chaos
 def _collisions(faults: list[ChaosFault]) -> list[str]:
     """Pairs that would pull the same lever at once, so that the end of one would undo the other."""
     wrong = []
-    for (first, one), (second, other) in combinations(enumerate(faults), 2):
-        lever = _lever(one)
-        if lever is not None and lever == _lever(other) and _overlap(one, other):
+    for (first, fault), (second, other) in combinations(enumerate(faults), 2):
+        lever = _lever(fault)
+        if lever is not None and lever == _lever(other) and _overlap(fault, other):
             wrong.append(
                 f"faults[{first}] and faults[{second}]: both use the {lever[0]} of {lever[1] or 'all'} at once."
             )
@@ -192,5 +192,5 @@ def _is_address(text: str) -> bool:
     return bool(host and colon) and port.isascii() and port.isdigit() and int(port) < 65536
 
 
-def _listed(what: str, names: dict[str, ProcessRole] | dict[str, ChaosLink]) -> str:
-    return f"{what}: {', '.join(names)}." if names else f"The plan has no {what.lower()}."
+def _list_names(kind: str, names: dict[str, ProcessRole] | dict[str, ChaosLink]) -> str:
+    return f"{kind}: {', '.join(names)}." if names else f"The plan has no {kind.lower()}."

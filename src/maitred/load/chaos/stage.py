@@ -72,7 +72,7 @@ class ChaosStage:
         playing = asyncio.create_task(_after(clock, timeline), name="chaos timeline")
         try:
             data = await self._drive(self._spec, watch=clock.watch, keep_text=True)
-            await bursts.finished()
+            await bursts.wait_finished()
         finally:
             playing.cancel()
             await asyncio.wait({playing})

@@ -167,7 +167,7 @@ class LoadResult(msgspec.Struct, kw_only=True, dict=True):
         """A field of all requests, by its name in `RequestColumns`: floats with NaN for none, integers, or text."""
         return self.requests.array(name)
 
-    def counted(self) -> Flags:
+    def counted_flags(self) -> Flags:
         """Which requests were due after the warm-up."""
         return self.times.intended_s >= float(self.spec["bounds"]["warmup_s"])
 
@@ -187,6 +187,6 @@ class LoadResult(msgspec.Struct, kw_only=True, dict=True):
         """All times between pieces, and the request that each belongs to."""
         return self.times.itl_s, self.times.itl_request
 
-    def met(self) -> Flags:
+    def met_flags(self) -> Flags:
         """Which requests are complete and met all objectives."""
-        return self.times.met(self.objectives)
+        return self.times.met_flags(self.objectives)

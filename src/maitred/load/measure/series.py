@@ -83,7 +83,7 @@ def series(times: RequestTimes, data: RunData, objectives: ObjectivesSpec) -> Ti
         ttft_p95_s=quantile(0.95, times.intended_s[first], times.ttft_s[first]),
         itl_p50_s=quantile(0.5, times.itl_arrival_s, times.itl_s),
         itl_p99_s=quantile(0.99, times.itl_arrival_s, times.itl_s),
-        goodput_per_s=_rates(count(times.ended_s[times.met(objectives)]), step_s),
+        goodput_per_s=_rates(count(times.ended_s[times.met_flags(objectives)]), step_s),
         cpu_share=quantile(1, sampled_s, np.array([sample.cpu_share for sample in data.samples])),
         lag_s=quantile(1, sampled_s, np.array([sample.lag_s for sample in data.samples])),
     )

@@ -130,7 +130,7 @@ def summarise(
     began_inside = chosen & window.holds(times.begun_s)
     delivered = times.delivered
     arrived_inside = chosen[delivered.request] & window.holds(delivered.at_s)
-    met = times.met(objectives)
+    met = times.met_flags(objectives)
     judged = counted & ~times.cancelled
     prompt_tokens = requests.array("prompt_tokens")
     outcomes = Counter(outcome for outcome, it in zip(requests.outcome, counted, strict=True) if it)

@@ -158,7 +158,7 @@ class RequestTimes:
         later[starts[self.pieces > 0]] = False
         return self.arrival_s[later]
 
-    def met(self, objectives: ObjectivesSpec) -> Flags:
+    def met_flags(self, objectives: ObjectivesSpec) -> Flags:
         """Which requests are complete and meet all objectives that are given.
 
         An answer of one token meets any time per token, since it has none.

@@ -13,7 +13,7 @@ import msgspec
 from maitred import __version__
 from maitred.core.errors import InvalidRequest, Unavailable
 from maitred.load.measure.record import RequestRecord, UserOutcome
-from maitred.load.play.client.answer import StreamTotals, said
+from maitred.load.play.client.answer import StreamTotals, error_message
 from maitred.load.play.client.caller import LoadClient
 from maitred.load.play.client.connection import ConnectionFailed
 from maitred.load.play.client.origin import Origin
@@ -215,7 +215,9 @@ async def _ask_models(target: LoadTarget, pool: ConnectionPool, key: str | None)
     if target.model is not None:
         return target.model, server
     if reader.status in (401, 403):
-        raise InvalidRequest(f"{target.url} wants a key: {said(bytes(reader.data))} Name one with --api-key-env.")
+        raise InvalidRequest(
+            f"{target.url} wants a key: {error_message(bytes(reader.data))} Name one with --api-key-env."
+        )
     try:
         models = msgspec.json.decode(reader.data, type=_Models).data
     except msgspec.MsgspecError as error:

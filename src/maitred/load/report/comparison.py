@@ -74,7 +74,7 @@ def draw(comparison: RunComparison) -> dict[str, str]:
                 canvas.log_axis(axes, "x")
                 _ratio_ticks(axes, [value for row in rows for value in (row.low, row.change, row.high) if value])
             else:
-                axes.xaxis.set_major_formatter(lambda value, _: exact(_signed(value * 100)))
+                axes.xaxis.set_major_formatter(lambda value, _: exact(_format_signed(value * 100)))
             axes.set_yticks(range(len(rows)), [row.label for row in rows])
             axes.set_ylim(-0.7, len(rows) - 0.3)
             axes.tick_params(axis="y", length=0)
@@ -155,11 +155,11 @@ def change(amount: float | None, scale: str) -> str:
     if amount is None:
         return NONE
     if scale == "ratio":
-        return f"{_signed((amount - 1) * 100)} %" if amount < 3 else f"× {amount:.2g}"
-    return f"{_signed(amount * 100)} points"
+        return f"{_format_signed((amount - 1) * 100)} %" if amount < 3 else f"× {amount:.2g}"
+    return f"{_format_signed(amount * 100)} points"
 
 
-def _signed(number: float) -> str:
+def _format_signed(number: float) -> str:
     """With a sign that is as wide as a plus, and none where nothing is left to sign."""
     text = f"{number:+.1f}"
     return "0.0" if float(text) == 0 else text.replace("-", "−")
@@ -176,4 +176,4 @@ def _ratio_ticks(axes: "Axes", values: list[float]) -> None:
     axes.set_xlim(low * 0.98, high * 1.02)
     axes.xaxis.set_major_locator(FixedLocator([tick for tick in ticks if low * 0.97 <= tick <= high * 1.03]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, _: f"{exact(_signed((value - 1) * 100))} %")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{exact(_format_signed((value - 1) * 100))} %")

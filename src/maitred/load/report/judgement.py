@@ -92,7 +92,7 @@ def _of_the_sample(result: LoadResult) -> list[str]:
 
 def _of_the_server(result: LoadResult) -> list[str]:
     texts = []
-    complete = result.counted() & result.times.complete
+    complete = result.counted_flags() & result.times.complete
     tokens, asked = result.column("output_tokens")[complete], result.column("asked_tokens")[complete]
     if len(tokens) and not tokens.any():
         texts.append(
@@ -116,7 +116,7 @@ def _of_the_server(result: LoadResult) -> list[str]:
                 f"The server sends {per_piece:.1f} tokens in one piece on average. The times between tokens are times "
                 "between pieces; compare the time per output token instead."
             )
-    retried = int(np.sum(result.column("attempts")[result.counted()] > 1))
+    retried = int(np.sum(result.column("attempts")[result.counted_flags()] > 1))
     if retried:
         texts.append(f"{plural(retried, 'request')} had to be sent more than once. The wait for that counts.")
     return texts

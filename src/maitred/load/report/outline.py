@@ -138,13 +138,13 @@ def _objectives(result: LoadResult) -> Iterator[Block]:
     if not has_objectives(result):
         return
     objectives, summary = result.objectives, result.summary
-    judged = result.counted() & ~result.times.cancelled
+    judged = result.counted_flags() & ~result.times.cancelled
     rows = []
     for field, name in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "End to end")):
         bound_s = getattr(objectives, field)
         if bound_s is None:
             continue
-        alone = result.times.met(msgspec.structs.replace(NO_OBJECTIVES, **{field: bound_s}))[judged]
+        alone = result.times.met_flags(msgspec.structs.replace(NO_OBJECTIVES, **{field: bound_s}))[judged]
         rows.append([name, f"≤ {exact(duration(bound_s))}", share(float(alone.mean())) if len(alone) else NONE])
     rows.append(["All of them: attainment", f"≥ {exact(share(objectives.attainment))}", share(summary.attainment)])
     yield Table(["Objective", "Bound", "Met by"], rows)
@@ -183,7 +183,7 @@ def _outcomes(result: LoadResult) -> Iterator[Block]:
     if not summary.requests:
         return
     errors: dict[UserOutcome, Counter[str]] = {outcome: Counter() for outcome in UserOutcome}
-    for position in np.flatnonzero(result.counted()):
+    for position in np.flatnonzero(result.counted_flags()):
         errors[result.requests.outcome[position]][result.requests.error[position]] += 1
     rows = []
     for outcome in UserOutcome:

@@ -24,7 +24,7 @@ def ttft_over_time(result: LoadResult, name: str) -> str:
         return ""
     figure, (axes,) = canvas.figure()
     _time_axis(axes, result)
-    met = result.met()
+    met = result.met_flags()
     due_s = result.times.intended_s
     judged = _has_objectives(result)
     groups: list[tuple[str, str, Flags]] = [

@@ -22,7 +22,7 @@ OUTCOME_COLOURS = {
 
 def distributions(result: LoadResult, name: str) -> str:
     """The share of requests (or gaps) that took at most so long."""
-    counted = result.counted()
+    counted = result.counted_flags()
     gaps_s, request = result.itl_s()
     objectives = result.objectives
     panels = [

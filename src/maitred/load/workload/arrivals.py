@@ -244,10 +244,10 @@ def arrival_times(arrivals: ArrivalsSpec, rng: random.Random) -> Iterator[float]
         InvalidRequest: The profile cannot be read.
     """
     profile = parse_profile(arrivals.profile)
-    return warped(unit_times(arrivals, rng), profile, arrivals.rate_per_s or 1.0)
+    return warp(unit_times(arrivals, rng), profile, arrivals.rate_per_s or 1.0)
 
 
-def warped(times: Iterator[float], profile: RateProfile, rate_per_s: float) -> Iterator[float]:
+def warp(times: Iterator[float], profile: RateProfile, rate_per_s: float) -> Iterator[float]:
     """Moves arrivals at rate 1 to where a rate of `rate_per_s` times the profile has them."""
     last_s = 0.0
     for time in times:

@@ -44,7 +44,9 @@ def make_workload(spec: LoadSpec) -> Workload:
         workload = Workload(_drawn_sessions(spec), description=_description(spec))
     else:
         workload = load_trace(spec.shape, spec.seed)
-    return Workload(_timed(_with_tenants(workload.sessions, spec), spec), workload.block_tokens, workload.description)
+    return Workload(
+        _schedule(_with_tenants(workload.sessions, spec), spec), workload.block_tokens, workload.description
+    )
 
 
 def _check(spec: LoadSpec) -> None:
@@ -131,7 +133,7 @@ def _with_tenants(sessions: Iterator[LoadSession], spec: LoadSpec) -> Iterator[L
     )
 
 
-def _timed(sessions: Iterator[LoadSession], spec: LoadSpec) -> Iterator[LoadSession]:
+def _schedule(sessions: Iterator[LoadSession], spec: LoadSpec) -> Iterator[LoadSession]:
     """Sessions with the times of the arrival process, without any in a closed loop, or as the trace has them."""
     arrivals = spec.arrivals
     if arrivals.users is not None:

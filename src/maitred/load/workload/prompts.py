@@ -54,7 +54,7 @@ class PromptWriter:
         self._words: Sequence[str] = WORDS
         self._tokens_per_word = tokens_per_word
         if tokenizer is not None:
-            self._words, self._tokens_per_word = _measured(tokenizer)
+            self._words, self._tokens_per_word = _measure_words(tokenizer)
         self._urn = _urn(self._words)
         self._block_words = block_tokens / self._tokens_per_word
         self._first_extra = lru_cache(maxsize=len(WORDS))(self._count_first_extra)
@@ -67,7 +67,7 @@ class PromptWriter:
 
     def message(self, session_id: int, turn_number: int, tokens: int) -> str:
         """A user's message that makes a prompt of `tokens`, together with what the server adds to it."""
-        return " ".join(self._sized(f"message:{turn_number}", session_id, tokens - self._template_tokens))
+        return " ".join(self._make_words(f"message:{turn_number}", session_id, tokens - self._template_tokens))
 
     def blocks(self, ids: Sequence[int], tokens: int) -> str:
         """A whole prompt of these blocks, the last of them cut so that it has `tokens`, what the server adds included.
@@ -91,7 +91,7 @@ class PromptWriter:
         return " ".join(texts)
 
     def _write_prefix(self, number: int, tokens: int) -> str:
-        return " ".join(self._sized("prefix", number, tokens))
+        return " ".join(self._make_words("prefix", number, tokens))
 
     def _write_block(self, id_: int) -> tuple[int, str]:
         """The words of a block, and how many they are.
@@ -105,7 +105,7 @@ class PromptWriter:
         opening = self._opening(id_, count)
         return count, " ".join([*opening, *map(self._urn.__getitem__, numbers[len(opening) : count])])
 
-    def _sized(self, purpose: str, number: int, tokens: float) -> list[str]:
+    def _make_words(self, purpose: str, number: int, tokens: float) -> list[str]:
         """Words that make so many tokens; the first of them say the number."""
         (first,) = self._opening(number, 1)
         count = self._word_count(tokens, first)
@@ -168,7 +168,7 @@ def _numbers(key: str, count: int) -> "array[int]":
     return numbers
 
 
-def _measured(tokenizer: Tokenizer) -> tuple[Sequence[str], float]:
+def _measure_words(tokenizer: Tokenizer) -> tuple[Sequence[str], float]:
     """The words to use with a tokenizer, and how many tokens each has."""
     counts = {word: _tokens_after_space(tokenizer, word) for word in WORDS}
     single = [word for word, tokens in counts.items() if tokens == 1]

@@ -45,14 +45,14 @@ class LengthScaling:
         Blocks have a whole number of tokens, so what is made of them follows the blocks' factor,
         which differs a little from `scale` where they are small.
         """
-        output_tokens = _clipped(self.tokens(own.output_tokens), self.max_output_tokens)
+        output_tokens = _clip(self.tokens(own.output_tokens), self.max_output_tokens)
         if not own.blocks:
-            prompt_tokens = _clipped(self.tokens(own.prompt_tokens), self.max_prompt_tokens)
+            prompt_tokens = _clip(self.tokens(own.prompt_tokens), self.max_prompt_tokens)
             return msgspec.structs.replace(own, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
         most_tokens = len(own.blocks) * self.block_tokens
         own_tokens = min(own.prompt_tokens, len(own.blocks) * self.own_block_tokens)
         scaled_tokens = max(1, round(own_tokens * self.block_tokens / self.own_block_tokens))
-        prompt_tokens = _clipped(min(scaled_tokens, most_tokens), self.max_prompt_tokens)
+        prompt_tokens = _clip(min(scaled_tokens, most_tokens), self.max_prompt_tokens)
         blocks = own.blocks[: math.ceil(prompt_tokens / self.block_tokens)]
         return msgspec.structs.replace(own, prompt_tokens=prompt_tokens, output_tokens=output_tokens, blocks=blocks)
 
@@ -65,5 +65,5 @@ class LengthScaling:
         return ", ".join(words)
 
 
-def _clipped(tokens: int, most: int | None) -> int:
+def _clip(tokens: int, most: int | None) -> int:
     return tokens if most is None else min(tokens, most)

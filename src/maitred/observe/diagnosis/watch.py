@@ -42,7 +42,7 @@ class ScrapeWatcher:
             ended=sum(increase("maitred_model_requests_total").values()),
             stalled=sum(increase("maitred_stalled_requests_total").values()),
             errors=_by_first_label(increase("maitred_errors_total", "code")),
-            unserved=self._unserved(),
+            unserved=self._unserved_counts(),
             limit_rejections=_by_first_label(increase("maitred_limit_refusals_total", "limit")),
             rejected_by_tenant={
                 tenant: count
@@ -60,7 +60,7 @@ class ScrapeWatcher:
             pending_settings=self._scrapes[-1].sum_by("maitred_config_pending_settings").get((), 0.0),
         )
 
-    def _unserved(self) -> dict[str, float]:
+    def _unserved_counts(self) -> dict[str, float]:
         counts: defaultdict[str, float] = defaultdict(float)
         for (model, code), count in self._increase("maitred_errors_total", "model", "code").items():
             if code in _UNSERVED_CODES and count:

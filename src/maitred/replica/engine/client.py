@@ -107,7 +107,7 @@ class EngineClient:
         """Returns the last load report; it is from the engine's previous life while the engine is down."""
         return LoadReport() if self._connection is None else self._connection.load
 
-    def unreported(self) -> int:
+    def count_unreported(self) -> int:
         """Returns the number of submitted requests that the last report cannot know of; 0 while the engine is down."""
         return self._connection.unreported if self._connection is not None and self._connection.is_alive else 0
 

@@ -289,7 +289,7 @@ class UpstreamReplica:
         """Returns the load of other callers, as the server reports it; `now_s` is monotonic."""
         return self._load_tracker.estimate(now_s)
 
-    def unreported(self) -> int:
+    def count_unreported(self) -> int:
         """Returns the number of open requests. Implements `core.replica.ReplicaBase`."""
         return self.open_streams
 

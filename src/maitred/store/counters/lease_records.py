@@ -67,7 +67,7 @@ class LeaseRecords:
         for record in self.leases.values():
             record.reported = False
 
-    def unreported(self, limit: int) -> list[str]:
+    def unreported_leases(self, limit: int) -> list[str]:
         """Returns up to `limit` leases that Redis may not know."""
         found: list[str] = []
         for lease, record in self.leases.items():

@@ -281,7 +281,7 @@ class RedisSession:
         """Reports leases that Redis may not know, then settles queued settlements, until nothing is left."""
         lease_records = self.lease_records
         while True:
-            unreported = lease_records.unreported(MAX_PER_CALL)
+            unreported = lease_records.unreported_leases(MAX_PER_CALL)
             if unreported:
                 now_s, loss_count = self._clock.monotonic_s(), self.loss_count
                 to_report = [lease_records.leases[lease] for lease in unreported]

@@ -145,7 +145,7 @@ class AnswerFactory:
         last = self._text_event(chat, before_last, tokens)
         if not faults:
             end = chunk(last) + chunk(closing) + END_OF_BODY
-            shared = self._shared(chat, before_last)
+            shared = self._pack_chunks(chat, before_last)
             return AnswerSchedule(opening, [*shared[:before_last], end], gaps_s, stream=True, shared=shared)
         events = [*(self._text_event(chat, index, tokens) for index in range(before_last)), last]
         odd = OddStream([TimedSend(gap_s, event, 1) for gap_s, event in zip(gaps_s, events, strict=True)], closing)
@@ -166,7 +166,7 @@ class AnswerFactory:
             stream=True,
         )
 
-    def _shared(self, chat: bool, events: int) -> list[bytes]:
+    def _pack_chunks(self, chat: bool, events: int) -> list[bytes]:
         """Chunks of at least so many full events."""
         chunks = self._chunks[chat]
         for index in range(len(chunks), events):

@@ -14,7 +14,7 @@ from maitred.testing.scripted_openai.truth import RequestTruth
 class Handler(Protocol):
     """Handler that answers requests."""
 
-    def asked(self, connection: "ScriptedConnection", method: str, path: str, body: bytes) -> None:
+    def on_request(self, connection: "ScriptedConnection", method: str, path: str, body: bytes) -> None:
         """Called once a request has been read whole."""
         ...
 
@@ -86,4 +86,4 @@ class ScriptedConnection:
         method = self.parser.get_method().decode()
         path = self._url.decode("latin-1").partition("?")[0]
         body, self._body = b"".join(self._body), []
-        self.server.asked(self, method, path, body)
+        self.server.on_request(self, method, path, body)

@@ -142,7 +142,7 @@ class ScriptedServer:
                     count = 0
                 except OSError:
                     del times_s[-2:]
-                    self._left(exchange.connection)
+                    self._on_disconnect(exchange.connection)
                     continue
                 if count < len(payload):
                     times_s[-1] = math.nan
@@ -200,7 +200,7 @@ class ScriptedServer:
             if not rest:
                 del exchange.times_s[-2:]
                 exchange.at -= 1
-                self._left(exchange.connection)
+                self._on_disconnect(exchange.connection)
                 continue
             exchange.times_s[-1] = math.nan
             self._block(exchange, rest, len(exchange.times_s) - 1)
@@ -258,14 +258,14 @@ class ScriptedServer:
         except OSError:
             data = b""
         if not data:
-            self._left(connection)
+            self._on_disconnect(connection)
             return
         try:
             connection.parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._left(connection)
+            self._on_disconnect(connection)
 
-    def _left(self, connection: ScriptedConnection) -> None:
+    def _on_disconnect(self, connection: ScriptedConnection) -> None:
         """The client has closed the connection, or speaks something else than HTTP."""
         exchange = connection.exchange
         self._close(connection)
@@ -287,7 +287,7 @@ class ScriptedServer:
         except BlockingIOError:
             count = 0
         except OSError:
-            self._left(exchange.connection)
+            self._on_disconnect(exchange.connection)
             return
         if count < len(data):
             self._block(exchange, data[count:], _NOT_NOTED)
@@ -308,7 +308,7 @@ class ScriptedServer:
             except BlockingIOError:
                 return
             except OSError:
-                self._left(exchange.connection)
+                self._on_disconnect(exchange.connection)
                 return
             if count < len(data):
                 blocked[0] = (data[count:], place)
@@ -323,10 +323,10 @@ class ScriptedServer:
 
     # --- requests ---
 
-    def asked(self, connection: ScriptedConnection, method: str, path: str, body: bytes) -> None:
+    def on_request(self, connection: ScriptedConnection, method: str, path: str, body: bytes) -> None:
         """A request has come whole."""
         if connection.exchange is not None:
-            self._left(connection)  # pipelining is not spoken here
+            self._on_disconnect(connection)  # pipelining is not spoken here
             return
         match method, path:
             case "POST", "/v1/chat/completions" | "/v1/completions":

@@ -37,7 +37,7 @@ def parse_grammar(constraint: Constraint) -> Grammar:
 
 
 def _json_object(constraint: Constraint) -> Grammar:
-    return _checked("json_schema", enforceable({"type": "object"}, strict=True, whitespace=constraint.whitespace))
+    return _check("json_schema", enforceable({"type": "object"}, strict=True, whitespace=constraint.whitespace))
 
 
 def _json_schema(constraint: Constraint) -> Grammar:
@@ -52,11 +52,11 @@ def _regex(constraint: Constraint) -> Grammar:
     pattern: str = constraint.content.removeprefix("^")
     if pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\"))) % 2:
         pattern = pattern[:-1]
-    return _checked("regex", pattern)
+    return _check("regex", pattern)
 
 
 def _choice(constraint: Constraint) -> Grammar:
-    return _checked("lark", "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in constraint.content))
+    return _check("lark", "start: " + " | ".join(json.dumps(word, ensure_ascii=False) for word in constraint.content))
 
 
 def _grammar(constraint: Constraint) -> Grammar:
@@ -66,7 +66,7 @@ def _grammar(constraint: Constraint) -> Grammar:
         raise
     except Exception as error:  # The converter raises whatever comes; the grammar is at fault.
         raise GrammarFault(f"{_short(str(error))} Mend the grammar.") from error
-    return _checked("lark", text)
+    return _check("lark", text)
 
 
 _GRAMMARS: Mapping[str, Callable[[Constraint], Grammar]] = {
@@ -75,11 +75,11 @@ _GRAMMARS: Mapping[str, Callable[[Constraint], Grammar]] = {
     "regex": _regex,
     "choice": _choice,
     "grammar": _grammar,
-    "lark": lambda constraint: _checked("lark", constraint.content),
+    "lark": lambda constraint: _check("lark", constraint.content),
 }
 
 
-def _checked(kind: Any, text: str) -> Grammar:  # noqa: ANN401 - one of the three kinds
+def _check(kind: Any, text: str) -> Grammar:  # noqa: ANN401 - one of the three kinds
     grammar = Grammar(kind, text)
     if (error := error_in(grammar)) is not None:
         raise GrammarFault(f"{_short(error)} Mend it.")

@@ -42,7 +42,7 @@ def enforceable(schema: object, *, strict: bool, whitespace: str | None = None) 
     if strict:
         draft = schema.get("$schema")
         asserts_content = isinstance(draft, str) and any(name in draft for name in _EARLIER_DRAFTS)
-        schema = _narrowed(schema, "#", asserts_content=asserts_content)
+        schema = _narrow(schema, "#", asserts_content=asserts_content)
     guidance: dict[str, Any] = {"whitespace_flexible": False}
     if whitespace is not None:
         guidance = {"whitespace_pattern": whitespace}
@@ -58,21 +58,21 @@ def describe_location(schema: object, keyword: str) -> str | None:
     return next((place for place, inner in _schemas_in(schema, "#") if keyword in inner), None)
 
 
-def _narrowed(schema: Mapping[str, Any], place: str, *, asserts_content: bool) -> dict[str, Any]:
+def _narrow(schema: Mapping[str, Any], place: str, *, asserts_content: bool) -> dict[str, Any]:
     """Returns the schema with every keyword narrowed that would be enforced too loosely."""
     _refuse_loose(schema, place, asserts_content=asserts_content)
 
     def inner(value: object, name: str) -> object:
         if not isinstance(value, dict):
             return value
-        return _narrowed(value, f"{place}/{name}", asserts_content=asserts_content)
+        return _narrow(value, f"{place}/{name}", asserts_content=asserts_content)
 
     narrowed: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in _NAMED and isinstance(value, dict):
-            narrowed[keyword] = {name: inner(each, f"{keyword}/{name}") for name, each in value.items()}
+            narrowed[keyword] = {name: inner(subschema, f"{keyword}/{name}") for name, subschema in value.items()}
         elif keyword in _SEVERAL and isinstance(value, list):
-            narrowed[keyword] = [inner(each, f"{keyword}/{index}") for index, each in enumerate(value)]
+            narrowed[keyword] = [inner(subschema, f"{keyword}/{index}") for index, subschema in enumerate(value)]
         elif keyword in _ONE:
             narrowed[keyword] = inner(value, keyword)
         elif keyword in _COUNTS and isinstance(value, float) and value.is_integer():
@@ -133,12 +133,12 @@ def _schemas_in(schema: object, place: str) -> Iterator[tuple[str, dict[str, Any
     for keyword, value in schema.items():
         inner: list[tuple[str, Any]] = []
         if keyword in _NAMED and isinstance(value, dict):
-            inner = [(f"{place}/{keyword}/{name}", each) for name, each in value.items()]
+            inner = [(f"{place}/{keyword}/{name}", subschema) for name, subschema in value.items()]
         elif keyword in _SEVERAL and isinstance(value, list):
-            inner = [(f"{place}/{keyword}/{index}", each) for index, each in enumerate(value)]
+            inner = [(f"{place}/{keyword}/{index}", subschema) for index, subschema in enumerate(value)]
         elif keyword in _ONE:
             inner = [(f"{place}/{keyword}", value)]
-        for where, each in inner:
-            if isinstance(each, dict):
-                yield where, each
-                yield from _schemas_in(each, where)
+        for where, subschema in inner:
+            if isinstance(subschema, dict):
+                yield where, subschema
+                yield from _schemas_in(subschema, where)

@@ -164,16 +164,16 @@ def _object_in(token: str) -> str | None:
     """Returns the arguments in a value that is no plain object after the name; None: the value holds no arguments."""
     if token == "null":
         return "{}"
-    match _loaded(token):
+    match _load_token(token):
         case dict():
             return token
-        case str() as text if isinstance(_loaded(text), dict):
+        case str() as text if isinstance(_load_token(text), dict):
             return text
         case _:
             return None
 
 
-def _loaded(token: str) -> object:
+def _load_token(token: str) -> object:
     try:
         return json.loads(token)
     except (ValueError, RecursionError):

@@ -49,7 +49,7 @@ class CallParser(Protocol):
         ...
 
 
-def joined(events: Iterable[Event]) -> list[Event]:
+def merge_events(events: Iterable[Event]) -> list[Event]:
     """Merges neighbouring events of a kind, and drops empty ones."""
     result: list[Event] = []
     for event in events:

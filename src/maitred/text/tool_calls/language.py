@@ -52,17 +52,19 @@ class CallLanguage:
         """Returns the body of the answer in the style of Hermes and Qwen."""
         objects = self._objects("arguments")
         body, close = f'"\\n" {objects} "\\n"', self._marker(hermes.CLOSE)
-        return self._marked(hermes.OPEN, f"{body} {close}", f"{_SPACE} {self._marker(hermes.OPEN)} {body} {close}")
+        return self._marker_grammar(
+            hermes.OPEN, f"{body} {close}", f"{_SPACE} {self._marker(hermes.OPEN)} {body} {close}"
+        )
 
     def mistral(self) -> str:
         """Returns the body of the answer in Mistral's style: the newer one if the vocabulary has a token for it."""
         if self._marks.tokens.get(mistral.ARGUMENTS) is None:
             objects = self._objects("arguments")
             more = f'("," " "? {objects})*' if self._parallel else ""
-            return self._marked(mistral.OPEN, f'" "? "[" {objects} {more} "]"', None)
+            return self._marker_grammar(mistral.OPEN, f'" "? "[" {objects} {more} "]"', None)
         given = self._marker(mistral.ARGUMENTS)
-        calls = self._one_of(lambda name, arguments: f"{_quoted(name)} {given} {arguments}")
-        return self._marked(mistral.OPEN, calls, f"{self._marker(mistral.OPEN)} {calls}")
+        calls = self._one_of(lambda name, arguments: f"{_quote(name)} {given} {arguments}")
+        return self._marker_grammar(mistral.OPEN, calls, f"{self._marker(mistral.OPEN)} {calls}")
 
     def llama3(self) -> str:
         """Returns the body of the answer in the style of Llama 3."""
@@ -75,13 +77,13 @@ class CallLanguage:
         calls = f"{objects} " + self._more('";" ' + objects)
         if self._said is not None:
             return f"{self._said} | {calls}"
-        escaped = "|".join(_escaped(name) for name in self._names)
+        escaped = "|".join(_escape(name) for name in self._names)
         begins = rf'/[ \n]{{0,4}}\{{[ \n]?"name"[ \n]?:[ \n]?"({escaped})"(?s:.*)/'
         self._rules["NO_CALL"] = f"{TEXT} & ~{begins}"
         tagged = "" if self._marks.tokens[llama3.TAG] is None else f"| NO_CALL? {self._marker(llama3.TAG)} {calls}"
         return f"NO_CALL | {calls} {tagged}"
 
-    def _marked(self, marker: str, first: str, further: str | None) -> str:
+    def _marker_grammar(self, marker: str, first: str, further: str | None) -> str:
         """Returns an answer whose calls a marker begins; `further_call` is a later call with its marker."""
         more = "" if further is None else self._more(further)
         if self._must or self._said is not None:
@@ -90,7 +92,7 @@ class CallLanguage:
         self._rules["TEXT"] = TEXT
         if self._marks.tokens[marker] is not None:
             return f"TEXT | TEXT? {self._marker(marker)} {first} {more}"
-        self._rules["until_call[lazy]"] = rf"/(?s:.*){_escaped(marker)}/"
+        self._rules["until_call[lazy]"] = rf"/(?s:.*){_escape(marker)}/"
         return f"TEXT | until_call {first} {more}"
 
     def _more(self, further: str) -> str:
@@ -101,7 +103,7 @@ class CallLanguage:
 
         def call(name: str, arguments: str) -> str:
             head = f'{{"name": {json.dumps(name)}, "{key}": '
-            return f'{_quoted(head)} {arguments} "}}"'
+            return f'{_quote(head)} {arguments} "}}"'
 
         return self._one_of(call)
 
@@ -109,7 +111,7 @@ class CallLanguage:
         """Returns a call as an object without a marker, recognised by its beginning and with free spacing."""
         for number, name in enumerate(self._names):
             self._rules[f"HEAD_{number}"] = (
-                rf'/[ \n]{{0,4}}\{{[ \n]?"name"[ \n]?:[ \n]?"{_escaped(name)}"[ \n]?,[ \n]?"parameters"[ \n]?:[ \n]?/'
+                rf'/[ \n]{{0,4}}\{{[ \n]?"name"[ \n]?:[ \n]?"{_escape(name)}"[ \n]?,[ \n]?"parameters"[ \n]?:[ \n]?/'
             )
         return (
             "(" + " | ".join(f"HEAD_{number} args_{number} /[ \\n]?\\}}/" for number in range(len(self._names))) + ")"
@@ -125,18 +127,18 @@ class CallLanguage:
 def marker_rule(marks: SpecialTokenText, marker: str) -> str:
     """Returns a marker as its token id, or as text if it has no token."""
     token = marks.tokens[marker]
-    return _quoted(marker) if token is None else f"<[{token}]>"
+    return _quote(marker) if token is None else f"<[{token}]>"
 
 
-def written(start: str, rules: Mapping[str, str]) -> str:
+def format_grammar(start: str, rules: Mapping[str, str]) -> str:
     """Formats rules as a grammar in Lark."""
     return "\n".join([f"start: {start}", *(f"{name}: {body}" for name, body in rules.items()), ""])
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Escapes a text for a regular expression between slashes."""
     return re.sub(r"[^a-zA-Z0-9_]", lambda match: f"\\{match[0]}", text)

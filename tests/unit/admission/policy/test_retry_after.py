@@ -9,7 +9,7 @@ from maitred.admission.policy.retries import SlotReleaseRate
 
 def after(*times_s, opened_s=0.0):
     departures = SlotReleaseRate()
-    departures.opened(opened_s)
+    departures.restart(opened_s)
     for time_s in times_s:
         departures.on_release(time_s)
     return departures
@@ -32,7 +32,7 @@ def test_what_is_long_past_does_not_count():
 
 def test_who_comes_into_an_empty_house_begins_anew():
     departures = after(1.0, 100.0)
-    departures.opened(200.0)
+    departures.restart(200.0)
     departures.on_release(200.2)
     assert departures.gap_s(200.2) == pytest.approx(0.2)
 

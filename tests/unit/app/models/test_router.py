@@ -31,9 +31,9 @@ def caller(**properties):
 
 def test_the_exact_name_and_no_other():
     models = router("Qwen2.5-0.5B", "tiny")
-    assert models.named("tiny", ANONYMOUS).name == "tiny"
+    assert models.resolve("tiny", ANONYMOUS).name == "tiny"
     with pytest.raises(ModelNotFound) as error:
-        models.named("tiney", ANONYMOUS)
+        models.resolve("tiney", ANONYMOUS)
     assert error.value.param == "model"
     assert (
         error.value.message == "The model 'tiney' is not served here. Did you mean 'tiny'? Served: Qwen2.5-0.5B, tiny."
@@ -102,4 +102,4 @@ def test_tools_go_where_there_are_tools():
 
 def test_a_name_of_the_configuration_replaces_the_models_own():
     models = router("tiny", "big", routing=RoutingConfig(names={"tiny": [TargetConfig(pool="big")]}))
-    assert models.named("tiny", ANONYMOUS).name == "big"
+    assert models.resolve("tiny", ANONYMOUS).name == "big"

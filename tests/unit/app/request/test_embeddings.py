@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.app.request.embeddings import SLICE_TEXTS, shortened, split_inputs
+from maitred.app.request.embeddings import SLICE_TEXTS, shorten, split_inputs
 
 NUMBERS = st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=32)
 
@@ -37,7 +37,7 @@ def test_short_texts_go_together():
 @given(NUMBERS, st.data())
 def test_a_shortened_vector_points_the_same_way_and_has_length_one(numbers, data):
     dimensions = data.draw(st.integers(1, len(numbers)))
-    kept = unpacked(shortened(packed(numbers), dimensions))
+    kept = unpacked(shorten(packed(numbers), dimensions))
     assert len(kept) == dimensions
     length = math.hypot(*numbers[:dimensions])
     if length > 1e-20:

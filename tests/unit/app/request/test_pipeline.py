@@ -75,7 +75,7 @@ class MemoryReplica:
 
     weight = 1.0
 
-    def unreported(self) -> int:
+    def count_unreported(self) -> int:
         return 0
 
     def on_change(self, listener):

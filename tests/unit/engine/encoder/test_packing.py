@@ -4,14 +4,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.engine.encoder.packing import grouped, pack
+from maitred.engine.encoder.packing import group_by_length, pack
 
 LENGTHS = st.lists(st.integers(1, 64), min_size=1, max_size=40)
 
 
 @given(LENGTHS)
 def test_every_text_is_in_one_group_and_little_is_padding(lengths):
-    groups = grouped(lengths)
+    groups = group_by_length(lengths)
     assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
     for group in groups:
         places = len(group) * max(lengths[index] for index in group)

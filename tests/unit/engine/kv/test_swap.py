@@ -47,8 +47,8 @@ def test_a_restored_block_is_found_by_others_of_its_scope_and_no_others():
     tokens = [1, 2, 3, 4, 5]
     table = preempted(pool, tokens, "a")
     computed(pool, list(range(10, 18)), "b").release()
-    assert BlockTable(pool, 2, "b").cached(tokens) == 0
-    assert BlockTable(pool, 2, "a").cached(tokens) == 4
+    assert BlockTable(pool, 2, "b").cached_tokens(tokens) == 0
+    assert BlockTable(pool, 2, "a").cached_tokens(tokens) == 4
     assert table.open(tokens) == 4
 
 

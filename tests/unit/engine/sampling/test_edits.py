@@ -86,6 +86,6 @@ def test_tokens_outside_of_the_vocabulary_are_left_out():
 
 
 def test_rows_without_edits_have_no_table():
-    assert not RowEdits.needed(SamplingParams(max_tokens=1, seed=0, temperature=0.5, top_p=0.5, stop_token_ids=(1,)))
+    assert not RowEdits.is_needed(SamplingParams(max_tokens=1, seed=0, temperature=0.5, top_p=0.5, stop_token_ids=(1,)))
     for fields in EDITS:
-        assert RowEdits.needed(SamplingParams(max_tokens=1, seed=0, **fields))
+        assert RowEdits.is_needed(SamplingParams(max_tokens=1, seed=0, **fields))

@@ -67,7 +67,7 @@ def run_until_idle(scheduler):
 def learn_times(scheduler):
     """A millisecond a step and one a token."""
     for tokens in (1, 20, 60, 64, 40, 10) * 4:
-        scheduler.measured(StepWork(1, 10, 1, tokens, pairs_of(0, tokens)), 0.001 * (2 + tokens))
+        scheduler.on_step_time(StepWork(1, 10, 1, tokens, pairs_of(0, tokens)), 0.001 * (2 + tokens))
 
 
 def computed(plan):

@@ -21,7 +21,7 @@ def test_without_shares_everything_idle_is_for_everybody():
 def test_others_leave_a_floor_to_a_tenant_that_waits():
     books = residency(acme=(0.3, 1.0))
     assert books.available_blocks(flow("beta"), 100) == 100
-    books.joined(flow("acme"))
+    books.on_join(flow("acme"))
     assert books.available_blocks(flow("beta"), 100) == 70
     assert books.reserved_blocks(flow("beta"), 100) == 30
     assert books.available_blocks(flow("acme"), 100) == 100
@@ -29,14 +29,14 @@ def test_others_leave_a_floor_to_a_tenant_that_waits():
 
 def test_a_floor_that_nobody_waits_for_is_lent():
     books = residency(acme=(0.3, 1.0))
-    books.joined(flow("acme"))
+    books.on_join(flow("acme"))
     books.on_dequeue(flow("acme"))
     assert books.available_blocks(flow("beta"), 100) == 100
 
 
 def test_a_floor_that_is_met_reserves_nothing_more():
     books = residency(acme=(0.3, 1.0))
-    books.joined(flow("acme"))
+    books.on_join(flow("acme"))
     books.hold(flow("acme"), range(20))
     assert books.available_blocks(flow("beta"), 80) == 70
     books.hold(flow("acme"), range(20, 40))
@@ -45,8 +45,8 @@ def test_a_floor_that_is_met_reserves_nothing_more():
 
 def test_its_own_floor_is_a_tenants_even_when_others_are_owed_more_than_is_idle():
     books = residency(acme=(0.3, 1.0), beta=(0.5, 1.0))
-    books.joined(flow("acme"))
-    books.joined(flow("beta"))
+    books.on_join(flow("acme"))
+    books.on_join(flow("beta"))
     assert books.available_blocks(flow("acme"), 40) == 30
     assert books.available_blocks(flow("beta"), 40) == 40
     assert books.available_blocks(flow("gamma"), 40) == 0
@@ -83,10 +83,10 @@ def test_a_team_is_bound_by_its_organisation_as_well():
 
 def test_a_floor_of_the_organisation_serves_its_teams():
     books = residency(acme=(0.3, 1.0))
-    books.joined(flow("acme", "red"))
-    assert books.entitled(flow("acme", "blue"), 30)
-    assert not books.entitled(flow("acme", "blue"), 31)
-    assert not books.entitled(flow("beta"), 1)
+    books.on_join(flow("acme", "red"))
+    assert books.is_entitled(flow("acme", "blue"), 30)
+    assert not books.is_entitled(flow("acme", "blue"), 31)
+    assert not books.is_entitled(flow("beta"), 1)
 
 
 def test_nobody_can_ever_hold_what_is_promised_to_others():

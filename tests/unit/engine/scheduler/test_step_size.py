@@ -21,7 +21,7 @@ def batch(objective_s, decodes=2, context_tokens=20):
 def learn(pace):
     """A millisecond a step and one a token."""
     for tokens in (1, 20, 60, 100, 40, 10) * 4:
-        pace.measured(StepWork(1, 10, 1, tokens, pairs_of(0, tokens)), 0.001 * (2 + tokens), running=2, waiting=0)
+        pace.on_step_time(StepWork(1, 10, 1, tokens, pairs_of(0, tokens)), 0.001 * (2 + tokens), running=2, waiting=0)
 
 
 def spend(budget):
@@ -63,5 +63,5 @@ def test_prompts_come_to_an_end_though_the_decodes_alone_take_too_long():
 def test_the_batch_shrinks_when_readers_wait_too_long():
     pace = make_pace(0.01, max_sequences=16, min_sequences=4)
     for _ in range(64 * 20):
-        pace.measured(StepWork(16, 160), 0.03, running=16, waiting=5)
+        pace.on_step_time(StepWork(16, 160), 0.03, running=16, waiting=5)
     assert pace.sequences == 4

@@ -16,7 +16,7 @@ def test_time_counts_for_the_reason_of_its_day():
     advance(clock, 11.0, WaitCause.KV_FULL)
     advance(clock, 13.0, WaitCause.PREFILL_BUDGET)
     advance(clock, 16.0, WaitCause.SLOTS)
-    assert clock.admitted(0, arrival) == {"slots": 1.0, "kv_full": 2.0, "prefill_budget": 3.0}
+    assert clock.on_admit(0, arrival) == {"slots": 1.0, "kv_full": 2.0, "prefill_budget": 3.0}
 
 
 def test_who_came_between_two_plans_is_not_charged_for_the_time_before():
@@ -25,13 +25,13 @@ def test_who_came_between_two_plans_is_not_charged_for_the_time_before():
     clock.advance(10.75)
     arrival = clock.arrival()
     clock.advance(11.0)
-    assert clock.admitted(0, arrival) == {"slots": 0.25}
+    assert clock.on_admit(0, arrival) == {"slots": 0.25}
 
 
 def test_nobody_who_is_admitted_at_once_has_waited():
     clock = WaitClock()
     clock.advance(5.0)
-    assert clock.admitted(0, clock.arrival()) == {}
+    assert clock.on_admit(0, clock.arrival()) == {}
 
 
 def test_from_the_first_later_arrival_that_goes_first_it_is_the_share():
@@ -39,19 +39,19 @@ def test_from_the_first_later_arrival_that_goes_first_it_is_the_share():
     advance(clock, 1.0, WaitCause.SLOTS)
     early, late = clock.arrival(), clock.arrival()
     clock.advance(3.0)
-    assert clock.admitted(2, late) == {"slots": 2.0}
+    assert clock.on_admit(2, late) == {"slots": 2.0}
     clock.advance(7.0)
-    assert clock.admitted(1, early) == {"slots": 2.0, "tenant_share": 4.0}
+    assert clock.on_admit(1, early) == {"slots": 2.0, "tenant_share": 4.0}
 
 
 def test_who_was_away_when_it_was_overtaken_waits_for_its_share_from_its_return():
     clock = WaitClock()
     advance(clock, 1.0, WaitCause.SLOTS)
-    clock.admitted(5, clock.arrival())
+    clock.on_admit(5, clock.arrival())
     clock.advance(4.0)
     back = clock.arrival()
     clock.advance(6.0)
-    assert clock.admitted(3, back) == {"tenant_share": 2.0}
+    assert clock.on_admit(3, back) == {"tenant_share": 2.0}
 
 
 def test_memory_is_bounded_and_order_of_arrival_stays_exact():
@@ -60,8 +60,8 @@ def test_memory_is_bounded_and_order_of_arrival_stays_exact():
     oldest = clock.arrival()
     for key in range(1, 20_000):
         clock.advance(float(key + 1))
-        assert clock.admitted(key, clock.arrival()) == {}
+        assert clock.on_admit(key, clock.arrival()) == {}
     assert len(clock._latest) <= 4096
-    waited = clock.admitted(0, oldest)
+    waited = clock.on_admit(0, oldest)
     assert sum(waited.values()) == pytest.approx(20_000 - 1)
     assert waited["tenant_share"] > 15_000

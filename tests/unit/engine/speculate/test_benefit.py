@@ -54,7 +54,7 @@ class Machine:
             self.spent_s += took_s
             self.tokens += decodes + (gains[self.rows - 1] if self.rows else 0.0)
             noisy_s = took_s * self.draw.uniform(0.9, 1.1)
-            self.worth.measured(work, noisy_s, self.meter.times)
+            self.worth.on_step_time(work, noisy_s, self.meter.times)
             self.meter.record(work, noisy_s)
 
     def gain(self, decodes):
@@ -99,7 +99,7 @@ def test_the_number_goes_up_and_down_with_what_is_right():
 
 def test_before_anything_was_measured_there_are_none():
     assert SpeculationBenefit().rows(StepWork(1, 100), [0.9, 1.7], StepTimes()) in (0, 2)
-    SpeculationBenefit().measured(StepWork(1, 100), 0.1, StepTimes())
+    SpeculationBenefit().on_step_time(StepWork(1, 100), 0.1, StepTimes())
 
 
 def test_a_row_that_was_dear_once_is_tried_again():
@@ -116,9 +116,9 @@ def test_a_row_that_was_dear_once_is_tried_again():
 def test_acceptance_is_learnt_by_sequence_and_by_kind():
     acceptance = Acceptance()
     for _ in range(20):
-        acceptance.tested(1, 2, (1, 2, 3), [1, 2, 3, 4])
-        acceptance.tested(2, 2, (1, 2, 3), [9])
-        acceptance.tested(2, 4, (1, 2, 3), [1, 2])
+        acceptance.record(1, 2, (1, 2, 3), [1, 2, 3, 4])
+        acceptance.record(2, 2, (1, 2, 3), [9])
+        acceptance.record(2, 4, (1, 2, 3), [1, 2])
     assert acceptance.of(1, 2) > 0.85
     assert acceptance.of(2, 2) < 0.25
     assert acceptance.of(2, 4) > 0.85
@@ -130,8 +130,8 @@ def test_acceptance_is_learnt_by_sequence_and_by_kind():
 def test_nothing_is_learnt_of_what_was_not_tested():
     acceptance = Acceptance()
     before = acceptance.of(1, 2)
-    acceptance.tested(1, 2, (1, 2, 3), [])
-    acceptance.tested(1, 2, (), [1])
+    acceptance.record(1, 2, (1, 2, 3), [])
+    acceptance.record(1, 2, (), [1])
     assert acceptance.of(1, 2) == before
-    acceptance.tested(1, 2, (1, 9, 9), [1])
+    acceptance.record(1, 2, (1, 9, 9), [1])
     assert acceptance.of(1, 2) > before

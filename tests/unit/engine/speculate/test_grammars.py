@@ -184,7 +184,7 @@ class Letters:
         self.ended = token == 0
         return "no" if token == 9 else None
 
-    def forced(self):
+    def forced_tokens(self):
         return [2, 3] if self.last == 1 else []
 
 

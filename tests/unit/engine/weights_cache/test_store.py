@@ -123,7 +123,7 @@ def test_a_file_is_written_anew_while_others_have_the_old_one(shelf):
 def test_what_was_not_used_for_longest_goes_first(shelf):
     for age_s, key in enumerate("abcde"):
         put(shelf, key, age_s=age_s)
-    shelf.used("e")
+    shelf.touch("e")
     shelf.tidy("d")
     assert names(shelf) == ["a.weights", "d.weights", "e.weights"]
 

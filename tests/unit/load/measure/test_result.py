@@ -28,7 +28,7 @@ def test_a_file_comes_back_as_it_went(tmp_path: Path) -> None:
         (result.e2e_s(), loaded.e2e_s()),
         (result.tpot_s(), loaded.tpot_s()),
         (result.itl_s()[0], loaded.itl_s()[0]),
-        (result.met(), loaded.met()),
+        (result.met_flags(), loaded.met_flags()),
     ):
         np.testing.assert_array_equal(mine, theirs)
     assert [file.name for file in path.parent.iterdir()] == ["run.json"]
@@ -48,7 +48,7 @@ def test_the_file_has_no_nan(tmp_path: Path) -> None:
 def test_columns_and_the_counted() -> None:
     result = synthetic_result(3, requests=50, warmup_s=2)
     due_s = result.column("intended_s")
-    assert result.counted().tolist() == (due_s >= 2).tolist()
+    assert result.counted_flags().tolist() == (due_s >= 2).tolist()
     assert result.summary.requests == int((due_s >= 2).sum()) < 50
     assert result.column("tenant").tolist() == ["default"] * 50
     assert result.column("pieces").dtype == np.int64

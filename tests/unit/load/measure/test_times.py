@@ -67,8 +67,8 @@ def test_an_answer_that_was_not_streamed_arrives_when_it_ends() -> None:
     assert math.isnan(known.tpot_s[0])
     assert known.delivered.at_s.tolist() == [1.5]
     assert known.delivered.tokens.tolist() == [8]
-    assert known.met(ObjectivesSpec(ttft_s=0.4)).tolist() == [False]
-    assert known.met(ObjectivesSpec(ttft_s=0.6)).tolist() == [True]
+    assert known.met_flags(ObjectivesSpec(ttft_s=0.4)).tolist() == [False]
+    assert known.met_flags(ObjectivesSpec(ttft_s=0.6)).tolist() == [True]
 
 
 def test_half_an_answer_has_no_end() -> None:
@@ -81,19 +81,19 @@ def test_half_an_answer_has_no_end() -> None:
 def test_one_piece_shows_no_pace() -> None:
     known = times(record(0, [1.0], tokens=30))
     assert math.isnan(known.tpot_s[0])
-    assert known.met(ObjectivesSpec(tpot_s=0.001)).tolist() == [True]
+    assert known.met_flags(ObjectivesSpec(tpot_s=0.001)).tolist() == [True]
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in UserOutcome if outcome is not UserOutcome.COMPLETE])
 def test_only_complete_answers_meet_objectives(outcome: UserOutcome) -> None:
-    assert times(record(0, [0.1], outcome=outcome)).met(ObjectivesSpec()).tolist() == [False]
+    assert times(record(0, [0.1], outcome=outcome)).met_flags(ObjectivesSpec()).tolist() == [False]
 
 
 def test_all_objectives_that_are_given_must_be_met() -> None:
     known = times(record(0, [1.0, 2.0], tokens=3))
-    assert known.met(ObjectivesSpec(ttft_s=1.0, tpot_s=0.5, e2e_s=2.0)).all()
+    assert known.met_flags(ObjectivesSpec(ttft_s=1.0, tpot_s=0.5, e2e_s=2.0)).all()
     for missed in (ObjectivesSpec(ttft_s=0.99), ObjectivesSpec(tpot_s=0.49), ObjectivesSpec(e2e_s=1.99)):
-        assert not known.met(missed).any()
+        assert not known.met_flags(missed).any()
 
 
 def test_a_run_without_requests() -> None:

@@ -339,15 +339,15 @@ async def test_a_reader_that_does_not_read_pauses_its_request_by_itself():
 
 async def test_the_load_says_what_it_cannot_know_of():
     async with linked([ScriptedAnswer(wait_steps=3), ECHO]) as (_, link):
-        assert link.unreported() == 0
+        assert link.count_unreported() == 0
         async with link.generate(request(name="a")) as first, link.generate(request(name="b")):
-            assert link.unreported() == 2
+            assert link.count_unreported() == 2
             await anext(first)
-            assert link.unreported() == 0
+            assert link.count_unreported() == 0
         async with link.generate(request(name="c")):
-            assert link.unreported() == 1
+            assert link.count_unreported() == 1
             link.close()
-            assert link.unreported() == 0
+            assert link.count_unreported() == 0
 
 
 async def test_listeners_hear_of_reports_readiness_and_loss():

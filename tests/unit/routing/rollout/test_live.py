@@ -23,11 +23,11 @@ def test_copies_that_end_after_the_verdict_do_not_change_it():
         pass
     verdict = rollout.result()
     assert verdict.faults == (CanaryFault.DISAGREEMENT,)
-    rollout.apply_state(STATE.moved(RolloutPhase.ABORTED, 1.0, "disagreement"))
+    rollout.apply_state(STATE.with_phase(RolloutPhase.ABORTED, 1.0, "disagreement"))
     for _ in range(1000):
         assert rollout.record_comparison(copied(agreed=True)) is TrialDecision.CONTINUE
     assert rollout.result() == verdict
-    rollout.apply_state(rollout.state.started(STATE.settings, 2.0))
+    rollout.apply_state(rollout.state.start(STATE.settings, 2.0))
     assert rollout.result().canary_requests == 0
     assert rollout.record_comparison(copied(agreed=True)) is TrialDecision.CONTINUE
     assert rollout.result().canary_requests == 1

@@ -19,12 +19,12 @@ def test_a_lease_is_told_as_it_was_granted():
 
 def test_all_must_be_told_again_after_redis_was_away():
     holdings = held_by()
-    assert holdings.unreported(10) == []
+    assert holdings.unreported_leases(10) == []
     holdings.add(Reservation("b", [POOL], 0, 0, 30.0), 0, 0.0, reported=False, from_slice=True)
-    assert holdings.unreported(10) == ["b"]
+    assert holdings.unreported_leases(10) == ["b"]
     holdings.mark_unreported()
-    assert holdings.unreported(10) == ["a", "b"]
-    assert holdings.unreported(1) == ["a"]
+    assert holdings.unreported_leases(10) == ["a", "b"]
+    assert holdings.unreported_leases(1) == ["a"]
 
 
 def test_renewing_revives_nothing():
@@ -48,7 +48,7 @@ def test_an_expired_lease_returns_to_the_slices_once_and_is_forgotten_late():
 def test_what_redis_was_not_told_is_not_forgotten():
     holdings = held_by(told=False, local=True)
     holdings.expire(30.0 + 10 * LATE_SETTLE_S)
-    assert holdings.unreported(10) == ["a"]
+    assert holdings.unreported_leases(10) == ["a"]
 
 
 def test_totals_never_go_backwards():

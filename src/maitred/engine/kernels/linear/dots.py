@@ -107,7 +107,7 @@ class _Pairs(_DotProduct):
         for weight, numbers in zip(_sides(builder, weights), _sides(builder, row), strict=True):
             positive, turned = _sign(builder, weight, weight), _sign(builder, numbers, weight)
             sides.append(_quads(builder, _pairs(builder, positive, turned)))
-        return builder.add(sums, _joined(builder, sides, _INTS))
+        return builder.add(sums, _concatenate(builder, sides, _INTS))
 
 
 class _NarrowPairs(_DotProduct):
@@ -121,12 +121,12 @@ class _NarrowPairs(_DotProduct):
     def add(self, sums: Any, weights: Any, row: Any) -> Any:
         builder = self._builder
         sides = [_pairs(builder, *both) for both in zip(_sides(builder, weights), _sides(builder, row), strict=True)]
-        return builder.add(sums, _joined(builder, sides, _HALVES))
+        return builder.add(sums, _concatenate(builder, sides, _HALVES))
 
     def ints(self, sums: Any) -> Any:
         builder = self._builder
         parts = _sides(builder, builder.bitcast(sums, _INTS))
-        return _joined(builder, [_quads(builder, builder.bitcast(part, _HALVES_256)) for part in parts], _INTS)
+        return _concatenate(builder, [_quads(builder, builder.bitcast(part, _HALVES_256)) for part in parts], _INTS)
 
 
 def _all(number: int) -> Any:
@@ -140,7 +140,7 @@ def _sides(builder: Any, vector: Any) -> list[Any]:
     return [builder.bitcast(builder.shuffle_vector(vector, undefined, part), _BYTES_256) for part in parts]
 
 
-def _joined(builder: Any, sides: list[Any], kind: Any) -> Any:
+def _concatenate(builder: Any, sides: list[Any], kind: Any) -> Any:
     order = ir.Constant(ir.VectorType(_INT, kind.count), list(range(kind.count)))
     return builder.shuffle_vector(*sides, order)
 

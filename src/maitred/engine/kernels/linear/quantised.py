@@ -56,7 +56,7 @@ class QuantisedLinear:
         self._hold({"panels": panels, "scales": scales, "bias": padded, "shape": shape})
 
     def _hold(self, parts: Mapping[str, Tensor]) -> None:
-        self._parts = {name: aligned(part, self.alignment) for name, part in parts.items()}
+        self._parts = {name: align(part, self.alignment) for name, part in parts.items()}
         outputs, inputs, bits, real = map(int, self._parts["shape"].tolist())
         per_step = 32 // bits
         group = GROUP_INPUTS if bits == 4 else -(-inputs // per_step) * per_step
@@ -135,7 +135,7 @@ class QuantisedLinear:
         return linear
 
 
-def aligned(tensor: Tensor, alignment: int) -> Tensor:
+def align(tensor: Tensor, alignment: int) -> Tensor:
     """Returns the tensor, or a copy of it at an aligned address if it is not aligned."""
     if tensor.data_ptr() % alignment == 0:
         return tensor

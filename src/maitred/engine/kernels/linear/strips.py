@@ -319,7 +319,7 @@ def _tile(
             else:
                 lanes.store(result(r, v), row, v)
 
-    def added(r: int, v: int) -> Any:
+    def accumulate(r: int, v: int) -> Any:
         row = at(before, before_bytes, _LONG(r))
         addend = builder.load(element(builder, row, _FLOATS, v), align=4) if lanes is None else lanes.load(row, v)
         return builder.fadd(builder.load(sums[r, v]), addend)
@@ -328,4 +328,4 @@ def _tile(
         with nothing:
             store(lambda r, v: builder.load(sums[r, v]))
         with something:
-            store(added)
+            store(accumulate)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from maitred.engine.kernels.linear.dots import LANES
-from maitred.engine.kernels.linear.quantised import aligned
+from maitred.engine.kernels.linear.quantised import align
 from maitred.engine.kernels.linear.strips import (
     FIELDS,
     NARROW,
@@ -48,7 +48,7 @@ class TiledLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, tile: TileShape = BEST) -> None:
         outputs, inputs = weight.shape
-        packed = aligned(torch.zeros(-(-outputs // tile.outputs) * tile.outputs * inputs), self.alignment)
+        packed = align(torch.zeros(-(-outputs // tile.outputs) * tile.outputs * inputs), self.alignment)
         for place, strips in _strips(weight, tile.outputs):
             packed[place : place + strips.numel()].view_as(strips).copy_(strips)
         self._hold(packed, (outputs, inputs), bias, tile)
@@ -127,9 +127,7 @@ class TiledLinear:
         """Makes the product from its tensors; implements `Linear.from_tensors`."""
         outputs, inputs, *tile = tensors["shape"].tolist()
         linear = cls.__new__(cls)
-        linear._hold(
-            aligned(tensors["packed"], cls.alignment), (outputs, inputs), tensors.get("bias"), TileShape(*tile)
-        )
+        linear._hold(align(tensors["packed"], cls.alignment), (outputs, inputs), tensors.get("bias"), TileShape(*tile))
         return linear
 
 

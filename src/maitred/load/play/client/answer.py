@@ -141,14 +141,14 @@ class StreamRecorder:
             if chunk.usage is not None:
                 self._count(chunk.usage)
             if chunk.error is not None:
-                self.failure = said(event)
+                self.failure = error_message(event)
 
     def outcome(self) -> tuple[UserOutcome, str]:
         """How the answer ended, now that the response has; and the reason if it is not complete."""
         if self._record.status >= 500:
-            return UserOutcome.FAILED, f"HTTP {self._record.status}: {said(bytes(self._whole))}"
+            return UserOutcome.FAILED, f"HTTP {self._record.status}: {error_message(bytes(self._whole))}"
         if self._record.status != 200:
-            return UserOutcome.REFUSED, f"HTTP {self._record.status}: {said(bytes(self._whole))}"
+            return UserOutcome.REFUSED, f"HTTP {self._record.status}: {error_message(bytes(self._whole))}"
         if self._cutter is None:
             return self._read_whole()
         if self.failure:
@@ -190,7 +190,7 @@ def _is_text_alone(chunk: _Chunk) -> bool:
     return len(chunk.choices) == 1 and not chunk.choices[0].finish_reason and chunk.usage is None and not chunk.error
 
 
-def said(body: bytes) -> str:
+def error_message(body: bytes) -> str:
     """The message in an error of this API, in whichever of the usual forms; else the body itself, shortened."""
     try:
         document = msgspec.json.decode(body)

@@ -17,9 +17,9 @@ LONGEST_OBEYED_S = 60.0
 
 def retries_status(status: int, headers: Mapping[bytes, bytes]) -> bool:
     """Whether a response with this status is asked for again."""
-    told = headers.get(b"x-should-retry")
-    if told in (b"true", b"false"):
-        return told == b"true"
+    should_retry = headers.get(b"x-should-retry")
+    if should_retry in (b"true", b"false"):
+        return should_retry == b"true"
     return status in (408, 409, 429) or status >= 500
 
 

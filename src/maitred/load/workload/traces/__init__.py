@@ -54,10 +54,10 @@ def load_trace(shape: ShapeSpec, seed: int) -> Workload:
         own = READERS[kind](Path(place))
     sizing = LengthScaling.of(shape, own.block_tokens)
     words = [own.description or kind, "" if shape.speed == 1 else f"speed {shape.speed:g}", str(sizing)]
-    return Workload(_played(own.sessions, sizing, shape.speed), sizing.block_tokens, ", ".join(filter(None, words)))
+    return Workload(_rescale(own.sessions, sizing, shape.speed), sizing.block_tokens, ", ".join(filter(None, words)))
 
 
-def _played(sessions: Iterator[LoadSession], sizing: LengthScaling, speed: float) -> Iterator[LoadSession]:
+def _rescale(sessions: Iterator[LoadSession], sizing: LengthScaling, speed: float) -> Iterator[LoadSession]:
     """The sessions in other sizes, by a faster or slower clock; pauses between turns are by the same clock."""
     for session in sessions:
         turns = tuple(sizing.turn(replace(turn, think_s=turn.think_s / speed)) for turn in session.turns)

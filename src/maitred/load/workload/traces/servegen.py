@@ -157,7 +157,7 @@ def read_servegen(path: Path, part: ServeGenSelection, seed: int) -> Workload:
         InvalidRequest: The files are not there or not as they should be, or there is nothing in this part.
     """
     clients = _clients(path)
-    expected = sum(_expected(client, part) for client in clients)
+    expected = sum(_expected_requests(client, part) for client in clients)
     if expected == 0:
         raise InvalidRequest(f"shape.trace: {path} has no requests in this part of it. There are {FORMS}.")
     last_s = max(client.windows[-1].start_s + WINDOW_S for client in clients if client.windows)
@@ -173,7 +173,7 @@ def read_servegen(path: Path, part: ServeGenSelection, seed: int) -> Workload:
     return Workload(sessions, description=f"servegen {path.name} from {part.start_s:g} s")
 
 
-def _expected(client: ServeGenClient, part: ServeGenSelection) -> float:
+def _expected_requests(client: ServeGenClient, part: ServeGenSelection) -> float:
     """Requests of a client within the part, on average."""
     return sum(
         window.rate_per_s * max(0.0, min(window.start_s + WINDOW_S, part.end_s) - max(window.start_s, part.start_s))

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from maitred.load.measure.record import RequestRecord, UserOutcome
-from maitred.load.play.client.answer import StreamRecorder, StreamTotals, said
+from maitred.load.play.client.answer import StreamRecorder, StreamTotals, error_message
 
 SSE = {b"content-type": b"text/event-stream; charset=utf-8"}
 
@@ -107,4 +107,4 @@ def test_a_refusal_is_told_in_the_servers_words(status, outcome):
     ],
 )
 def test_words_are_found_in_any_form_and_made_safe(body, words):
-    assert said(body) == words
+    assert error_message(body) == words
