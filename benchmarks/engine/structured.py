@@ -34,8 +34,7 @@ from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
 from maitred.engine.grammar.compiler import load_vocabulary
-from maitred.text.grammar.fault import GrammarFault
-from maitred.text.grammar.language import LIMITS, grammar_source
+from maitred.text.grammar.language import LIMITS, GrammarFault, grammar_source
 from maitred.text.grammar.reading import parse_grammar
 from maitred.text.tokenizer import Tokenizer
 

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.support.concurrent_callers import PLAIN_TOKENS
 from benchmarks.support.installation import MODEL
 from benchmarks.support.single_request import Call, Client, Reply
-from maitred.load.play.collector import calm_collector
+from maitred.load.play.clock import calm_collector
 
 Length = tuple[int, int]
 """From the shortest to the longest, all alike."""

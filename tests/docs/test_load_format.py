@@ -10,8 +10,7 @@ import pytest
 
 from maitred.load.measure import cost
 from maitred.load.measure.columns import RequestColumns
-from maitred.load.measure.machine import Machine
-from maitred.load.measure.result import LoadResult, PromptCalibration, TargetSeen
+from maitred.load.measure.result import LoadResult, Machine, PromptCalibration, TargetSeen
 from maitred.load.measure.series import TimeSeries
 from maitred.load.measure.summary import Quantiles, Summary
 from tests.support.load_results import synthetic_result

@@ -6,7 +6,7 @@ from typing import NoReturn, TypeVar
 
 import pytest
 
-from maitred.testing.programs import ProgramMissing
+from maitred.testing.server_process import ProgramMissing
 
 T = TypeVar("T")
 

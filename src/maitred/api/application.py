@@ -20,8 +20,7 @@ from maitred.cache.idempotency import AnswerStore
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.core.clock import Clock
 from maitred.core.context import RequestObserver
-from maitred.core.embedding import EmbeddingService
-from maitred.core.service import InferenceService
+from maitred.core.service import EmbeddingService, InferenceService
 from maitred.core.tenancy import Authenticator
 
 

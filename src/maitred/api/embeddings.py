@@ -11,9 +11,9 @@ import msgspec
 from maitred.api.exchange import HttpExchange
 from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
-from maitred.core.embedding import EmbeddingService, Vector
 from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
+from maitred.core.service import EmbeddingService, Vector
 from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_embedding
 from maitred.wire.openai.requests import EmbeddingRequest

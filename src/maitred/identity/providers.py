@@ -11,7 +11,7 @@ from maitred.core.errors import ConfigInvalid
 from maitred.identity.config import OidcConfig
 from maitred.identity.directory import Directory
 from maitred.identity.identity import TokenIssuers
-from maitred.identity.trust import is_trustworthy
+from maitred.identity.jwks import is_trustworthy
 
 
 @asynccontextmanager

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from maitred.core.embedding import Vector
 from maitred.core.errors import ConfigInvalid
+from maitred.core.service import Vector
 
 _OPTION = re.compile(r"^[^\S\n]*\(?[A-E][.)]\s+(.*)$", re.MULTILINE)
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")

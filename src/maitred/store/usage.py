@@ -5,6 +5,7 @@ days and months are those of UTC. Pages continue where the one before ended, by 
 events that come meanwhile neither repeat a line nor skip one.
 """
 
+import base64
 import csv
 import io
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -15,10 +16,12 @@ import msgspec
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Double,
     Integer,
     String,
     cast,
     func,
+    literal,
     literal_column,
     select,
     tuple_,
@@ -28,7 +31,6 @@ from maitred.core.context import Outcome
 from maitred.core.errors import InvalidRequest
 from maitred.core.feedback import Feedback
 from maitred.core.usage import NANO, UsageEvent
-from maitred.store.cursor import decode_cursor, encode_cursor
 from maitred.store.database import Database
 from maitred.store.feedback import feedback_from_row
 from maitred.store.schema import feedback, usage
@@ -274,3 +276,31 @@ def csv_lines(rows: Iterable[Sequence[object]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\r\n").writerows([csv_cell(value) for value in row] for row in rows)
     return text.getvalue()
+
+
+def encode_cursor(values: Sequence[str | float]) -> str:
+    """Returns the cursor after a row that is sorted by these values."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(values)).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, columns: Sequence[ColumnElement[Any]]) -> ColumnElement[Any]:
+    """Returns the values of a cursor, for comparison with the columns that rows are sorted by.
+
+    Raises:
+        InvalidRequest: The text is no cursor, or the cursor of another query.
+    """
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        values = msgspec.json.decode(text, type=list[str | float])
+    except ValueError:
+        raise _invalid_cursor() from None
+    types = [column.type for column in columns]
+    if not values or [isinstance(value, float) for value in values] != [isinstance(kind, Double) for kind in types]:
+        raise _invalid_cursor()
+    if any(isinstance(value, str) and "\0" in value for value in values):
+        raise _invalid_cursor()  # PostgreSQL has no such text
+    return tuple_(*(literal(value, kind) for value, kind in zip(values, types, strict=True)))
+
+
+def _invalid_cursor() -> InvalidRequest:
+    return InvalidRequest("This is not where a page ended. Use `next` of the page before, unchanged.", param="after")

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from maitred.testing.programs import ProgramMissing
+from maitred.testing.server_process import ProgramMissing
 
 _OWNER = "maitred"
 

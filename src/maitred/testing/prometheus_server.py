@@ -13,8 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from maitred.testing.programs import ProgramMissing
-from maitred.testing.server_process import free_port
+from maitred.testing.server_process import ProgramMissing, free_port
 
 START_S = 30.0
 _CONFIG = """

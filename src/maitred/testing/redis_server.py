@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from maitred.core.secret import Secret
-from maitred.testing.programs import ProgramMissing
+from maitred.testing.server_process import ProgramMissing
 
 START_S = 20.0
 KEEPS_NOTHING = ("--save", "", "--appendonly", "no", "--daemonize", "no")

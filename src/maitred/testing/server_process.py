@@ -124,3 +124,7 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+class ProgramMissing(RuntimeError):
+    """A program is not installed on this machine. The message says how to get it."""

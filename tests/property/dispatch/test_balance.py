@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
 from maitred.core.flow import ServiceWeights
 from maitred.routing.balance.balancer import Balancer
+from maitred.routing.balance.by_load import LoadScorer
 from maitred.routing.balance.config import BalanceConfig, PolicyName
-from maitred.routing.balance.loads import LoadScorer
 
 TOKENS = st.integers(0, 10_000).map(float)
 WEIGHTS = ServiceWeights()

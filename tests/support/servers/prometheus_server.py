@@ -5,8 +5,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from maitred.testing import prometheus_server as real
-from maitred.testing.programs import ProgramMissing
 from maitred.testing.prometheus_server import PrometheusServer
+from maitred.testing.server_process import ProgramMissing
 from tests.support.programs import do_without, entered
 
 DEPLOYED = Path(__file__).parents[3] / "deploy" / "prometheus"

@@ -10,9 +10,9 @@ from maitred.core.errors import ConfigInvalid, Unavailable
 from maitred.core.tenancy import DirectoryChanges, Scope, Tenant
 from maitred.identity.config import OidcConfig
 from maitred.identity.directory import Directory
+from maitred.identity.jwks import is_trustworthy
 from maitred.identity.oidc import OidcIssuers
 from maitred.identity.providers import provider_faults, token_issuers
-from maitred.identity.trust import is_trustworthy
 from tests.support.clock import FakeClock
 from tests.support.servers.identity_provider import KEYS, Provider, jwk
 

@@ -5,7 +5,7 @@ from sqlalchemy import Column, Double, String
 from sqlalchemy.dialects import sqlite
 
 from maitred.core.errors import InvalidRequest
-from maitred.store.cursor import decode_cursor, encode_cursor
+from maitred.store.usage import decode_cursor, encode_cursor
 
 COLUMNS = [Column("time_s", Double), Column("id", String)]
 

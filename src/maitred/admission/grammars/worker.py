@@ -14,8 +14,7 @@ import msgspec
 
 from maitred.admission.grammars.result import LENGTH_BYTES, GrammarResult
 from maitred.core.grammar import Constraint
-from maitred.text.grammar.fault import GrammarFault
-from maitred.text.grammar.language import STACK_BYTES
+from maitred.text.grammar.language import STACK_BYTES, GrammarFault
 from maitred.text.grammar.reading import parse_grammar
 
 _MOST_MEMORY_BYTES = 1 << 30

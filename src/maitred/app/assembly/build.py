@@ -1,14 +1,15 @@
 """Builds a generation from a configuration: the pipeline of a request, on the services that stay."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from maitred.admission.policy.ladder import DegradationLadder
 from maitred.api.admin.routes import admin_routes
 from maitred.api.application import build_app
+from maitred.api.console import ConsoleRoutes, OwnUseBody
 from maitred.api.feedback import FeedbackRoutes
+from maitred.api.routes import Route
 from maitred.app.admin.caller_usage import CallerUsage
-from maitred.app.assembly.console import open_console
 from maitred.app.assembly.generation import ConfigGeneration
 from maitred.app.assembly.services import GatewayServices
 from maitred.app.models.local import LocalModel
@@ -20,8 +21,13 @@ from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.config.tree import Config
+from maitred.console.config import ConsoleConfig
+from maitred.console.pages import pages
+from maitred.console.sessions import COOKIE, ConsoleSessions, SessionIdentity, same_origin
 from maitred.core.context import RequestObserver
+from maitred.core.tenancy import Authenticator, Principal
 from maitred.dispatch.request import AnyEndpoint
+from maitred.identity.identity import Identity
 from maitred.observe.logs import RequestLog
 from maitred.observe.metrics.requests import RequestMetrics
 from maitred.routing.catalog import Catalog
@@ -127,3 +133,20 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         begin=None if traces is None else traces.start_trace,
     )
     return ConfigGeneration(config, edge, draft.upstream_models, [*draft.endpoints], control, watching)
+
+
+def open_console(
+    config: ConsoleConfig,
+    identity: Identity,
+    sessions: ConsoleSessions,
+    own_use: Callable[[Principal], Awaitable[OwnUseBody]],
+) -> tuple[list[Route], Authenticator]:
+    """The routes of the console, and who tells callers apart; without a console, none, and who did before."""
+    if not config.enabled:
+        return [], identity
+    routes = ConsoleRoutes(
+        *(pages(), sessions, identity, identity.refresh_principal, same_origin, own_use),
+        cookie=COOKIE,
+        session_s=config.session_s,
+    )
+    return routes.routes(), SessionIdentity(identity, sessions)

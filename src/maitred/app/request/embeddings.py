@@ -22,12 +22,12 @@ from maitred.app.request.tokenized import tokens_of
 from maitred.app.request.validation import check_embeds, check_text
 from maitred.core.clock import Clock
 from maitred.core.context import Outcome, RequestContext
-from maitred.core.embedding import Vector
 from maitred.core.errors import DeadlineExceeded, ReplicaLost
 from maitred.core.flow import Flow
 from maitred.core.inference import InferenceRequest
 from maitred.core.replica import ModelCard, TokenStream
 from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta
+from maitred.core.service import Vector
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.core.timeline import SpanName
 from maitred.dispatch.dispatcher import DispatchEntry, Dispatcher

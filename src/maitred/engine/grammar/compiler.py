@@ -14,8 +14,7 @@ import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
 from maitred.core.grammar import Grammar
-from maitred.text.grammar.fault import GrammarFault
-from maitred.text.grammar.language import COMPILING_STACK_BYTES, LIMITS, grammar_source
+from maitred.text.grammar.language import COMPILING_STACK_BYTES, LIMITS, GrammarFault, grammar_source
 
 _THREADS = 2
 _MOST_UNUSED = 256

@@ -4,6 +4,8 @@
 reported again, and compared with another, long after.
 """
 
+import os
+import platform
 import time
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +20,42 @@ from maitred.core.errors import InvalidRequest
 from maitred.load import result_file
 from maitred.load.measure.columns import RequestColumns, pack_gaps, unpack_gaps
 from maitred.load.measure.cost import TesterCost, judge
-from maitred.load.measure.machine import Machine
 from maitred.load.measure.record import RunData
 from maitred.load.measure.series import TimeSeries, series
 from maitred.load.measure.summary import MeasuringWindow, Summary, rate_window, summarise
 from maitred.load.measure.times import Flags, Floats, RequestTimes
 from maitred.load.spec import LoadSpec, ObjectivesSpec
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the tester ran. The target's machine may be another."""
+
+    cpu: str
+    cores: int
+    memory_gib: float
+    python: str
+    system: str
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """Returns this machine; what it does not tell is empty or 0."""
+        return cls(
+            cpu=_field("/proc/cpuinfo", "model name") or platform.processor(),
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+            memory_gib=round(int((_field("/proc/meminfo", "MemTotal") or "0").split()[0]) / 2**20, 1),
+            python=platform.python_version(),
+            system=platform.platform(),
+        )
+
+
+def _field(path: str, name: str) -> str:
+    """The first value of this name in one of the kernel's tables; empty where there is none."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
 
 FORMAT = "maitred-load/1"
 """Changes with any change that an old reader would misread. New fields may come without."""

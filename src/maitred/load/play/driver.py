@@ -15,8 +15,7 @@ from contextlib import suppress
 from maitred.load.measure.record import LoadTesterSample, RunData, RunProgress
 from maitred.load.play.client.origin import Origin
 from maitred.load.play.client.pool import ConnectionPool
-from maitred.load.play.clock import RunClock
-from maitred.load.play.collector import calm_collector
+from maitred.load.play.clock import RunClock, calm_collector
 from maitred.load.play.conversation import Conversations
 from maitred.load.play.doors import StartGate
 from maitred.load.play.monitor import LoadTesterMonitor

@@ -18,7 +18,7 @@ within the bound, the request goes where the load will be least.
 from collections.abc import Sequence
 
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
-from maitred.routing.balance.loads import LoadScorer
+from maitred.routing.balance.by_load import LoadScorer
 
 _DECAY_REQUESTS = 64.0
 """Requests per replica after which the service that was given before counts for 37 %."""

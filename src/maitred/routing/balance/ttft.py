@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
-from maitred.routing.balance.loads import LoadScorer
+from maitred.routing.balance.by_load import LoadScorer
 from maitred.routing.balance.round_robin import RoundRobinOrder
 
 _EQUAL_COST_FACTOR = 1.01

@@ -34,3 +34,7 @@ def error_in(grammar: Grammar) -> str | None:
     """Validates a grammar and returns llguidance's error message; None: the grammar is valid."""
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar_source(grammar), limits=LIMITS)
     return messages[0] if failed else None
+
+
+class GrammarFault(ValueError):
+    """A caller's constraint is faulty or cannot be enforced; the message says what to do."""

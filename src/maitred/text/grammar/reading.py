@@ -14,8 +14,7 @@ from typing import Any
 from llguidance.gbnf_to_lark import any_to_lark
 
 from maitred.core.grammar import Constraint, Grammar
-from maitred.text.grammar.fault import GrammarFault
-from maitred.text.grammar.language import error_in
+from maitred.text.grammar.language import GrammarFault, error_in
 from maitred.text.grammar.schema import describe_location, enforceable
 
 _UNENFORCED = re.compile(r'Unimplemented keys: \["(?P<keyword>[^"]+)"')

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from maitred.text.grammar.fault import GrammarFault
 from maitred.text.grammar.formats import DEFINED, NARROWED
+from maitred.text.grammar.language import GrammarFault
 
 _ONE = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
 _SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")

@@ -13,7 +13,7 @@ from maitred.engine.grammar.compiler import GrammarCompiler
 from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
-from maitred.text.grammar.fault import GrammarFault
+from maitred.text.grammar.language import GrammarFault
 from tests.support.clock import FakeClock
 
 

@@ -4,11 +4,10 @@ import pytest
 
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
 from maitred.core.flow import ServiceWeights
-from maitred.routing.balance.affinity import session_replica
-from maitred.routing.balance.balancer import Balancer
+from maitred.routing.balance.balancer import Balancer, session_replica
 from maitred.routing.balance.bounded_load import LoadBound
+from maitred.routing.balance.by_load import LoadScorer
 from maitred.routing.balance.config import BalanceConfig
-from maitred.routing.balance.loads import LoadScorer
 from maitred.routing.balance.round_robin import RoundRobin, WeightedRoundRobin
 
 ASK = PlacementRequest(prompt_tokens=100, output_tokens=10)

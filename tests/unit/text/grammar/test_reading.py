@@ -5,8 +5,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.grammar import Constraint
-from maitred.text.grammar.fault import GrammarFault
-from maitred.text.grammar.language import grammar_source
+from maitred.text.grammar.language import GrammarFault, grammar_source
 from maitred.text.grammar.reading import parse_grammar
 
 VOCABULARY = LLTokenizer((BUNDLED_MODEL / "tokenizer.json").read_text(encoding="utf-8"), eos_token=[4])
