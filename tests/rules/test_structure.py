@@ -10,13 +10,14 @@ TINY_FILES = 24
 """Files under `TINY_LINES` lines, less packages and settings. It only falls, as all counts here."""
 TINY_LINES = 40
 PROTOCOLS_WITH_ONE_IMPLEMENTATION = 14
-LATE_STARTS = 7
-"""Calls of a class in `app/request` or `dispatch` with a `partial` or a lambda that starts something later."""
+LATE_STARTS = 1
+"""Calls of a class in `app/request` or `dispatch` with a `partial` or a lambda that starts something later.
+
+The one that is left is a question to a budget, asked when a retry is due."""
 MOST_ARGUMENTS = 12
 MANY_ARGUMENTS = {
     "api/admin/routes.py": 15,
     "api/application.py": 16,
-    "app/request/upstream_response.py": 13,
     "engine/kernels": 21,  # kernels: every argument is a register
     "engine/scheduler/scheduler.py": 17,
     "observe/metrics/registry.py": 15,

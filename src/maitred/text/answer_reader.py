@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from maitred.core.ids import new_object_id
 from maitred.text.reasoning import ReasoningParser
 from maitred.text.special_tokens import SpecialTokenText
 from maitred.text.tool_calls.events import CallParser, Event, TextEvent, ToolCallArguments, ToolCallStart
@@ -17,6 +19,9 @@ class AnswerSegment:
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     """Pieces of calls as in OpenAI's deltas: the first piece of a call has its id and name, others its arguments."""
+
+
+_new_call_id = partial(new_object_id, "call")
 
 
 class AnswerParser:
@@ -38,7 +43,7 @@ class AnswerParser:
         calls: CallParser | None,
         marks: SpecialTokenText,
         *,
-        new_id: Callable[[], str],
+        new_id: Callable[[], str] = _new_call_id,
     ) -> None:
         self._reasoning = reasoning
         self._parser = calls

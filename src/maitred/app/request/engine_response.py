@@ -93,15 +93,15 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
         self,
         entry: DispatchHandle,
         stack: ResourceStack,
+        *,
         requests: Sequence[EngineRequest],
         outputs: Sequence[OutputProcessor],
         context: RequestContext,
         clock: Clock,
         grant: GrantHandle,
-        *,
         partial: bool,
     ) -> None:
-        super().__init__(entry, stack, context, clock, grant, partial=partial)
+        super().__init__(entry, stack, context=context, clock=clock, grant=grant, partial=partial)
         self._outputs = outputs
         self._unfinished = len(outputs)
         self._per_prompt = len(outputs) // len(requests)

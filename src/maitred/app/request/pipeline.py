@@ -212,11 +212,11 @@ class Pipeline:
         return EngineResponse(
             entry,
             stack,
-            self._engine_requests(plan.tokenized, context, plan.request, grant, entry),
-            plan.tokenized.output_processors(),
-            context,
-            self._clock,
-            grant,
+            requests=self._engine_requests(plan.tokenized, context, plan.request, grant, entry),
+            outputs=plan.tokenized.output_processors(),
+            context=context,
+            clock=self._clock,
+            grant=grant,
             partial=plan.tokenized.request.partial,
         )
 
@@ -231,7 +231,7 @@ class Pipeline:
 
     def _upstream_response(
         self,
-        reading: UpstreamRequestPlan,
+        upstream_plan: UpstreamRequestPlan,
         target: RouteTarget,
         principal: Principal,
         context: RequestContext,
@@ -240,38 +240,38 @@ class Pipeline:
         stack: ResourceStack,
     ) -> UpstreamResponse:
         """The answer of a server of somebody else's."""
-        inference_request = reading.request
+        inference_request = upstream_plan.request
         deadline_s = (
             None if inference_request.deadline_in_s is None else context.started_s + inference_request.deadline_in_s
         )
         scored = inference_request.scored and self._router.tells_logprobs(target)
-        request = _text_request(reading, target, grant, scored=scored)
+        request = _text_request(upstream_plan, target, grant, scored=scored)
         return UpstreamResponse(
             entry,
             stack,
-            request,
-            len(reading.prompts),
-            UpstreamUsageCounter(reading.model, context, reading.estimated),
-            context,
-            self._clock,
-            grant,
-            self._retries.attempts(principal.tenants[0], deadline_s),
+            plan=upstream_plan,
+            request=request,
+            usage_counter=UpstreamUsageCounter(upstream_plan.model, context, upstream_plan.estimated),
+            context=context,
+            clock=self._clock,
+            grant=grant,
+            attempts=self._retries.attempts(principal.tenants[0], deadline_s),
             deadline_s=deadline_s,
-            partial=inference_request.partial,
-            whole=inference_request.whole,
-            continuation=TextContinuation(request, len(reading.prompts)) if reading.model.reprompts else None,
+            continuation=TextContinuation(request, len(upstream_plan.prompts))
+            if upstream_plan.model.reprompts
+            else None,
         )
 
     def _engine_requests(
         self,
-        reading: TokenizedRequest,
+        tokenized: TokenizedRequest,
         context: RequestContext,
         dispatch_request: DispatchRequest,
         grant: GrantHandle,
         entry: DispatchHandle,
     ) -> list[EngineRequest]:
         """Makes the engine requests, one for each prompt, under ids that lead to the line in the ledger."""
-        request = reading.request
+        request = tokenized.request
         return [
             EngineRequest(
                 id=f"{grant.lease}-{index}",  # a client may repeat its request id; at the replica it must be unique
@@ -293,7 +293,7 @@ class Pipeline:
                 known_as=context.request_id,
                 trace_id=context.timeline.trace_id,
             )
-            for index, (prompt, available) in enumerate(zip(reading.prompts, reading.available_tokens, strict=True))
+            for index, (prompt, available) in enumerate(zip(tokenized.prompts, tokenized.available_tokens, strict=True))
         ]
 
     async def tokenize(
@@ -367,37 +367,37 @@ def _plan_facts(plan: RequestPlan, context: RequestContext) -> dict[str, Any]:
 
 
 def _text_request(
-    reading: UpstreamRequestPlan, target: RouteTarget, grant: GrantHandle, *, scored: bool
+    upstream_plan: UpstreamRequestPlan, target: RouteTarget, grant: GrantHandle, *, scored: bool
 ) -> TextRequest:
     """Makes the request for a replica that takes text."""
-    named = reading.request.max_tokens is not None
+    named = upstream_plan.request.max_tokens is not None
     # Where nobody has limited the length, the server knows better than an estimate how much room there is.
-    limited = named or grant.max_tokens < max(reading.available_tokens)
+    limited = named or grant.max_tokens < max(upstream_plan.available_tokens)
     return TextRequest(
         id=grant.lease,
-        fields=reading.fields,
-        choices=reading.choice_count,
-        max_tokens=min(max(reading.available_tokens), grant.max_tokens) if limited else None,
+        fields=upstream_plan.fields,
+        choices=upstream_plan.choice_count,
+        max_tokens=min(max(upstream_plan.available_tokens), grant.max_tokens) if limited else None,
         scored=scored,
         model=target.model,
-        chat="messages" in reading.fields,
+        chat="messages" in upstream_plan.fields,
     )
 
 
-def _admission_request(principal: Principal, context: RequestContext, reading: AnyTokenized) -> AdmissionRequest:
+def _admission_request(principal: Principal, context: RequestContext, tokenized: AnyTokenized) -> AdmissionRequest:
     """The request as admission sees it."""
-    request = reading.request
+    request = tokenized.request
     return AdmissionRequest(
         principal=principal,
         request_id=context.request_id,
         route=context.route,
         model=context.model,
         prompt_tokens=context.prompt_tokens,
-        longest_prompt=None if len(reading.prompts) == 1 else max(map(len, reading.prompts)),
+        longest_prompt=None if len(tokenized.prompts) == 1 else max(map(len, tokenized.prompts)),
         max_tokens=request.max_tokens,
         min_tokens=request.sampling.min_tokens,
-        window_left=max(reading.available_tokens),
-        choices=reading.choice_count,
+        window_left=max(tokenized.available_tokens),
+        choices=tokenized.choice_count,
         max_tokens_param=request.max_tokens_param,
         prompt_param=request.prompt_param,
         context=context,

@@ -97,14 +97,14 @@ class RequestPlanner:
         if isinstance(model, TextModel) and model.tokenizer is None:
             # As most requests to other servers; nothing of it waits.
             context.model = target.name
-            reading: AnyTokenized = self._accept(estimate_text(model, request, self._max_choices), target, context)
+            tokenized: AnyTokenized = self._accept(estimate_text(model, request, self._max_choices), target, context)
         else:
-            reading = await self._tokenize(target, request, context)
+            tokenized = await self._tokenize(target, request, context)
         try:
-            return self._predict(target, reading, principal, context)
+            return self._predict(target, tokenized, principal, context)
         except DEGRADABLE as refusal:
             if target.pool in self._ladders:
-                return await self._plan_degraded(target, reading, principal, context, refusal)
+                return await self._plan_degraded(target, tokenized, principal, context, refusal)
             context.predicted_position = _predicted_position(refusal)
             raise
 
@@ -149,10 +149,10 @@ class RequestPlanner:
         context.prompt_tokens = sum(map(len, prompts))
         organisation = (context.principal or ANONYMOUS).tenants[-1]
         request = await constrain(self._grammars, organisation, model, request, rules, prompts)
-        reading = TokenizedRequest(model, card, request, prompts, available_tokens, rules)
+        tokenized = TokenizedRequest(model, card, request, prompts, available_tokens, rules)
         if request.max_usd is not None:
-            self._check_cost(reading, target, request.max_usd)
-        return reading
+            self._check_cost(tokenized, target, request.max_usd)
+        return tokenized
 
     def _accept(self, text: UpstreamRequestPlan, target: RouteTarget, context: RequestContext) -> UpstreamRequestPlan:
         """Returns the tokenised request if it may cost as much."""
@@ -161,39 +161,39 @@ class RequestPlanner:
             self._check_cost(text, target, text.request.max_usd)
         return text
 
-    def _check_cost(self, reading: AnyTokenized, target: RouteTarget, most_usd: float) -> None:
+    def _check_cost(self, tokenized: AnyTokenized, target: RouteTarget, most_usd: float) -> None:
         """Raises TooExpensive if it may cost more than its caller allows."""
-        output_tokens = self._length(reading) * reading.choice_count
-        usd = to_usd(self._flow_controller.price_of(target.name).cost_nusd(reading.prompt_tokens, 0, output_tokens))
+        output_tokens = self._length(tokenized) * tokenized.choice_count
+        usd = to_usd(self._flow_controller.price_of(target.name).cost_nusd(tokenized.prompt_tokens, 0, output_tokens))
         if usd > most_usd:
             raise TooExpensive(
                 f"With {output_tokens:,} tokens of output it may cost ${usd:.4g}, and ${most_usd:.4g} are allowed. "
-                f"Lower {reading.request.max_tokens_param}, or allow more."
+                f"Lower {tokenized.request.max_tokens_param}, or allow more."
             )
 
     def _predict(
-        self, target: RouteTarget, reading: AnyTokenized, principal: Principal, context: RequestContext
+        self, target: RouteTarget, tokenized: AnyTokenized, principal: Principal, context: RequestContext
     ) -> RequestPlan:
         """How it would wait; raises what refuses it for the load."""
-        dispatch_request = _dispatch_request(principal, context, reading, self._length(reading))
+        dispatch_request = _dispatch_request(principal, context, tokenized, self._length(tokenized))
         context.priority = dispatch_request.flow.priority
         return RequestPlan(
-            target, reading, dispatch_request, self._flow_controller.predict(target.pool, dispatch_request)
+            target, tokenized, dispatch_request, self._flow_controller.predict(target.pool, dispatch_request)
         )
 
-    def _length(self, reading: AnyTokenized) -> int:
+    def _length(self, tokenized: AnyTokenized) -> int:
         """Most tokens of a choice, before any limit has had a look at it."""
-        available = max(reading.available_tokens)
+        available = max(tokenized.available_tokens)
         return (
             available
-            if reading.request.max_tokens is not None
+            if tokenized.request.max_tokens is not None
             else min(available, self._flow_controller.default_output_tokens or available)
         )
 
     async def _plan_degraded(
         self,
         target: RouteTarget,
-        reading: AnyTokenized,
+        tokenized: AnyTokenized,
         principal: Principal,
         context: RequestContext,
         refusal: MaitredError,
@@ -202,39 +202,39 @@ class RequestPlanner:
 
         async def attempt(variant: DegradedRequest) -> RequestPlan:
             if variant.overflows:
-                leaving = self.overflow_request(target, reading.request, principal)
+                leaving = self.overflow_request(target, tokenized.request, principal)
                 if (
-                    plan := await self._plan_after_overflow(target, reading, principal, context, leaving is not None)
+                    plan := await self._plan_after_overflow(target, tokenized, principal, context, leaving is not None)
                 ) is not None:
                     return plan
             request, there = variant.ask, target
-            if request.model != reading.request.model:
+            if request.model != tokenized.request.model:
                 there = self._router.route(request, principal).first_target()
             plan = self._predict(there, await self._tokenize(there, request, context), principal, context)
             return plan if there is target else replace(plan, instead_of=refusal)
 
         ladder = self._ladders[target.pool]
         try:
-            variant, plan = await ladder.first_that_fits(reading.request, self._length(reading), refusal, attempt)
+            variant, plan = await ladder.first_that_fits(tokenized.request, self._length(tokenized), refusal, attempt)
         except MaitredError:
             # An attempt may have been at another model.
-            context.model, context.prompt_tokens = target.name, reading.prompt_tokens
+            context.model, context.prompt_tokens = target.name, tokenized.prompt_tokens
             context.predicted_position = _predicted_position(refusal)
             raise
-        context.degraded = [] if plan.tokenized is reading else list(variant.degraded)
+        context.degraded = [] if plan.tokenized is tokenized else list(variant.degraded)
         return plan
 
     async def _plan_after_overflow(
-        self, target: RouteTarget, reading: AnyTokenized, principal: Principal, context: RequestContext, movable: bool
+        self, target: RouteTarget, tokenized: AnyTokenized, principal: Principal, context: RequestContext, movable: bool
     ) -> RequestPlan | None:
         """The whole request here after all, where others that wait leave in its place."""
         dispatch_request = replace(
-            _dispatch_request(principal, context, reading, self._length(reading)), movable=movable
+            _dispatch_request(principal, context, tokenized, self._length(tokenized)), movable=movable
         )
         if not await self._flow_controller.overflow_others(target.pool, dispatch_request):
             return None
         try:
-            return self._predict(target, reading, principal, context)
+            return self._predict(target, tokenized, principal, context)
         except DEGRADABLE:
             return None
 
@@ -245,10 +245,10 @@ def _predicted_position(refusal: MaitredError) -> QueuePosition | None:
 
 
 def _dispatch_request(
-    principal: Principal, context: RequestContext, reading: AnyTokenized, max_tokens: int
+    principal: Principal, context: RequestContext, tokenized: AnyTokenized, max_tokens: int
 ) -> DispatchRequest:
     """The request as the queue sees it."""
-    request = reading.request
+    request = tokenized.request
     deadline_s = None
     if request.ttft_in_s is not None or request.deadline_in_s is not None:
         wishes = [wish_s for wish_s in (request.ttft_in_s, request.deadline_in_s) if wish_s is not None]
@@ -257,10 +257,10 @@ def _dispatch_request(
         id=context.request_id,
         principal_org=principal.tenants[-1],
         flow=flow_of(principal, request),
-        prompt_tokens=reading.prompt_tokens,
-        prompts=reading.prompts,
+        prompt_tokens=tokenized.prompt_tokens,
+        prompts=tokenized.prompts,
         max_tokens=max_tokens,
-        choices=reading.choice_count,
+        choices=tokenized.choice_count,
         arrived_s=context.started_s,
         deadline_s=deadline_s,
         session=None if request.session is None else f"{principal.tenants[-1]}/{request.session}",

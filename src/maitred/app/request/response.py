@@ -115,10 +115,10 @@ class ReplicaResponse(PushStream, Generic[A]):
         self,
         entry: DispatchHandle,
         stack: ResourceStack,
+        *,
         context: RequestContext,
         clock: Clock,
         grant: GrantHandle,
-        *,
         partial: bool,
     ) -> None:
         self._entry = entry

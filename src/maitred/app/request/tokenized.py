@@ -2,14 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
 from maitred.app.request.output import OutputProcessor
 from maitred.core.errors import InvalidRequest, Unsupported
-from maitred.core.ids import new_object_id
 from maitred.core.inference import Conversation, InferenceRequest, Prompt
 from maitred.core.replica import ModelCard
 from maitred.core.tools import ToolRules
@@ -75,7 +73,7 @@ def answer_reader(
     reasoning = answers.reasoning_parser(inside=answers.opens_thought(tokenizer, prompt))
     if calls is None and reasoning is None:
         return None
-    return AnswerParser(reasoning, calls, answers.marks, new_id=partial(new_object_id, "call"))
+    return AnswerParser(reasoning, calls, answers.marks)
 
 
 _INLINE_CHARACTERS = 2_048

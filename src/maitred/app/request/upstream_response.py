@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
 from maitred.app.request.response import ReplicaAttempt, ReplicaResponse
+from maitred.app.request.upstream_plan import UpstreamRequestPlan
 from maitred.app.request.usage_counter import UpstreamUsageCounter
 from maitred.core.backoff import GiveUpReason, RetryState
 from maitred.core.clock import Clock
@@ -75,12 +76,11 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
     """Response that an upstream server produces, as text. Implements `maitred.core.service.ResponseStream`.
 
     Args:
+        plan: Plan of the request, with its prompts and what its caller wants to see.
         request: What the replica is asked.
-        prompts: How many it has.
         usage_counter: Counts what comes.
         attempts: How often it may be tried.
         deadline_s: When the whole answer must be there, monotonic; None: whenever.
-        whole: Whether nobody sees a part of it before all of it is there.
         continuation: Notes what was shown, so that another server can go on with it; None: none does.
     """
 
@@ -88,29 +88,27 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         self,
         entry: DispatchHandle,
         stack: ResourceStack,
+        *,
+        plan: UpstreamRequestPlan,
         request: TextRequest,
-        prompts: int,
         usage_counter: UpstreamUsageCounter,
         context: RequestContext,
         clock: Clock,
         grant: GrantHandle,
         attempts: RetryState,
-        *,
         deadline_s: float | None,
-        partial: bool,
-        whole: bool,
         continuation: TextContinuation | None = None,
     ) -> None:
-        super().__init__(entry, stack, context, clock, grant, partial=partial)
+        super().__init__(entry, stack, context=context, clock=clock, grant=grant, partial=plan.request.partial)
         self._request = request
         self._continuation = continuation
         self._joint = False
         """Whether the next part is the first from a server that goes on."""
-        self._prompts = prompts
+        self._prompts = len(plan.prompts)
         self._usage_counter = usage_counter
         self._retry_state = attempts
         self._deadline_s = deadline_s
-        self._held: list[TextDelta] | None = [] if whole else None
+        self._held: list[TextDelta] | None = [] if plan.request.whole else None
         """What nobody has seen yet."""
         self._finishes: dict[int, FinishReason] = {}
         self._last_s: dict[int, float] = {}
