@@ -93,7 +93,7 @@ class WatchedPlacement(PrefixCacheBalancer):
     left_tokens = 0
 
     def choose(self, request: PlacementRequest, candidates: Items[ReplicaCandidate]) -> ReplicaCandidate:
-        """See `core.balance.Balance`."""
+        """See `core.balance.CacheAwareBalancer`."""
         chosen = super().choose(request, candidates)
         self.left_tokens += max(candidate.cached_tokens for candidate in candidates) - chosen.cached_tokens
         return chosen

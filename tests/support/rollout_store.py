@@ -9,7 +9,7 @@ from maitred.store.rollouts import RolloutChange
 
 
 class PaperRollouts:
-    """Implements `maitred.app.admin.rollouts.RolloutPersistence`."""
+    """Implements `maitred.app.admin.rollouts`."""
 
     def __init__(self) -> None:
         self.states: dict[str, RolloutState] = {}

@@ -46,7 +46,7 @@ class ParsedHead:
         retries: How often it says to have sent it before.
         route: Where it leads by a table, with the part of the path that the route leaves open; None: nobody has looked.
         principal: Who its credential was found to be of; None: nobody has looked. Whether that still holds has to be
-            asked (see `Identifying.stands`).
+            asked (see `Authenticator.is_still_valid`).
     """
 
     __slots__ = ("explain", "header", "offered_id", "principal", "repeat_key", "retries", "route")
@@ -192,7 +192,7 @@ class HttpExchange:
         Raises:
             BodyTooLarge: It is longer than `limit_bytes`.
             BodyTooSlow: It takes longer than `timeout_s`.
-            ClientLeft: The connection closed before the body was complete.
+            ClientDisconnected: The connection closed before the body was complete.
         """
         try:
             async with asyncio.timeout(timeout_s):

@@ -136,8 +136,8 @@ class CancelScope:
 
     Example::
 
-        with Interruptible() as block:
-            doorbell.add_listener(lambda: block.interrupt(ClientLeft()))
+        with CancelScope() as scope:
+            connection.on_lost(lambda: scope.cancel(ClientDisconnected()))
             await long_work()
     """
 

@@ -18,7 +18,7 @@ from maitred.core.errors import IdempotencyConflict
 
 
 class MemoryIdempotencyStore:
-    """Keeps recordings in memory. Implements `maitred.cache.idempotency.AnswerStore`, and `Shelf` for recordings.
+    """Keeps recordings in memory. Implements `cache.idempotency.AnswerStore`, and `RecordingStore` for recordings.
 
     Args:
         config: The bounds.

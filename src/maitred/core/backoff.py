@@ -56,7 +56,7 @@ class RetryState:
         most: Attempts in all, with the first.
         ceiling: Of the waits.
         draw: Evenly from [0, 1).
-        granted: Takes one attempt from a budget; False: nothing is left there. `RetryBudget.refused` is one.
+        granted: Takes one attempt from a budget; False: nothing is left there. `RetryBudget.on_refusal` is one.
         deadline_s: When the last must be over, on the clock of `wait`.
         patience_s: A longer pause that the other side asks for is not waited for.
 

@@ -155,23 +155,23 @@ class Siblings:
             self.idle.discard(node)
             del self.children[node.name]
             if node is not self.last:
-                node.part()
+                node.detach()
 
     def leave_alone(self, node: "Node") -> None:
         """Drops all children but one; none of the others waits or runs."""
         if len(self.children) > 1:
             for other in self.children.values():
                 if other is not node:
-                    other.part()
+                    other.detach()
             self.children = {node.name: node}
             self.idle.clear()
 
     def clear(self) -> None:
         """Begins anew, without children; none of them waits or runs."""
         for node in self.children.values():
-            node.part()
+            node.detach()
         if self.last is not None:
-            self.last.part()
+            self.last.detach()
         self.children.clear()
         for ranking in (self.queue, self.active, self.idle):
             ranking.clear()
@@ -244,7 +244,7 @@ class Node:
             return self._booked
         return self._booked + (self._ticks.now - self._since) * self._streams * self.rate
 
-    def part(self) -> None:
+    def detach(self) -> None:
         """Detaches the node. What is charged to it later is booked above it only, where it still counts.
 
         Its path leads to itself, and so do its children's and its entries' places. Such circles Python only finds by

@@ -29,7 +29,7 @@ class Directory:
 
     Attributes:
         version: Of the source, up to which everything is known; 0 before anything is.
-        edition: See `LimitBook.edition`. Goes on counting where a restored source begins again.
+        edition: See `LimitSource.edition`. Goes on counting where a restored source begins again.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Directory:
         return principal
 
     def is_still_valid(self, principal: Principal) -> bool:
-        """Whether `principal_of` gave this very one, and would again: nothing of its key or its tenants has changed.
+        """Whether `principal_for` gave this very one, and would again: nothing of its key or its tenants has changed.
 
         Nor will anything by itself, so whoever has proved to hold the key's secret still holds it.
         """
@@ -87,7 +87,7 @@ class Directory:
         return known is principal and key is not None and key.lasting
 
     def principal_in(self, tenant_id: str, *, key: str, scopes: frozenset[Scope]) -> Principal | None:
-        """Someone who belongs to a tenant, whatever it was that proved it; None as for `principal_of`."""
+        """Someone who belongs to a tenant, whatever it was that proved it; None as for `principal_for`."""
         if tenant_id in self._paths:
             path = self._paths[tenant_id]
         else:

@@ -76,7 +76,7 @@ class OidcIssuers:
             await keys.close()
 
     def is_issued(self, token: str) -> bool:
-        """Whether a token names one of these issuers; as `TokenIssuers.issued`."""
+        """Whether a token names one of these issuers; as `TokenIssuers.is_issued`."""
         return _read_issuer(token) in self._configs
 
     async def principal_for(self, token: str) -> Principal | None:

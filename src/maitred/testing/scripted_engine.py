@@ -3,7 +3,7 @@
 In a test's own process::
 
     async with ScriptedEngine([Answer(tokens=[7, 8, 9])]) as engine:
-        link = EngineLink(engine.address)
+        link = EngineClient(engine.address)
         await link.connect(timeout_s=5)
 
 and as a process, which can die like one::

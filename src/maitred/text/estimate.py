@@ -20,7 +20,7 @@ A message costs 3 tokens more, and the opening of the answer another 3 (OpenAI's
 tiktoken"). The lengths of the text in three encodings give the number of characters of each class, without a loop over
 characters in Python: a megabyte takes about a millisecond.
 
-The remaining error is specific to the vocabulary, and similar for all texts. `TokenRatio` learns it from the server's
+The remaining error is specific to the vocabulary, and similar for all texts. `LearntRatio` learns it from the server's
 counts.
 """
 

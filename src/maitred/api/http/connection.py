@@ -17,7 +17,7 @@ class ServerConnection(Protocol):
     lost: bool
     """Whether it is closed."""
     on_lost: Callable[[], None] | None
-    """Called when it is closed from the other side; see `Call.watched`."""
+    """Called when it is closed from the other side; see `HttpExchange.cancel_on_disconnect`."""
 
     @property
     def writable(self) -> bool:

@@ -17,7 +17,7 @@ from maitred.engine.encoder.shape import is_bert
 
 
 class TextEncoder(Protocol):
-    """Loaded model that turns texts into vectors; see `BertEncoder` and `PooledDecoder`."""
+    """Loaded model that turns texts into vectors; see `Encoder` and `PooledDecoder`."""
 
     @property
     def context_tokens(self) -> int:

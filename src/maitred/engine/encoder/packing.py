@@ -25,7 +25,7 @@ class TextGroup:
     filled: Tensor | None
     """``[B, 1, 1, L]``: whether a place is no padding; None: there is no padding."""
     places: Tensor
-    """Indices of the ``B * L`` places that are no padding, in the order of `token_rows`."""
+    """Indices of the ``B * L`` places that are no padding, in the order of the batch."""
     targets: Tensor
     """Rows of the batch at the places that are no padding."""
     texts: int

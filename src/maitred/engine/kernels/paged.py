@@ -59,7 +59,7 @@ _STEP_FIELDS = len(STEP_FIELDS)
 LAYER_FIELDS = ("step", "heads", "stride", "attended", "keys", "values", "key_scales", "value_scales", "kv_heads")
 """Names of the own fields of both attention jobs of a layer.
 
-They are the address of the step's fields; of the queries (for `rotation_kernel`: of all heads), fp32
+They are the address of the step's fields; of the queries (for the job that rotates: of all heads), fp32
 ``[rows, stride]``; of the result, ``[rows, heads * head_dim]``; of the layer's part of the cache; and its number of KV
 heads.
 """

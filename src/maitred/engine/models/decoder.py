@@ -65,7 +65,7 @@ class Decoder:
 
     @property
     def forms(self) -> dict[str, int]:
-        """Number of linears of each kind, as `Weights.linear_kinds`."""
+        """Number of linears of each kind, as `Weights.forms`."""
         return self._weights.forms
 
     @torch.inference_mode()

@@ -41,7 +41,7 @@ class StepRecorder:
 
     Args:
         config: Shape of the model.
-        weights: Parameters of the model, for which `can_record` is true.
+        weights: Parameters of the model, for which `can_tape` is true.
         attention: Attention backend.
     """
 

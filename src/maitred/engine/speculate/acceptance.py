@@ -49,7 +49,7 @@ class Acceptance:
 
         Args:
             sequence: Its key.
-            kind: See `Guess`.
+            kind: Kind of the draft tokens, see `DraftTokens`.
         """
         shared = self._shared_rate(kind)
         own = self._own.get(sequence, {}).get(kind)

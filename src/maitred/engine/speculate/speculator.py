@@ -112,7 +112,7 @@ class Speculator:
         return self._clock.monotonic_s() - looked_s if self._author is not None else 0.0
 
     def on_step_time(self, work: StepWork, seconds: float, times: StepTimes) -> None:
-        """Notes how long a step took; as `SpeculationBenefit.measured`."""
+        """Notes how long a step took; as `SpeculationBenefit.on_step_time`."""
         self._benefit.on_step_time(work, seconds, times)
 
     def forget(self, sequence: Sequence) -> None:

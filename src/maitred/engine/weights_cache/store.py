@@ -82,7 +82,7 @@ class WeightsCacheStore:
                 raise
 
     def tidy(self, keep: str) -> None:
-        """Evicts the least recently used files until all fit into `max_bytes`, but never `keep_key`."""
+        """Evicts the least recently used files until all fit into `max_bytes`, but never `keep`."""
         kept = []
         for path in self.folder.glob(f"*{_SUFFIX}"):
             try:

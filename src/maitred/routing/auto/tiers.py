@@ -55,7 +55,7 @@ class AutoModel:
     """Models behind one name, of which one is chosen for each request.
 
     Args:
-        config: Settings without `auto_faults`.
+        config: Settings without faults.
         model: Model that scores prompts without an embedding; None: the one that comes with maitred.
 
     Attributes:

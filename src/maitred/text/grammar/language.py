@@ -14,7 +14,7 @@ STACK_BYTES = 4 << 20
 """Stack of the thread that validates a grammar.
 
 llguidance descends a grammar's rules by recursion, and a stack overflow ends the process. Threads that compile a
-validated grammar have `COMPILATION_STACK_BYTES`.
+validated grammar have `COMPILING_STACK_BYTES`.
 """
 COMPILING_STACK_BYTES = 4 * STACK_BYTES
 

@@ -14,7 +14,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser:
-    """Streaming parser of Hermes calls; implements `maitred.text.tool_calls.events.ToolCallParser`.
+    """Streaming parser of Hermes calls; implements `maitred.text.tool_calls.events.CallParser`.
 
     Args:
         names: Names of the tools.

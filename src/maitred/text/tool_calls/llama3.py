@@ -14,7 +14,7 @@ TAG = "<|python_tag|>"
 
 
 class Llama3Parser:
-    """Streaming parser of Llama 3's calls; implements `maitred.text.tool_calls.events.ToolCallParser`."""
+    """Streaming parser of Llama 3's calls; implements `maitred.text.tool_calls.events.CallParser`."""
 
     def __init__(self, names: Set[str], marks: SpecialTokenText) -> None:
         self._names = names

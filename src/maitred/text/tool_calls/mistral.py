@@ -20,7 +20,7 @@ _AROUND_CHARACTERS = 32
 
 
 class MistralParser:
-    """Streaming parser of Mistral's calls; implements `maitred.text.tool_calls.events.ToolCallParser`."""
+    """Streaming parser of Mistral's calls; implements `maitred.text.tool_calls.events.CallParser`."""
 
     def __init__(self, names: Set[str], marks: SpecialTokenText) -> None:
         self._names = names

@@ -105,12 +105,12 @@ class PlainLinear:
         return functional.linear(rows, self._weight, self._bias)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns weight and bias; implements `Linear.to_tensors`."""
+        """Returns weight and bias; implements `Linear.tensors`."""
         return {"weight": self._weight} | ({} if self._bias is None else {"bias": self._bias})
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Makes the product from weight and bias; implements `Linear.from_tensors`."""
+        """Makes the product from weight and bias; implements `Linear.of`."""
         return cls(tensors["weight"], tensors.get("bias"))
 
 
@@ -126,10 +126,10 @@ class Unchanged:
         return rows
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns no tensors; implements `Linear.to_tensors`."""
+        """Returns no tensors; implements `Linear.tensors`."""
         return {}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Makes the linear; implements `Linear.from_tensors`."""
+        """Makes the linear; implements `Linear.of`."""
         return cls()

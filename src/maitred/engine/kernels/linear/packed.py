@@ -111,7 +111,7 @@ class PackedLinear:
 
     @property
     def part(self) -> int:
-        """Number of outputs in a part, for a product that reads strips; implements `StripLinear.part_outputs`."""
+        """Number of outputs in a part, for a product that reads strips; implements `StripLinear.part`."""
         assert self._layout is not None
         return self._layout.part
 
@@ -147,7 +147,7 @@ class PackedLinear:
         return [*fields, self._address + 4 * start, block, part, entry, together, threads, share, 1, 0]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns the packed memory, the shape, the layout and the bias; implements `Linear.to_tensors`.
+        """Returns the packed memory, the shape, the layout and the bias; implements `Linear.tensors`.
 
         MKL leaves up to half of the packed memory untouched: pages of zeros that take no disk.
         """
@@ -158,7 +158,7 @@ class PackedLinear:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Makes the product from its tensors; implements `Linear.from_tensors`."""
+        """Makes the product from its tensors; implements `Linear.of`."""
         packed = tensors["packed"]
         if packed.data_ptr() % cls.alignment:
             packed = _place(len(packed)).copy_(packed)

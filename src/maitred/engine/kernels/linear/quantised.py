@@ -124,12 +124,12 @@ class QuantisedLinear:
         return list((self._fields | {"share": share} | fields).values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns panels, scales, bias and shape; implements `Linear.to_tensors`."""
+        """Returns panels, scales, bias and shape; implements `Linear.tensors`."""
         return dict(self._parts)
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Makes the product from its tensors; implements `Linear.from_tensors`."""
+        """Makes the product from its tensors; implements `Linear.of`."""
         linear = cls.__new__(cls)
         linear._hold(tensors)
         return linear

@@ -139,14 +139,14 @@ class ScreenedLinear:
             exact.record_strips(tape, rows, out, counter, marks)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns the tensors of both products and the bounds; implements `Linear.to_tensors`."""
+        """Returns the tensors of both products and the bounds; implements `Linear.tensors`."""
         parts = {"exact": self._exact.tensors(), "rough": self._rough.tensors()}
         named = {f"{part}.{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
         return {**named, "bounds": self._bounds}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Makes the product from its tensors; implements `Linear.from_tensors`."""
+        """Makes the product from its tensors; implements `Linear.of`."""
 
         def part(name: str) -> dict[str, Tensor]:
             return {key.removeprefix(f"{name}."): own for key, own in tensors.items() if key.startswith(f"{name}.")}

@@ -72,12 +72,12 @@ class TiledLinear:
 
     @property
     def part(self) -> int:
-        """Number of outputs in a part, which are all outputs; implements `StripLinear.part_outputs`."""
+        """Number of outputs in a part, which are all outputs; implements `StripLinear.part`."""
         return self._shape[0]
 
     @property
     def strip(self) -> int:
-        """Number of outputs in a strip; implements `StripLinear.strip_outputs`."""
+        """Number of outputs in a strip; implements `StripLinear.strip`."""
         return self._tile.outputs
 
     def scratch_bytes(self, rows: int) -> int:
@@ -118,13 +118,13 @@ class TiledLinear:
         return list(fields.values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns the packed weight, its shape and the bias; implements `Linear.to_tensors`."""
+        """Returns the packed weight, its shape and the bias; implements `Linear.tensors`."""
         tensors = {"packed": self._packed, "shape": torch.tensor([*self._shape, *self._tile])}
         return tensors if self._bias is None else tensors | {"bias": self._bias}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Makes the product from its tensors; implements `Linear.from_tensors`."""
+        """Makes the product from its tensors; implements `Linear.of`."""
         outputs, inputs, *tile = tensors["shape"].tolist()
         linear = cls.__new__(cls)
         linear._hold(align(tensors["packed"], cls.alignment), (outputs, inputs), tensors.get("bias"), TileShape(*tile))
