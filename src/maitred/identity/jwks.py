@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import aiohttp
 import jwt
@@ -18,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from maitred.core.clock import Clock
 from maitred.core.errors import Unavailable
-from maitred.core.loopback import is_loopback
+from maitred.core.loopback import is_trustworthy
 from maitred.identity.config import OidcConfig
 
 log = logging.getLogger(__name__)
@@ -198,15 +197,3 @@ def _key(document: dict[str, Any], algorithm: str) -> jwt.PyJWK | None:
         log.warning("An RSA key of %d bits is too short to prove anything; it is left out.", key.key.key_size)
         return None
     return key
-
-
-def is_trustworthy(url: str) -> bool:
-    """Whether what comes from there is what its owner sent: `https`, or this very machine."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname
-    except ValueError:
-        return False
-    if not host or parts.scheme not in ("https", "http"):
-        return False
-    return parts.scheme == "https" or is_loopback(host)

@@ -83,7 +83,7 @@ class Router:
         auto, needs = self._auto_of(request.model), _needs_of(request, principal)
         return None if auto is None else self._routes.route_to_larger(needs, auto.preference_for(request), route_plan)
 
-    def tells_logprobs(self, target: RouteTarget) -> bool:
+    def supports_logprobs(self, target: RouteTarget) -> bool:
         """Whether log-probabilities may be asked of a model that nobody has asked for."""
         capabilities = self._pools[target.pool].capabilities
         return capabilities is None or "logprobs" in capabilities

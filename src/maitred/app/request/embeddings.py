@@ -1,8 +1,8 @@
-"""The way of a request for embeddings: the stages of `maitred.app.request.pipeline`, for answers that are vectors.
+"""Pipeline of embeddings requests: the stages of `maitred.app.request.pipeline` for a model that returns vectors.
 
-A request may bring thousands of texts. Granted as a whole it would hold the encoder for seconds, and whoever has one
-sentence would wait behind it. So it is cut into slices, each of which has an entry of its own in the fair queue, a few
-of them at a time: between two slices others have their turn. Admission and ledger see one request.
+A request may have thousands of inputs. Dispatched at once, they would occupy the encoder for seconds and block small
+requests. So the inputs are split into chunks. Each chunk is a separate entry in the fair queue, with a few chunks in
+the queue at a time, so other requests run in between. Admission and the ledger see one request.
 """
 
 import asyncio
@@ -34,32 +34,32 @@ from maitred.dispatch.dispatcher import DispatchEntry, Dispatcher
 from maitred.dispatch.request import DispatchRequest
 from maitred.routing.catalog import AnyModel, ServedModel
 
-SLICE_TEXTS = 32
-"""Texts that are granted together, at most."""
-_SLICES_AT_ONCE = 4
-"""Of one request, in the queue or at work: enough that the encoder does not wait for us."""
-_NOTHING_GENERATED = SamplingParams(max_tokens=0, seed=0)
+MAX_CHUNK_TEXTS = 32
+"""Most inputs of one chunk."""
+_MAX_CONCURRENT_CHUNKS = 4
+"""Most chunks of one request that wait or run at a time; enough to keep the encoder busy."""
+_EMBEDDING_SAMPLING = SamplingParams(max_tokens=0, seed=0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """One request on its way."""
+class _EmbeddingRequest:
+    """State of one embeddings request."""
 
     inference_request: InferenceRequest
     context: RequestContext
     texts: Sequence[list[int]]
     slices: Sequence[range]
-    """Of the texts, by index."""
+    """Index ranges of `inputs`."""
     flow: Flow
     principal_org: str
     dispatcher: Dispatcher
     vectors: list[Vector]
-    """Filled as they come."""
+    """Vectors by input index; empty until computed."""
 
     def dispatch_request(self, part: range) -> DispatchRequest:
-        """A slice as the queue sees it."""
+        """Makes the dispatch request of one chunk."""
         request, context, texts = self.inference_request, self.context, [self.texts[index] for index in part]
-        wishes = [wish_s for wish_s in (request.ttft_in_s, request.deadline_in_s) if wish_s is not None]
+        deadlines = [wish_s for wish_s in (request.ttft_in_s, request.deadline_in_s) if wish_s is not None]
         return DispatchRequest(
             id=context.request_id,
             principal_org=self.principal_org,
@@ -69,17 +69,17 @@ class _Job:
             max_tokens=0,
             choices=len(texts),
             arrived_s=context.started_s,
-            deadline_s=context.started_s + min(wishes) if wishes else None,
+            deadline_s=context.started_s + min(deadlines) if deadlines else None,
             timeline=context.timeline,
         )
 
     def request(self, index: int, lease: str, now_s: float) -> EngineRequest:
-        """Makes the engine request for one text, under an id that leads to the line in the ledger."""
+        """Makes the engine request of one input; its id starts with the lease, which is the ledger key."""
         deadline_in_s = self.inference_request.deadline_in_s
         return EngineRequest(
             id=f"{lease}-{index}",
             prompt=self.texts[index],
-            sampling=_NOTHING_GENERATED,
+            sampling=_EMBEDDING_SAMPLING,
             flow=self.flow,
             deadline_in_s=None if deadline_in_s is None else self.context.started_s + deadline_in_s - now_s,
             known_as=self.context.request_id,
@@ -88,12 +88,12 @@ class _Job:
 
 
 class Embedder:
-    """Takes requests for embeddings through the stages. Implements `maitred.core.embedding.EmbeddingService`.
+    """Serves embeddings requests. Implements `maitred.core.service.EmbeddingService`.
 
     Args:
-        router: What is served, under which names.
-        dispatchers: For each model of the catalog, the queue before its replicas.
-        admission: Who may run.
+        router: Resolves model names.
+        dispatchers: Dispatcher of each model.
+        admission: Admits requests to limits and budgets.
         clock: Clock for the times in the context.
     """
 
@@ -116,11 +116,11 @@ class Embedder:
         check_embeds(card, model.name, dimensions)
         assert isinstance(model, ServedModel), "servers of others compute no vectors, so the check has refused them"
         job = await self._plan_job(model, card, request, principal, context)
-        # May the caller have it? Then wait in line, slice by slice, and settle before anybody sees the end.
-        async with AsyncExitStack() as running:
+        # Admit, run all chunks, and settle before the response is returned.
+        async with AsyncExitStack() as stack:
             with context.timeline.span(SpanName.ADMISSION, self._clock.monotonic_s) as span:
                 admission_request = _admission_request(principal, context, request, job.texts)
-                grant = running.push_async_exit(await self._admission.admit(admission_request))
+                grant = stack.push_async_exit(await self._admission.admit(admission_request))
                 span.facts["lease"] = grant.lease
             await self._run(job, grant)
             await grant.settle(context.usage, Outcome.FINISHED)
@@ -142,8 +142,8 @@ class Embedder:
         request: InferenceRequest,
         principal: Principal,
         context: RequestContext,
-    ) -> _Job:
-        """Reads the texts, and predicts when their turn will come: who would be served too late is told so now."""
+    ) -> _EmbeddingRequest:
+        """Tokenises and checks the inputs, and predicts the queue position; rejects what would be late."""
         with context.timeline.span(SpanName.PLAN, self._clock.monotonic_s, model=model.name) as span:
             texts = [
                 model.tokenizer.append_end(tokens) if isinstance(prompt, str) else tokens
@@ -152,11 +152,11 @@ class Embedder:
             for index, text in enumerate(texts):
                 check_text(card, text, request.prompt_param if len(texts) == 1 else f"{request.prompt_param}[{index}]")
             context.prompt_tokens = sum(map(len, texts))
-            job = _Job(
+            job = _EmbeddingRequest(
                 request,
                 context,
                 texts,
-                list(split_inputs([len(text) for text in texts], card.kv_capacity_tokens // _SLICES_AT_ONCE)),
+                list(split_inputs([len(text) for text in texts], card.kv_capacity_tokens // _MAX_CONCURRENT_CHUNKS)),
                 flow_of(principal, request),
                 principal.tenants[-1],
                 self._dispatchers[model.name],
@@ -176,26 +176,26 @@ class Embedder:
             }
         return job
 
-    async def _run(self, job: _Job, grant: Grant) -> None:
+    async def _run(self, job: _EmbeddingRequest, grant: Grant) -> None:
         if len(job.slices) == 1:
-            await self._slice(job, job.slices[0], grant)
+            await self._run_chunk(job, job.slices[0], grant)
             return
-        waiting = iter(job.slices)
+        pending_chunks = iter(job.slices)
 
         async def work() -> None:
-            for part in waiting:  # shared: each worker takes the next one
-                await self._slice(job, part, grant)
+            for part in pending_chunks:  # shared: each worker takes the next one
+                await self._run_chunk(job, part, grant)
 
         try:
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(min(_SLICES_AT_ONCE, len(job.slices))):
-                    workers.create_task(work(), name="embedding slice")
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(min(_MAX_CONCURRENT_CHUNKS, len(job.slices))):
+                    tasks.create_task(work(), name="embedding slice")
         except ExceptionGroup as failures:
-            # One slice's failure is the request's; the group has ended the others.
+            # A failed chunk fails the request; the task group has cancelled the others.
             raise failures.exceptions[0] from None
 
-    async def _slice(self, job: _Job, part: range, grant: Grant) -> None:
-        """Waits for the slice's turn, and computes it."""
+    async def _run_chunk(self, job: _EmbeddingRequest, part: range, grant: Grant) -> None:
+        """Waits for dispatch of a chunk and reads its vectors."""
         context = job.context
         async with AsyncExitStack() as running:
             entry = await running.enter_async_context(job.dispatcher.enqueue(job.dispatch_request(part)))
@@ -218,25 +218,29 @@ class Embedder:
                 entry.on_submitted()
             encoding = EncodingSpans()
             for index, stream in zip(part, streams, strict=True):
-                delta = await self._read_vector(stream, entry, context)
+                delta = await self._read_embedding_delta(stream, entry, context)
                 job.vectors[index] = delta.embedding or b""
                 encoding.on_report(delta, len(job.texts[index]))
                 entry.charge_tokens(prompt_tokens=len(job.texts[index]))
             encoding.record(span, self._clock.monotonic_s())
 
-    async def _read_vector(self, stream: TokenStream, entry: DispatchEntry, context: RequestContext) -> TokenDelta:
-        """Returns the delta that has a text's vector."""
+    async def _read_embedding_delta(
+        self, stream: TokenStream, entry: DispatchEntry, context: RequestContext
+    ) -> TokenDelta:
+        """Returns the delta with the vector of one input."""
         async for deltas in stream:
             for delta in deltas:
                 if delta.finish is FinishReason.DEADLINE:
                     raise DeadlineExceeded
                 if delta.embedding is not None:
-                    self._note(delta.waited_ms or {}, entry, context)
+                    self._record_first_result(delta.waited_ms or {}, entry, context)
                     return delta
         raise ReplicaLost
 
-    def _note(self, engine_waits: Mapping[str, float], entry: DispatchEntry, context: RequestContext) -> None:
-        """Something came: for the caller's account the longest waits count, for they overlap."""
+    def _record_first_result(
+        self, engine_waits: Mapping[str, float], entry: DispatchEntry, context: RequestContext
+    ) -> None:
+        """Records the time of the first vector and, by cause, the longest wait: the waits of chunks overlap."""
         if context.first_token_s is None:
             context.first_token_s = self._clock.monotonic_s()
         if not entry.queued.begun:
@@ -247,10 +251,10 @@ class Embedder:
 
 
 def split_inputs(lengths: Sequence[int], tokens: int) -> Iterator[range]:
-    """Cuts texts into runs of at most `SLICE_TEXTS` texts and so many tokens; one that is longer is a run by itself."""
+    """Splits inputs into chunks of at most `MAX_CHUNK_TEXTS` inputs and so many tokens; a longer input is one chunk."""
     start = total = 0
     for index, length in enumerate(lengths):
-        if index > start and (index - start == SLICE_TEXTS or total + length > tokens):
+        if index > start and (index - start == MAX_CHUNK_TEXTS or total + length > tokens):
             yield range(start, index)
             start, total = index, 0
         total += length
@@ -258,20 +262,20 @@ def split_inputs(lengths: Sequence[int], tokens: int) -> Iterator[range]:
 
 
 def shorten(vector: Vector, dimensions: int) -> Vector:
-    """The first numbers of a vector, scaled to length 1 again.
+    """Truncates a vector to its first components and normalises it to length 1.
 
     That keeps most of the meaning only in models that were trained for it (Kusupati et al., "Matryoshka Representation
     Learning", 2022).
     """
-    numbers = struct.unpack_from(f"<{dimensions}f", vector)
-    length = math.hypot(*numbers) or 1.0
-    return struct.pack(f"<{dimensions}f", *(number / length for number in numbers))
+    components = struct.unpack_from(f"<{dimensions}f", vector)
+    length = math.hypot(*components) or 1.0
+    return struct.pack(f"<{dimensions}f", *(number / length for number in components))
 
 
 def _admission_request(
     principal: Principal, context: RequestContext, request: InferenceRequest, texts: Sequence[list[int]]
 ) -> AdmissionRequest:
-    """The request as admission sees it."""
+    """Makes the admission request."""
     return AdmissionRequest(
         principal=principal,
         request_id=context.request_id,

@@ -1,7 +1,7 @@
-"""Response of an own engine, as tokens: waits for dispatch, runs, and turns what comes back into text.
+"""Response stream from an engine of this gateway: waits for dispatch, submits the request, and turns tokens into text.
 
-A replica that fails on the way is followed by another one, which goes on where it was lost (see `continuation`); who
-reads sees nothing of it but the time that it takes.
+If a replica fails, another replica resumes the answer at the last token (see `continuation`). The client only sees a
+delay.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from maitred.core.resource_stack import ResourceStack
 from maitred.core.timeline import RequestTimeline
 from maitred.dispatch.request import AnyEndpoint
 
-_GIVEN_UP = "The replica gave up the answer before it was complete. Send the request again."
+_CANCELLED_BY_REPLICA = "The replica gave up the answer before it was complete. Send the request again."
 
 
 Batch = tuple[int, list[TokenDelta]]
-"""Number of a prompt, and what came of its answer."""
+"""Index of a prompt, and new deltas of its choices."""
 
 
 class EngineAttempt(ReplicaAttempt[Batch]):
@@ -82,10 +82,10 @@ class EngineAttempt(ReplicaAttempt[Batch]):
 class EngineResponse(ReplicaResponse[EngineAttempt]):
     """Response that an own engine produces, as tokens. Implements `maitred.core.service.ResponseStream`.
 
-    It writes what it sees into the context and tells the fair queue of every token.
+    It records usage and times in the request context and charges every token to the fair queue.
 
     Args:
-        requests: What the replica gets, one for each prompt.
+        requests: The engine requests, one for each prompt.
         outputs: Output of each choice of all prompts, in order.
     """
 
@@ -104,7 +104,7 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
         super().__init__(entry, stack, context=context, clock=clock, grant=grant, partial=partial)
         self._outputs = outputs
         self._unfinished = len(outputs)
-        self._per_prompt = len(outputs) // len(requests)
+        self._choices_per_prompt = len(outputs) // len(requests)
         self._continuation = TokenContinuation(requests, context.started_s)
 
     async def __anext__(self) -> list[TextDelta]:
@@ -112,37 +112,37 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
             raise StopAsyncIteration
         parts = self._to_deltas(*await self._next_tokens())
         if not self._unfinished:
-            # Nobody may see the end of an answer that could still be lost to the ledger.
+            # Settle before the last delta is sent, so that no complete answer is missing in the ledger.
             await self._grant.settle(self._context.usage, Outcome.FINISHED)
         return parts
 
-    def _listen(self, attempt: EngineAttempt) -> None:
+    def _register_listener(self, attempt: EngineAttempt) -> None:
         attempt.listen(self._on_tokens)
 
     def _on_tokens(self, prompt: int, deltas: Sequence[TokenDelta]) -> bool:
-        """Lets out what is nothing but text; returns whether it is."""
+        """Pushes deltas that are plain text to the sink; returns False, and pushes none, if any delta is not."""
         assert self._sink is not None
         if not self._sink.open:
             return False
-        first = prompt * self._per_prompt
+        first_choice = prompt * self._choices_per_prompt
         for delta in deltas:
-            choice = self._outputs[first + delta.index]
-            if delta.finish is not None or delta.course is not None or not (choice.plain and choice.tokens):
+            processor = self._outputs[first_choice + delta.index]
+            if delta.finish is not None or delta.course is not None or not (processor.plain and processor.tokens):
                 return False
         self._sink.send(self._to_deltas(prompt, deltas))
         return True
 
     def _to_deltas(self, prompt: int, deltas: Sequence[TokenDelta]) -> list[TextDelta]:
-        """Turns tokens into the deltas that the reader sees."""
+        """Turns token deltas into text deltas."""
         now_s = self._clock.monotonic_s()
-        touched: dict[int, OutputProcessor] = {}
+        changed: dict[int, OutputProcessor] = {}
         for delta in deltas:
-            index = prompt * self._per_prompt + delta.index
-            choice = touched[index] = self._outputs[index]
+            index = prompt * self._choices_per_prompt + delta.index
+            choice = changed[index] = self._outputs[index]
             if choice.finish is None:
-                self._process(prompt, choice, delta, now_s)
+                self._process_delta(prompt, choice, delta, now_s)
         parts: list[TextDelta] = []
-        for index, choice in touched.items():
+        for index, choice in changed.items():
             if choice.tokens and self._context.first_token_s is None:
                 self._context.first_token_s = now_s
                 self._entry.on_first_token()
@@ -153,10 +153,10 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
         return parts
 
     async def _next_tokens(self) -> tuple[int, list[TokenDelta]]:
-        """Returns the next tokens; a replica that fails is followed by another, as often as is allowed.
+        """Returns the next tokens; retries at another replica while retries are left.
 
         Raises:
-            ReplicaLost: Too many replicas failed, or none came back in time.
+            ReplicaLost: No retries are left, or no replica became ready in time.
         """
         while True:
             if self._attempt is None:
@@ -165,7 +165,7 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
                 except DeadlineExceeded:
                     if self._context.first_token_s is None or not self._partial:
                         raise
-                    return self._continuation.cut_off()
+                    return self._continuation.deadline_deltas()
                 except ReplicaUnavailable:
                     if self._context.first_token_s is None:
                         raise
@@ -184,58 +184,62 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
                         break
                 else:
                     return prompt, deltas
-                failure: ReplicaLost | ReplicaUnavailable = ReplicaLost(_GIVEN_UP)
+                failure: ReplicaLost | ReplicaUnavailable = ReplicaLost(_CANCELLED_BY_REPLICA)
             except StopAsyncIteration:
                 failure = ReplicaLost()
             except (ReplicaLost, ReplicaUnavailable) as error:
                 failure = error
-            await self._retry(failure)
+            await self._requeue(failure)
 
     def _new_attempt(self, endpoint: AnyEndpoint, on_submitted: Callable[[], None]) -> EngineAttempt:
         """Makes an attempt that submits what is left to one replica, and cancels what has not ended when it is left.
 
         Raises:
-            ReplicaUnavailable: From entering it: the replica is not ready.
+            ReplicaUnavailable: Raised on `__aenter__` of the attempt if the replica is not ready.
         """
         requests = self._continuation.remaining_requests(self._clock.monotonic_s())
         return EngineAttempt(endpoint, requests, on_submitted, self._context.timeline, self._clock)
 
-    async def _retry(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
-        """Leaves a replica that has failed, and waits for another one.
+    async def _requeue(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
+        """Closes the failed attempt and requeues the request.
 
         Raises:
-            ReplicaLost: It has been so too often, and a part of the answer has been sent.
-            ReplicaUnavailable: The same, and nothing has.
+            ReplicaLost: No retries are left, and part of the answer has been sent.
+            ReplicaUnavailable: No retries are left, and nothing has been sent.
         """
         await self._close_attempt(failure)
-        if not self._entry.requeue(prompts=self._continuation.prompts, answer_by_s=self._continuation.answer_by_s):
+        if not self._entry.requeue(
+            prompts=self._continuation.unfinished_prompts, answer_by_s=self._continuation.answer_by_s
+        ):
             if isinstance(failure, ReplicaUnavailable) and self._context.first_token_s is not None:
                 raise ReplicaLost from failure
             raise failure
         self._context.recoveries += 1
 
-    def _process(self, prompt: int, choice: OutputProcessor, delta: TokenDelta, now_s: float) -> None:
+    def _process_delta(self, prompt: int, choice: OutputProcessor, delta: TokenDelta, now_s: float) -> None:
         if delta.finish is FinishReason.DEADLINE and not self._partial:
             raise DeadlineExceeded
         if not delta.begun:
             if delta.index == 0:
-                self._context.prompt_tokens -= choice.prompt_tokens  # nobody pays for what was not computed
+                self._context.prompt_tokens -= choice.prompt_tokens  # the prompt was not computed, so it is not billed
         elif delta.index == 0 and not choice.tokens:
-            # The further choices of a prompt find it in the cache because of the first: no merit of an earlier request.
+            # Later choices hit the prefix cache because of the first one, so only the first counts cached tokens.
             self._context.cached_tokens += delta.cached_tokens
             self._entry.charge_tokens(prompt_tokens=choice.prompt_tokens, cached_tokens=delta.cached_tokens)
         before, thought_before = choice.tokens, choice.thought_tokens
         choice.process(delta)
         self._continuation.on_delta(prompt, delta)
         if delta.course is not None:
-            record_engine_spans(self._context.timeline, prompt * self._per_prompt + delta.index, choice, delta, now_s)
+            record_engine_spans(
+                self._context.timeline, prompt * self._choices_per_prompt + delta.index, choice, delta, now_s
+            )
         if choice.tokens > before:
             self._context.completion_tokens += choice.tokens - before
             self._entry.charge_tokens(output_tokens=choice.tokens - before)
         self._context.reasoning_tokens += choice.thought_tokens - thought_before
         if delta.waited_ms is not None:
             for cause, waited_ms in delta.waited_ms.items():
-                # Choices wait beside each other, so the longest wait is what the caller noticed.
+                # Choices wait concurrently, so the longest wait counts.
                 in_all_ms = self._entry.waited_ms.get(cause, 0.0) + waited_ms
                 self._context.waited_ms[cause] = max(self._context.waited_ms.get(cause, 0.0), in_all_ms)
         if choice.finish is not None:
@@ -243,29 +247,28 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
             self._context.finish_reasons.append(choice.finish)
             self._continuation.on_end(prompt, delta.index)
             if delta.finish is None and self._attempt is not None:
-                # A stop string came up, of which the replica knows nothing.
+                # The gateway has found a stop string; cancel the choice at the replica.
                 self._attempt.streams[prompt].cancel(delta.index)
 
 
 @asynccontextmanager
 async def merge_streams(streams: Mapping[int, TokenStream]) -> AsyncIterator[AsyncIterator[Batch]]:
-    """Merges the batches of several streams, each with its stream's number, as they come.
+    """Merges batches of several streams in order of arrival, each with its prompt index.
 
-    A completions request may bring many prompts; they run side by side, and whichever has tokens is read next. One slow
-    prompt must not hold back the others' tokens. Tokens that are not read stay in their stream, which keeps itself
-    bounded.
+    The prompts of a completions request run concurrently. A slow prompt does not delay the others. Unread tokens stay
+    in their own bounded stream.
 
     Raises:
         ReplicaLost: From the iterator, when any of the streams broke: the rest would not be the whole answer.
     """
     merged = _MergedStream(unfinished=len(streams))
-    pumps = [asyncio.create_task(merged.pump(number, stream)) for number, stream in streams.items()]
+    pump_tasks = [asyncio.create_task(merged.pump(number, stream)) for number, stream in streams.items()]
     try:
         yield merged
     finally:
-        for pump in pumps:
+        for pump in pump_tasks:
             pump.cancel()
-        await asyncio.wait(pumps)
+        await asyncio.wait(pump_tasks)
 
 
 class _SingleStream:

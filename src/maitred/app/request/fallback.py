@@ -10,8 +10,8 @@ better: it is not the JSON that was asked for, it is a refusal, or the model its
 is asked of the next larger model. Nobody may have seen a part of the first one then, so all of it is held back until it
 has been checked.
 
-Each model that has answered is billed, as its tokens were computed: whoever allows this buys a better answer at up to
-the price of all. What the request may cost holds for their sum.
+Each model that has answered is billed, as its tokens were computed: Every model that answered is billed. `max_usd`
+limits the sum.
 """
 
 import copy
@@ -41,7 +41,8 @@ from maitred.routing.escalation.schemas import SchemaChecker
 from maitred.routing.pools.route_table import RoutePlan, RouteTarget
 
 Respond = Callable[[RouteTarget, InferenceRequest, Principal, RequestContext, ResourceStack], Awaitable[ResponseStream]]
-"""Plans, admits and enqueues a request at one model; the stack holds what is taken for it (`Pipeline.respond`)."""
+"""Plans, admits and enqueues a request at one model; the stack owns the grant and the queue entry
+(`Pipeline.respond`)."""
 
 
 class FallbackStream(PushStream):
@@ -52,10 +53,10 @@ class FallbackStream(PushStream):
         request: The request.
         principal: The caller.
         context: Record of the request.
-        route_plan: The models.
+        route_plan: The models to try, in order.
 
     Attributes:
-        first_failure: Of the model that was asked for; None: there is none yet.
+        first_failure: The first failure of a model; None: none has failed.
     """
 
     def __init__(
@@ -72,10 +73,10 @@ class FallbackStream(PushStream):
         self._context = context
         self._route_plan = route_plan
         self._stack = ResourceStack()
-        """Holds what was taken for the model that answers now."""
+        """Owns the grant and queue entry at the current model."""
         self._batches: AsyncIterator[list[TextDelta]] | None = None
         self._seen: AsyncIterator[list[TextDelta]] | None = None
-        """Its answer, once anything of it has been seen."""
+        """The response, once its first batch was returned; no fallback from then on."""
         self.first_failure: MaitredError | None = None
 
     def __aenter__(self) -> Coroutine[Any, Any, Self]:
@@ -90,27 +91,27 @@ class FallbackStream(PushStream):
         return self
 
     def __anext__(self) -> Awaitable[list[TextDelta]]:
-        # Once it has begun nothing stands between it and its reader; for each of its tokens that would be a frame more.
-        return self._first() if self._seen is None else anext(self._seen)
+        # After the first batch, read the inner stream directly: saves a coroutine frame per token.
+        return self._first_batch() if self._seen is None else anext(self._seen)
 
     def push_to(self, sink: StreamSink) -> None:
         """Pushes deltas to a sink as they come; implements `PushStream.push_to`."""
-        answer: object = self._seen
-        if isinstance(answer, PushStream):
-            answer.push_to(sink)
+        response: object = self._seen
+        if isinstance(response, PushStream):
+            response.push_to(sink)
 
-    async def _first(self) -> list[TextDelta]:
-        """Returns the first deltas; a model that fails before them is followed by the next."""
+    async def _first_batch(self) -> list[TextDelta]:
+        """Returns the first batch; falls back to the next model while none was returned."""
         while True:
             assert self._batches is not None
             try:
                 parts = await anext(self._batches)
             except MaitredError as failure:
-                target = self._next(failure)
+                target = self._next_target(failure)
                 await self.__aexit__(type(failure), failure, failure.__traceback__)
                 await self._start(target)
             else:
-                # With a stream's first batch its head goes out, text or not.
+                # The first batch of a stream sends the response head, even if it is empty.
                 self._seen = self._batches if parts or not self._request.whole else None
                 return parts
 
@@ -123,12 +124,12 @@ class FallbackStream(PushStream):
                     response = await self._respond(target, self._request, self._principal, self._context, stack)
                     self._batches, self._stack = aiter(response), stack.pop_all()
             except MaitredError as failure:
-                target = self._next(failure)
+                target = self._next_target(failure)
             else:
                 return self
 
-    def _next(self, failure: MaitredError) -> RouteTarget:
-        """Starts the model that follows a failed one; raises the first failure where none follows."""
+    def _next_target(self, failure: MaitredError) -> RouteTarget:
+        """Returns the target after a failed one; raises the first failure if there is none."""
         self.first_failure = self.first_failure or failure
         target = self._route_plan.next_target(failure)
         if target is None:
@@ -150,9 +151,9 @@ class OverflowStream:
         admit: Admits and enqueues the plan at its own model.
         plan: Plan of the request at its own model.
         admit_overflow: Admits and enqueues the request at the other model.
-        variant: The request as the other model would get it.
+        variant: The request for the overflow model.
         principal: The caller.
-        context: Record of the request; as it was, when it stays.
+        context: Request context; restored if the request stays.
     """
 
     def __init__(
@@ -198,28 +199,28 @@ class OverflowStream:
                 await self._overflow(asked.entry)
 
     async def _overflow(self, entry: DispatchEntry) -> None:
-        """Leaves for elsewhere, if it is taken there and has not got its turn here meanwhile."""
-        before = copy.copy(self._context)
+        """Moves to the overflow model, unless it is rejected there or was dispatched here in the meantime."""
+        saved_context = copy.copy(self._context)
         try:
             async with ResourceStack() as stack:
                 batches = aiter(await self._admit_overflow(self._variant, self._principal, self._context, stack))
-                there = stack.pop_all()
+                overflow_stack = stack.pop_all()
         except MaitredError:
-            self._context.restore(before)
+            self._context.restore(saved_context)
             entry.decline_overflow()
             return
-        leaving = DeadlineUnmeetable("It waits for another model now.")
+        cancel_error = DeadlineUnmeetable("It waits for another model now.")
         if entry.accept_overflow():
-            there, self._stack, self._batches = self._stack, there, batches
-            await there.__aexit__(type(leaving), leaving, None)
+            overflow_stack, self._stack, self._batches = self._stack, overflow_stack, batches
+            await overflow_stack.__aexit__(type(cancel_error), cancel_error, None)
         else:
-            await there.__aexit__(type(leaving), leaving, None)
-            self._context.restore(before)
+            await overflow_stack.__aexit__(type(cancel_error), cancel_error, None)
+            self._context.restore(saved_context)
 
 
 @asynccontextmanager
 async def open_schemas(autos: AutoModels) -> AsyncIterator[SchemaChecker]:
-    """Opens the process that checks answers against schemas, once the first check needs it."""
+    """Opens the schema checker; its process starts with the first check, unless a model always needs it."""
     async with SchemaChecker(start_lazily=not any(auto.escalation.schema for auto in autos.values())) as schemas:
         yield schemas
 
@@ -233,32 +234,32 @@ def may_escalate(config: EscalationConfig, request: InferenceRequest) -> bool:
 
 
 class AnswerChecker:
-    """Finds what speaks against an answer.
+    """Checks whether an answer is good enough.
 
     Args:
-        config: What is looked at.
-        schemas: Puts answers to their schemas; None: it is not done.
+        config: The enabled checks.
+        schemas: Validates answers against JSON schemas; None: no schema check.
     """
 
     def __init__(self, config: EscalationConfig, schemas: SchemaChecker | None) -> None:
         self.config = config
         self._schemas = schemas
-        self._openings = [opening.strip().lower().replace("’", "'") for opening in config.openings]
+        self._refusal_prefixes = [opening.strip().lower().replace("’", "'") for opening in config.openings]
 
     async def failure(self, request: InferenceRequest, parts: list[TextDelta]) -> CheckFailure | None:
-        """The first check that one of the choices fails; None: all stand all that can be made."""
+        """Returns the first check that a choice fails; None: all choices pass."""
         config, choices = self.config, collect_choices(parts)
         if any(choice.finish is FinishReason.DEADLINE for choice in choices):
-            return None  # there is no time left in which another one could do better
-        if config.refusal and any(is_refusal(choice, self._openings) for choice in choices):
+            return None  # the deadline leaves no time for another model
+        if config.refusal and any(is_refusal(choice, self._refusal_prefixes) for choice in choices):
             return CheckFailure.REFUSAL
-        if config.schema and (schema := _schema_of(request)) is not None and self._schemas is not None:
+        if config.schema and (schema := _requested_schema(request)) is not None and self._schemas is not None:
             for choice in choices:
                 if not choice.has_tool_calls and await self._schemas.check(schema, choice.text) is SchemaResult.INVALID:
                     return CheckFailure.SCHEMA
         if config.logprob is not None:
-            means = [mean for choice in choices if (mean := mean_logprob(choice)) is not None]
-            if any(mean < config.logprob for mean in means):
+            mean_logprobs = [mean for choice in choices if (mean := mean_logprob(choice)) is not None]
+            if any(mean < config.logprob for mean in mean_logprobs):
                 return CheckFailure.LOGPROB
         return None
 
@@ -273,8 +274,8 @@ class EscalatingStream:
         request: The request.
         principal: The caller.
         context: Record of the request.
-        route_plan: The models that its name leads to.
-        route_to_larger: Returns the models that are larger than those of a route plan; None: there is none.
+        route_plan: Route plan of the requested name.
+        route_to_larger: Returns the route plan of the next larger model; None: there is none.
         checker: Decides whether an answer is good enough.
         price_of: Returns the price of a model's tokens.
     """
@@ -303,7 +304,7 @@ class EscalatingStream:
 
     async def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
         context, route_plan = self._context, self._route_plan
-        parts = await self._answer(route_plan)
+        parts = await self._collect_answer(route_plan)
         for left in reversed(range(self._checker.config.most + 1)):
             reason = await self._checker.failure(self._request, parts)
             if reason is None:
@@ -315,16 +316,16 @@ class EscalatingStream:
                 break
             known = context.escalate()
             try:
-                parts = await self._answer(larger)
+                parts = await self._collect_answer(larger)
             except MaitredError:
                 context.restore(known)
                 break
             context.rejected_answers[-1] = replace(failed, replaced=True)
             route_plan = larger
-        yield parts if self._scores_wanted else [replace(part, scores=None) for part in parts]
+        yield parts if self._wants_logprobs else [replace(part, scores=None) for part in parts]
 
-    async def _answer(self, route_plan: RoutePlan) -> list[TextDelta]:
-        """The whole answer of the first model on a way that gives one."""
+    async def _collect_answer(self, route_plan: RoutePlan) -> list[TextDelta]:
+        """Returns all deltas of the first model of the route plan that answers."""
         request = replace(
             self._request,
             whole=True,
@@ -341,12 +342,12 @@ class EscalatingStream:
         return whole
 
     @property
-    def _scores_wanted(self) -> bool:
+    def _wants_logprobs(self) -> bool:
         return self._request.sampling.top_logprobs is not None
 
 
-def _schema_of(request: InferenceRequest) -> Any:  # noqa: ANN401 - whatever the caller sent
-    """Returns the schema that the answer is to follow; None: the caller named none."""
+def _requested_schema(request: InferenceRequest) -> Any:  # noqa: ANN401 - whatever the caller sent
+    """Returns the JSON schema of `response_format` or `guided_json`; None: the request has none."""
     if request.to_openai is None or not {"response_format", "guided_json"}.intersection(request.needs):
         return None
     return requested_schema(request.to_openai())

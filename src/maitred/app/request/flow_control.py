@@ -1,7 +1,8 @@
-"""Flow control of requests: admission to limits, the queue, and the choice of a replica behind one Protocol.
+"""Flow control as in inference gateways, not of bytes.
 
-The pipeline asks it once for each request, and then only tells it what comes. So those who decide need not be where the
-text is: with one process they are (`LocalFlowController`), and asking them is a call.
+The pipeline asks the flow controller once for each request, and then reports tokens and the end. So the flow controller
+can run in another process: `LocalFlowController` runs in this process, `RemoteFlowController` asks the controller
+process.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -29,7 +30,7 @@ class GrantHandle(Protocol):
 
     @property
     def lease(self) -> str:
-        """Id of the request's line in the ledger."""
+        """Id of the request's reservation in the ledger."""
         ...
 
     @property
@@ -106,7 +107,7 @@ class FlowController(Protocol):
 
     @property
     def default_output_tokens(self) -> int | None:
-        """For a choice of a request that names no `max_tokens`; None: as many as fit."""
+        """Output tokens of a choice if the request has no `max_tokens`; None: as many as fit."""
         ...
 
     def price_of(self, model: str) -> Price:
@@ -114,7 +115,7 @@ class FlowController(Protocol):
         ...
 
     def predict(self, pool: str, dispatch_request: DispatchRequest) -> QueuePosition | None:
-        """Predicts the position of a request, or rejects it. None: that is done when it is admitted."""
+        """Predicts the queue position, or rejects the request; None: `admit` does this."""
         ...
 
     async def overflow_others(self, pool: str, dispatch_request: DispatchRequest) -> bool:
@@ -129,17 +130,18 @@ class FlowController(Protocol):
         timeline: RequestTimeline,
         stack: ResourceStack,
     ) -> tuple[GrantHandle, DispatchHandle]:
-        """Takes what a request needs from its caller's limits, and then a place in the line.
+        """Reserves limits for the request, then enqueues it.
 
         Args:
-            pool: Where it waits.
-            dispatch_request: As the queue sees it, with the length of its answer before any limit has had a look at it.
+            pool: The pool to enqueue in.
+            dispatch_request: dispatch_request: The request for the queue; its `max_tokens` is not yet clamped by
+                limits.
             admission_request: As admission sees it.
-            timeline: Where it is told how that went.
-            stack: Holds both: leaving it gives up the place, and then settles what has not been settled.
+            timeline: Gets the admission span.
+            stack: Owns grant and queue entry: closing it releases the entry, then settles the grant.
 
         Raises:
-            MaitredError: What stands against it; nothing is held then.
+            MaitredError: The request is rejected; nothing stays reserved.
         """
         ...
 
@@ -148,20 +150,20 @@ class FlowController(Protocol):
         ...
 
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
-        """Returns where a waiting request stands, at any model."""
+        """Returns the queue position of a waiting request, in the queue of any model; None: it does not wait."""
         ...
 
     def serving(self, pool: str) -> bool:
-        """Whether a model has a replica that serves, or will have one."""
+        """Whether the pool has a replica that serves or is starting."""
         ...
 
 
 class LocalFlowController:
-    """Implements `FlowController` where they are: in this process.
+    """Implements `FlowController` with the dispatchers and the admission of this process.
 
     Args:
-        dispatchers: For each model of the catalog, the queue before its replicas.
-        admission: Who may run, and how long answers may be.
+        dispatchers: Dispatcher of each pool.
+        admission: Admits requests to limits and clamps `max_tokens`.
         clock: Clock for the times in timelines.
     """
 
@@ -224,18 +226,17 @@ class LocalFlowController:
         replica: str,
         stack: ResourceStack,
     ) -> tuple[Grant, DispatchEntry | None]:
-        """Admits a request that a process, dead since, had admitted and that still runs.
+        """Takes over a request that an earlier controller process admitted and that still waits or runs.
 
         Args:
             pool: Where it runs or waits.
-            dispatch_request: As the queue sees it; its length is what was granted.
+            dispatch_request: The request for the queue, with the granted `max_tokens`.
             admission_request: As admission sees it.
-            lease: Which the ledger has carried over.
-            replica: Where it runs; empty: it waits.
+            lease: The lease, recovered from the ledger.
+            replica: The replica that runs it; empty: it waits.
             stack: Holds both.
 
-        Returns:
-            The grant and the entry; no entry where nobody knows the replica any more.
+        The entry is None if the replica no longer exists.
         """
         grant = stack.push_async_exit(
             await self._admission.resume(admission_request, lease, dispatch_request.max_tokens)

@@ -1,9 +1,8 @@
-"""Output of one choice on its way from tokens to text, and the spans of its time in the engine.
+"""Output processing of one choice (tokens to text), and trace spans of its time in the engine.
 
-The replica sends tokens; the caller reads text. In between: bytes become whole characters, the text waits while it
-could still turn into a stop string, and a stop string that completes ends the choice. Tokens are counted up to and
-including the one that completed it, because that is what it took to find out. What is left is parted into what was
-thought, what was said and which tools were called.
+The replica sends tokens; the caller reads text. The processor decodes bytes to whole characters, holds back text that
+may be the start of a stop string, and ends the choice at a complete stop string. The token that completes the stop
+string is counted. The remaining text is split into reasoning, content and tool calls.
 
 **Spans.** The engine counts seconds on a clock of its own, which may be that of another machine. What it says took
 place between
@@ -26,23 +25,23 @@ from maitred.wire.openai.responses import REASONING_FIELDS
 
 
 class OutputProcessor:
-    """Takes deltas in, gives parts out.
+    """Turns token deltas of one choice into text deltas.
 
     Args:
-        tokenizer: The model's.
-        prompt: What comes before the first token; its end can change how that one reads.
+        tokenizer: Tokenizer of the model.
+        prompt: Prompt tokens; they can change how the first output token is decoded.
         request: For its stop strings, `min_tokens` and `echo`.
-        ends: The tokens with which the model ends its turn. They are counted, not shown.
-        marks: Token -> what stands for it in the text that the reader gets.
-        reader: Parts the text; None: all of it was said.
+        ends: End-of-sequence tokens; counted, not shown.
+        marks: Special token -> its text for the parser.
+        reader: Parser of reasoning and tool calls; None: all text is content.
 
     Attributes:
-        prompt_tokens: How many its prompt has.
-        tokens: How many this choice has, up to its end.
-        thought_tokens: How many of these were thought.
-        plain: Whether there is nothing to look for in it and nothing to tell of it beside the text.
+        prompt_tokens: Tokens of the prompt.
+        tokens: Output tokens so far.
+        thought_tokens: Output tokens of the reasoning.
+        plain: Whether neither stop strings, log-probabilities nor a parser is needed.
         finish: Why it ended; None while it goes on.
-        last_token_s: When tokens last came; for whoever measures.
+        last_token_s: Time of the last tokens; set by the caller.
     """
 
     def __init__(
@@ -64,31 +63,35 @@ class OutputProcessor:
         self._detokenizer = Detokenizer(tokenizer, prompt, marks)
         self._reader = reader
         self.plain = not request.stops and request.sampling.top_logprobs is None and reader is None
-        self._window = StopWindow(request.stops) if request.stops else None
+        self._stop_checker = StopWindow(request.stops) if request.stops else None
         self._min_tokens = request.sampling.min_tokens
-        self._hidden = frozenset((*request.sampling.stop_token_ids, *(() if request.sampling.ignore_eos else ends)))
-        self._text = [tokenizer.decode(prompt)] if request.echo else []
-        self._characters = sum(map(len, self._text))
-        """Of the text so far; counted only where somebody may ask."""
-        self._scores: list[TokenScore] | None = None if request.sampling.top_logprobs is None else []
+        self._hidden_stop_token_ids = frozenset(
+            (*request.sampling.stop_token_ids, *(() if request.sampling.ignore_eos else ends))
+        )
+        self._pending_text = [tokenizer.decode(prompt)] if request.echo else []
+        self._text_length = sum(map(len, self._pending_text))
+        """Length of the text so far; the `offset` of log-probabilities."""
+        self._pending_logprobs: list[TokenScore] | None = None if request.sampling.top_logprobs is None else []
 
     def process(self, delta: TokenDelta) -> None:
-        """Takes the next delta; may set `finish`, also where the replica would have gone on."""
+        """Processes a delta; sets `finish` at the last delta or at a stop string."""
         tokens = delta.tokens
-        shown = len(tokens)
-        if delta.finish is FinishReason.STOP and tokens and tokens[-1] in self._hidden:
-            shown -= 1
+        visible_count = len(tokens)
+        if delta.finish is FinishReason.STOP and tokens and tokens[-1] in self._hidden_stop_token_ids:
+            visible_count -= 1
         if self.plain:
-            self._text.append(self._detokenizer.push(tokens if shown == len(tokens) else tokens[:shown]))
+            self._pending_text.append(
+                self._detokenizer.push(tokens if visible_count == len(tokens) else tokens[:visible_count])
+            )
             self.tokens += len(tokens)
         else:
-            # The first token that completes a stop string is the last one that counts.
-            for position in range(shown):
+            # Stop counting after the token that completes a stop string.
+            for position in range(visible_count):
                 self.tokens += 1
                 thinking = self._reader is not None and self._reader.thinking
-                if self._scores is not None and delta.logprobs is not None:
-                    self._scores.append(self._score(tokens[position], delta.logprobs[position]))
-                stopped = self._show(self._detokenizer.push(tokens[position : position + 1]))
+                if self._pending_logprobs is not None and delta.logprobs is not None:
+                    self._pending_logprobs.append(self._to_token_score(tokens[position], delta.logprobs[position]))
+                stopped = self._append_text(self._detokenizer.push(tokens[position : position + 1]))
                 if self._reader is not None:
                     self._reader.push(self._take_text())
                     self.thought_tokens += thinking or self._reader.thinking
@@ -96,38 +99,38 @@ class OutputProcessor:
                     self.finish = FinishReason.STOP
                     break
             else:
-                self.tokens += len(tokens) - shown
+                self.tokens += len(tokens) - visible_count
         if self.finish is None and delta.finish is not None:
-            self._end(delta.finish)
+            self._finish(delta.finish)
 
     def deltas(self, index: int) -> list[TextDelta]:
-        """Returns what there is to show since the last call; empty if all of it is held back."""
-        if self._reader is None and self._scores is None and self.finish is None:
-            text = self._text.pop() if len(self._text) == 1 else self._take_text()
+        """Returns new text deltas since the last call; empty if all text is held back."""
+        if self._reader is None and self._pending_logprobs is None and self.finish is None:
+            text = self._pending_text.pop() if len(self._pending_text) == 1 else self._take_text()
             return [TextDelta(index, text)] if text else []
-        passages = self._segments()
-        scores = self._scores
-        if not passages and not scores and self.finish is None:
+        segments = self._segments()
+        scores = self._pending_logprobs
+        if not segments and not scores and self.finish is None:
             return []
         if scores is not None:
-            self._scores = []
-        stop = None if self._window is None else self._window.stop
-        parts = [_part(index, passage) for passage in passages] or [TextDelta(index, "")]
-        parts[0] = replace(parts[0], scores=scores)
-        parts[-1] = replace(parts[-1], finish=self._finish_text, stop=stop)
-        return parts
+            self._pending_logprobs = []
+        stop = None if self._stop_checker is None else self._stop_checker.stop
+        deltas = [_part(index, passage) for passage in segments] or [TextDelta(index, "")]
+        deltas[0] = replace(deltas[0], scores=scores)
+        deltas[-1] = replace(deltas[-1], finish=self._client_finish_reason, stop=stop)
+        return deltas
 
     @property
-    def _finish_text(self) -> FinishReason | None:
-        """Why it ended, to its caller: a turn that ends after calls has ended for them."""
+    def _client_finish_reason(self) -> FinishReason | None:
+        """Finish reason for the client: `TOOL_CALLS` if the model stopped after tool calls."""
         calls = self._reader is not None and self._reader.calls and self.finish is FinishReason.STOP
-        stopped = self._window is not None and self._window.stop is not None
+        stopped = self._stop_checker is not None and self._stop_checker.stop is not None
         return FinishReason.TOOL_CALLS if calls and not stopped else self.finish
 
     def _take_text(self) -> str:
         """Removes and returns the text that was not shown yet."""
-        text = "".join(self._text)
-        self._text.clear()
+        text = "".join(self._pending_text)
+        self._pending_text.clear()
         return text
 
     def _segments(self) -> list[AnswerSegment]:
@@ -139,30 +142,30 @@ class OutputProcessor:
             self._reader.flush()
         return self._reader.take()
 
-    def _show(self, text: str) -> bool:
+    def _append_text(self, text: str) -> bool:
         """Passes text through the stop window; True if a stop string completed."""
-        self._characters += len(text)
-        if self._window is None or self.tokens <= self._min_tokens:
-            self._text.append(text)
+        self._text_length += len(text)
+        if self._stop_checker is None or self.tokens <= self._min_tokens:
+            self._pending_text.append(text)
             return False
-        visible, stopped = self._window.push(text)
-        self._text.append(visible)
+        visible, stopped = self._stop_checker.push(text)
+        self._pending_text.append(visible)
         return stopped
 
-    def _end(self, finish: FinishReason) -> None:
-        """The replica is done: nothing needs to wait any more."""
+    def _finish(self, finish: FinishReason) -> None:
+        """Handles the end at the replica: flushes held-back text."""
         self.finish = finish
         rest = self._detokenizer.flush()
-        if self._show(rest):
+        if self._append_text(rest):
             self.finish = FinishReason.STOP
-        elif self._window is not None:
-            self._text.append(self._window.flush())
+        elif self._stop_checker is not None:
+            self._pending_text.append(self._stop_checker.flush())
 
-    def _score(self, token: int, logprobs: TokenLogprobs) -> TokenScore:
+    def _to_token_score(self, token: int, logprobs: TokenLogprobs) -> TokenScore:
         return TokenScore(
             chosen=self._to_token_logprob(token, logprobs.logprob),
             top=[self._to_token_logprob(other, logprob) for other, logprob in logprobs.top],
-            offset=self._characters,
+            offset=self._text_length,
         )
 
     def _to_token_logprob(self, token: int, logprob: float) -> TokenLogprob:
@@ -179,50 +182,50 @@ def _part(index: int, passage: AnswerSegment) -> TextDelta:
 def record_engine_spans(
     timeline: RequestTimeline, index: int, choice: OutputProcessor, delta: TokenDelta, now_s: float
 ) -> None:
-    """Notes what has come with a delta: the way to the first token, then that to the end.
+    """Records engine spans from the stats of a delta: queue and prefill with the first delta, decode with the last.
 
     Args:
-        timeline: Has the attempt that the delta comes from.
-        index: Of the choice, among those of all prompts.
-        choice: With what it has got so far, this delta included.
-        delta: Has a course.
-        now_s: When it came.
+        timeline: Has the running attempt span.
+        index: Index of the choice among all prompts.
+        choice: Output processor of the choice, after this delta.
+        delta: A delta with stats.
+        now_s: Arrival time of the delta.
     """
-    attempt, course = timeline.running(SpanName.ATTEMPT), delta.course
-    if attempt is None or course is None:
+    attempt, stats = timeline.running(SpanName.ATTEMPT), delta.course
+    if attempt is None or stats is None:
         return
     engine = next((span for span in attempt.inside if span.facts["choice"] == index), None)
     if engine is None:
-        engine = _begin(attempt, index, choice, delta, course, now_s)
+        engine = _add_engine_span(attempt, index, choice, delta, stats, now_s)
     if delta.finish is None:
         return
-    # The end bounds the time on the way, too, where we came late to hear of the first token.
+    # The last delta also bounds the network time, in case the first delta was read late.
     offset_s = engine.began_s - attempt.began_s
-    slack_s = now_s - attempt.began_s - course.waited_s - course.prefill_s - course.decode_s
+    slack_s = now_s - attempt.began_s - stats.waited_s - stats.prefill_s - stats.decode_s
     began_s = attempt.began_s + max(0.0, min(offset_s, slack_s / 2))
-    first_s = _lay_out(engine, began_s, course)
+    first_s = _place_children(engine, began_s, stats)
     engine.facts |= {
         "output_tokens": choice.tokens,
         "finish_reason": str(delta.finish),
-        "preemptions": course.preemptions,
-        "displaced_s": round(course.displaced_s, 6),
-        "recomputed_tokens": course.recomputed_tokens,
+        "preemptions": stats.preemptions,
+        "displaced_s": round(stats.displaced_s, 6),
+        "recomputed_tokens": stats.recomputed_tokens,
     }
-    if course.decode_steps:
+    if stats.decode_steps:
         decode = TimelineSpan(
             SpanName.DECODE,
             first_s,
-            {"steps": course.decode_steps, "batch": round(course.decode_batch, 2), "output_tokens": choice.tokens},
+            {"steps": stats.decode_steps, "batch": round(stats.decode_batch, 2), "output_tokens": choice.tokens},
         )
-        decode.end(first_s + course.decode_s)
+        decode.end(first_s + stats.decode_s)
         engine.inside.append(decode)
-    engine.end(first_s + course.decode_s)
+    engine.end(first_s + stats.decode_s)
 
 
-def _begin(
+def _add_engine_span(
     attempt: TimelineSpan, index: int, choice: OutputProcessor, delta: TokenDelta, course: SequenceStats, now_s: float
 ) -> TimelineSpan:
-    """The way to the first token."""
+    """Adds the engine span with its queue and prefill spans to the attempt."""
     slack_s = now_s - attempt.began_s - course.waited_s - course.prefill_s
     began_s = attempt.began_s + max(0.0, slack_s) / 2
     engine = TimelineSpan(SpanName.ENGINE, began_s, {"choice": index, "replica": attempt.facts["replica"]})
@@ -236,13 +239,13 @@ def _begin(
         TimelineSpan(SpanName.ENGINE_QUEUE, began_s, {"waited_ms": delta.waited_ms or {}}),
         TimelineSpan(SpanName.PREFILL, began_s, prefill),
     ]
-    _lay_out(engine, began_s, course)
+    _place_children(engine, began_s, course)
     attempt.inside.append(engine)
     return engine
 
 
-def _lay_out(engine: TimelineSpan, began_s: float, course: SequenceStats) -> float:
-    """Puts the way to the first token behind the moment of arrival; when that token came."""
+def _place_children(engine: TimelineSpan, began_s: float, course: SequenceStats) -> float:
+    """Places the queue and prefill spans after the arrival in the engine; returns the time of the first token."""
     waited, prefill = engine.inside
     engine.began_s = waited.began_s = began_s
     waited.ended_s = prefill.began_s = began_s + course.waited_s
@@ -251,7 +254,7 @@ def _lay_out(engine: TimelineSpan, began_s: float, course: SequenceStats) -> flo
 
 
 class EncodingSpans:
-    """The texts of one attempt.
+    """Recorder of the engine spans of an embedding attempt.
 
     A request may bring thousands of texts, and the engine reports each. They are recorded together: the wait until the
     first was begun, and the time from then until the last was computed, with other callers' batches in between. As for
@@ -260,50 +263,50 @@ class EncodingSpans:
 
     def __init__(self) -> None:
         self._texts = self._tokens = self._batches = 0
-        self._begun_s: float | None = None
-        """From a text's arrival in the engine to its batch, for the one that waited least."""
-        self._done_s = 0.0
-        """From a text's arrival to its vector, for the last one."""
+        self._min_wait_s: float | None = None
+        """Shortest wait of a text in the engine."""
+        self._max_duration_s = 0.0
+        """Longest time from arrival to vector."""
         self._waited_ms: dict[str, float] = {}
-        """By cause, the longest."""
+        """Longest wait by cause."""
 
     def on_report(self, delta: TokenDelta, tokens: int) -> None:
-        """A text has its vector.
+        """Adds the stats of one text.
 
         Args:
-            delta: Has it.
-            tokens: Of the text.
+            delta: Delta with the vector.
+            tokens: Tokens of the text.
         """
         if (course := delta.course) is None:
             return
         self._texts += 1
         self._tokens += tokens
         self._batches += course.prefill_batch
-        self._begun_s = course.waited_s if self._begun_s is None else min(self._begun_s, course.waited_s)
-        self._done_s = max(self._done_s, course.waited_s + course.prefill_s)
+        self._min_wait_s = course.waited_s if self._min_wait_s is None else min(self._min_wait_s, course.waited_s)
+        self._max_duration_s = max(self._max_duration_s, course.waited_s + course.prefill_s)
         for cause, waited_ms in (delta.waited_ms or {}).items():
             self._waited_ms[cause] = max(self._waited_ms.get(cause, 0.0), waited_ms)
 
     def record(self, attempt: TimelineSpan, now_s: float) -> None:
-        """Writes into the attempt what was heard; nothing, of an engine that does not tell.
+        """Adds the spans to the attempt; does nothing if the engine sent no stats.
 
         Args:
-            attempt: Has not ended.
-            now_s: When the last was heard.
+            attempt: The running attempt span.
+            now_s: Arrival time of the last vector.
         """
-        if self._begun_s is None:
+        if self._min_wait_s is None:
             return
-        began_s = attempt.began_s + max(0.0, now_s - attempt.began_s - self._done_s) / 2
+        began_s = attempt.began_s + max(0.0, now_s - attempt.began_s - self._max_duration_s) / 2
         engine = TimelineSpan(SpanName.ENGINE, began_s, {"replica": attempt.facts["replica"], "texts": self._texts})
-        waited = TimelineSpan(SpanName.ENGINE_QUEUE, began_s, {"waited_ms": self._waited_ms})
+        queue_span = TimelineSpan(SpanName.ENGINE_QUEUE, began_s, {"waited_ms": self._waited_ms})
         encode = TimelineSpan(
             SpanName.ENCODE,
-            began_s + self._begun_s,
+            began_s + self._min_wait_s,
             {"prompt_tokens": self._tokens, "batch": round(self._batches / self._texts, 2)},
         )
-        ended_s = min(now_s, began_s + self._done_s)
-        waited.end(encode.began_s)
+        ended_s = min(now_s, began_s + self._max_duration_s)
+        queue_span.end(encode.began_s)
         encode.end(ended_s)
         engine.end(ended_s)
-        engine.inside += [waited, encode]
+        engine.inside += [queue_span, encode]
         attempt.inside.append(engine)

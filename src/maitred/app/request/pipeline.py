@@ -3,8 +3,8 @@
     route -> plan -> admit -> dispatch -> stream -> settle
 
 `Pipeline.generate` routes a request, and `Pipeline.respond` takes it through the other stages at one model. Each stage
-is called once, and none reaches back to an earlier one. The pipeline works with tokens and deltas; it does not know
-which API the request came through.
+is called once for each model; no stage calls an earlier one. The pipeline works with tokens and deltas; it does not
+know which API the request came through.
 """
 
 import secrets
@@ -55,24 +55,24 @@ from maitred.routing.pools.route_table import RoutePlan, RouteTarget
 from maitred.text.tokenizer import Tokenizer
 
 _draw_seed = partial(secrets.randbits, 63)
-"""Draws a seed that nobody can guess, for requests that name none."""
+"""Draws an unpredictable seed for requests without one."""
 
 
 class Pipeline:
-    """Takes requests through the stages. Implements `maitred.core.service.InferenceService`.
+    """Runs requests through the stages. Implements `maitred.core.service.InferenceService`.
 
     Args:
-        router: What is served, under which names.
-        control: Who may run, when and where, and how long answers may be.
-        ladders: Model -> what is tried before a request is refused for the load; nothing where none is given.
+        router: Resolves and routes model names.
+        control: Admission, queue and dispatch.
+        ladders: Model -> degradation ladder.
         clock: Clock for the times in the context.
         draw_seed: Makes a seed where the caller names none.
-        max_choices: Largest `n`, if the replica would take more.
+        max_choices: Largest `n`, also for a replica that allows more.
         least_itl_s: Shortest time between two tokens that a request can ask for.
-        retries: How often servers of others may be tried; None: once.
-        schemas: Puts answers to their schemas; None: it is not done.
-        grammars: Tries what answers are to look like; None: with the default settings.
-        trials: Told of requests behind whose names a new version is tried; None: there are none.
+        retries: Retry policy for upstream servers; None: no retries.
+        schemas: JSON schema checker for escalation; None: no schema checks.
+        grammars: Validates grammars; None: default settings.
+        trials: Observes requests of canary rollouts; None: no rollouts.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Pipeline:
     ) -> AbstractAsyncContextManager[ResponseStream]:
         """Generates the answer to a request; implements `InferenceService.generate`.
 
-        The request is routed here. Entering the context plans and admits it (`respond`) at the first model of its
-        route that takes it; reading the response waits for dispatch, and streams; leaving gives everything back.
+        The request is routed here. Entering the context plans and admits it (`respond`) at the first model of its route
+        that takes it; reading the response waits for dispatch, and streams; exiting releases everything.
         """
         principal = context.principal or ANONYMOUS
         context.request = request
@@ -114,7 +114,7 @@ class Pipeline:
         response: AbstractAsyncContextManager[ResponseStream]
         escalation = self._router.escalation(request.model)
         if escalation is not None and may_escalate(escalation, request):
-            # Nobody sees anything before the answer has stood its checks, or that of a larger model has.
+            # The answer is buffered until its checks pass.
             response = nullcontext(
                 EscalatingStream(
                     self.respond,
@@ -143,18 +143,18 @@ class Pipeline:
     ) -> ResponseStream:
         """Plans a request at one model, admits and enqueues it; returns its response.
 
-        The response waits for dispatch when it is first read, and settles the usage before it shows its end.
+        The response waits for dispatch when it is first read, and settles the usage before its last delta.
 
         Args:
             target: The model.
             request: The request.
             principal: The caller.
             context: Record of the request.
-            stack: Holds what the request takes. Leaving it cancels what has not finished, gives up the place in the
-                queue or at the replica, and then settles what has not been settled.
+            stack: Owns the resources of the request. Closing it cancels the attempt, releases the queue entry, and
+                settles the grant.
 
         Raises:
-            MaitredError: What stands against it.
+            MaitredError: The request is rejected.
         """
         await COHORT.sync(CohortStage.READ)
         now_s, timeline = self._clock.monotonic_s, context.timeline
@@ -164,18 +164,18 @@ class Pipeline:
         except BaseException as failure:
             timeline.fail(SpanName.PLAN, began_s, now_s(), {"model": target.name}, failure)
             raise
-        timeline.record(SpanName.PLAN, began_s, now_s(), _plan_facts(plan, context))
-        variant = self._planner.overflow_request(target, request, principal) if plan.target is target else None
-        if variant is None:
+        timeline.record(SpanName.PLAN, began_s, now_s(), _plan_attributes(plan, context))
+        overflow_request = self._planner.overflow_request(target, request, principal) if plan.target is target else None
+        if overflow_request is None:
             return await self._admit(plan, principal, context, stack)
-        # While it waits it may be sent to another model. It gives up its place here only for one there.
-        movable = replace(plan, request=replace(plan.request, movable=True))
+        # While the request waits, it may overflow to another model.
+        movable_plan = replace(plan, request=replace(plan.request, movable=True))
         return await stack.enter_async_context(
-            OverflowStream(self._admit, movable, self._admit_overflow, variant, principal, context)
+            OverflowStream(self._admit, movable_plan, self._admit_overflow, overflow_request, principal, context)
         )
 
     def _route(self, request: InferenceRequest, principal: Principal, context: RequestContext) -> RoutePlan:
-        """Where it may go; raises where its name leads nowhere."""
+        """Makes the route plan and records the span; raises if no model serves the name."""
         now_s = self._clock.monotonic_s
         facts: dict[str, Any] = {"asked": request.model}
         began_s = now_s()
@@ -184,9 +184,9 @@ class Pipeline:
         except BaseException as failure:
             context.timeline.fail(SpanName.RESOLVE, began_s, now_s(), facts, failure)
             raise
-        chosen = context.selection = route_plan.selection
-        if chosen is not None:
-            facts |= {"reason": chosen.reason, "score": chosen.score, "chosen": chosen.model}
+        selection = context.selection = route_plan.selection
+        if selection is not None:
+            facts |= {"reason": selection.reason, "score": selection.score, "chosen": selection.model}
         context.timeline.record(SpanName.RESOLVE, began_s, now_s(), facts)
         return route_plan
 
@@ -203,7 +203,7 @@ class Pipeline:
         except LimitReached:
             if plan.instead_of is None:
                 raise
-            # The caller has no claim to another model: what it asked for cannot be served in time.
+            # The degraded model is limited too: report the refusal of the requested model.
             raise plan.instead_of from None
         await COHORT.sync(CohortStage.ADMITTED)
         context.position = entry.position
@@ -223,7 +223,7 @@ class Pipeline:
     async def _admit_overflow(
         self, variant: DegradedRequest, principal: Principal, context: RequestContext, stack: ResourceStack
     ) -> ResponseStream:
-        """Admits a waiting request at the model that it may move to; raises what stands against it there."""
+        """Admits a waiting request at its overflow model; raises if that rejects it."""
         plan = await self._planner.plan_overflow(variant, principal, context)
         response = await self._admit(plan, principal, context, stack)
         context.degraded = list(variant.degraded)
@@ -239,13 +239,13 @@ class Pipeline:
         entry: DispatchHandle,
         stack: ResourceStack,
     ) -> UpstreamResponse:
-        """The answer of a server of somebody else's."""
+        """Makes the response of an upstream server."""
         inference_request = upstream_plan.request
         deadline_s = (
             None if inference_request.deadline_in_s is None else context.started_s + inference_request.deadline_in_s
         )
-        scored = inference_request.scored and self._router.tells_logprobs(target)
-        request = _text_request(upstream_plan, target, grant, scored=scored)
+        with_logprobs = inference_request.scored and self._router.supports_logprobs(target)
+        request = _text_request(upstream_plan, target, grant, scored=with_logprobs)
         return UpstreamResponse(
             entry,
             stack,
@@ -270,7 +270,7 @@ class Pipeline:
         grant: GrantHandle,
         entry: DispatchHandle,
     ) -> list[EngineRequest]:
-        """Makes the engine requests, one for each prompt, under ids that lead to the line in the ledger."""
+        """Makes the engine requests, one for each prompt, whose ids start with the lease."""
         request = tokenized.request
         return [
             EngineRequest(
@@ -281,10 +281,10 @@ class Pipeline:
                     max_tokens=min(available, grant.max_tokens),
                     seed=self._draw_seed() if request.seed is None else request.seed,
                 ),
-                # Teams of one organisation may share KV blocks; clients have no say in this.
+                # The KV cache is shared within an organisation; clients cannot change this.
                 cache_scope=dispatch_request.principal_org,
                 flow=dispatch_request.flow,
-                deadline_in_s=request.deadline_in_s,  # of its arrival; the continuation takes off what has passed
+                deadline_in_s=request.deadline_in_s,  # from arrival; `TokenContinuation` subtracts the elapsed time
                 itl_objective_s=None
                 if request.itl_objective_s is None
                 else max(request.itl_objective_s, self._least_itl_s),
@@ -300,8 +300,8 @@ class Pipeline:
         self, principal: Principal, model: str, prompt: Prompt, *, add_special_tokens: bool | None
     ) -> list[int]:
         """Tokenises a prompt with the model's tokenizer; implements `InferenceService.tokenize`."""
-        served = NamedTokenizer(model, self._tokenizer(principal, model))
-        (tokens,) = await tokens_of(served, [prompt], add_special_tokens=add_special_tokens)
+        named_tokenizer = NamedTokenizer(model, self._tokenizer(principal, model))
+        (tokens,) = await tokens_of(named_tokenizer, [prompt], add_special_tokens=add_special_tokens)
         return tokens
 
     def detokenize(self, principal: Principal, model: str, tokens: Sequence[int]) -> str:
@@ -334,7 +334,7 @@ class Pipeline:
         return await self._flow_controller.rate_limit_status(context.principal, context.model)
 
     def queue_position(self, principal: Principal, request_id: str) -> QueuePosition:
-        """Returns where a waiting request stands; implements `InferenceService.queue_position`."""
+        """Returns the queue position of a waiting request; implements `InferenceService.queue_position`."""
         position = self._flow_controller.position_of(request_id, principal.tenants[-1])
         if position is None:
             raise ResourceNotFound("No request of that id waits in the queue. It may run already, or have ended.")
@@ -342,21 +342,21 @@ class Pipeline:
 
     def ready(self, model: str | None = None) -> bool:
         """Whether a model, or any model, can serve; implements `InferenceService.ready`."""
-        served = self._router.models_behind(model)
-        return any(candidate.is_ready() and self._flow_controller.serving(candidate.name) for candidate in served)
+        models = self._router.models_behind(model)
+        return any(candidate.is_ready() and self._flow_controller.serving(candidate.name) for candidate in models)
 
 
 @asynccontextmanager
 async def _tap(
     answers: AbstractAsyncContextManager[ResponseStream], listener: DeltaListener
 ) -> AsyncIterator[ResponseStream]:
-    """Response whose deltas a listener sees as well."""
+    """Wraps a response so that a listener also gets its deltas."""
     async with answers as answer:
         yield TappedStream(answer, listener)
 
 
-def _plan_facts(plan: RequestPlan, context: RequestContext) -> dict[str, Any]:
-    """Returns the facts that a plan was decided by, for the timeline."""
+def _plan_attributes(plan: RequestPlan, context: RequestContext) -> dict[str, Any]:
+    """Returns the span attributes of a plan."""
     facts: dict[str, Any] = {"model": plan.target.name, "prompt_tokens": plan.tokenized.prompt_tokens}
     if plan.position is not None:
         facts["position"] = plan.position.position
@@ -370,14 +370,14 @@ def _text_request(
     upstream_plan: UpstreamRequestPlan, target: RouteTarget, grant: GrantHandle, *, scored: bool
 ) -> TextRequest:
     """Makes the request for a replica that takes text."""
-    named = upstream_plan.request.max_tokens is not None
-    # Where nobody has limited the length, the server knows better than an estimate how much room there is.
-    limited = named or grant.max_tokens < max(upstream_plan.available_tokens)
+    has_max_tokens = upstream_plan.request.max_tokens is not None
+    # Without a limit, send no `max_tokens`: the server knows its context window better than our estimate.
+    is_limited = has_max_tokens or grant.max_tokens < max(upstream_plan.available_tokens)
     return TextRequest(
         id=grant.lease,
         fields=upstream_plan.fields,
         choices=upstream_plan.choice_count,
-        max_tokens=min(max(upstream_plan.available_tokens), grant.max_tokens) if limited else None,
+        max_tokens=min(max(upstream_plan.available_tokens), grant.max_tokens) if is_limited else None,
         scored=scored,
         model=target.model,
         chat="messages" in upstream_plan.fields,
@@ -385,7 +385,7 @@ def _text_request(
 
 
 def _admission_request(principal: Principal, context: RequestContext, tokenized: AnyTokenized) -> AdmissionRequest:
-    """The request as admission sees it."""
+    """Makes the admission request."""
     request = tokenized.request
     return AdmissionRequest(
         principal=principal,

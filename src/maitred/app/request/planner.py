@@ -1,7 +1,7 @@
-"""Planning of a request before anything is done: its model, its tokens, its predicted position.
+"""Plans a request before anything is reserved: model, tokens, predicted queue position.
 
-Who would be served too late may get less than it asked for, where the model's ladder has a step that helps; otherwise
-it is told so now. Nothing is held by a plan, and nothing has to be given back.
+A request that would miss its deadline is degraded, if the model's ladder has a step that helps; otherwise it is
+rejected at once. A plan reserves nothing.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from maitred.admission.policy.ladder import DEGRADABLE, DegradationLadder, Degra
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import FlowController
 from maitred.app.request.tokenized import TokenizedRequest, tokens_of
-from maitred.app.request.upstream_plan import UpstreamRequestPlan, estimate_text, plan_upstream
+from maitred.app.request.upstream_plan import UpstreamRequestPlan, estimate_upstream_request, prepare_upstream_request
 from maitred.app.request.validation import (
     check_fits,
     check_generates,
@@ -39,22 +39,22 @@ from maitred.routing.pools.route_table import RouteTarget
 from maitred.text.generation_defaults import GenerationDefaults
 
 AnyTokenized = TokenizedRequest | UpstreamRequestPlan
-"""For a replica that takes tokens, or for one that takes text."""
+"""A request for an engine (tokens), or for an upstream server (text)."""
 
 
 _NO_DEFAULTS = GenerationDefaults()
 
 
 class RequestPlan(Struct, frozen=True):
-    """Plan of one request: target, tokens, queue request, predicted position."""
+    """Plan of one request: target, tokens, dispatch request, predicted position."""
 
     target: RouteTarget
     tokenized: AnyTokenized
     request: DispatchRequest
     position: QueuePosition | None
-    """What is predicted; None: that is told with its place in the line."""
+    """Predicted queue position; None: the controller predicts it on admission."""
     instead_of: MaitredError | None = None
-    """Why another model than the one that was asked for; None: it is that one."""
+    """The error of the requested model, if the plan is for another model; None: it is for the requested model."""
 
 
 class RequestPlanner:
@@ -62,10 +62,10 @@ class RequestPlanner:
 
     Args:
         router: What is served, under which names.
-        control: Says when a turn would come, what tokens cost, and how long answers are by default.
+        control: Predicts queue positions; has prices and default lengths.
         ladders: Model -> what is tried before a request is refused for the load; nothing where none is given.
-        max_choices: Largest `n`, if the replica would take more.
-        grammars: Tries what answers are to look like.
+        max_choices: Largest `n`, also for a replica that allows more.
+        grammars: Validates grammars.
     """
 
     def __init__(
@@ -79,29 +79,31 @@ class RequestPlanner:
         self._router = router
         self._flow_controller = control
         self._ladders = ladders
-        over = {pool: ladder.overflow_to for pool, ladder in ladders.items()}
-        self._overflows = {pool: model for pool, model in over.items() if model is not None}
-        """Where requests may be sent to while they wait."""
+        _overflow_models = {pool: ladder.overflow_to for pool, ladder in ladders.items()}
+        self._overflows = {pool: model for pool, model in _overflow_models.items() if model is not None}
+        """Pool -> overflow model for waiting requests."""
         self._max_choices = max_choices
         self._grammars = grammars
 
     async def plan(
         self, target: RouteTarget, request: InferenceRequest, principal: Principal, context: RequestContext
     ) -> RequestPlan:
-        """Plans a request at a model, or with less, or at another model.
+        """Plans a request at a model; degraded, or at another model, if it cannot be served in time.
 
         Raises:
-            MaitredError: What stands against it.
+            MaitredError: The request is rejected.
         """
         model = self._router.model(target)
         if isinstance(model, TextModel) and model.tokenizer is None:
-            # As most requests to other servers; nothing of it waits.
+            # The common case of upstream servers; needs no await.
             context.model = target.name
-            tokenized: AnyTokenized = self._accept(estimate_text(model, request, self._max_choices), target, context)
+            tokenized: AnyTokenized = self._accept(
+                estimate_upstream_request(model, request, self._max_choices), target, context
+            )
         else:
             tokenized = await self._tokenize(target, request, context)
         try:
-            return self._predict(target, tokenized, principal, context)
+            return self._make_plan(target, tokenized, principal, context)
         except DEGRADABLE as refusal:
             if target.pool in self._ladders:
                 return await self._plan_degraded(target, tokenized, principal, context, refusal)
@@ -111,18 +113,18 @@ class RequestPlanner:
     async def plan_overflow(
         self, variant: DegradedRequest, principal: Principal, context: RequestContext
     ) -> RequestPlan:
-        """Plans a waiting request at the model that it moves to; raises what stands against it there."""
-        there = self._router.route(variant.ask, principal).first_target()
-        return self._predict(there, await self._tokenize(there, variant.ask, context), principal, context)
+        """Plans a waiting request at its overflow model; raises if that rejects it."""
+        target = self._router.route(variant.ask, principal).first_target()
+        return self._make_plan(target, await self._tokenize(target, variant.ask, context), principal, context)
 
     def overflow_request(
         self, target: RouteTarget, request: InferenceRequest, principal: Principal
     ) -> DegradedRequest | None:
-        """Returns the request in the form that may overflow to another model; None: it may not leave, or cannot."""
-        to = self._overflows.get(target.pool)
-        if to is None or not request.degradable:
+        """Returns the request for the overflow model; None: there is none, or the request may not use it."""
+        overflow_model = self._overflows.get(target.pool)
+        if overflow_model is None or not request.degradable:
             return None
-        variant = overflowing(request, to)
+        variant = overflowing(request, overflow_model)
         try:
             self._router.route(variant.ask, principal).first_target()
         except MaitredError:
@@ -134,11 +136,11 @@ class RequestPlanner:
         model = self._router.model(target)
         context.model = target.name
         if isinstance(model, TextModel):
-            return self._accept(await plan_upstream(model, request, self._max_choices), target, context)
+            return self._accept(await prepare_upstream_request(model, request, self._max_choices), target, context)
         card = model.card()
         check_generates(card, model.name)
-        rules = rules_for(model, request)
-        request = with_tools(with_scores(request), rules)
+        tool_rules = rules_for(model, request)
+        request = with_tools(with_scores(request), tool_rules)
         if model.defaults != _NO_DEFAULTS:
             request = replace(request, sampling=model.defaults.settle(request.sampling, request.unset_fields))
         check_needs(request)
@@ -148,22 +150,22 @@ class RequestPlanner:
         available_tokens = [check_fits(card, prompt, request) for prompt in prompts]
         context.prompt_tokens = sum(map(len, prompts))
         organisation = (context.principal or ANONYMOUS).tenants[-1]
-        request = await constrain(self._grammars, organisation, model, request, rules, prompts)
-        tokenized = TokenizedRequest(model, card, request, prompts, available_tokens, rules)
+        request = await constrain(self._grammars, organisation, model, request, tool_rules, prompts)
+        tokenized = TokenizedRequest(model, card, request, prompts, available_tokens, tool_rules)
         if request.max_usd is not None:
             self._check_cost(tokenized, target, request.max_usd)
         return tokenized
 
     def _accept(self, text: UpstreamRequestPlan, target: RouteTarget, context: RequestContext) -> UpstreamRequestPlan:
-        """Returns the tokenised request if it may cost as much."""
+        """Checks the cost of an upstream request; returns the request."""
         context.prompt_tokens = text.prompt_tokens
         if text.request.max_usd is not None:
             self._check_cost(text, target, text.request.max_usd)
         return text
 
     def _check_cost(self, tokenized: AnyTokenized, target: RouteTarget, most_usd: float) -> None:
-        """Raises TooExpensive if it may cost more than its caller allows."""
-        output_tokens = self._length(tokenized) * tokenized.choice_count
+        """Raises TooExpensive if the request may cost more than `max_usd`."""
+        output_tokens = self._max_output_tokens(tokenized) * tokenized.choice_count
         usd = to_usd(self._flow_controller.price_of(target.name).cost_nusd(tokenized.prompt_tokens, 0, output_tokens))
         if usd > most_usd:
             raise TooExpensive(
@@ -171,18 +173,18 @@ class RequestPlanner:
                 f"Lower {tokenized.request.max_tokens_param}, or allow more."
             )
 
-    def _predict(
+    def _make_plan(
         self, target: RouteTarget, tokenized: AnyTokenized, principal: Principal, context: RequestContext
     ) -> RequestPlan:
-        """How it would wait; raises what refuses it for the load."""
-        dispatch_request = _dispatch_request(principal, context, tokenized, self._length(tokenized))
+        """Makes the plan with the predicted position; raises if the request would wait too long."""
+        dispatch_request = _dispatch_request(principal, context, tokenized, self._max_output_tokens(tokenized))
         context.priority = dispatch_request.flow.priority
         return RequestPlan(
             target, tokenized, dispatch_request, self._flow_controller.predict(target.pool, dispatch_request)
         )
 
-    def _length(self, tokenized: AnyTokenized) -> int:
-        """Most tokens of a choice, before any limit has had a look at it."""
+    def _max_output_tokens(self, tokenized: AnyTokenized) -> int:
+        """Returns the most output tokens of a choice, before limits clamp it."""
         available = max(tokenized.available_tokens)
         return (
             available
@@ -198,26 +200,30 @@ class RequestPlanner:
         context: RequestContext,
         refusal: MaitredError,
     ) -> RequestPlan:
-        """Plans the request with less, where a step of the model's ladder helps; otherwise raises the refusal."""
+        """Plans a degraded request, where a step of the model's ladder helps; otherwise raises the refusal."""
 
         async def attempt(variant: DegradedRequest) -> RequestPlan:
             if variant.overflows:
-                leaving = self.overflow_request(target, tokenized.request, principal)
+                overflow_request = self.overflow_request(target, tokenized.request, principal)
                 if (
-                    plan := await self._plan_after_overflow(target, tokenized, principal, context, leaving is not None)
+                    plan := await self._plan_after_overflow(
+                        target, tokenized, principal, context, overflow_request is not None
+                    )
                 ) is not None:
                     return plan
             request, there = variant.ask, target
             if request.model != tokenized.request.model:
                 there = self._router.route(request, principal).first_target()
-            plan = self._predict(there, await self._tokenize(there, request, context), principal, context)
+            plan = self._make_plan(there, await self._tokenize(there, request, context), principal, context)
             return plan if there is target else replace(plan, instead_of=refusal)
 
         ladder = self._ladders[target.pool]
         try:
-            variant, plan = await ladder.first_that_fits(tokenized.request, self._length(tokenized), refusal, attempt)
+            variant, plan = await ladder.first_that_fits(
+                tokenized.request, self._max_output_tokens(tokenized), refusal, attempt
+            )
         except MaitredError:
-            # An attempt may have been at another model.
+            # A variant may have changed the model in the context.
             context.model, context.prompt_tokens = target.name, tokenized.prompt_tokens
             context.predicted_position = _predicted_position(refusal)
             raise
@@ -227,32 +233,32 @@ class RequestPlanner:
     async def _plan_after_overflow(
         self, target: RouteTarget, tokenized: AnyTokenized, principal: Principal, context: RequestContext, movable: bool
     ) -> RequestPlan | None:
-        """The whole request here after all, where others that wait leave in its place."""
+        """Plans the whole request here after others have overflowed; None: none has, or it is still too late."""
         dispatch_request = replace(
-            _dispatch_request(principal, context, tokenized, self._length(tokenized)), movable=movable
+            _dispatch_request(principal, context, tokenized, self._max_output_tokens(tokenized)), movable=movable
         )
         if not await self._flow_controller.overflow_others(target.pool, dispatch_request):
             return None
         try:
-            return self._predict(target, tokenized, principal, context)
+            return self._make_plan(target, tokenized, principal, context)
         except DEGRADABLE:
             return None
 
 
 def _predicted_position(refusal: MaitredError) -> QueuePosition | None:
-    """Returns the position that a refusal was predicted with."""
+    """Returns the predicted queue position of a refusal; None: it has none."""
     return refusal.position if isinstance(refusal, Overloaded) else None
 
 
 def _dispatch_request(
     principal: Principal, context: RequestContext, tokenized: AnyTokenized, max_tokens: int
 ) -> DispatchRequest:
-    """The request as the queue sees it."""
+    """Makes the dispatch request."""
     request = tokenized.request
     deadline_s = None
     if request.ttft_in_s is not None or request.deadline_in_s is not None:
-        wishes = [wish_s for wish_s in (request.ttft_in_s, request.deadline_in_s) if wish_s is not None]
-        deadline_s = context.started_s + min(wishes)
+        deadlines = [wish_s for wish_s in (request.ttft_in_s, request.deadline_in_s) if wish_s is not None]
+        deadline_s = context.started_s + min(deadlines)
     return DispatchRequest(
         id=context.request_id,
         principal_org=principal.tenants[-1],
@@ -269,13 +275,15 @@ def _dispatch_request(
 
 
 def flow_of(principal: Principal, request: InferenceRequest) -> Flow:
-    """The flow of a request: as urgent as it asks to be, up to its tenant's ceiling."""
-    asked = PriorityClass.STANDARD.priority if request.priority is None else request.priority
+    """Returns the flow of a request; its priority is capped by the tenant's ceiling."""
+    requested_priority = PriorityClass.STANDARD.priority if request.priority is None else request.priority
     ceiling = principal.priority_ceiling
-    return _flow(principal.shares or (FlowLevel(principal.key),), asked if asked < ceiling else ceiling)
+    return _cached_flow(
+        principal.shares or (FlowLevel(principal.key),), requested_priority if requested_priority < ceiling else ceiling
+    )
 
 
 @lru_cache(maxsize=4096)
-def _flow(path: tuple[FlowLevel, ...], priority: int) -> Flow:
-    """One object for all requests of a flow: it is looked up several times on each one's way."""
+def _cached_flow(path: tuple[FlowLevel, ...], priority: int) -> Flow:
+    """Cached, so that all requests of a flow share one object with a cached hash."""
     return Flow(path, priority_class_for(priority))

@@ -1,10 +1,9 @@
-"""Response of a request at a replica: waits for dispatch, opens an attempt, reads it, and goes on after a failure.
+"""Base of responses from replicas: waits for dispatch, opens an attempt, streams it, and retries after a failure.
 
-`ReplicaResponse` is the part that responses in tokens (`engine_response`) and in text (`upstream_response`) share.
+`ReplicaResponse` is the common base of `EngineResponse` (tokens) and `UpstreamResponse` (text).
 
-A second replica is asked only where the first is late and another has room at this moment (see
-`dispatch.policy.hedging`). As soon as one has begun, the other is left, which ends the work there; so all that is ever
-done twice is the beginning.
+Hedging: if the first replica is late and another has capacity (see `maitred.dispatch.policy.hedging`), a second attempt
+is opened. The first attempt to answer wins; the other is cancelled. So only the start of the work is done twice.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ class ReplicaAttempt(ABC, Generic[T]):
 
     @abstractmethod
     async def _submit(self) -> None:
-        """Submits the request; what it opens is in the stack."""
+        """Submits the request and sets `_items`; puts what it opens on `_stack`."""
         ...
 
     async def __aenter__(self) -> Self:
@@ -74,7 +73,7 @@ class ReplicaAttempt(ABC, Generic[T]):
             self._span.end(self._clock.monotonic_s(), "" if error is None else error_code(error))
 
     async def wait_first(self) -> None:
-        """Waits for the first item and keeps it; also returns where the replica ends without one."""
+        """Waits for the first item and keeps it; returns also if the stream ends without an item."""
         async for item in self._items:
             self._first.append(item)
             return
@@ -83,32 +82,32 @@ class ReplicaAttempt(ABC, Generic[T]):
         return self
 
     def __anext__(self) -> Awaitable[T]:
-        return _return(self._first.pop()) if self._first else anext(self._items)
+        return _immediate(self._first.pop()) if self._first else anext(self._items)
 
 
-async def _return(item: T) -> T:
+async def _immediate(item: T) -> T:
     return item
 
 
 A = TypeVar("A", bound=ReplicaAttempt[Any])
 NewAttempt = Callable[[AnyEndpoint, Callable[[], None]], A]
-"""Makes the attempt at a replica; it calls its second argument after each submission."""
+"""Makes the attempt at an endpoint. The second argument is called after each submission."""
 
 
 class ReplicaResponse(PushStream, Generic[A]):
     """Base of the responses that replicas produce. Implements `maitred.core.service.ResponseStream`, but for reading.
 
-    Until it is read for the first time the request only has its place in the queue. Then it waits for dispatch and an
-    attempt is opened at the replica. A replica that fails is left, and the request waits in the queue for another one.
-    The end is shown only after the usage is settled.
+    The request waits in the queue until the response is first read. Reading waits for dispatch and opens an attempt. If
+    the replica fails, the attempt is closed and the request is requeued. The last delta is returned only after the
+    usage is settled.
 
     Args:
-        entry: Place in the queue, and then at a replica.
-        stack: Leaves the replica when it is left itself.
+        entry: Queue entry and dispatch handle.
+        stack: Closes the open attempt when it is closed.
         context: Record of the request.
         clock: Clock for the times in it.
-        grant: What the request may use.
-        partial: Whether what is there at the deadline is an answer.
+        grant: The reservation of the request.
+        partial: Whether an incomplete answer is returned at the deadline.
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class ReplicaResponse(PushStream, Generic[A]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaves the replica that the request is at."""
+        """Closes the open attempt."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             await attempt.__aexit__(kind, error, trace)
@@ -148,25 +147,25 @@ class ReplicaResponse(PushStream, Generic[A]):
         """Pushes deltas to a sink as they come; implements `PushStream.push_to`."""
         self._sink = sink
         if self._attempt is not None:
-            self._listen(self._attempt)
+            self._register_listener(self._attempt)
 
     async def _open_attempt(self, endpoint: AnyEndpoint) -> A:
-        """Opens an attempt at the dispatched replica, or at another one where that is late."""
+        """Opens an attempt at the dispatched replica, hedged where hedging applies."""
         entry = self._entry
         self._grant.set_replica(endpoint.name)
-        after_s = entry.hedge_after_s()
-        if after_s is None:
+        hedge_delay_s = entry.hedge_after_s()
+        if hedge_delay_s is None:
             attempt = await self._new_attempt(endpoint, entry.on_submitted).__aenter__()
         else:
-            endpoint, attempt = await open_hedged(entry, endpoint, self._new_attempt, after_s, self._context)
+            endpoint, attempt = await open_hedged(entry, endpoint, self._new_attempt, hedge_delay_s, self._context)
             self._grant.set_replica(endpoint.name)
         self._attempt = attempt
         if self._sink is not None:
-            self._listen(attempt)
+            self._register_listener(attempt)
         return attempt
 
     async def _close_attempt(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
-        """Leaves a replica that has failed; its breaker counts what the attempt ends with."""
+        """Closes the failed attempt with the failure, which its circuit breaker counts."""
         await self.__aexit__(type(failure), failure, failure.__traceback__)
 
     @abstractmethod
@@ -175,8 +174,8 @@ class ReplicaResponse(PushStream, Generic[A]):
         ...
 
     @abstractmethod
-    def _listen(self, attempt: A) -> None:
-        """Has the attempt push what is nothing but text to the sink."""
+    def _register_listener(self, attempt: A) -> None:
+        """Registers a listener that pushes plain text to the sink."""
         ...
 
 
@@ -190,36 +189,36 @@ async def open_hedged(
     """Opens an attempt at the dispatched replica, and a second one elsewhere if the first is late.
 
     Args:
-        entry: Place in the queue, and then at a replica.
+        entry: Queue entry and dispatch handle.
         endpoint: The dispatched replica.
         new_attempt: Makes an attempt.
-        after_s: Seconds after which the first one is late.
-        context: Record of the request; notes which of two answered.
+        after_s: Seconds until the second attempt is opened.
+        context: Request context; gets `hedged`.
 
     Returns:
         The replica that answers, and the attempt there.
     """
-    second: HedgeAllocation | None = None
-    won: asyncio.Task[A] | None = None
-    first = asyncio.create_task(_open(new_attempt(endpoint, entry.on_submitted)), name="first replica")
-    runners = [first]
+    hedge: HedgeAllocation | None = None
+    winner: asyncio.Task[A] | None = None
+    first = asyncio.create_task(_open_and_wait_first(new_attempt(endpoint, entry.on_submitted)), name="first replica")
+    attempt_tasks = [first]
     try:
-        await asyncio.wait(runners, timeout=after_s)
-        if not first.done() and (second := entry.hedge()) is not None:
-            attempt = new_attempt(second.endpoint, second.on_submitted)
-            runners.append(asyncio.create_task(_open(attempt), name="second replica"))
-        won = await _first_of(runners)
-        if won is None:
+        await asyncio.wait(attempt_tasks, timeout=after_s)
+        if not first.done() and (hedge := entry.hedge()) is not None:
+            attempt = new_attempt(hedge.endpoint, hedge.on_submitted)
+            attempt_tasks.append(asyncio.create_task(_open_and_wait_first(attempt), name="second replica"))
+        winner = await _first_success(attempt_tasks)
+        if winner is None:
             raise first.exception() or RuntimeError("No runner has won, and the first one has not failed.")
     finally:
-        await _leave([runner for runner in runners if runner is not won])
-        if second is not None:
-            context.hedged = "second" if won is runners[-1] else "first"
-            second.settle(won=won is runners[-1])
-    return (second.endpoint if second is not None and won is runners[-1] else endpoint), won.result()
+        await _cancel_attempts([runner for runner in attempt_tasks if runner is not winner])
+        if hedge is not None:
+            context.hedged = "second" if winner is attempt_tasks[-1] else "first"
+            hedge.settle(won=winner is attempt_tasks[-1])
+    return (hedge.endpoint if hedge is not None and winner is attempt_tasks[-1] else endpoint), winner.result()
 
 
-async def _open(attempt: A) -> A:
+async def _open_and_wait_first(attempt: A) -> A:
     """Enters an attempt, and waits until the replica has begun to answer."""
     async with ResourceStack() as stack:
         await stack.enter_async_context(attempt)
@@ -228,8 +227,8 @@ async def _open(attempt: A) -> A:
     return attempt
 
 
-async def _first_of(runners: list[asyncio.Task[A]]) -> asyncio.Task[A] | None:
-    """Returns the task of the replica that begins to answer first; None: all have failed."""
+async def _first_success(runners: list[asyncio.Task[A]]) -> asyncio.Task[A] | None:
+    """Returns the task of the first attempt that succeeds; None: all failed."""
     running = {*runners}
     while running:
         done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -239,8 +238,8 @@ async def _first_of(runners: list[asyncio.Task[A]]) -> asyncio.Task[A] | None:
     return None
 
 
-async def _leave(runners: list[asyncio.Task[A]]) -> None:
-    """Ends the work of those that were not the first."""
+async def _cancel_attempts(runners: list[asyncio.Task[A]]) -> None:
+    """Cancels the losing attempts and closes those that had opened."""
     for runner in runners:
         runner.cancel()
     if runners:

@@ -1,4 +1,4 @@
-"""How often a request may be sent to servers of others, all requests of a tenant taken together."""
+"""Retry policy for upstream servers: retries per request, and a retry budget per tenant."""
 
 import math
 import random
@@ -9,19 +9,19 @@ from maitred.admission.policy.retries import RetryBudget
 from maitred.core.backoff import BackoffCeiling, RetryState
 from maitred.core.clock import Clock
 
-_CEILING = BackoffCeiling(first_s=0.25, most_s=8.0)
-_PATIENCE_S = 5.0
-"""A server that asks for a longer pause is not waited for: the caller can be told, and knows better what to do."""
+_BACKOFF = BackoffCeiling(first_s=0.25, most_s=8.0)
+_MAX_RETRY_AFTER_S = 5.0
+"""Longest `Retry-After` that is waited for; a longer one is passed on to the client."""
 
 
 class RetryPolicy:
-    """Makes the attempts of requests.
+    """Makes the retry state of each request.
 
     Args:
-        retries: Of one request, at most.
-        budget: Of each tenant; the same that its own retries are taken from.
-        clock: Monotonic.
-        draw: Evenly from [0, 1).
+        retries: Most retries of one request.
+        budget: Retry budget per tenant, shared with the client's own retries.
+        clock: The clock.
+        draw: Returns a random number from [0, 1).
     """
 
     def __init__(
@@ -36,17 +36,17 @@ class RetryPolicy:
         """Returns the retry state of one request.
 
         Args:
-            tenant: Whose it is.
-            deadline_s: When its answer must be there, monotonic; None: whenever.
+            tenant: The tenant of the request.
+            deadline_s: Deadline of the answer on the monotonic clock; None: no deadline.
         """
         return RetryState(
             self._retries + 1,
-            _CEILING,
+            _BACKOFF,
             draw=self._draw,
-            granted=partial(self._is_granted, tenant),
+            granted=partial(self._take_retry, tenant),
             deadline_s=math.inf if deadline_s is None else deadline_s,
-            patience_s=_PATIENCE_S,
+            patience_s=_MAX_RETRY_AFTER_S,
         )
 
-    def _is_granted(self, tenant: str) -> bool:
+    def _take_retry(self, tenant: str) -> bool:
         return self._budget.on_refusal(tenant, self._clock.monotonic_s())

@@ -1,7 +1,7 @@
-"""Observations for canary trials: one for each request, of the side of the rollout that it was on.
+"""Observes requests of canary rollouts: records one observation per request, and starts shadow copies.
 
-A request that the canary could not answer and the stable version did is the canary's failure; what the stable version
-made of it says nothing, for it came late through no fault of its own.
+If the canary fails and the stable version answers as fallback, the failure counts against the canary. The answer of the
+stable version is not recorded, because the failed attempt delayed it.
 """
 
 import asyncio
@@ -32,22 +32,22 @@ from maitred.routing.rollout.live import LiveRollout, LiveRollouts
 from maitred.routing.rollout.observations import PendingObservation
 from maitred.routing.rollout.trial import TrialObservation
 
-_ABOUT_OTHERS = (LimitReached, Unauthenticated, Forbidden, ModelNotFound, StoreUnavailable, Draining)
-"""Failures that say nothing of the version: the caller's own limits and keys, or ours."""
-_SAME_MODEL = "max_tokens="
-"""How a step of a degradation ladder begins that stays at the model."""
+_UNRELATED_ERRORS = (LimitReached, Unauthenticated, Forbidden, ModelNotFound, StoreUnavailable, Draining)
+"""Errors that do not depend on the version: limits, keys, or faults of the gateway."""
+_MAX_TOKENS_STEP_PREFIX = "max_tokens="
+"""Prefix of a degradation that does not change the model."""
 
 
 class RolloutObserver:
-    """Watches requests for the trials of their rollouts.
+    """Records observations of requests for the trials of rollouts.
 
     Args:
-        live: The rollouts.
-        rollouts: Does what a trial says.
-        clock: The time.
+        live: The rollouts in progress.
+        rollouts: Applies the decision of a trial.
+        clock: The clock.
 
     Attributes:
-        shadows: The copies. Its `run` must be running, or there are none.
+        shadows: shadow_traffic: Sends shadow copies, while its `run` runs.
     """
 
     def __init__(self, live: LiveRollouts, rollouts: RolloutAdmin, clock: Clock) -> None:
@@ -64,14 +64,14 @@ class RolloutObserver:
         context: RequestContext,
         respond: Respond,
     ) -> AbstractAsyncContextManager[ResponseStream]:
-        """Wraps a response so that a running trial learns how it went.
+        """Wraps a response so that its observation is recorded in a running trial.
 
         Args:
-            answers: The answer, not entered.
-            route_plan: Where it may go.
+            answers: The response, before `__aenter__`.
+            route_plan: Route plan of the request.
             request: The request.
-            context: What is known of it.
-            respond: Starts the response of a model, for a copy.
+            context: Request context.
+            respond: Starts the response of the shadow copy.
         """
         arm = route_plan.arm
         rollout = None if arm is None else self._live.get(arm.rollout)
@@ -93,36 +93,36 @@ class RolloutObserver:
         def so_far(now_s: float) -> TrialObservation:
             return observation_from(arm, answers, context, now_s)
 
-        entry = PendingObservation(arm.version, context.started_s, so_far)
-        rollout.add_pending(entry)
-        copy: ShadowRequest | None = None
+        pending = PendingObservation(arm.version, context.started_s, so_far)
+        rollout.add_pending(pending)
+        shadow_request: ShadowRequest | None = None
         try:
-            async with answers as answer:
-                # Only what was taken is copied, whatever becomes of it: so that says nothing of how the copy will fare.
+            async with answers as stream:
+                # Copy only admitted requests, before their result is known, so that the copies are an unbiased sample.
                 if (
                     route_plan.shadow_target is not None
                     and context.arm == arm
                     and rollout.split.is_shadowed(context.request_id)
                 ):
-                    copy = self.shadows.begin(rollout, request, context, route_plan.shadow_target, respond)
-                yield answer if copy is None else _tap(answer, copy.on_delta)
+                    shadow_request = self.shadows.begin(rollout, request, context, route_plan.shadow_target, respond)
+                yield stream if shadow_request is None else _tapped_deltas(stream, shadow_request.on_delta)
         except (asyncio.CancelledError, GeneratorExit) as left:
-            ours = bool(left.args) and isinstance(left.args[0], MaitredError)
-            entry.end(None if ours else so_far(self._clock.monotonic_s()))
-            if copy is not None:
-                copy.drop()
+            is_gateway_error = bool(left.args) and isinstance(left.args[0], MaitredError)
+            pending.end(None if is_gateway_error else so_far(self._clock.monotonic_s()))
+            if shadow_request is not None:
+                shadow_request.drop()
             raise
         except Exception as error:
-            entry.end(_observation_of(answers.first_failure or error))
-            if copy is not None:
-                copy.on_failure()
+            pending.end(_observation_of(answers.first_failure or error))
+            if shadow_request is not None:
+                shadow_request.on_failure()
             raise
         else:
-            seen = so_far(self._clock.monotonic_s())
-            whole = not (seen.failed or seen.refused)
-            entry.end(_with_tokens(seen, context.completion_tokens) if whole else seen)
-            if copy is not None:
-                copy.whole() if whole else copy.on_failure()
+            observation = so_far(self._clock.monotonic_s())
+            is_complete = not (observation.failed or observation.refused)
+            pending.end(_with_tokens(observation, context.completion_tokens) if is_complete else observation)
+            if shadow_request is not None:
+                shadow_request.whole() if is_complete else shadow_request.on_failure()
         finally:
             self._rollouts.apply_decision(rollout, rollout.advance(self._clock.monotonic_s()))
 
@@ -130,8 +130,10 @@ class RolloutObserver:
         self._rollouts.apply_decision(rollout, rollout.record_comparison(seen))
 
 
-async def _tap(answer: ResponseStream, on_deltas: Callable[[list[TextDelta]], None]) -> AsyncIterator[list[TextDelta]]:
-    """Response whose deltas a listener sees as well."""
+async def _tapped_deltas(
+    answer: ResponseStream, on_deltas: Callable[[list[TextDelta]], None]
+) -> AsyncIterator[list[TextDelta]]:
+    """Iterates over a response and passes its deltas to a callback as well."""
     async for parts in answer:
         on_deltas(parts)
         yield parts
@@ -147,22 +149,22 @@ def observation_from(
     """
     if context.arm != arm:
         return _observation_of(answers.first_failure) or TrialObservation(failed=True)
-    if any(not step.startswith(_SAME_MODEL) for step in context.degraded):
-        return TrialObservation(refused=True)  # another model answers, for want of room at this one
-    # A replica that lost the request has cost its caller the time until then.
-    begun_s = context.started_s if context.recoveries else context.dispatched_s
+    if any(not step.startswith(_MAX_TOKENS_STEP_PREFIX) for step in context.degraded):
+        return TrialObservation(refused=True)  # degraded to another model
+    # After a replica failure, the time since arrival counts.
+    start_s = context.started_s if context.recoveries else context.dispatched_s
     first_s = now_s if context.first_token_s is None else context.first_token_s
-    between = context.completion_tokens - 1
-    itl_s = sum(context.gaps_s) / between if context.gaps_s and between > 0 else None
-    return TrialObservation(ttft_s=None if begun_s is None else first_s - begun_s, itl_s=itl_s)
+    intervals = context.completion_tokens - 1
+    itl_s = sum(context.gaps_s) / intervals if context.gaps_s and intervals > 0 else None
+    return TrialObservation(ttft_s=None if start_s is None else first_s - start_s, itl_s=itl_s)
 
 
 def _observation_of(failure: BaseException | None) -> TrialObservation | None:
-    """Returns what a failure says of the version; None: nothing."""
-    if isinstance(failure, _ABOUT_OTHERS):
+    """Makes the observation of a failure; None: the failure does not depend on the version."""
+    if isinstance(failure, _UNRELATED_ERRORS):
         return None
     if isinstance(failure, CallerError | Refused):
-        # Bad requests meet both sides alike; of a version that takes fewer of them there are more.
+        # Bad requests reach both versions equally; a version that rejects more of them shows a higher rate.
         return TrialObservation(refused=True)
     return TrialObservation(failed=True)
 

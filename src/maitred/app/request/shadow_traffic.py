@@ -1,8 +1,8 @@
-"""Copies of requests that a canary answers for nobody to see, so that its answers can be compared.
+"""Shadow traffic: copies of requests to a canary, whose answers are compared with the originals and discarded.
 
-A copy begins with the request that it copies, and has a task, a context and an account of its own: nothing of it is on
-the way of the caller's answer. It is in the lowest class, and there is none where it would have to wait. Its owner ends
-all that are under way when the gateway ends.
+A copy begins with the request that it copies, and has a task, a context and an account of its own: A copy starts with
+its original and has its own task, context and principal, so it does not delay the original. It has the lowest priority,
+and is skipped if it would have to wait. Running copies are cancelled when the gateway stops.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ log = logging.getLogger(__name__)
 
 Told = Callable[[LiveRollout, TrialObservation], None]
 
-_LONGEST_S = 300.0
-"""A copy that has not ended by then has failed."""
-_MOST_WAIT_S = 1.0
-"""If it would have to wait longer, there is none."""
+_TIMEOUT_S = 300.0
+"""Timeout of a copy."""
+_MAX_QUEUE_WAIT_S = 1.0
+"""A copy with a longer predicted wait is skipped."""
 
 
 class _ShadowPrincipal(Principal, frozen=True, kw_only=True):
-    """Whose copies are: of the operators, and of none of those whose requests are limited together."""
+    """Principal of shadow copies: the operators, without the installation-wide limits."""
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """Without the whole installation: copies must not take what callers would have got."""
+        """The limit subjects without the installation, so that copies do not use up limits of clients."""
         return super().subjects[:-1]
 
 
@@ -55,7 +55,7 @@ SHADOW = _ShadowPrincipal(
     priority_ceiling=LOWEST_PRIORITY,
     shares=(FlowLevel(OPERATORS), FlowLevel("shadow")),
 )
-"""The account of all copies."""
+"""Principal of all copies."""
 
 
 class ShadowOutcome(StrEnum):
@@ -67,9 +67,9 @@ class ShadowOutcome(StrEnum):
     """The two answers could not be compared."""
     FAILED = "failed"
     SKIPPED = "skipped"
-    """There was no room."""
+    """The copy was rejected or would have waited."""
     DROPPED = "dropped"
-    """What it copies ended early, or this gateway did."""
+    """The client of the original disconnected, or the gateway stopped."""
 
 
 class ShadowRequest:
@@ -85,38 +85,38 @@ class ShadowRequest:
         self._parts += parts
 
     def whole(self) -> None:
-        """The caller has got everything."""
-        self._end(texts_of(self._parts))
+        """Handles the complete answer of the original."""
+        self._set_original(texts_of(self._parts))
 
     def on_failure(self) -> None:
-        """The caller got an error: there is nothing to compare."""
-        self._end(None)
+        """Handles a failure of the original: there is nothing to compare with."""
+        self._set_original(None)
 
     def drop(self) -> None:
-        """The caller has left: nobody needs it."""
-        self._end(None)
+        """Cancels the copy: the client of the original has disconnected."""
+        self._set_original(None)
         if self.task is not None:
             self.task.cancel()
 
     async def original(self) -> Sequence[str] | None:
-        """The texts that the caller got, once it has them; None: it did not."""
+        """Waits for the texts of the original; None: it has failed."""
         return await self._original
 
-    def _end(self, texts: Sequence[str] | None) -> None:
+    def _set_original(self, texts: Sequence[str] | None) -> None:
         self._parts = []
         if not self._original.done():
             self._original.set_result(texts)
 
 
 class ShadowTraffic:
-    """Makes copies. A context that owns them; without it there are none.
+    """Starts shadow copies and owns their tasks while `run` runs; without `run` there are no copies.
 
     Args:
-        clock: The time.
-        told: Told how one ended, if that says something of the canary.
+        clock: The clock.
+        told: on_result: Called with the observation of a copy that says something about the canary.
 
     Attributes:
-        ends: Rollout and end -> copies.
+        ends: outcome_counts: (rollout, outcome) -> number of copies.
     """
 
     def __init__(self, clock: Clock, on_result: Told) -> None:
@@ -127,7 +127,7 @@ class ShadowTraffic:
         self.ends: Counter[tuple[str, str]] = Counter()
 
     async def run(self) -> None:
-        """Owns the copies until it is cancelled, and then ends them."""
+        """Runs until cancelled, and then cancels all copies."""
         async with asyncio.TaskGroup() as self._group:
             try:
                 await asyncio.Event().wait()
@@ -136,7 +136,7 @@ class ShadowTraffic:
 
     @property
     def running(self) -> int:
-        """Copies that have not ended."""
+        """The number of running copies."""
         return self._running.total()
 
     def begin(
@@ -147,14 +147,14 @@ class ShadowTraffic:
         target: RouteTarget,
         respond: Respond,
     ) -> ShadowRequest | None:
-        """A copy of a request that begins now; None: there is no room for one.
+        """Starts a copy of a request; None: too many run already.
 
         Args:
-            rollout: Which one.
+            rollout: The rollout.
             request: The request.
-            context: What is known of it.
-            target: Where the canary is.
-            respond: Starts the response there.
+            context: Context of the original.
+            target: Target of the canary.
+            respond: Starts the response of the copy.
         """
         name = rollout.state.name
         if self._group is None:
@@ -162,13 +162,14 @@ class ShadowTraffic:
         if self._running[name] >= rollout.config.shadow_limit:
             self.ends[name, ShadowOutcome.SKIPPED] += 1
             return None
-        copy = ShadowRequest()
+        shadow_request = ShadowRequest()
         self._running[name] += 1
-        copy.task = self._group.create_task(
-            self._run(copy, rollout, _quiet(request), context.route, target, respond), name="shadow copy"
+        shadow_request.task = self._group.create_task(
+            self._run(shadow_request, rollout, _to_shadow_request(request), context.route, target, respond),
+            name="shadow copy",
         )
-        copy.task.add_done_callback(lambda _: self._on_end(name))
-        return copy
+        shadow_request.task.add_done_callback(lambda _: self._on_end(name))
+        return shadow_request
 
     def _on_end(self, name: str) -> None:
         self._running[name] -= 1
@@ -182,19 +183,19 @@ class ShadowTraffic:
         target: RouteTarget,
         respond: Respond,
     ) -> None:
-        """Takes a copy to its end, whatever that is: no fault of it goes further."""
+        """Runs a copy and records its outcome; raises no error."""
         name, trial = rollout.state.name, rollout.trial
         context = RequestContext(new_object_id("copy"), self._clock.monotonic_s(), route, SHADOW)
         context.arm = RolloutArm(name, RolloutVersion.CANARY)
-        end = ShadowOutcome.DROPPED
+        outcome = ShadowOutcome.DROPPED
         try:
-            end, seen = await self._run_copy(copy, rollout, request, context, target, respond)
-            if seen is not None and rollout.trial is trial:
-                self._told(rollout, seen)
+            outcome, observation = await self._run_copy(copy, rollout, request, context, target, respond)
+            if observation is not None and rollout.trial is trial:
+                self._told(rollout, observation)
         except Exception:
             log.exception("A copy of a request to %s broke.", name)
         finally:
-            self.ends[name, end] += 1
+            self.ends[name, outcome] += 1
 
     async def _run_copy(
         self,
@@ -205,21 +206,21 @@ class ShadowTraffic:
         target: RouteTarget,
         respond: Respond,
     ) -> tuple[ShadowOutcome, TrialObservation | None]:
-        """How it ended, and what that says of the canary."""
+        """Sends the copy and compares its answer; returns the outcome and the observation."""
         parts: list[TextDelta] = []
         failed = TrialObservation(failed=True, copied=True)
         try:
-            async with asyncio.timeout(_LONGEST_S), ResourceStack() as stack:
+            async with asyncio.timeout(_TIMEOUT_S), ResourceStack() as stack:
                 answer = await respond(target, request, SHADOW, context, stack)
                 position = context.predicted_position
-                if position is not None and (position.position > 0 or position.wait_s > _MOST_WAIT_S):
+                if position is not None and (position.position > 0 or position.wait_s > _MAX_QUEUE_WAIT_S):
                     return ShadowOutcome.SKIPPED, None
-                async for some in answer:
-                    parts += some
+                async for deltas in answer:
+                    parts += deltas
         except (Refused, CallerError):
             return ShadowOutcome.SKIPPED, None
         except (TimeoutError, MaitredError):
-            # What was never sent says nothing of the canary: it waited, or came while a failure was got over.
+            # A copy that was never dispatched says nothing about the canary.
             return (ShadowOutcome.SKIPPED, None) if context.dispatched_s is None else (ShadowOutcome.FAILED, failed)
         seen = TrialObservation(tokens=context.completion_tokens, copied=True)
         trial, greedy = rollout.config.trial, request.sampling.temperature == 0
@@ -243,8 +244,8 @@ def texts_of(parts: Sequence[TextDelta]) -> list[str]:
     ]
 
 
-def _quiet(request: InferenceRequest) -> InferenceRequest:
-    """Returns the request with the lowest priority and without a caller to bill."""
+def _to_shadow_request(request: InferenceRequest) -> InferenceRequest:
+    """Returns the request of the copy: lowest priority, no deadlines, no degradation, not streamed."""
     return replace(
         request,
         priority=LOWEST_PRIORITY,

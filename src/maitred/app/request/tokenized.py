@@ -1,4 +1,4 @@
-"""Tokenised request: the prompts in the tokens of the model that will serve it, and the tokens that they leave."""
+"""Tokenised request: prompts as token ids, and the output tokens that still fit into the context window."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from maitred.text.tokenizer import NO_MARKS, Tokenizer
 
 
 class TokenizedRequest(Struct, frozen=True):
-    """Request for an own model, tokenised and checked.
+    """Tokenised and checked request for a model of this gateway.
 
     Attributes:
-        model: Who is to serve it.
-        card: What is known of that model.
-        request: What the caller asked.
-        prompts: In tokens; at least one.
-        available_tokens: For each prompt the most tokens that a choice may have.
-        rules: Which tools may be called; None: there are none.
+        model: The model.
+        card: Model card.
+        request: The request after defaults, tools and grammar were applied.
+        prompts: Token ids of each prompt; at least one prompt.
+        available_tokens: Most output tokens of a choice, for each prompt.
+        rules: Tools that may be called; None: no tools.
     """
 
     model: ServedModel
@@ -43,24 +43,26 @@ class TokenizedRequest(Struct, frozen=True):
 
     @property
     def choice_count(self) -> int:
-        """Answers to all prompts together."""
+        """Number of choices of all prompts."""
         return len(self.prompts) * self.request.sampling.n
 
     def output_processors(self) -> list[OutputProcessor]:
         """Makes the output processor of each answer, in the order of the answers.
 
-        Only answers to conversations are parsed: what continues a text is text.
+        Only answers to conversations are parsed: Only answers to conversations are parsed; a completion is plain text.
         """
         model, request, processors = self.model, self.request, []
-        for sent, prompt in zip(request.prompts, self.prompts, strict=True):
+        for source_prompt, prompt in zip(request.prompts, self.prompts, strict=True):
             for _ in range(request.sampling.n):
-                reader = None
-                if isinstance(sent, Conversation):
-                    reader = answer_reader(model.answer_format, model.tokenizer, prompt, self.rules)
-                marks = NO_MARKS if reader is None else model.answer_format.marks.bytes_of
-                ends = self.card.eos_token_ids
+                parser = None
+                if isinstance(source_prompt, Conversation):
+                    parser = answer_reader(model.answer_format, model.tokenizer, prompt, self.rules)
+                special_token_text = NO_MARKS if parser is None else model.answer_format.marks.bytes_of
+                eos_token_ids = self.card.eos_token_ids
                 processors.append(
-                    OutputProcessor(model.tokenizer, prompt, request, ends=ends, marks=marks, reader=reader)
+                    OutputProcessor(
+                        model.tokenizer, prompt, request, ends=eos_token_ids, marks=special_token_text, reader=parser
+                    )
                 )
         return processors
 
@@ -68,7 +70,7 @@ class TokenizedRequest(Struct, frozen=True):
 def answer_reader(
     answers: AnswerFormat, tokenizer: Tokenizer, prompt: Sequence[int], rules: ToolRules | None
 ) -> AnswerParser | None:
-    """Makes the parser of answers to a prompt; None: they are nothing but text."""
+    """Makes the parser of answers to a prompt; None: the answers are plain text."""
     calls = None if rules is None else answers.call_parser({tool.name for tool in rules.callable})
     reasoning = answers.reasoning_parser(inside=answers.opens_thought(tokenizer, prompt))
     if calls is None and reasoning is None:
@@ -76,24 +78,24 @@ def answer_reader(
     return AnswerParser(reasoning, calls, answers.marks)
 
 
-_INLINE_CHARACTERS = 2_048
-"""More text than this is tokenised in a thread. At about half a megabyte per second it would take more than 4 ms, and
-nobody else's tokens would move meanwhile; handing it over takes a tenth of a millisecond."""
+_MAX_INLINE_CHARACTERS = 2_048
+"""Longer text is tokenised in a thread: at 0.5 MB/s it would block the event loop for more than 4 ms; a thread hop
+takes 0.1 ms."""
 
-_MARKUP_CHARACTERS = 32
-"""What a chat template commonly writes around a message."""
+_TEMPLATE_CHARACTERS_PER_MESSAGE = 32
+"""Typical number of characters that a chat template adds to a message."""
 
 NO_TOOLS = (
     "The model {name!r} knows no tools: its chat template has no place for them. Remove tools, or name another model."
 )
 
 
-class HasTokenizer(Protocol):
-    """A model whose tokenizer is here."""
+class TokenizerSource(Protocol):
+    """A model name with its tokenizer."""
 
     @property
     def name(self) -> str:
-        """The name that requests use."""
+        """Model name, for error messages."""
         ...
 
     @property
@@ -103,14 +105,14 @@ class HasTokenizer(Protocol):
 
 
 class NamedTokenizer(NamedTuple):
-    """A tokenizer under the name of the model whose it is."""
+    """A tokenizer with the name of its model. Implements `TokenizerSource`."""
 
     name: str
     tokenizer: Tokenizer
 
 
-def text_characters(prompt: Prompt) -> int:
-    """Returns about how much text there is to read, and never more than there is."""
+def count_characters(prompt: Prompt) -> int:
+    """Returns a lower bound of the number of characters of a prompt."""
     if isinstance(prompt, str):
         return len(prompt)
     characters = 0
@@ -120,7 +122,7 @@ def text_characters(prompt: Prompt) -> int:
     return characters
 
 
-def _takes_long(prompts: Sequence[Prompt]) -> bool:
+def _needs_thread(prompts: Sequence[Prompt]) -> bool:
     """Whether reading these would hold up everybody else.
 
     A conversation is more than its text: a template writes something around each message, even an empty one, and may
@@ -128,21 +130,21 @@ def _takes_long(prompts: Sequence[Prompt]) -> bool:
     """
     characters = 0
     for prompt in prompts:
-        characters += text_characters(prompt)
+        characters += count_characters(prompt)
         if isinstance(prompt, Conversation):
             if prompt.tools or prompt.template_arguments:
                 return True
             for message in prompt.messages:
                 if message.get("tool_calls"):
                     return True
-                characters += _MARKUP_CHARACTERS
-    return characters > _INLINE_CHARACTERS
+                characters += _TEMPLATE_CHARACTERS_PER_MESSAGE
+    return characters > _MAX_INLINE_CHARACTERS
 
 
 async def tokens_of(
-    model: HasTokenizer, prompts: Sequence[Prompt], *, add_special_tokens: bool | None = None
+    model: TokenizerSource, prompts: Sequence[Prompt], *, add_special_tokens: bool | None = None
 ) -> list[list[int]]:
-    """The prompts as token ids.
+    """Returns the prompts as token ids.
 
     Args:
         model: Whose tokenizer and chat template to use.
@@ -153,21 +155,21 @@ async def tokens_of(
     Raises:
         InvalidRequest: The model has no chat template, or it cannot render these messages.
     """
-    if not _takes_long(prompts):
+    if not _needs_thread(prompts):
         return [_encode(model, prompt, add_special_tokens) for prompt in prompts]
-    wanted = True
+    is_awaited = True
 
     def encode_all() -> list[list[int]]:
-        # A thread cannot be stopped, but it can look whether anybody waits for it still.
-        return [_encode(model, prompt, add_special_tokens) for prompt in prompts if wanted]
+        # A thread cannot be cancelled, so it checks whether the result is still awaited.
+        return [_encode(model, prompt, add_special_tokens) for prompt in prompts if is_awaited]
 
     try:
         return await asyncio.to_thread(encode_all)
     finally:
-        wanted = False
+        is_awaited = False
 
 
-def _encode(model: HasTokenizer, prompt: Prompt, add_special_tokens: bool | None) -> list[int]:
+def _encode(model: TokenizerSource, prompt: Prompt, add_special_tokens: bool | None) -> list[int]:
     match prompt:
         case list():
             return prompt

@@ -1,7 +1,7 @@
-"""A request as a server of somebody else's will read it: in text, with what it will count for.
+"""Request for an upstream server: its text, and its counted or estimated size in tokens.
 
-Where the model's tokenizer has been put here, tokens are counted with it. Otherwise they are estimated, and the server,
-which has one, has the last word: only what cannot fit however it is counted is refused here.
+If the model's tokenizer is configured here, tokens are counted. Otherwise they are estimated, and only a request that
+certainly does not fit is rejected; the server decides on the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,17 @@ from maitred.core.replica import ModelCard
 from maitred.routing.catalog import TextModel
 from maitred.text.estimate import estimate, estimate_conversation
 
-_HEAD_CHARACTERS = 512
-_SURELY = 0.5
-"""So much of an estimate is there however it is counted."""
+_PREFIX_CHARACTERS = 512
+_MIN_TOKEN_SHARE = 0.5
+"""Share of an estimate that is a safe lower bound of the true count."""
 
 
 class TruncatedPrompt(Sequence[int]):
-    """A prompt of which only the beginning can be looked at.
+    """Prompt of which only the first token ids are known.
 
     Args:
-        head: What stands there.
-        tokens: How many there are in all.
+        head: The known token ids.
+        tokens: Number of tokens of the whole prompt.
     """
 
     def __init__(self, head: Sequence[int], tokens: int) -> None:
@@ -48,12 +48,13 @@ class TruncatedPrompt(Sequence[int]):
 
 
 class PseudoTokens(TruncatedPrompt):
-    """Stands for the tokens of a prompt that nobody here can name: as many, and alike where texts begin alike.
+    """Substitute for the token ids of a prompt without a tokenizer, for prefix-aware routing.
+
+    They are as many as is estimated, with equal ids for equal prefixes of the text.
 
     Args:
-        prompt: Its beginning is made into numbers when somebody looks at them: only where a model has several servers
-            does it matter which of them has seen the like.
-        tokens: How many there are.
+        prompt: The prompt; its prefix is encoded on first access, which only models with several replicas need.
+        tokens: Estimated number of tokens.
     """
 
     def __init__(self, prompt: Prompt, tokens: int) -> None:
@@ -68,7 +69,7 @@ class PseudoTokens(TruncatedPrompt):
 
     def __getitem__(self, place: int | slice) -> int | Sequence[int]:
         if not self.head:
-            data = _head(self._prompt)[:_HEAD_CHARACTERS].encode("utf-8", "surrogatepass")
+            data = _prompt_prefix(self._prompt)[:_PREFIX_CHARACTERS].encode("utf-8", "surrogatepass")
             self.head = memoryview(data + bytes(-len(data) % 4)).cast("I").tolist()
         return self.head[place]
 
@@ -77,67 +78,77 @@ class UpstreamRequestPlan(Struct, frozen=True):
     """Request for an upstream server, sized and checked."""
 
     model: TextModel
-    """Who is to serve it."""
+    """The model."""
     card: ModelCard
-    """What is known of that model."""
+    """Model card."""
     request: InferenceRequest
-    """What the caller asked."""
+    """The request."""
     fields: Mapping[str, Any]
-    """The same in the words of OpenAI's API."""
+    """The request as fields of the OpenAI API."""
     prompts: Sequence[Sequence[int]]
-    """What stands for their tokens; at least one."""
+    """Token ids, or substitutes; at least one prompt."""
     available_tokens: Sequence[int]
     """For each prompt the most tokens that a choice may have."""
     prompt_tokens: int
-    """Of all prompts together."""
+    """Prompt tokens of all prompts."""
     choice_count: int
-    """Answers to all prompts together."""
+    """Number of choices of all prompts."""
     estimated: float | None
-    """Tokens of all prompts by the rule alone, before anything that was learnt; None: they were counted."""
+    """Raw estimate of the prompt tokens, before the learned ratio; None: they were counted."""
 
 
-async def plan_upstream(model: TextModel, request: InferenceRequest, max_choices: int) -> UpstreamRequestPlan:
-    """Sizes a request, by its tokens where the model's tokenizer is here and can tell them.
+async def prepare_upstream_request(
+    model: TextModel, request: InferenceRequest, max_choices: int
+) -> UpstreamRequestPlan:
+    """Prepares a request: counts its tokens if the tokenizer is available, and estimates them otherwise.
 
     Raises:
         InvalidRequest: It came through an API that this model cannot be asked in, or asks for too many choices.
         ContextLengthExceeded: It cannot fit the model's window.
-        ReplicaUnavailable: Nothing is known of the model yet.
+        ReplicaUnavailable: The model has no card yet.
     """
     if model.tokenizer is not None:
         card, fields = _check(model, request, max_choices)
         if (tokens := await _tokenize(model, request)) is not None:
             available_tokens = [check_fits(card, prompt, request) for prompt in tokens]
-            counted = sum(map(len, tokens))
+            prompt_tokens = sum(map(len, tokens))
             return UpstreamRequestPlan(
-                model, card, request, fields, tokens, available_tokens, counted, len(tokens) * request.sampling.n, None
+                model,
+                card,
+                request,
+                fields,
+                tokens,
+                available_tokens,
+                prompt_tokens,
+                len(tokens) * request.sampling.n,
+                None,
             )
-    return estimate_text(model, request, max_choices)
+    return estimate_upstream_request(model, request, max_choices)
 
 
-def estimate_text(model: TextModel, request: InferenceRequest, max_choices: int) -> UpstreamRequestPlan:
-    """Sizes a request by the looks of its text; raises as `plan_upstream` does."""
+def estimate_upstream_request(model: TextModel, request: InferenceRequest, max_choices: int) -> UpstreamRequestPlan:
+    """Prepares a request with estimated token counts; raises as `prepare_upstream_request` does."""
     card, fields = _check(model, request, max_choices)
     tools = fields.get("tools")
     ratio = model.prompt_ratio.value
-    sketches: list[PseudoTokens] = []
+    substitute_prompts: list[PseudoTokens] = []
     available_tokens = []
     estimated, prompt_tokens = 0.0, 0
     for prompt in request.prompts:
-        raw = _estimate_prompt(prompt, tools)
-        corrected = max(1, round(raw * ratio))
-        sketches.append(PseudoTokens(prompt, corrected))
+        raw_estimate = _estimate_prompt(prompt, tools)
+        corrected = max(1, round(raw_estimate * ratio))
+        substitute_prompts.append(PseudoTokens(prompt, corrected))
         available_tokens.append(_available_tokens(card, corrected, request))
-        estimated += raw
+        estimated += raw_estimate
         prompt_tokens += corrected
-    choices = len(sketches) * request.sampling.n
+    choices = len(substitute_prompts) * request.sampling.n
     return UpstreamRequestPlan(
-        model, card, request, fields, sketches, available_tokens, prompt_tokens, choices, estimated
+        model, card, request, fields, substitute_prompts, available_tokens, prompt_tokens, choices, estimated
     )
 
 
 def _check(model: TextModel, request: InferenceRequest, max_choices: int) -> tuple[ModelCard, Mapping[str, Any]]:
-    """Checks the request against the model's card, and returns it in the words of the API."""
+    """Checks the request against the model card; returns the card and the fields of the OpenAI API."""
     card = model.card()
     if request.to_openai is None:
         raise InvalidRequest(
@@ -150,16 +161,16 @@ def _check(model: TextModel, request: InferenceRequest, max_choices: int) -> tup
 
 
 async def _tokenize(model: TextModel, request: InferenceRequest) -> list[list[int]] | None:
-    """The prompts in tokens; None where the tokenizer alone does not tell them."""
+    """Tokenises the prompts; None: the tokenizer has no chat template, or cannot render the request."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
     if tokenizer.chat_template is None and any(isinstance(prompt, Conversation) for prompt in request.prompts):
         return None
     try:
-        asked = with_tools(request, None if request.tools is None else request.tools())
-        return await tokens_of(NamedTokenizer(model.name, tokenizer), asked.prompts)
+        request_with_tools = with_tools(request, None if request.tools is None else request.tools())
+        return await tokens_of(NamedTokenizer(model.name, tokenizer), request_with_tools.prompts)
     except InvalidRequest:
-        # Its own server may know tools of other kinds, or another template; whether it does is for that to say.
+        # The upstream server may support other tools or another template, so leave the decision to it.
         if not request.needs:
             raise
         return None
@@ -175,25 +186,25 @@ def _estimate_prompt(prompt: Prompt, tools: object) -> float:
             return float(len(prompt))
 
 
-def _head(prompt: Prompt) -> str:
+def _prompt_prefix(prompt: Prompt) -> str:
     match prompt:
         case Conversation():
             return "".join(
-                f"{message['role']}\n{message['content'][:_HEAD_CHARACTERS]}" for message in prompt.messages[:4]
+                f"{message['role']}\n{message['content'][:_PREFIX_CHARACTERS]}" for message in prompt.messages[:4]
             )
         case str():
             return prompt
         case list():
-            return repr(prompt[:_HEAD_CHARACTERS])
+            return repr(prompt[:_PREFIX_CHARACTERS])
 
 
 def _available_tokens(card: ModelCard, tokens: int, request: InferenceRequest) -> int:
-    """The most output tokens, by an estimate that may be wrong either way."""
+    """Returns the most output tokens by the estimate; raises if the prompt certainly does not fit."""
     window = card.context_tokens
-    surely = int(tokens * _SURELY)
-    if surely + (request.max_tokens or 1) > window:
+    min_prompt_tokens = int(tokens * _MIN_TOKEN_SHARE)
+    if min_prompt_tokens + (request.max_tokens or 1) > window:
         raise ContextLengthExceeded(
-            f"The prompt has about {tokens:,} tokens{_max_tokens_sentence(request)}, but prompt and answer together "
+            f"The prompt has about {tokens:,} tokens{_max_tokens_clause(request)}, but prompt and answer together "
             f"may have {window:,}. Shorten the prompt, or ask for a shorter answer.",
             param=request.prompt_param,
         )
@@ -201,5 +212,5 @@ def _available_tokens(card: ModelCard, tokens: int, request: InferenceRequest) -
     return available if request.max_tokens is None else request.max_tokens
 
 
-def _max_tokens_sentence(request: InferenceRequest) -> str:
+def _max_tokens_clause(request: InferenceRequest) -> str:
     return "" if request.max_tokens is None else f" and {request.max_tokens_param} asks for {request.max_tokens:,} more"

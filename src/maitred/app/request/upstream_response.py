@@ -44,7 +44,7 @@ class UpstreamAttempt(ReplicaAttempt[TextBatch]):
 
     Args:
         endpoint: Endpoint of the server.
-        request: What the server is asked.
+        request: The request to send.
         on_submitted: Called when the server has begun to answer.
         timeline: Timeline of the request.
         clock: Clock of the timeline.
@@ -77,11 +77,11 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
 
     Args:
         plan: Plan of the request, with its prompts and what its caller wants to see.
-        request: What the replica is asked.
-        usage_counter: Counts what comes.
-        attempts: How often it may be tried.
-        deadline_s: When the whole answer must be there, monotonic; None: whenever.
-        continuation: Notes what was shown, so that another server can go on with it; None: none does.
+        request: The request to send.
+        usage_counter: Counts the usage.
+        attempts: Retry state of the request.
+        deadline_s: Deadline on the monotonic clock; None: no deadline.
+        continuation: Records sent text to continue it at another server; None: streams are not continued.
     """
 
     def __init__(
@@ -102,20 +102,20 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         super().__init__(entry, stack, context=context, clock=clock, grant=grant, partial=plan.request.partial)
         self._request = request
         self._continuation = continuation
-        self._joint = False
-        """Whether the next part is the first from a server that goes on."""
-        self._prompts = len(plan.prompts)
+        self._next_is_continuation = False
+        """Whether the next delta is the first of a continuing server."""
+        self._prompt_count = len(plan.prompts)
         self._usage_counter = usage_counter
         self._retry_state = attempts
         self._deadline_s = deadline_s
-        self._held: list[TextDelta] | None = [] if plan.request.whole else None
-        """What nobody has seen yet."""
-        self._finishes: dict[int, FinishReason] = {}
-        self._last_s: dict[int, float] = {}
-        self._over = False
+        self._buffered: list[TextDelta] | None = [] if plan.request.whole else None
+        """Deltas of a buffered answer; None: the answer is streamed."""
+        self._finish_reasons: dict[int, FinishReason] = {}
+        self._last_delta_s: dict[int, float] = {}
+        self._is_finished = False
 
     async def __anext__(self) -> list[TextDelta]:
-        if self._over:
+        if self._is_finished:
             raise StopAsyncIteration
         while True:
             if self._deadline_s is None:
@@ -127,26 +127,26 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                 except TimeoutError:
                     return await self._end_at_deadline()
             if batch is None:
-                return await self._end(self._finishes)
-            shown = self._process(batch)
+                return await self._end(self._finish_reasons)
+            deltas = self._process_batch(batch)
             if batch.whole:
-                return [*shown, *await self._end(self._finishes)]
-            if self._held is None:
-                return shown
+                return [*deltas, *await self._end(self._finish_reasons)]
+            if self._buffered is None:
+                return deltas
 
-    def _listen(self, attempt: UpstreamAttempt) -> None:
+    def _register_listener(self, attempt: UpstreamAttempt) -> None:
         attempt.listen(self._on_batch)
 
     def _on_batch(self, batch: TextBatch) -> bool:
-        """Lets out what is nothing but text; returns whether it is."""
+        """Pushes a batch of plain text to the sink; returns False if the batch is not plain text."""
         sink = self._sink
         assert sink is not None
-        if self._joint or not sink.open:
+        if self._next_is_continuation or not sink.open:
             return False
         for part in batch.parts:
             if not part.plain:
                 return False
-        if shown := self._process(batch):
+        if shown := self._process_batch(batch):
             sink.send(shown)
         return True
 
@@ -170,30 +170,30 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                     attempt = await self._open_attempt(endpoint)
                 return await anext(attempt, None)
             except (ReplicaLost, ReplicaUnavailable) as failure:
-                await self._retry(failure)
+                await self._requeue(failure)
             except CallerError as failure:
                 if not self._request.given:
                     raise
-                raise ReplicaLost from failure  # it is no fault of the caller that a server cannot go on
+                raise ReplicaLost from failure  # a rejected continuation is not an error of the client
 
     def _new_attempt(self, endpoint: Endpoint[TextReplica], on_submitted: Callable[[], None]) -> UpstreamAttempt:
-        """Makes an attempt that sends the request to one server, and ends what has not ended when it is left."""
+        """Makes an attempt at one server; closing it cancels the request."""
         return UpstreamAttempt(endpoint, self._request, on_submitted, self._context.timeline, self._clock)
 
-    async def _retry(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
-        """Leaves a server that has failed, and waits for another one, or for the same one.
+    async def _requeue(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
+        """Closes the failed attempt and requeues the request, for another server or for the same one.
 
         Raises:
-            ReplicaLost: The failure, where there is nothing left to try.
-            ReplicaUnavailable: The same, and nobody has seen anything.
+            ReplicaLost: The request cannot be retried.
+            ReplicaUnavailable: The request cannot be retried, and nothing has been sent.
         """
         await self._close_attempt(failure)
         error = failure
-        if self._context.first_token_s is not None and self._held is None:
+        if self._context.first_token_s is not None and self._buffered is None:
             if not isinstance(failure, ReplicaLost):
                 error = ReplicaLost()
                 error.__cause__ = failure
-            if not self._continue_text():
+            if not self._prepare_continuation():
                 raise error
         else:
             self._restart()
@@ -201,12 +201,12 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         elsewhere = self._entry.has_other_replica
         passes = isinstance(failure, ReplicaLost | ReplicaBusy) and not isinstance(failure, ReplicaTooSlow)
         if not elsewhere and not passes:
-            raise error  # it is away, too slow, or not what the configuration says: a pause would not help
+            raise error  # the failure is not transient and there is no other replica
         wait_s = self._retry_state.wait(self._clock.monotonic_s(), told_s=None if elsewhere else rest_s)
         if isinstance(wait_s, GiveUpReason):
             raise error
         again = self._entry.requeue(
-            prompts=range(self._prompts), answer_by_s=self._deadline_s, rest_s=rest_s if elsewhere else wait_s
+            prompts=range(self._prompt_count), answer_by_s=self._deadline_s, rest_s=rest_s if elsewhere else wait_s
         )
         if not again:
             raise error
@@ -214,26 +214,26 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         self._context.continued += bool(self._request.given)
 
     def _restart(self) -> None:
-        """Starts over at another server, where the reader has seen nothing yet."""
+        """Resets the response: nothing has been sent, so the next attempt starts over."""
         self._usage_counter.restart()
-        self._finishes.clear()
-        self._last_s.clear()
-        if self._held is not None:
-            self._held.clear()
+        self._finish_reasons.clear()
+        self._last_delta_s.clear()
+        if self._buffered is not None:
+            self._buffered.clear()
 
-    def _continue_text(self) -> bool:
-        """A part was seen: whether another server can go on behind it, as it will be asked to then."""
-        if self._continuation is None or self._finishes:
+    def _prepare_continuation(self) -> bool:
+        """Prepares the request that continues the sent text; returns False if it cannot be continued."""
+        if self._continuation is None or self._finish_reasons:
             return False
         self._usage_counter.resume()
         rest = self._continuation.remaining_request(self._context.completion_tokens)
         if rest is None:
             return False
-        self._request, self._joint = rest, True
+        self._request, self._next_is_continuation = rest, True
         return True
 
-    def _process(self, batch: TextBatch) -> list[TextDelta]:
-        """Notes what came; returns it without the ends of choices, which have to wait."""
+    def _process_batch(self, batch: TextBatch) -> list[TextDelta]:
+        """Processes a batch; returns its deltas without finish reasons, which `_end` returns."""
         now_s, context, entry = self._clock.monotonic_s(), self._context, self._entry
         if context.first_token_s is None and batch.parts:
             context.first_token_s = now_s
@@ -247,40 +247,42 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         shown: list[TextDelta] = []
         for part in batch.parts:
             if part.finish is not None:
-                self._finishes[part.index] = part.finish
+                self._finish_reasons[part.index] = part.finish
             if part.text or part.extra or part.scores:
-                if part.finish is not None or self._joint:
-                    part = TextDelta(part.index, part.text, None, part.scores, part.extra, continued=self._joint)
-                    self._joint = False
+                if part.finish is not None or self._next_is_continuation:
+                    part = TextDelta(
+                        part.index, part.text, None, part.scores, part.extra, continued=self._next_is_continuation
+                    )
+                    self._next_is_continuation = False
                 shown.append(part)
-                if (last_s := self._last_s.get(part.index)) is not None:
+                if (last_s := self._last_delta_s.get(part.index)) is not None:
                     context.gaps_s.append(now_s - last_s)
-                self._last_s[part.index] = now_s
+                self._last_delta_s[part.index] = now_s
         if self._continuation is not None:
             self._continuation.on_delta(shown)
-        if self._held is None:
+        if self._buffered is None:
             return shown
-        self._held += shown
+        self._buffered += shown
         return []
 
     async def _end(self, finishes: Mapping[int, FinishReason]) -> list[TextDelta]:
-        """Settles, and only then says that it is over."""
+        """Settles the usage; returns the buffered and final deltas."""
         await COHORT.sync(CohortStage.HEARD)
-        self._over = True
+        self._is_finished = True
         before = self._context.completion_tokens
         self._usage_counter.close()
         self._entry.charge_tokens(output_tokens=self._context.completion_tokens - before)
         self._context.finish_reasons = [finishes[index] for index in sorted(finishes)]
         await self._grant.settle(self._context.usage, Outcome.FINISHED)
-        return [*(self._held or ()), *(self._last(index, finishes[index]) for index in sorted(finishes))]
+        return [*(self._buffered or ()), *(self._final_delta(index, finishes[index]) for index in sorted(finishes))]
 
-    def _last(self, index: int, finish: FinishReason) -> TextDelta:
-        """The end of a choice."""
-        return TextDelta(index, "", finish, continued=self._joint)
+    def _final_delta(self, index: int, finish: FinishReason) -> TextDelta:
+        """Makes the final delta of a choice."""
+        return TextDelta(index, "", finish, continued=self._next_is_continuation)
 
     async def _end_at_deadline(self) -> list[TextDelta]:
-        """The caller's time is over."""
+        """Ends the response at the deadline, if a partial answer is allowed."""
         if self._partial and self._context.first_token_s is not None:
             unfinished = dict.fromkeys(range(self._request.choices), FinishReason.DEADLINE)
-            return await self._end({**unfinished, **self._finishes})
+            return await self._end({**unfinished, **self._finish_reasons})
         raise DeadlineExceeded

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from msgspec.structs import replace
 
 from maitred.admission.grammars.validator import GrammarValidator
-from maitred.app.request.tokenized import NO_TOOLS, text_characters
+from maitred.app.request.tokenized import NO_TOOLS, count_characters
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from maitred.core.grammar import Constraint, Grammar
 from maitred.core.inference import Conversation, InferenceRequest
@@ -21,26 +21,26 @@ from maitred.text.tokenizer import Tokenizer
 from maitred.wire.openai.sampling import CONSTRAINT_FIELDS as STRUCTURED_FIELDS
 from maitred.wire.openai.sampling import TOOL_FIELDS
 
-_MOST_CHOICES = 2_048
-"""In one request, so that none can fill the engine's queue alone."""
+_MAX_CHOICES = 2_048
+"""Most choices of one request, so that one request cannot fill the engine's queue."""
 
 
 def check_needs(request: InferenceRequest) -> None:
-    """Raises InvalidRequest if it asks for more than our engine can: an answer without it would be a broken promise."""
+    """Raises Unsupported if the request has a field that the engine does not support."""
     for field in request.needs:
         if field not in STRUCTURED_FIELDS:
             raise Unsupported(f"{field} is not supported by this server yet. Remove it.", param=field)
 
 
 def check_sampling(card: ModelCard, request: InferenceRequest, max_choices: int) -> None:
-    """Raises InvalidRequest if the sampling parameters ask for more choices or other tokens than there are."""
+    """Raises InvalidRequest for too many choices or unknown token ids."""
     sampling = request.sampling
     max_choices = min(card.max_choices, max_choices)
     if sampling.n > max_choices:
         raise InvalidRequest(f"n must be at most {max_choices} for this model; got {sampling.n}.", param="n")
-    if len(request.prompts) * sampling.n > _MOST_CHOICES:
+    if len(request.prompts) * sampling.n > _MAX_CHOICES:
         raise InvalidRequest(
-            f"{len(request.prompts):,} prompts with n={sampling.n} are more than {_MOST_CHOICES:,} choices. Send them "
+            f"{len(request.prompts):,} prompts with n={sampling.n} are more than {_MAX_CHOICES:,} choices. Send them "
             "in several requests.",
             param=request.prompt_param,
         )
@@ -49,23 +49,23 @@ def check_sampling(card: ModelCard, request: InferenceRequest, max_choices: int)
 
 
 def check_size(card: ModelCard, tokenizer: Tokenizer, request: InferenceRequest) -> None:
-    """Refuses text that is too long whatever it says, before seconds are spent on tokenising it.
+    """Rejects text that cannot fit, before it is tokenised.
 
     Raises:
         ContextLengthExceeded: A prompt cannot fit the model's window.
     """
-    fewest = tokenizer.fewest_tokens(max(map(text_characters, request.prompts)))
-    window = _window(card)
-    if fewest >= window:
+    min_prompt_tokens = tokenizer.fewest_tokens(max(map(count_characters, request.prompts)))
+    window = _max_sequence_tokens(card)
+    if min_prompt_tokens >= window:
         raise ContextLengthExceeded(
-            f"The prompt has at least {fewest:,} tokens, but prompt and answer together may have {window:,}. "
-            f"Shorten the prompt to at most {window - 1:,} tokens.",
+            f"The prompt has at least {min_prompt_tokens:,} tokens, but prompt and answer together may have "
+            f"{window:,}. Shorten the prompt to at most {window - 1:,} tokens.",
             param=request.prompt_param,
         )
 
 
 def check_generates(card: ModelCard, name: str) -> None:
-    """Raises InvalidRequest if the model answers with vectors."""
+    """Raises InvalidRequest if the model is an encoder."""
     if card.embedding_dimensions:
         raise InvalidRequest(
             f"The model {name!r} computes embeddings and generates no text. Send texts to /v1/embeddings, or name "
@@ -75,7 +75,7 @@ def check_generates(card: ModelCard, name: str) -> None:
 
 
 def check_embeds(card: ModelCard, name: str, dimensions: int | None) -> None:
-    """Raises InvalidRequest unless the model answers with vectors, of at least so many dimensions."""
+    """Raises InvalidRequest unless the model is an encoder with at least `dimensions` dimensions."""
     if not card.embedding_dimensions:
         raise InvalidRequest(
             f"The model {name!r} generates text and computes no embeddings. Name an encoder: GET /v1/models lists what "
@@ -90,7 +90,7 @@ def check_embeds(card: ModelCard, name: str, dimensions: int | None) -> None:
 
 
 def check_text(card: ModelCard, text: list[int], param: str) -> None:
-    """Whether an encoder can read a text.
+    """Checks the tokens of one embedding input.
 
     Raises:
         ContextLengthExceeded: It is too long.
@@ -99,7 +99,7 @@ def check_text(card: ModelCard, text: list[int], param: str) -> None:
     if not text:
         raise InvalidRequest(f"{param} has no tokens. Give the model at least one.", param=param)
     _check_tokens(card, text, param)
-    window = _window(card)
+    window = _max_sequence_tokens(card)
     if len(text) > window:
         raise ContextLengthExceeded(
             f"{param} has {len(text):,} tokens, but the model reads at most {window:,}. Shorten it, or split it into "
@@ -109,7 +109,7 @@ def check_text(card: ModelCard, text: list[int], param: str) -> None:
 
 
 def check_fits(card: ModelCard, prompt: list[int], request: InferenceRequest) -> int:
-    """How many tokens may be generated for this prompt.
+    """Returns the most output tokens for this prompt.
 
     Raises:
         ContextLengthExceeded: Prompt and answer are longer than the model's window.
@@ -118,20 +118,20 @@ def check_fits(card: ModelCard, prompt: list[int], request: InferenceRequest) ->
     if not prompt:
         raise InvalidRequest("The prompt has no tokens. Give the model at least one.", param=request.prompt_param)
     _check_tokens(card, prompt, request.prompt_param)
-    window = _window(card)
-    left = window - len(prompt)
-    if left < 1:
+    window = _max_sequence_tokens(card)
+    available = window - len(prompt)
+    if available < 1:
         raise ContextLengthExceeded(
             f"The prompt has {len(prompt):,} tokens, but prompt and answer together may have {window:,}. "
             f"Shorten the prompt to at most {window - 1:,} tokens.",
             param=request.prompt_param,
         )
-    max_tokens = left if request.max_tokens is None else request.max_tokens
-    if max_tokens > left:
+    max_tokens = available if request.max_tokens is None else request.max_tokens
+    if max_tokens > available:
         raise ContextLengthExceeded(
             f"The prompt has {len(prompt):,} tokens and {request.max_tokens_param} asks for {max_tokens:,} more, but "
-            f"together they may have {window:,}. Lower {request.max_tokens_param} to at most {left:,}, or shorten the "
-            "prompt.",
+            f"together they may have {window:,}. Lower {request.max_tokens_param} to at most {available:,}, or "
+            "shorten the prompt.",
             param=request.max_tokens_param,
         )
     if request.sampling.min_tokens > max_tokens:
@@ -142,8 +142,8 @@ def check_fits(card: ModelCard, prompt: list[int], request: InferenceRequest) ->
     return max_tokens
 
 
-def _window(card: ModelCard) -> int:
-    """A KV cache smaller than the context window is the tighter of the two."""
+def _max_sequence_tokens(card: ModelCard) -> int:
+    """Returns the most tokens of prompt and output: the smaller of context window and KV cache."""
     return min(card.context_tokens, card.kv_capacity_tokens)
 
 
@@ -152,8 +152,8 @@ def _check_tokens(card: ModelCard, tokens: Collection[int], param: str) -> None:
         raise InvalidRequest(f"{param}: this model's token ids run from 0 to {card.vocab_size - 1}.", param=param)
 
 
-_SPACE = " ?"
-"""Between the tokens of arguments: models write them with a space behind commas and colons, as their templates do."""
+_ARGUMENT_SEPARATOR = " ?"
+"""Separator pattern in JSON arguments: models write an optional space after commas and colons."""
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -165,43 +165,46 @@ async def constrain(
     rules: ToolRules | None,
     prompts: Sequence[list[int]],
 ) -> InferenceRequest:
-    """The request with the grammar that its answers are held to, if there is one.
+    """Returns the request with the grammar that constrains its answers, if any.
 
     Args:
-        validator: Tries grammars.
-        organisation: Whose request it is.
-        model: Who is to answer.
+        validator: Validates grammars.
+        organisation: Organisation of the request.
+        model: The model.
         request: The request.
-        rules: What it may call; None: nothing.
-        prompts: In tokens.
+        rules: Tools that may be called; None: none.
+        prompts: Token ids of the prompts.
 
     Raises:
-        InvalidRequest: A form, or the schema of a tool, is faulty or cannot be had; `param` says which.
+        InvalidRequest: The response format or a tool schema is invalid or unsupported; `param` names it.
     """
     constraint = None if request.constraint is None else request.constraint()
     if constraint is None and rules is None:
         return request
-    grammar_of_constraint = None if constraint is None else await validator.validate(organisation, constraint)
-    grammar = grammar_of_constraint
-    if isinstance(request.prompts[0], Conversation):  # there is but one
-        answers, inside = model.answer_format, model.answer_format.opens_thought(model.tokenizer, prompts[0])
-        arguments = {tool.name: await _arguments(validator, organisation, tool) for tool in _callable(answers, rules)}
-        grammar = answer_grammar(answers, inside=inside, said=grammar_of_constraint, tools=rules, arguments=arguments)
-        if grammar is not None and grammar is not grammar_of_constraint:
+    text_grammar = None if constraint is None else await validator.validate(organisation, constraint)
+    grammar = text_grammar
+    if isinstance(request.prompts[0], Conversation):  # a conversation is the only prompt
+        answer_format, inside = model.answer_format, model.answer_format.opens_thought(model.tokenizer, prompts[0])
+        arguments = {
+            tool.name: await _arguments_grammar(validator, organisation, tool)
+            for tool in _callable_tools(answer_format, rules)
+        }
+        grammar = answer_grammar(answer_format, inside=inside, said=text_grammar, tools=rules, arguments=arguments)
+        if grammar is not None and grammar is not text_grammar:
             param = "tools" if constraint is None else constraint.param
             grammar = await validator.validate(organisation, Constraint("lark", grammar.text, param))
     return replace(request, sampling=replace(request.sampling, grammar=grammar))
 
 
-def _callable(answers: AnswerFormat, rules: ToolRules | None) -> Sequence[Tool]:
+def _callable_tools(answers: AnswerFormat, rules: ToolRules | None) -> Sequence[Tool]:
     return () if rules is None or answers.calls is None else rules.callable
 
 
-async def _arguments(validator: GrammarValidator, organisation: str, tool: Tool) -> Grammar:
-    """Returns the schema of a tool's arguments."""
+async def _arguments_grammar(validator: GrammarValidator, organisation: str, tool: Tool) -> Grammar:
+    """Returns the grammar of a tool's arguments."""
     schema = tool.parameters or _NO_ARGUMENTS
-    # A schema that says nothing of a type would take anything; arguments are an object.
-    constraint = Constraint("json_schema", {"type": "object", **schema}, tool.param, tool.strict, _SPACE)
+    # A schema without a type would allow any JSON; arguments must be an object.
+    constraint = Constraint("json_schema", {"type": "object", **schema}, tool.param, tool.strict, _ARGUMENT_SEPARATOR)
     try:
         return await validator.validate(organisation, constraint)
     except InvalidRequest as error:
@@ -209,11 +212,11 @@ async def _arguments(validator: GrammarValidator, organisation: str, tool: Tool)
 
 
 def rules_for(model: ServedModel, request: InferenceRequest) -> ToolRules | None:
-    """Returns what an own model may call; None: the request brings no tools.
+    """Returns the tool rules of the request; None: it has no tools.
 
     Raises:
         InvalidRequest: A tool is malformed.
-        Unsupported: The model knows no tools.
+        Unsupported: The model does not support tools.
     """
     rules = None if request.tools is None else request.tools()
     if rules is not None and model.answer_format.calls is None:
@@ -222,7 +225,7 @@ def rules_for(model: ServedModel, request: InferenceRequest) -> ToolRules | None
 
 
 def with_tools(request: InferenceRequest, rules: ToolRules | None) -> InferenceRequest:
-    """The request with its tools in the prompt, which leaves less that is asked beyond text."""
+    """Returns the request with its tools in the prompts and the tool fields removed from `needs`."""
     if rules is None:
         return request
     prompts = [
@@ -233,7 +236,7 @@ def with_tools(request: InferenceRequest, rules: ToolRules | None) -> InferenceR
 
 
 def with_scores(request: InferenceRequest) -> InferenceRequest:
-    """Returns the request for an own model: with log-probabilities, if a check reads them."""
+    """Returns the request with log-probabilities enabled if the escalation check needs them."""
     if not request.scored or request.sampling.top_logprobs is not None:
         return request
     return replace(request, sampling=replace(request.sampling, top_logprobs=0))

@@ -35,8 +35,8 @@ CONTROLLER_UNAVAILABLE = (
 )
 _CONNECT_TIMEOUT_S = 5.0
 """How long a request waits for a controller that is away. A start takes one or two seconds on a busy machine."""
-_GRANTED_TIMEOUT_S = 10.0
-"""How long a request waits that already has a grant, which the next controller knows of."""
+_RECONNECT_TIMEOUT_S = 10.0
+"""How long a request with a grant waits for the next controller."""
 _RETRY_AFTER_S = 2.0
 _RECONNECT_S = 0.05
 _FLUSH_INTERVAL_S = 0.25
@@ -47,13 +47,14 @@ For a stream of 20 tokens a second the controller receives 4 messages a second.
 _REPORT_DELAY_S = 0.025
 """How long the report of a request's end waits for other messages to be sent with."""
 _MAX_PENDING_REPORTS = 10_000
-"""Most reports of ended requests that are kept while there is no controller. Their usage is kept apart from them."""
+"""Most reports of ended requests that are kept while there is no controller. Their usage is not lost:
+`_unsettled_grants` keeps it."""
 
 
 class RequestListener(Protocol):
     """A request of this worker that receives messages from the controller.
 
-    A Protocol, because the requests that listen are made with the client.
+    A Protocol, because `RemoteDispatch`, which implements it, imports this module.
     """
 
     def on_message(self, message: ToWorker) -> None:
@@ -65,7 +66,7 @@ class RequestListener(Protocol):
         ...
 
     def resume_message(self) -> ResumeGrant | None:
-        """Returns what a new controller has to know of this request; None: nothing was granted to it."""
+        """Returns the grant for a new controller; None: the request has no grant."""
         ...
 
     @property
@@ -102,12 +103,12 @@ class ControllerClient:
         self._numbers = itertools.count(1)
         self._listeners: dict[int, RequestListener] = {}
         self._pending_replies: dict[int, asyncio.Future[ToWorker]] = {}
-        self._ended_grants: list[ResumeGrant] = []
+        self._unsettled_grants: list[ResumeGrant] = []
         """Grants whose requests have ended while there was no controller."""
         self._abandoned_ids: list[str] = []
         """Ids of requests that have ended without a reply to their `AdmitRequest`."""
         self._pending_reports: deque[msgspec.Struct] = deque(maxlen=_MAX_PENDING_REPORTS)
-        self._to_flush: list[Flushable] = []
+        self._flushables: list[Flushable] = []
 
     @property
     def is_connected(self) -> bool:
@@ -138,7 +139,7 @@ class ControllerClient:
                 WorkerHello(
                     self._worker,
                     self._pid,
-                    [*self._ended_grants, *resume_grants],
+                    [*self._unsettled_grants, *resume_grants],
                     [*self._abandoned_ids, *unanswered_ids],
                 )
             )
@@ -150,15 +151,15 @@ class ControllerClient:
                 connection.close()
 
     async def wait_connected(self, *, has_grant: bool = False) -> None:
-        """Waits a moment for the controller; longer if the request `has_grant`.
+        """Waits for the connection to the controller; longer with `has_grant`.
 
         Raises:
-            Unavailable: The controller stays away.
+            Unavailable: The timeout has expired.
         """
         if self._connected.is_set():
             return
         try:
-            async with asyncio.timeout(_GRANTED_TIMEOUT_S if has_grant else _CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(_RECONNECT_TIMEOUT_S if has_grant else _CONNECT_TIMEOUT_S):
                 while not self._connected.is_set():
                     await self._connected.wait()
         except TimeoutError:
@@ -186,21 +187,21 @@ class ControllerClient:
 
     def schedule_flush(self, flushable: Flushable) -> None:
         """Schedules `flush` of this request within `_FLUSH_INTERVAL_S`, together with other requests."""
-        if not self._to_flush:
+        if not self._flushables:
             asyncio.get_running_loop().call_later(_FLUSH_INTERVAL_S, self._flush)
-        self._to_flush.append(flushable)
+        self._flushables.append(flushable)
 
     def _flush(self) -> None:
-        flushables, self._to_flush = self._to_flush, []
+        flushables, self._flushables = self._flushables, []
         for flushable in flushables:
             flushable.flush()
 
     def settle_later(self, resume_grant: ResumeGrant) -> None:
-        """Keeps an ended grant, which the next controller is to settle."""
-        self._ended_grants.append(resume_grant)
+        """Keeps the grant of an ended request; the next `WorkerHello` has it settled."""
+        self._unsettled_grants.append(resume_grant)
 
     def abandon(self, request_id: str) -> None:
-        """Keeps the id of a request that has ended without a reply; the next controller forgets that request."""
+        """Keeps the id of a request that ended without a reply; the next `WorkerHello` reports it."""
         self._abandoned_ids.append(request_id)
 
     def register(self, listener: RequestListener) -> int:
@@ -243,7 +244,7 @@ class ControllerClient:
     def _on_message(self, message: ToWorker) -> None:
         match message:
             case ControllerSnapshot():
-                self._ended_grants.clear()  # the new controller has settled them
+                self._unsettled_grants.clear()  # the new controller has settled them
                 self._abandoned_ids.clear()
                 self._connected.set()
                 self._on_snapshot(message)

@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerSession:
-    """The controller's session with one worker. Messages that come before the controller is open are kept for then.
+    """The controller's session with one worker. Messages that arrive before the controller is open are queued.
 
     Args:
         pending_workers: Tracks the session until the controller is open.
@@ -71,7 +71,7 @@ class WorkerSession:
         self.worker = 0
         self.pid = 0
         self.resume_grants: list[ResumeGrant] = []
-        """Grants of an earlier controller, whose requests go on or have ended since."""
+        """Grants of an earlier controller, from `WorkerHello.resumes`."""
         self.unanswered_ids: list[str] = []
         """Ids of requests without a reply; `WorkerHello.unanswered`."""
         self.tasks: set[asyncio.Task[None]] = set()
@@ -105,7 +105,7 @@ class WorkerSession:
             self._handle(message)
 
     async def resume(self, controller: "ControllerServer", resume_grant: ResumeGrant) -> None:
-        """Grants again what an earlier controller had granted, and waits for that.
+        """Takes over a grant of an earlier controller; returns when the request has resumed.
 
         A request that has ended since is settled or released before this returns.
         """
@@ -120,9 +120,9 @@ class WorkerSession:
             )
             task = self._add_request(remote_request)
             assert remote_request.resume_done is not None
-            resumed = asyncio.ensure_future(remote_request.resume_done.wait())
-            await asyncio.wait([task, resumed], return_when=asyncio.FIRST_COMPLETED)
-            resumed.cancel()
+            resumed_task = asyncio.ensure_future(remote_request.resume_done.wait())
+            await asyncio.wait([task, resumed_task], return_when=asyncio.FIRST_COMPLETED)
+            resumed_task.cancel()
             if resume_grant.ended is not None:
                 remote_request.on_command(resume_grant.ended)
                 if isinstance(resume_grant.ended, SettleRequest):
@@ -147,7 +147,7 @@ class WorkerSession:
             self.connection.send(AdmitRejected(number, encode_error(Unavailable(retry_after_s=1.0))))
 
     def send_snapshot(self, snapshot: ControllerSnapshot) -> None:
-        """Sends the worker the state that it has to know."""
+        """Sends a snapshot to the worker."""
         self.connection.send(snapshot)
 
     async def wait_directory_version(self, version: int) -> None:
@@ -292,16 +292,16 @@ class PendingWorkers:
 
     @property
     def surviving_work(self) -> SurvivingWork:
-        """The requests that go on although their controller is dead."""
+        """Requests of a dead controller that continue in the workers."""
         return SurvivingWork(
             {resume_grant.lease for session in self.sessions for resume_grant in session.resume_grants},
             {request_id for session in self.sessions for request_id in session.unanswered_ids},
         )
 
     async def wait_connected(self, pids: Collection[int]) -> None:
-        """Waits until each of these processes is connected, has ended, or has exceeded `_GATHER_TIMEOUT_S`."""
+        """Waits until each of these processes is connected, has ended, or has exceeded `_WORKER_CONNECT_TIMEOUT_S`."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_GATHER_TIMEOUT_S):
+            async with asyncio.timeout(_WORKER_CONNECT_TIMEOUT_S):
                 while {pid for pid in pids if _is_alive(pid)} - {session.pid for session in self.sessions}:
                     self._session_added.clear()
                     with suppress(TimeoutError):
@@ -312,7 +312,7 @@ class PendingWorkers:
         self.sessions.append(session)
         self._session_added.set()
         if self._controller is not None:
-            self._attach_late(session, self._controller)
+            self._attach_late_worker(session, self._controller)
 
     def on_disconnect(self, session: WorkerSession) -> None:
         """Removes a session whose connection has ended."""
@@ -325,7 +325,7 @@ class PendingWorkers:
         for session in self.sessions:
             session.start(controller)
 
-    def _attach_late(self, session: WorkerSession, controller: "ControllerServer") -> None:
+    def _attach_late_worker(self, session: WorkerSession, controller: "ControllerServer") -> None:
         """Attaches a late worker: its grants have already been closed as interrupted, and are not billed."""
         for resume_grant in session.resume_grants:
             session.decline_resume(resume_grant)
@@ -412,7 +412,7 @@ class ControllerServer:
             self.send_snapshots()
 
     async def reload_directory(self) -> None:
-        """Reads what has changed of keys, tenants and limits; returns once every worker uses it.
+        """Reloads keys, tenants and limits; returns once every worker uses them, or after `_DIRECTORY_ACK_TIMEOUT_S`.
 
         Raises:
             StoreUnavailable: The store cannot be read.
@@ -433,7 +433,7 @@ class ControllerServer:
         await asyncio.gather(*(task for session in self.sessions for task in session.tasks), return_exceptions=True)
 
 
-_GATHER_TIMEOUT_S = 5.0
+_WORKER_CONNECT_TIMEOUT_S = 5.0
 """How long a live worker may take to connect; a worker tries twenty times a second."""
 _LIVENESS_INTERVAL_S = 0.1
 """How often it is checked whether one of the workers has died meanwhile."""

@@ -62,13 +62,13 @@ class SubmissionTracker:
     def __init__(self, engine: EngineClient, controller: ControllerClient) -> None:
         self._engine = engine
         self._controller = controller
-        self._sent: deque[int] = deque()
-        self._reported = asyncio.Event()
+        self._unacked_numbers: deque[int] = deque()
+        self._report_received = asyncio.Event()
         engine.on_change(self._on_report)
 
     def on_sent(self, number: int) -> None:
         """Records that a prompt of the request of this number was sent to the engine."""
-        self._sent.append(number)
+        self._unacked_numbers.append(number)
 
     @property
     def is_connected(self) -> bool:
@@ -80,21 +80,21 @@ class SubmissionTracker:
         with suppress(TimeoutError):
             async with asyncio.timeout(_ENGINE_CONNECT_TIMEOUT_S):
                 while not self.is_connected:
-                    self._reported.clear()
-                    await self._reported.wait()
+                    self._report_received.clear()
+                    await self._report_received.wait()
 
     def _on_report(self) -> None:
         """Handles a report of the engine: acknowledges the submissions that it counts."""
-        self._reported.set()
-        while len(self._sent) > self._engine.count_unreported():
-            self._controller.send(SubmissionAcked(self._sent.popleft()))
+        self._report_received.set()
+        while len(self._unacked_numbers) > self._engine.count_unreported():
+            self._controller.send(SubmissionAcked(self._unacked_numbers.popleft()))
 
 
 class RemoteDispatch:
     """A grant and a queue entry that the controller holds for this worker; leaving the context releases both.
 
-    It outlives the controller: the next controller is told what was granted, gives the request the place that it had,
-    and settles it.
+    It outlives the controller: It survives a controller restart: the worker sends the grant to the next controller,
+    which restores the queue entry and settles the grant.
 
     Implements `maitred.app.request.flow_control.GrantHandle` and `DispatchHandle`.
 
@@ -107,7 +107,7 @@ class RemoteDispatch:
         recoveries: How often the request may be requeued for another replica.
 
     Attributes:
-        attempt_result: What the current attempt says of the upstream server at which it runs.
+        attempt_result: Result of the current attempt for the circuit breaker of the upstream server.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class RemoteDispatch:
         self._requeue_count = 0
         self._is_finished = False
         self._is_disconnected = False
-        """Whether the controller that granted the request is gone, and no other controller knows of it."""
+        """Whether the granting controller has disconnected and no new one has the grant yet."""
         self._unsent_tokens = _NO_TOKENS
         """Token counts that were not sent to the controller yet: prompt, cached and output tokens."""
         self._first_token_unsent = False
@@ -209,7 +209,7 @@ class RemoteDispatch:
                 self._context.rate_limits = message.standing
             if isinstance(error, Overloaded):
                 self._context.predicted_position = error.position
-            # Ends the request here, whatever it is doing.
+            # Cancel the request, unless it waits for a message: then `_wait_message` raises the error.
             if self._waiter is None:
                 self._cancel_scope.cancel(error)
             self._error = error
@@ -223,7 +223,7 @@ class RemoteDispatch:
         self._wake()
 
     def on_disconnect(self) -> None:
-        """Marks the controller as gone. A response that is being streamed goes on without it."""
+        """Marks the controller as disconnected. A running response continues."""
         self._is_disconnected = True
         self._wake()
 
@@ -300,7 +300,7 @@ class RemoteDispatch:
             except Unavailable:
                 if not self._is_disconnected:
                     raise
-                # The client need not wait for the next controller, which settles the request then.
+                # Do not keep the client waiting: the next controller settles the grant.
                 _log.warning("Request %s ended while the controller was away.", self._context.request_id)
                 return
         if (error := self._settle_reply.error) is not None:
@@ -336,7 +336,7 @@ class RemoteDispatch:
         return self._dispatched is not None and self._dispatched.elsewhere
 
     def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
-        """Tells the controller that the replica failed and the request waits for another; False: it may not."""
+        """Reports the failed replica and waits for another dispatch; returns False if no requeues are left."""
         if self._requeue_count >= self._recoveries or self._is_finished:
             return False
         self._requeue_count += 1
@@ -373,7 +373,7 @@ class RemoteDispatch:
 
     def on_first_token(self) -> None:
         """Records the first output token, and sends the counts at the end of this turn of the event loop."""
-        # At the end of this turn: the token counts follow within it, and so do those of a response that comes at once.
+        # Flush at the end of this event loop iteration: the token counts are added before then.
         self._first_token_unsent = True
         asyncio.get_running_loop().call_soon(self.flush)
 
@@ -461,11 +461,11 @@ class RemoteFlowController:
     async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
         """Returns how far a client's rate limits are used; None while the controller is away."""
         try:
-            answer = await self._controller.query(lambda number: RateLimitQuery(number, principal, model))
+            reply = await self._controller.query(lambda number: RateLimitQuery(number, principal, model))
         except Unavailable:
             return None
-        assert isinstance(answer, RateLimitReply)
-        return answer.standing
+        assert isinstance(reply, RateLimitReply)
+        return reply.standing
 
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
         """Returns None: queries for a queue position are forwarded to the controller."""
@@ -544,7 +544,7 @@ class RemoteUpstreamStatus(UpstreamStatus):
         """Does nothing: the controller checks the status before it dispatches a request."""
 
     def start_attempt(self) -> BreakerAttempt:
-        """Returns an attempt without a meaning: the controller keeps the circuit breaker."""
+        """Returns a dummy attempt: the controller has the circuit breaker."""
         return BreakerAttempt(0, is_probe=False, started_s=0.0)
 
     def on_first_part(self, attempt: BreakerAttempt) -> None:

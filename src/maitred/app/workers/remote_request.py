@@ -1,9 +1,9 @@
-"""A request of a worker in the controller: what `Pipeline` does around a response, without the response.
+"""Controller side of a request that a worker serves: admission, dispatch and settlement.
 
-The request may have been admitted by an earlier controller; it then goes on with this one where it was.
+A request that an earlier controller admitted is resumed.
 
-A request runs as a task that holds the same resources, in the same contexts and in the same order, as in a gateway of
-one process. So whatever ends the task, also the death of the worker, releases everything in the same way.
+The task of a request holds the same resources in the same order as `Pipeline` in a single process. So cancelling the
+task, also after the death of the worker, releases everything.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from maitred.wire.worker_protocol import (
 if TYPE_CHECKING:
     from maitred.replica.upstream.replica import UpstreamReplica
 
-_OUTCOMES = {
+_ATTEMPT_OUTCOMES = {
     AttemptResult.SUCCESS: AttemptOutcome.SUCCESS,
     AttemptResult.FAILURE: AttemptOutcome.FAILURE,
     AttemptResult.UNREACHABLE: AttemptOutcome.FAILURE,
@@ -55,19 +55,19 @@ WorkerCommand = ReplicaFailed | SettleRequest | ReleaseRequest
 
 
 class RemoteRequest:
-    """One admitted request of a worker, made for every `AdmitRequest`.
+    """One request of a worker at one model, from its `AdmitRequest` to its release.
 
     Args:
         admit_request: The message of the worker.
         flow_controller: Admits and dispatches the request.
-        in_flight: Counts the request among those in flight.
+        in_flight: Limits the requests in flight.
         clock: The time, for the request timeline.
         send: Sends the worker a message.
         resume_grant: What an earlier controller, now dead, had granted; None: the request is new.
 
     Attributes:
         admit_request: The message of the worker.
-        resume_done: Is set once the request holds again what it held before; None: the request is new.
+        resume_done: Set when grant and queue entry are restored; None: the request is new.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class RemoteRequest:
         """Future of the task that waits for the next command."""
         self._in_flight_slot: InFlightSlot | None = None
         self._entry: DispatchEntry | None = None
-        self._is_dispatched = False
+        self._accepts_commands = False
         """Whether the task reads commands."""
         self._is_released = False
-        self._attempt: tuple[UpstreamReplica, BreakerAttempt] | None = None
+        self._upstream_attempt: tuple[UpstreamReplica, BreakerAttempt] | None = None
         self.context = RequestContext(
             admit_request.request_id,
             admit_request.arrived_s,
@@ -124,8 +124,8 @@ class RemoteRequest:
         if tokens_used.first:
             context.first_token_s = self._clock.monotonic_s()
             self._entry.on_first_token()
-            if self._attempt is not None:
-                upstream, attempt = self._attempt
+            if self._upstream_attempt is not None:
+                upstream, attempt = self._upstream_attempt
                 upstream.status.on_first_part(attempt)
         self._entry.charge_tokens(
             prompt_tokens=tokens_used.prompt_tokens,
@@ -140,7 +140,7 @@ class RemoteRequest:
 
     def on_command(self, command: WorkerCommand) -> None:
         """Handles a command of the worker: settle, requeue or release the request."""
-        if self._is_dispatched or not isinstance(command, ReleaseRequest):
+        if self._accepts_commands or not isinstance(command, ReleaseRequest):
             self._commands.append(command)
             if self._command_waiter is not None and not self._command_waiter.done():
                 self._command_waiter.set_result(None)
@@ -201,7 +201,7 @@ class RemoteRequest:
                 self._end_attempt(AttemptResult.NEITHER)
 
     async def _serve_resumed(self, resume_grant: ResumeGrant) -> None:
-        """Takes over the grant and the queue entry of an earlier controller, and goes on where the request was."""
+        """Takes over grant and queue entry of an earlier controller and resumes the request."""
         self._update_usage(resume_grant)
         async with ResourceStack() as stack:
             grant, entry = await self._flow_controller.resume(
@@ -212,16 +212,16 @@ class RemoteRequest:
                 resume_grant.replica,
                 stack,
             )
-            self._entry, requeued = entry, not resume_grant.replica
-            self._is_dispatched = not requeued
+            self._entry, must_dispatch = entry, not resume_grant.replica
+            self._accepts_commands = not must_dispatch
             if self.resume_done is not None:
                 self.resume_done.set()
             try:
-                if not requeued:
+                if not must_dispatch:
                     await self._restore_progress(resume_grant, grant, entry)
-                    requeued = await self._run_commands(grant, entry)
-                while requeued and entry is not None:
-                    requeued = await self._run_at_replica(grant, entry)
+                    must_dispatch = await self._run_commands(grant, entry)
+                while must_dispatch and entry is not None:
+                    must_dispatch = await self._run_at_replica(grant, entry)
             finally:
                 self._end_attempt(AttemptResult.NEITHER)
 
@@ -239,9 +239,9 @@ class RemoteRequest:
 
     async def _run_at_replica(self, grant: Grant, entry: DispatchEntry) -> bool:
         """Waits for dispatch, then serves the attempt at the replica; returns whether the request was requeued."""
-        self._is_dispatched = False
+        self._accepts_commands = False
         endpoint = await entry.wait_dispatched()
-        self._is_dispatched = True
+        self._accepts_commands = True
         try:
             self._start_attempt(endpoint)
         except ReplicaUnavailable:
@@ -280,7 +280,7 @@ class RemoteRequest:
                     grant.record_usage(command.usage)
                     self._end_attempt(command.met)
                     if command.cancelled and self._in_flight_slot is not None:
-                        # As in one process, where a client that disconnects cancels: the tokens until then are billed.
+                        # A client disconnect cancels the request; tokens until then are billed.
                         self._in_flight_slot.cancel(ClientDisconnected())
                         await asyncio.sleep(0)
                     if command.error is not None:
@@ -303,15 +303,15 @@ class RemoteRequest:
         if endpoint.exact:
             return  # an engine of this gateway reports its own state
         upstream: UpstreamReplica = endpoint.replica
-        self._attempt = upstream, upstream.status.start_attempt()
+        self._upstream_attempt = upstream, upstream.status.start_attempt()
         upstream.open_streams += 1
 
     def _end_attempt(self, result: AttemptResult) -> None:
-        if self._attempt is None:
+        if self._upstream_attempt is None:
             return
-        (upstream, attempt), self._attempt = self._attempt, None
+        (upstream, attempt), self._upstream_attempt = self._upstream_attempt, None
         upstream.open_streams -= 1
-        upstream.status.on_end(attempt, _OUTCOMES.get(result, AttemptOutcome.NEUTRAL))
+        upstream.status.on_end(attempt, _ATTEMPT_OUTCOMES.get(result, AttemptOutcome.NEUTRAL))
         if result is AttemptResult.UNREACHABLE:
             upstream.status.on_unreachable("a worker could not reach it")
 

@@ -10,16 +10,15 @@ The supervisor decides nothing and holds nothing but the listening socket, so th
 has one thread and no event loop, so it may fork at any time: a child has the configuration in memory as it was read
 once, and shares what was imported.
 
-A worker that dies is restarted; its connections are lost and nothing else. A controller that dies is restarted, too:
-meanwhile workers go on with the responses that they have begun, and then send the next controller their grants. A
-process that has lived for a while is restarted at once; one that dies soon after every start is restarted at growing
-intervals. A controller or engine host that exits with an error the first time, such as for an engine that does not
-start, ends the whole gateway with its exit code.
+A worker that dies is restarted; only its connections are lost. A controller that dies is restarted, too: meanwhile
+workers go on with the responses that they have begun, and then send the next controller their grants. A process that
+has lived for a while is restarted at once; one that dies soon after every start is restarted at growing intervals. If
+the controller or engine host exits with an error at its first start, the gateway exits with that code.
 
 SIGTERM and SIGINT are passed on to all processes: each drains, and then the engine host ends. SIGUSR2 replaces the
 workers, one after the other: a successor is ready before its predecessor stops accepting connections, and the
-predecessor ends with its last response. SIGHUP goes to the controller, which reads the configuration again; where that
-changes anything, workers are replaced by new ones that start with it.
+predecessor ends with its last response. SIGHUP goes to the controller, which reads the configuration again; if it has
+changed, the workers are replaced.
 """
 
 import logging
@@ -43,7 +42,7 @@ ProcessMain = Callable[[Collection[int]], int]
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _HANDLED_SIGNALS = {*_STOP_SIGNALS, signal.SIGCHLD, REPLACE_WORKERS, signal.SIGHUP, READY, CONFIG_CHANGED}
 _RESTART_BACKOFF = BackoffCeiling(first_s=0.1, most_s=5.0)
-"""Least time between two starts of a process, after so many early deaths in a row."""
+"""Minimum time between two starts of a process, by the number of early deaths in a row."""
 _EARLY_DEATH_S = 10.0
 _ROLE_NAMES = {CONTROLLER: "controller", ENGINE_HOST: "keeper"}
 _log = logging.getLogger(__name__)
@@ -72,17 +71,17 @@ class Supervisor:
         self._reload_config = reload_config
         self._running: dict[int, int] = {}
         """Process id -> its role."""
-        self._leaving: set[int] = set()
-        """Processes that were told to end, or to make room for a successor."""
+        self._stopping_pids: set[int] = set()
+        """Processes that were told to stop or to retire."""
         self._restart_due_s: dict[int, float] = {}
         """Role -> when its process is restarted."""
         self._early_deaths: dict[int, int] = {}
         self._started_s: dict[int, float] = {}
-        self._to_replace: deque[int] = deque()
+        self._pids_to_replace: deque[int] = deque()
         """Processes that are to be replaced, the next one first."""
-        self._stopping = False
+        self._is_stopping = False
         self._exit_code = 0
-        self._lifeline = os.pipe()
+        self._parent_pipe = os.pipe()
 
     def run(self) -> int:
         """Runs the supervisor; returns the exit code of the gateway."""
@@ -91,11 +90,11 @@ class Supervisor:
             self._start(ENGINE_HOST)
         self._prepare()
         self._start(CONTROLLER)
-        while self._running or (self._restart_due_s and not self._stopping):
+        while self._running or (self._restart_due_s and not self._is_stopping):
             received = signal.sigtimedwait(_HANDLED_SIGNALS, self._next_restart_in_s())
             if received is not None:
                 self._on_signal(received.si_signo, received.si_pid)
-            self._start_due()
+            self._restart_due_processes()
         return self._exit_code
 
     def _on_signal(self, signal_number: int, pid: int) -> None:
@@ -126,31 +125,31 @@ class Supervisor:
             for worker in self._mains:
                 if worker > 0 and worker not in self._running.values() and worker not in self._restart_due_s:
                     self._start(worker)
-        elif self._to_replace and self._running.get(self._to_replace[0]) == role:
-            self._retire(self._to_replace.popleft())
+        elif self._pids_to_replace and self._running.get(self._pids_to_replace[0]) == role:
+            self._retire(self._pids_to_replace.popleft())
 
     def _replace_workers(self) -> None:
         """Marks every running worker for replacement and starts with the first."""
-        active_pids = [pid for pid in self._workers if pid not in self._leaving]
-        self._to_replace.extend(pid for pid in active_pids if pid not in self._to_replace)
+        active_pids = [pid for pid in self._workers if pid not in self._stopping_pids]
+        self._pids_to_replace.extend(pid for pid in active_pids if pid not in self._pids_to_replace)
         self._start_successor()
 
     def _start_successor(self) -> None:
         """Starts the successor of the next worker that is to be replaced, unless another replacement is under way."""
-        while self._to_replace and self._to_replace[0] not in self._running:
-            self._to_replace.popleft()
-        if self._to_replace and not self._leaving and not self._stopping:
-            self._start(self._running[self._to_replace[0]])
+        while self._pids_to_replace and self._pids_to_replace[0] not in self._running:
+            self._pids_to_replace.popleft()
+        if self._pids_to_replace and not self._stopping_pids and not self._is_stopping:
+            self._start(self._running[self._pids_to_replace[0]])
 
     def _retire(self, pid: int) -> None:
-        self._leaving.add(pid)
+        self._stopping_pids.add(pid)
         os.kill(pid, RETIRE)
 
     def _stop(self, signal_number: int) -> None:
-        self._stopping = True
-        self._to_replace.clear()
+        self._is_stopping = True
+        self._pids_to_replace.clear()
         for pid, role in self._running.items():
-            self._leaving.add(pid)
+            self._stopping_pids.add(pid)
             if role != ENGINE_HOST:
                 os.kill(pid, signal_number)
         self._stop_engine_host()
@@ -171,10 +170,10 @@ class Supervisor:
 
     def _on_exit(self, pid: int, code: int) -> None:
         role = self._running.pop(pid)
-        if pid in self._leaving:
-            self._leaving.discard(pid)
+        if pid in self._stopping_pids:
+            self._stopping_pids.discard(pid)
             self._start_successor()
-            if self._stopping:
+            if self._is_stopping:
                 self._stop_engine_host()
             if role == CONTROLLER:
                 self._exit_code = max(0, code)
@@ -183,8 +182,8 @@ class Supervisor:
             self._exit_code = code  # its message says why, and a restart would fail in the same way
             self._stop(signal.SIGTERM)
             return
-        if pid in self._to_replace:
-            self._to_replace.remove(pid)
+        if pid in self._pids_to_replace:
+            self._pids_to_replace.remove(pid)
         lived_s = time.monotonic() - self._started_s.pop(pid)
         self._early_deaths[role] = self._early_deaths.get(role, 0) + 1 if lived_s < _EARLY_DEATH_S else 1
         wait_s = restart_delay_s(self._early_deaths[role], lived_s)
@@ -200,8 +199,8 @@ class Supervisor:
         soonest_s = min(self._restart_due_s.values(), default=None)
         return 60.0 if soonest_s is None else max(0.0, soonest_s - time.monotonic())
 
-    def _start_due(self) -> None:
-        if self._stopping:
+    def _restart_due_processes(self) -> None:
+        if self._is_stopping:
             return
         for role in [role for role, due_s in self._restart_due_s.items() if due_s <= time.monotonic()]:
             del self._restart_due_s[role]
@@ -237,7 +236,7 @@ class Supervisor:
         """
         Path("/proc/self/comm").write_text(f"mtd-{_ROLE_NAMES.get(role, f'worker-{role}')}")  # for `ps` and `top`
         os.setpgid(0, 0)
-        read_end, write_end = self._lifeline
+        read_end, write_end = self._parent_pipe
         os.dup2(read_end, 0)
         os.close(read_end)
         os.close(write_end)

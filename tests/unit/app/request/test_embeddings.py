@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.app.request.embeddings import SLICE_TEXTS, shorten, split_inputs
+from maitred.app.request.embeddings import MAX_CHUNK_TEXTS, shorten, split_inputs
 
 NUMBERS = st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=32)
 
@@ -25,7 +25,7 @@ def test_slices_are_all_of_it_in_order_and_small(lengths, tokens):
     slices = list(split_inputs(lengths, tokens))
     assert [index for part in slices for index in part] == list(range(len(lengths)))
     for part in slices:
-        assert 1 <= len(part) <= SLICE_TEXTS
+        assert 1 <= len(part) <= MAX_CHUNK_TEXTS
         assert len(part) == 1 or sum(lengths[index] for index in part) <= tokens
 
 
