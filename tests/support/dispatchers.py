@@ -128,7 +128,7 @@ class Desk:
         assert self.floor.running == 0
         assert self.floor.allocator.holdings.slots == 0
         assert not self.dispatcher._entries
-        assert not self.dispatcher._by_id
+        assert not self.dispatcher._queued_by_request_id
         for quota in self.floor.allocator.quotas.all:
             assert quota.used == (0, 0, 0)
         for room in self.floor.queues:

@@ -1,1 +1,1 @@
-"""The one place where requests wait: in fair order, until a replica has credits for them."""
+"""Request queues of the gateway: requests wait in fair order until a replica has credits."""

@@ -1,4 +1,4 @@
-"""Capacity of a model's replicas: quotas, headroom, and what is free now."""
+"""Allocates the capacity of a model's replicas: quotas, headroom and free capacity."""
 
 from collections.abc import Sequence
 
@@ -10,21 +10,21 @@ from maitred.dispatch.policy.quotas import Quota, Quotas, TenantHoldings
 from maitred.dispatch.pool_queue import PoolQueue, QueuedRequest
 from maitred.dispatch.selector import ReplicaSelector
 
-_ONE = Cost(1, 1)
+_MIN_COST = Cost(1, 1)
 
 
 class CapacityAllocator:
-    """Allocator of slots and KV blocks: what is held, and who may hold more.
+    """Allocates slots and KV blocks of the replicas to quotas and tenants.
 
     Args:
         config: The settings.
-        choice: Which of several replicas takes a request.
+        choice: Selector of the replica among those with capacity.
 
     Attributes:
-        quotas: The parts.
-        holdings: What each tenant holds.
-        headroom: The part of everything that is kept for those below their share.
-        shared: Whether tenants have shares at all.
+        quotas: Quotas into which the capacity is divided.
+        holdings: Slots that each tenant holds.
+        headroom: Share of the capacity that is kept for tenants below their fair share.
+        shared: Whether the queue order is fair between tenants.
     """
 
     def __init__(self, config: DispatchConfig, choice: ReplicaSelector) -> None:
@@ -34,12 +34,12 @@ class CapacityAllocator:
         self.part(config)
 
     def reconfigure(self, config: DispatchConfig) -> None:
-        """Goes by these settings from now on, but for the parts."""
+        """Applies new settings except the quotas."""
         self.shared = config.line.policy == "fair"
         self.headroom = config.headroom if self.shared else 0.0
 
     def part(self, config: DispatchConfig) -> None:
-        """Divides everything anew; who holds something must take it again, of the `quotas` that there are now."""
+        """Rebuilds the quotas; the caller must allocate running requests to the new quotas again."""
         self.quotas = Quotas(config.reserved, {name: (pool.tenants, pool.share) for name, pool in config.pools.items()})
 
     def allocate(self, queued: QueuedRequest, quota: Quota) -> None:
@@ -55,62 +55,62 @@ class CapacityAllocator:
     def endpoint_for(
         self, queued: QueuedRequest, quota: Quota, ready: Sequence[EndpointState], now_s: float, *, above_share: bool
     ) -> EndpointState | WaitCause:
-        """The replica for it, of those that have room; else what is lacking."""
+        """Returns the endpoint for an entry, or the wait cause if none has capacity."""
         headroom = self.headroom if above_share else 0.0
         overcommits = self._may_overcommit(queued)
         if self.quotas.parted:
-            whole = self.quotas.limit(quota, total_of(ready))
-            limit = whole.minus(_reserve_for(whole, headroom, ready))
-            need = queued.cost.at_most(limit).at_least(_ONE)
+            quota_total = self.quotas.limit(quota, total_of(ready))
+            limit = quota_total.minus(_headroom_cost(quota_total, headroom, ready))
+            capped_cost = queued.cost.at_most(limit).at_least(_MIN_COST)
             free = limit.minus(quota.used)
             if overcommits and quota is self.quotas.common:
                 free = free.plus(Cost(sum(endpoint_state.overcommit_slots for endpoint_state in ready), 0))
-            if not need.within(free) and quota.used != NOTHING:
-                return WaitCause.SLOTS if need.slots > free.slots else WaitCause.KV_FULL
-        open_ones: list[EndpointState] = []
-        slots = False
+            if not capped_cost.within(free) and quota.used != NOTHING:
+                return WaitCause.SLOTS if capped_cost.slots > free.slots else WaitCause.KV_FULL
+        candidates: list[EndpointState] = []
+        lacks_slots = False
         if queued.failed_at:
             ready = untried_endpoints(queued, ready) or ready
         for endpoint_state in ready:
-            kept = _reserve_for(endpoint_state.total, headroom, [endpoint_state])
-            need = queued.cost.at_most(endpoint_state.total.minus(kept)).at_least(_ONE)
-            free = endpoint_state.free.minus(kept)
+            reserve = _headroom_cost(endpoint_state.total, headroom, [endpoint_state])
+            capped_cost = queued.cost.at_most(endpoint_state.total.minus(reserve)).at_least(_MIN_COST)
+            free = endpoint_state.free.minus(reserve)
             if overcommits:
                 free = free.plus(Cost(endpoint_state.overcommit_slots, 0))
-            if need.within(free) or endpoint_state.credits.idle:
-                open_ones.append(endpoint_state)
-            elif need.slots > free.slots:
-                slots = True
-        if open_ones:
-            return self._selector.select(queued, open_ones, now_s)
-        return WaitCause.SLOTS if slots else WaitCause.KV_FULL
+            if capped_cost.within(free) or endpoint_state.credits.idle:
+                candidates.append(endpoint_state)
+            elif capped_cost.slots > free.slots:
+                lacks_slots = True
+        if candidates:
+            return self._selector.select(queued, candidates, now_s)
+        return WaitCause.SLOTS if lacks_slots else WaitCause.KV_FULL
 
     def is_ample(self, cost: Cost, ready: Sequence[EndpointState]) -> bool:
-        """Whether there is surely room at a single replica, whoever asks: beside all headroom, and not as a guest."""
+        """Whether the only replica certainly has capacity, without headroom or overcommit."""
         return len(ready) == 1 and not self.quotas.parted and ready[0].credits.has(cost, self.headroom)
 
     def hedge_endpoint(
         self, queued: QueuedRequest, others: Sequence[EndpointState], now_s: float
     ) -> EndpointState | None:
-        """A further replica for a request that has one, of what is free beyond the headroom; None: none has room."""
+        """Returns an endpoint for a hedge, with free capacity beyond the headroom; None: none has it."""
         if self.quotas.parted and not queued.cost.within(self.quotas.remaining(queued.queue.quota, total_of(others))):
             return None
-        roomy = [
+        candidates = [
             endpoint_state
             for endpoint_state in untried_endpoints(queued, others)
             if queued.cost.within(
-                endpoint_state.free.minus(_reserve_for(endpoint_state.total, self.headroom, [endpoint_state]))
+                endpoint_state.free.minus(_headroom_cost(endpoint_state.total, self.headroom, [endpoint_state]))
             )
         ]
-        return self._selector.select(queued, roomy, now_s) if roomy else None
+        return self._selector.select(queued, candidates, now_s) if candidates else None
 
     def dispatch_early(
         self, queue: PoolQueue, quota: Quota, ready: Sequence[EndpointState], now_s: float
     ) -> tuple[QueuedRequest, EndpointState] | None:
-        """Chooses who goes before a head that has to wait: the most urgent of those who hold least.
+        """Selects a request that may overtake a blocked head: by class, then by slots per weight.
 
-        The head may not use the headroom, and nobody gives way to it as a guest. Whoever may is not taken more than one
-        request before its turn, so that the bound of the fair line grows by that and no more.
+        The head may neither use the headroom nor be overcommitted. A tenant may overtake by at most one request, so the
+        fairness bound grows by one request only.
         """
         if not any(endpoint_state.free.slots + endpoint_state.overcommit_slots > 0 for endpoint_state in ready):
             return None
@@ -138,7 +138,7 @@ class CapacityAllocator:
         total = total_of(ready)
         free = total_cost([endpoint_state.free for endpoint_state in ready])
         if above_share:
-            free = free.minus(_reserve_for(total, self.headroom, ready))
+            free = free.minus(_headroom_cost(total, self.headroom, ready))
         if self._may_overcommit(queued):
             free = free.plus(Cost(sum(endpoint_state.overcommit_slots for endpoint_state in ready), 0))
         if self.quotas.parted:
@@ -146,25 +146,25 @@ class CapacityAllocator:
         return free
 
     def without_overcommit(self, free: Cost, ready: Sequence[EndpointState]) -> Cost:
-        """Returns the free capacity that anybody may use: overcommitted requests come first."""
+        """Returns the free capacity less the slots that overcommitted requests will take first."""
         entries = sum(endpoint_state.free.slots - endpoint_state.load.guests for endpoint_state in ready)
         return Cost(min(free.slots, entries), free.blocks)
 
     def overcommit_slots(self, quota: Quota, ready: Sequence[EndpointState]) -> int:
-        """How many more may come beyond the places into this part."""
+        """Returns the number of requests that a quota may overcommit."""
         if not self.shared or quota is not self.quotas.common:
             return 0
         return sum(endpoint_state.overcommit_slots for endpoint_state in ready)
 
     def may_lead(self, queued: QueuedRequest) -> bool:
-        """Whether it may be taken before its turn, into the headroom or as a guest."""
+        """Whether an entry may overtake the head, into the headroom or by overcommit."""
         if queued.queue.quota is not self.quotas.common:
             return False
-        lead = queued.queue.fair_queue.lead(queued.request.flow)
-        return lead * queued.tenant.weight <= queued.service
+        service_lead = queued.queue.fair_queue.lead(queued.request.flow)
+        return service_lead * queued.tenant.weight <= queued.service
 
     def above_share(self, queued: QueuedRequest, quota: Quota, ready: Sequence[EndpointState], now_s: float) -> bool:
-        """Whether it is not for its tenant that the headroom is kept."""
+        """Whether the tenant of an entry is above its fair share and may not use the headroom."""
         if not self.headroom or quota is not self.quotas.common:
             return False
         slots = self.quotas.limit(quota, total_of(ready)).slots
@@ -175,7 +175,7 @@ class CapacityAllocator:
 
 
 def untried_endpoints(queued: QueuedRequest, ready: Sequence[EndpointState]) -> list[EndpointState]:
-    """Returns the replicas that have not failed the request."""
+    """Returns the endpoints that have not failed the request."""
     return [endpoint_state for endpoint_state in ready if endpoint_state.endpoint.name not in queued.failed_at]
 
 
@@ -184,8 +184,8 @@ def total_of(endpoint_states: Sequence[EndpointState]) -> Cost:
     return total_cost([endpoint_state.total for endpoint_state in endpoint_states])
 
 
-def _reserve_for(whole: Cost, headroom: float, endpoint_states: Sequence[EndpointState]) -> Cost:
-    """Returns what is kept for tenants below their share: only blocks where they can be overcommitted."""
+def _headroom_cost(whole: Cost, headroom: float, endpoint_states: Sequence[EndpointState]) -> Cost:
+    """Returns the capacity kept for tenants below their share; no slots if all replicas overcommit."""
     kept = whole.part(headroom)
     return (
         Cost(0, kept.blocks) if all(endpoint_state.credits.overcommits for endpoint_state in endpoint_states) else kept

@@ -1,4 +1,4 @@
-"""The `dispatch` section: in which order requests wait, how many and how long, and who has a share of its own."""
+"""Settings of the `dispatch` section: queue order, queue limits, reserved shares and pools."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _Seconds = Annotated[float, Meta(gt=0, extra={"unit": "seconds"})]
 
 
 class TenantPoolConfig(Struct, frozen=True, kw_only=True):
-    """A part of the replicas for a few tenants alone."""
+    """Isolated share of the replicas for some tenants."""
 
     tenants: Annotated[
         list[str],
@@ -24,7 +24,7 @@ class TenantPoolConfig(Struct, frozen=True, kw_only=True):
 
 
 class ServiceConfig(Struct, frozen=True, kw_only=True):
-    """Weights of tokens when service is shared between flows."""
+    """Service per token, used for fair sharing between flows."""
 
     prompt: Annotated[float, Meta(gt=0, description="A token of a prompt that has to be computed.")] = 1.0
     cached: Annotated[float, Meta(ge=0, description="A token of a prompt that was found in the prefix cache.")] = 0.1
@@ -32,15 +32,16 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> ServiceWeights:
-        """Weights in the form that the rest of the system uses."""
+        """The weights as `ServiceWeights`."""
         return ServiceWeights(self.prompt, self.cached, self.output)
 
 
 class ReportsConfig(Struct, frozen=True, kw_only=True):
-    """How long what a replica says of its load is believed when no further word comes.
+    """Trust in load reports of replicas when they are late.
 
-    A late report neither shuts a replica out nor makes it look idle: what it loses in weight goes to the mean of what
-    its peers say, and what was sent there from here is known without it.
+    A late report neither excludes a replica nor makes
+    it look idle: its weight moves to the mean of the other reports, and the gateway knows its own requests without a
+    report.
     """
 
     fresh_s: Annotated[
@@ -56,7 +57,7 @@ class ReportsConfig(Struct, frozen=True, kw_only=True):
 
 
 class OverflowConfig(Struct, frozen=True, kw_only=True):
-    """Until when requests are sent elsewhere; see [degradation](degradation.md#who-leaves)."""
+    """When overflow to another model ends; see [degradation](degradation.md#who-leaves)."""
 
     back_below: Annotated[
         float,
@@ -80,7 +81,7 @@ class OverflowConfig(Struct, frozen=True, kw_only=True):
 
 
 class HedgingConfig(Struct, frozen=True, kw_only=True):
-    """Sending small interactive requests to a second replica when the first is late."""
+    """Hedging: small interactive requests go to a second replica when the first is late."""
 
     models: Annotated[
         list[str],
@@ -112,7 +113,7 @@ class HedgingConfig(Struct, frozen=True, kw_only=True):
 
 
 class DispatchConfig(Struct, frozen=True, kw_only=True):
-    """In which order requests wait, how many and how long, and who has a share of its own."""
+    """Settings of the queues: order, limits, reserved shares and pools."""
 
     line: QueueOrderConfig = QueueOrderConfig()
     service: ServiceConfig = ServiceConfig()
@@ -234,26 +235,26 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
     hedging: HedgingConfig = HedgingConfig()
 
     def first_token_within_s(self, flow: Flow) -> float | None:
-        """By when the first token must come of a request that does not say it; None: whenever."""
+        """Returns the default TTFT objective of a flow in seconds; None: there is none."""
         for level in reversed(flow.path):
             if level.id in self.tenant_ttft_s:
                 return self.tenant_ttft_s[level.id]
         return self.ttft_s.get(flow.priority)
 
 
-_MOST_SET_ASIDE = 0.95
-"""Of everything; a little must be left for those who are not named."""
+_MAX_RESERVED_SHARE = 0.95
+"""Largest sum of reserved shares and pools; the rest is for all other tenants."""
 
 
 def dispatch_faults(config: DispatchConfig) -> Iterator[tuple[str, str]]:
-    """The key to point at, and what is wrong."""
+    """Yields the configuration key and the message of each error."""
     set_aside = sum(config.reserved.values()) + sum(pool.share for pool in config.pools.values())
-    if set_aside > _MOST_SET_ASIDE:
+    if set_aside > _MAX_RESERVED_SHARE:
         key = "dispatch.pools" if config.pools else "dispatch.reserved"
         yield (
             key,
             f"Reserved shares and pools take {set_aside:.0%} of the replicas, so nothing is left for everybody else. "
-            f"Together they may take {_MOST_SET_ASIDE:.0%}. Lower some of them.",
+            f"Together they may take {_MAX_RESERVED_SHARE:.0%}. Lower some of them.",
         )
     named = Counter([*config.reserved, *(tenant for pool in config.pools.values() for tenant in set(pool.tenants))])
     for tenant, times in named.items():

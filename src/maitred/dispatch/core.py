@@ -1,11 +1,11 @@
-"""The whole state of dispatch for one model, without an event loop: who waits, who runs where, who is next.
+"""State of dispatch for one model, without an event loop: waiting, running and next requests.
 
-Every method is synchronous and returns what changed; `Dispatcher` wakes those whom it concerns. So the decisions can be
-put to every order of events by tests, and the clock is an argument.
+Every method is synchronous and returns the requests that changed; `Dispatcher` wakes their tasks. The clock is an
+argument, so tests can try every order of events.
 
-A request is released when it is at the head of its line and the credits of a replica cover its prompt and the answer
-that is predicted. The head is never passed over for a smaller request behind it: it would wait for ever. What needs
-more than a replica has in all is released once it has everything.
+A request is dispatched when it is at the head of its queue and a replica has credits for its prompt and its predicted
+output. A smaller request never overtakes the head of the queue, because a large head would then wait for ever. A
+request that needs more than the whole capacity of a replica is dispatched once all of that capacity is free.
 """
 
 import heapq
@@ -36,21 +36,21 @@ from maitred.dispatch.predictor import LatencyPredictor
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest
 from maitred.dispatch.selector import ReplicaSelector
 
-_TOO_LATE = (
+_DEADLINE_PASSED_MESSAGE = (
     "The deadline for the first token passed while the request waited. Allow more time, or send it when less is going "
     "on."
 )
-_LITTER = 64
-"""So many that wait no more may lie among the deadlines, beside as many as wait."""
+_MAX_STALE_DEADLINES = 64
+"""The deadline heap is cleaned once it holds this many entries more than twice the waiting requests."""
 
 
 class DispatchCore:
-    """State of one model's dispatch: queues where requests wait, endpoints where they run.
+    """State of dispatch for one model: its pool queues and its endpoints.
 
     Args:
         endpoints: The replicas; at least one.
         config: The settings.
-        placement: Which of several replicas takes a request; None: the one with the most room.
+        placement: Balancer that chooses the replica of a request; None: the replica with the most free slots.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class DispatchCore:
         )
         self.counters = DispatchCounters()
         self.stalled_s = 0.0
-        """For how long, in all, whoever drives this had no time for it; no replica is late by that."""
+        """Total event-loop lag in seconds, which is subtracted from measured times to first token."""
         self._config = config
         self._queues = dict(zip(self.allocator.quotas.all, self.queues, strict=True))
-        self._ready: list[EndpointState] = []
-        """As of the last look."""
+        self._last_ready: list[EndpointState] = []
+        """Endpoints that were ready at the last refresh."""
         self.slack = False
-        """Whether nobody waits, and that is noted."""
-        self._due: list[tuple[float, int, QueuedRequest]] = []
-        self._numbers = itertools.count()
+        """Whether no request waits and the wait accounts and predictor have been told."""
+        self._deadline_heap: list[tuple[float, int, QueuedRequest]] = []
+        self._heap_tiebreaker = itertools.count()
 
     def reconfigure(
         self,
@@ -88,14 +88,15 @@ class DispatchCore:
         placement: CacheAwareBalancer | None,
         now_s: float,
     ) -> list[AnyEndpoint]:
-        """Goes by these settings from now on: who waits goes on waiting, and who runs goes on running.
+        """Applies new endpoints and settings; waiting and running requests are kept.
 
-        A replica that is not named any more gets nothing new; what runs there ends there. One with the same duty is
-        the same, and keeps its account, however it is spoken to. Where the line or the parts are others, everybody
-        moves into new queues, and the accounts of who was served how much begin anew.
+        A removed replica gets no new requests; those that run there finish there. A replica is the same as before if
+        its `admin_state` is the same object; it then keeps its credits, even if its client changed. If the queue order,
+        the reserved shares or the pools changed, all requests move to new queues and the fairness counters start at
+        zero.
 
         Returns:
-            The posts that are new.
+            The endpoints that are new.
         """
         known = {id(endpoint_state.endpoint.admin_state): endpoint_state for endpoint_state in self.endpoint_states}
         self.endpoint_states[:] = [
@@ -103,18 +104,22 @@ class DispatchCore:
         ]
         for endpoint_state, endpoint in zip(self.endpoint_states, endpoints, strict=True):
             endpoint_state.endpoint = endpoint
-        new = [endpoint for endpoint in endpoints if id(endpoint.admin_state) not in known]
-        before, self._config = self._config, config
+        new_endpoints = [endpoint for endpoint in endpoints if id(endpoint.admin_state) not in known]
+        previous_config, self._config = self._config, config
         self.predictor.outputs.reconfigure(config.output_quantile, config.unknown_output_share)
         self.reports = LoadReports(config.reports)
         self.selector.reconfigure(placement, self.reports)
         self.allocator.reconfigure(config)
         self.forecast_cache.reconfigure(played=config.line.policy == "fair")
-        if (before.line, before.reserved, before.pools) != (config.line, config.reserved, config.pools):
-            self._move(config, now_s)
-        return new
+        if (previous_config.line, previous_config.reserved, previous_config.pools) != (
+            config.line,
+            config.reserved,
+            config.pools,
+        ):
+            self._rebuild_queues(config, now_s)
+        return new_endpoints
 
-    def _move(self, config: DispatchConfig, now_s: float) -> None:
+    def _rebuild_queues(self, config: DispatchConfig, now_s: float) -> None:
         """Moves all waiting requests into new pool queues."""
         waiting = sorted((queued for queue in self.queues for queued in queue.all()), key=lambda queued: queued.number)
         self.allocator.part(config)
@@ -127,23 +132,23 @@ class DispatchCore:
                 queued.allocation.quota = quota
                 quota.allocate(queued.cost)
 
-    # --- what is known ---
+    # --- queries ---
 
     @property
     def running(self) -> int:
-        """Requests that were released and have not left."""
+        """Number of dispatched requests that have not ended."""
         return len(self.forecast_cache.at_work)
 
     @property
     def waiting(self) -> int:
-        """Requests in all lines."""
-        waiting = 0
+        """Number of requests that wait in all queues."""
+        waiting_count = 0
         for queue in self.queues:
-            waiting += queue.waiting
-        return waiting
+            waiting_count += queue.waiting
+        return waiting_count
 
     def refresh(self, now_s: float) -> list[EndpointState]:
-        """Looks at the replicas; returns those that are ready."""
+        """Refreshes all endpoints and returns those that are ready."""
         ready = []
         for endpoint_state in self.endpoint_states:
             load = endpoint_state.load
@@ -152,30 +157,32 @@ class DispatchCore:
                 self.forecast_cache.invalidate()
             if endpoint_state.ready:
                 ready.append(endpoint_state)
-        if ready != self._ready:
-            self._ready = ready
+        if ready != self._last_ready:
+            self._last_ready = ready
             self.forecast_cache.invalidate()
         return ready
 
     def new_entry(self, dispatch_request: DispatchRequest) -> QueuedRequest:
-        """Returns the entry of a request, which has not joined."""
+        """Returns a queue entry for a request that has not joined a queue yet."""
         last = self.forecast_cache.last
         if last is not None and last.queued.request is dispatch_request and last.queued.state is QueueState.NEW:
-            return last.queued  # it was made to predict its wait
+            return last.queued  # the entry was created for the prediction of the wait
         config, first_token_by_s = self._config, dispatch_request.deadline_s
         if first_token_by_s is None and (config.ttft_s or config.tenant_ttft_s):
             ttft_s = config.first_token_within_s(dispatch_request.flow)
             first_token_by_s = None if ttft_s is None else dispatch_request.arrived_s + ttft_s
         queue = self._queues[self.allocator.quotas.quota_for(dispatch_request.flow.path)]
-        expected, mean = self.predictor.outputs.lengths(dispatch_request.principal_org, dispatch_request.max_tokens)
+        expected_tokens, mean = self.predictor.outputs.lengths(
+            dispatch_request.principal_org, dispatch_request.max_tokens
+        )
         service = (
             self.weights.prompt * dispatch_request.prompt_tokens + self.weights.output * mean * dispatch_request.choices
         )
         return QueuedRequest(
             dispatch_request,
             queue,
-            self._costs(dispatch_request, expected),
-            expected,
+            self._costs(dispatch_request, expected_tokens),
+            expected_tokens,
             service,
             first_token_by_s,
         )
@@ -190,45 +197,45 @@ class DispatchCore:
         choices = max(1, dispatch_request.choices // max(1, len(prompts)))
         return [request_cost(len(prompt), choices, expected_tokens, block_tokens) for prompt in prompts]
 
-    # --- what happens ---
+    # --- events ---
 
     def dispatch_now(self, queued: QueuedRequest, now_s: float) -> bool:
-        """Dispatches an entry at once, where the queue is empty and a replica has credits.
+        """Dispatches an entry at once if no request waits and a replica has credits.
 
         Returns:
-            Whether it was. If not, nothing has changed, but that its tenant was seen.
+            Whether the entry was dispatched. If it was not, the only change is that its tenant was observed.
         """
         if not self.slack and self.waiting:
             return False
-        queue, forecaster = queued.queue, self.forecast_cache
-        cached = forecaster.remember(queued, now_s)
+        queue, forecast_cache = queued.queue, self.forecast_cache
+        cached = forecast_cache.remember(queued, now_s)
         ready = self.refresh(now_s) if cached is None else cached.ready
         self.allocator.holdings.observe(queued.tenant, now_s)
-        known = cached is not None and cached.forecast.ample
-        if known:
-            endpoint_state: EndpointState | None = ready[0]  # nothing has changed since it was asked about
+        is_ample = cached is not None and cached.forecast.ample
+        if is_ample:
+            endpoint_state: EndpointState | None = ready[0]  # the forecast for this entry is still valid
         else:
             endpoint_state = self._endpoint_for_arrival(queued, ready, now_s)
         if endpoint_state is None or (
-            queued.first_token_by_s is not None and self._too_late(queued, endpoint_state, now_s)
+            queued.first_token_by_s is not None and self._would_miss_deadline(queued, endpoint_state, now_s)
         ):
             return False
         if cached is None:
             self.forecast_cache.predict(queued, ready, now_s)
-        if not known:
+        if not is_ample:
             queued.prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
         queued.joined_s = now_s
-        forecaster.joins.observe(queued.flow, now_s)
+        forecast_cache.joins.observe(queued.flow, now_s)
         queue.fair_queue.pass_through(queued, now_s)
         self._start(queued, endpoint_state, queue.quota, now_s)
         if not self.slack:
-            self._is_idle(now_s)
+            self._on_idle(now_s)
         return True
 
     def _endpoint_for_arrival(
         self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float
     ) -> EndpointState | None:
-        """The replica for a request that comes where nobody waits; None: none has room."""
+        """Returns the endpoint for a request that arrives while no request waits; None: none has credits."""
         allocator, quota = self.allocator, queued.queue.quota
         if not ready:
             return None
@@ -239,7 +246,7 @@ class DispatchCore:
         return None if isinstance(endpoint_state, WaitCause) else endpoint_state
 
     def resume(self, queued: QueuedRequest, replica: str, now_s: float) -> None:
-        """Registers an entry that runs at a replica already, whatever credits that has left."""
+        """Registers an entry that already runs at a replica, without a check of its free credits."""
         endpoint_state = next(
             endpoint_state for endpoint_state in self.endpoint_states if endpoint_state.endpoint.name == replica
         )
@@ -248,7 +255,7 @@ class DispatchCore:
         self._start(queued, endpoint_state, queued.queue.quota, now_s)
 
     def join(self, queued: QueuedRequest, now_s: float) -> list[EndpointState]:
-        """Enqueues an entry. Returns the ready replicas, for a dispatch in the same moment."""
+        """Enqueues an entry. Returns the ready endpoints, so that the caller can dispatch without another refresh."""
         cached = self.forecast_cache.remember(queued, now_s)
         ready = self.refresh(now_s)
         self.allocator.holdings.observe(queued.tenant, now_s)
@@ -258,7 +265,7 @@ class DispatchCore:
         queued.joined_s = now_s
         queued.queue.enqueue(queued, now_s)
         self.forecast_cache.on_join(queued.flow, now_s)
-        self._watch(queued)
+        self._track_deadline(queued)
         return ready
 
     def requeue(
@@ -271,15 +278,16 @@ class DispatchCore:
         draw: float,
         rest_s: float | None = None,
     ) -> None:
-        """The replica of a released request has failed it: it gives back what it holds there, and waits again.
+        """Puts a request whose replica failed back into its queue, and releases its credits there.
 
-        It has the age that it had, goes before those who have not run yet, and is charged nothing twice.
+        The request keeps its arrival time, precedes requests that have not run, and is not charged for its prompt
+        again.
 
         Args:
             queued: The request.
             now_s: Now.
-            prompts: Those that have not been answered in full, by their numbers.
-            answer_by_s: When its answer must be there.
+            prompts: Indexes of the prompts whose outputs are not complete.
+            answer_by_s: Deadline of the whole output, in monotonic seconds; None: no deadline.
             draw: From 0 to 1, for how long the replica rests if it still seems ready...
             rest_s: ...or just so long.
         """
@@ -291,14 +299,14 @@ class DispatchCore:
         queued.keep_prompts(prompts)
         queued.allocation, queued.state, queued.joined_s, self.slack = None, QueueState.WAITING, now_s, False
         queued.requeues += 1
-        queued.predicted_position = None  # nothing is to be learnt from a wait that nobody could foresee
+        queued.predicted_position = None  # the predictor must not learn from a wait that a failure caused
         if queued.begun:
             queued.first_token_by_s = answer_by_s
         queued.queue.requeue(queued, now_s)
-        self._watch(queued)
+        self._track_deadline(queued)
 
     def has_other_replica(self, queued: QueuedRequest, now_s: float) -> bool:
-        """Whether a released request that has just been failed could go to a replica that has not failed it."""
+        """Whether another ready replica exists that has not failed this request."""
         assert queued.allocation is not None
         endpoint_state = queued.allocation.endpoint_state
         if len(self.endpoint_states) == 1 and self.endpoint_states[0] is endpoint_state:
@@ -306,9 +314,10 @@ class DispatchCore:
         return any(other is not endpoint_state for other in untried_endpoints(queued, self.refresh(now_s)))
 
     def hedge(self, queued: QueuedRequest, now_s: float) -> Allocation | None:
-        """Takes the credits of a second replica for a released request of which nothing has come.
+        """Allocates credits at a second replica for a dispatched request that has produced no token.
 
-        Only what is free and wanted by nobody: while anybody waits, there is none.
+        Returns None while any request waits, because a hedge may only use idle
+        credits.
         """
         if (
             queued.state is not QueueState.RELEASED
@@ -334,70 +343,70 @@ class DispatchCore:
         return allocation
 
     def settle_hedge(self, queued: QueuedRequest, second: Allocation, *, won: bool) -> None:
-        """Gives up one of two replicas that an entry holds: the first if the second has won."""
+        """Releases the losing allocation of a hedged request: the first if the hedge won, else the hedge."""
         assert queued.allocation is not None
         loser = second
         if won:
             queued.allocation, loser = second, queued.allocation
-            queued.predicted_position = None  # it was said of the other one
+            queued.predicted_position = None  # the prediction was made for the other replica
         loser.endpoint_state.release(loser.hold)
         self.allocator.release(queued, loser.quota)
         self.forecast_cache.invalidate()
 
     def dispatch_ready(self, now_s: float, ready: Sequence[EndpointState] | None = None) -> list[QueuedRequest]:
-        """Releases whom there are credits for, and fails whose time is over. Returns both.
+        """Dispatches requests that have credits and fails those whose deadline has passed. Returns these requests.
 
-        To be called after anything has changed: a request has joined or left, a report came, a replica is ready or
-        lost.
+        Call this after every change: a request joined or left, a load report
+        came, or a replica became ready or was lost.
 
         Args:
             now_s: Now.
-            ready: What `refresh` has just said; None: nobody has asked it.
+            ready: The result of a `refresh` just before; None: this method refreshes.
         """
-        changed: list[QueuedRequest] = []
+        changed_requests: list[QueuedRequest] = []
         if not self.waiting:
             if not self.slack:
-                self._is_idle(now_s)
-            return changed
+                self._on_idle(now_s)
+            return changed_requests
         self.slack = False
         if ready is None:
             ready = self.refresh(now_s)
-        self._expire(changed, now_s)
+        self._fail_expired(changed_requests, now_s)
         if not ready:
-            self._outlast(changed, now_s)
+            self._fail_without_replica(changed_requests, now_s)
             for queue in self.queues:
                 queue.wait_account.advance(now_s, ("", WaitCause.COLD_START) if len(queue) else None)
             self.predictor.slack()
-            return changed
-        common = self.queues[-1]
+            return changed_requests
+        common_queue = self.queues[-1]
         for queue in self.queues:
-            queue.wait_account.advance(now_s, self._dispatch_queue(queue, queue.quota, ready, changed, now_s))
-        if not len(common):
+            queue.wait_account.advance(now_s, self._dispatch_queue(queue, queue.quota, ready, changed_requests, now_s))
+        if not len(common_queue):
             for queue in self.queues[:-1]:
                 if queue.quota.overflows and len(queue):
                     queue.wait_account.advance(
-                        now_s, self._dispatch_queue(queue, self.allocator.quotas.common, ready, changed, now_s)
+                        now_s, self._dispatch_queue(queue, self.allocator.quotas.common, ready, changed_requests, now_s)
                     )
         if self.waiting:
             self.predictor.full(sum(endpoint_state.load.steps for endpoint_state in ready) // len(ready), now_s)
         else:
             self.predictor.slack()
-        return changed
+        return changed_requests
 
     def leave(
         self, queued: QueuedRequest, now_s: float, *, finished: bool, lost: bool = False, moved: bool = False
     ) -> None:
-        """Removes an entry, wherever it is, and frees what it holds. A second time changes nothing.
+        """Removes an entry in any state and releases its credits and quota. A second call has no effect.
 
         Args:
             queued: The request.
             now_s: Now.
-            finished: Whether it came to its end by itself.
-            lost: Whether it was the replica that failed it.
-            moved: Whether it waits elsewhere from now on.
+            finished: Whether the request completed normally.
+            lost: Whether the replica failed the request.
+            moved: Whether the request was moved to another model.
         """
         state, queued.state = queued.state, QueueState.GONE
-        queued.failure = None  # it may hold the frames that it was raised through, and these hold the entry
+        queued.failure = None  # its traceback may refer to this entry, which would be a reference cycle
         if state is QueueState.WAITING:
             self._refund(queued)
             queued.queue.remove(queued, now_s)
@@ -416,21 +425,21 @@ class DispatchCore:
             self.counters.wasted_tokens += queued.output_tokens
 
     def on_submitted(self, queued: QueuedRequest) -> None:
-        """The next of its prompts was sent to the replica."""
+        """Records that the next prompt of the request was sent to the replica."""
         allocation = queued.allocation
         if (
             allocation is not None and not allocation.endpoint_state.learns_window
-        ):  # others never say what they have heard
+        ):  # other replicas never report which submissions they have received
             allocation.endpoint_state.credits.on_submitted(allocation.hold)
 
     def charge_tokens(self, queued: QueuedRequest, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
-        """Charges real tokens of an entry to its flow.
+        """Charges the actual tokens of an entry to its flow.
 
         Args:
-            queued: A released request.
-            prompt_tokens: Of prompts of which nothing had come before, cached ones included.
-            cached_tokens: Of these, found in the cache.
-            output_tokens: New ones.
+            queued: A dispatched request.
+            prompt_tokens: Tokens of prompts whose first token came now, including cached tokens.
+            cached_tokens: Those prompt tokens that were found in the prefix cache.
+            output_tokens: New output tokens.
         """
         allocation = queued.allocation
         if queued.state is not QueueState.RELEASED or allocation is None:
@@ -448,7 +457,7 @@ class DispatchCore:
             self.predictor.on_prompt(prompt_tokens, cached_tokens)
 
     def on_first_token(self, queued: QueuedRequest, now_s: float) -> None:
-        """Notes the first token of an entry."""
+        """Records the first token of a request."""
         if queued.allocation is not None and queued.state is QueueState.RELEASED:
             allocation = queued.allocation
             allocation.endpoint_state.on_first_token(
@@ -457,22 +466,22 @@ class DispatchCore:
             if queued.predicted_position is not None:
                 self.predictor.on_first_token(queued, now_s)
 
-    # --- how ---
+    # --- internals ---
 
     def _dispatch_queue(
         self, queue: PoolQueue, quota: Quota, ready: Sequence[EndpointState], changed: list[QueuedRequest], now_s: float
     ) -> tuple[str, WaitCause] | None:
-        """Releases from the head of a line until it is empty or its head lacks something; returns whose and what."""
+        """Dispatches from the head until it is blocked; returns the head's tenant and wait cause."""
         while (queued := queue.head(now_s)) is not None:
-            above = not queued.requeues and self.allocator.above_share(queued, quota, ready, now_s)
-            endpoint_state = self.allocator.endpoint_for(queued, quota, ready, now_s, above_share=above)
+            above_share = not queued.requeues and self.allocator.above_share(queued, quota, ready, now_s)
+            endpoint_state = self.allocator.endpoint_for(queued, quota, ready, now_s, above_share=above_share)
             if isinstance(endpoint_state, WaitCause):
-                light = self.allocator.dispatch_early(queue, quota, ready, now_s) if above else None
-                if light is None:
+                early = self.allocator.dispatch_early(queue, quota, ready, now_s) if above_share else None
+                if early is None:
                     return queued.tenant.id, endpoint_state
-                queued, endpoint_state = light
-            if self._too_late(queued, endpoint_state, now_s):
-                self._fail(queued, DeadlineExceeded(_TOO_LATE), now_s)
+                queued, endpoint_state = early
+            if self._would_miss_deadline(queued, endpoint_state, now_s):
+                self._fail(queued, DeadlineExceeded(_DEADLINE_PASSED_MESSAGE), now_s)
             else:
                 queued.queue.dequeue(queued, now_s)
                 queued.prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
@@ -480,21 +489,21 @@ class DispatchCore:
             changed.append(queued)
         return None
 
-    def _is_idle(self, now_s: float) -> None:
+    def _on_idle(self, now_s: float) -> None:
         for queue in self.queues:
             queue.wait_account.advance(now_s, None)
         self.predictor.slack()
         self.slack = True
 
-    def _too_late(self, queued: QueuedRequest, endpoint_state: EndpointState, now_s: float) -> bool:
-        """Whether its first token could not come in time from a replica, which has something else to do."""
+    def _would_miss_deadline(self, queued: QueuedRequest, endpoint_state: EndpointState, now_s: float) -> bool:
+        """Whether a busy replica would give the first token after the request's deadline."""
         if queued.first_token_by_s is None or endpoint_state.credits.idle:
             return False
         prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
         return now_s + self.predictor.corrected_prefill_s(prefill_s, now_s) > queued.first_token_by_s
 
     def _start(self, queued: QueuedRequest, endpoint_state: EndpointState, quota: Quota, now_s: float) -> None:
-        """Starts an entry at a replica: allocates credits and quota."""
+        """Marks an entry as dispatched and allocates its credits and quota."""
         queued.state = QueueState.RELEASED
         queued.dispatched_s = now_s
         queued.allocation = Allocation(
@@ -515,7 +524,7 @@ class DispatchCore:
         self.counters.on_dispatch(queued.flow.priority, queued.waited_ms)
 
     def _release(self, queued: QueuedRequest, *, lost: bool) -> Allocation:
-        """A released request gives its places back."""
+        """Releases the credits and quota of a dispatched request."""
         allocation = queued.allocation
         assert allocation is not None
         allocation.endpoint_state.release(allocation.hold)
@@ -527,20 +536,20 @@ class DispatchCore:
         return allocation
 
     def _refund(self, queued: QueuedRequest) -> None:
-        """Refunds prompt tokens that were charged and never computed."""
+        """Refunds the service of prompt tokens that were charged but not computed."""
         reported = queued.reported_prompt_tokens
         left = queued.request.prompt_tokens - reported
         if queued.owes_prompts and left > 0 and (reported or not queued.begun):
             self._charge(queued, -self.weights.prompt * left)
         queued.owes_prompts = False
 
-    def _watch(self, queued: QueuedRequest) -> None:
-        """Notes until when a waiting request may wait."""
+    def _track_deadline(self, queued: QueuedRequest) -> None:
+        """Adds the deadline of a waiting request to the deadline heap."""
         if queued.first_token_by_s is not None:
-            heapq.heappush(self._due, (queued.first_token_by_s, next(self._numbers), queued))
-            if len(self._due) > 2 * self.waiting + _LITTER:
-                self._due = [due for due in self._due if due[2].state is QueueState.WAITING]
-                heapq.heapify(self._due)
+            heapq.heappush(self._deadline_heap, (queued.first_token_by_s, next(self._heap_tiebreaker), queued))
+            if len(self._deadline_heap) > 2 * self.waiting + _MAX_STALE_DEADLINES:
+                self._deadline_heap = [due for due in self._deadline_heap if due[2].state is QueueState.WAITING]
+                heapq.heapify(self._deadline_heap)
 
     def _fail(self, queued: QueuedRequest, failure: MaitredError, now_s: float) -> None:
         self._refund(queued)
@@ -555,17 +564,19 @@ class DispatchCore:
         queued.queue.fair_queue.charge(queued.flow, service)
         self.predictor.served += service
 
-    def _expire(self, changed: list[QueuedRequest], now_s: float) -> None:
-        """Fails those whose deadline has passed."""
-        while self._due and (self._due[0][0] <= now_s or self._due[0][2].state is not QueueState.WAITING):
-            queued = heapq.heappop(self._due)[2]
+    def _fail_expired(self, changed: list[QueuedRequest], now_s: float) -> None:
+        """Fails waiting requests whose deadline has passed."""
+        while self._deadline_heap and (
+            self._deadline_heap[0][0] <= now_s or self._deadline_heap[0][2].state is not QueueState.WAITING
+        ):
+            queued = heapq.heappop(self._deadline_heap)[2]
             due_s = queued.first_token_by_s
             if queued.state is QueueState.WAITING and due_s is not None and due_s <= now_s:
-                self._fail(queued, DeadlineExceeded(_TOO_LATE), now_s)
+                self._fail(queued, DeadlineExceeded(_DEADLINE_PASSED_MESSAGE), now_s)
                 changed.append(queued)
 
-    def _outlast(self, changed: list[QueuedRequest], now_s: float) -> None:
-        """No replica is ready: fails those who have waited as long as their class waits, or all if none will come."""
+    def _fail_without_replica(self, changed: list[QueuedRequest], now_s: float) -> None:
+        """Fails requests over their class's longest wait, or all if no replica will become ready."""
         hopeless = isinstance(self.outage, ModelLoadFailed | ModelHeld)
         longest = self._config.max_wait_s
         for queue in self.queues:
@@ -573,7 +584,7 @@ class DispatchCore:
                 queued
                 for entries in queue.tenants.values()
                 for queued in entries
-                if hopeless or _cold_s(queued, now_s) > longest.get(queued.flow.priority, float("inf"))
+                if hopeless or _cold_start_wait_s(queued, now_s) > longest.get(queued.flow.priority, float("inf"))
             ]
             for queued in over:
                 self._fail(queued, self.unavailable(), now_s)
@@ -581,19 +592,19 @@ class DispatchCore:
 
     @property
     def replica_expected(self) -> bool:
-        """Whether one that is not ready comes because requests wait for it."""
+        """Whether a replica is starting because requests wait for it."""
         return any(endpoint_state.comes_in_s is not None for endpoint_state in self.endpoint_states)
 
     @property
     def outage(self) -> ReplicaUnavailable | None:
-        """Returns the reason that a replica gives for not being ready."""
+        """Error of the first replica that is not ready; None: no replica reports one."""
         return next(
             (endpoint_state.outage for endpoint_state in self.endpoint_states if endpoint_state.outage is not None),
             None,
         )
 
     def unavailable(self) -> ReplicaUnavailable:
-        """Makes the error for a request while no replica is ready, with the most telling reason."""
+        """Returns the error for requests while no replica is ready, with the most specific reason."""
         outage = self.outage
         if isinstance(outage, ModelLoading | ModelLoadFailed | ModelHeld):
             return type(outage)(outage.message, retry_after_s=self.retry_after_s)
@@ -604,10 +615,10 @@ class DispatchCore:
 
     @property
     def retry_after_s(self) -> float:
-        """When a replica is expected to be ready, if none is."""
+        """Seconds until a replica is expected to be ready, if none is."""
         return min((s.retry_after_s for s in self.endpoint_states if s.retry_after_s is not None), default=1.0)
 
 
-def _cold_s(queued: QueuedRequest, now_s: float) -> float:
-    """For how long it has waited with no replica ready: now, and before it went to one that has failed it since."""
+def _cold_start_wait_s(queued: QueuedRequest, now_s: float) -> float:
+    """Returns the seconds that a request waited with no replica ready, over all its waits."""
     return queued.waited_ms.get(WaitCause.COLD_START, 0.0) / 1000 + now_s - queued.joined_s

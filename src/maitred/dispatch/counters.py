@@ -1,4 +1,4 @@
-"""Counters and histograms of one queue, written by the queue and read at a scrape."""
+"""Counters and histograms of one queue, read by the metrics endpoint."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -7,13 +7,13 @@ from maitred.core.flow import PriorityClass
 
 
 class WaitHistogram:
-    """A histogram of seconds."""
+    """Histogram of wait times in seconds."""
 
     __slots__ = ("counts", "sum_s")
 
     def __init__(self) -> None:
         self.counts = [0] * (len(QUEUE_BUCKETS_S) + 1)
-        """Not cumulative; the last one is for all that is longer."""
+        """Counts per bucket, not cumulative; the last bucket has no upper bound."""
         self.sum_s = 0.0
 
     def add(self, seconds: float) -> None:
@@ -23,27 +23,27 @@ class WaitHistogram:
 
 
 class DispatchCounters:
-    """Counters of one queue since the start."""
+    """Counters of one queue since the process started."""
 
     def __init__(self) -> None:
         self.queue_s: dict[tuple[str, str], WaitHistogram] = {}
-        """Class and cause -> how long requests waited for it before they were released."""
-        self._at_once: dict[PriorityClass, WaitHistogram] = {}
-        """Of these, those of requests that did not wait."""
+        """(Class, cause) -> histogram of waits with that cause."""
+        self._no_wait_histograms: dict[PriorityClass, WaitHistogram] = {}
+        """Histograms of requests that did not wait, by class; also in `queue_s`."""
         self.rejections: dict[str, int] = {}
-        """By the code of the error, whether before or after they waited."""
+        """Rejected and failed requests by error code."""
         self.left_waiting = 0
-        """Requests whose callers left while they waited."""
+        """Requests whose caller was cancelled while they waited."""
         self.moved = 0
-        """Requests that were sent to another model while they waited."""
+        """Requests that moved to another model while they waited."""
         self.wasted_tokens = 0
-        """Output tokens of requests that did not come to their end."""
+        """Output tokens of requests that did not complete."""
 
     def on_dispatch(self, priority: PriorityClass, waited_ms: Mapping[str, float]) -> None:
-        """A request has got its place."""
+        """Records the waits of a dispatched request."""
         if not waited_ms:
-            if (at_once := self._at_once.get(priority)) is None:
-                at_once = self._at_once[priority] = self._histogram(priority, NO_CAUSE)
+            if (at_once := self._no_wait_histograms.get(priority)) is None:
+                at_once = self._no_wait_histograms[priority] = self._histogram(priority, NO_CAUSE)
             at_once.counts[0] += 1
             return
         for cause, milliseconds in waited_ms.items():
@@ -51,13 +51,13 @@ class DispatchCounters:
 
     def _histogram(self, priority: PriorityClass, cause: str) -> WaitHistogram:
         key = priority.value, cause
-        buckets = self.queue_s.get(key)
-        if buckets is None:
-            buckets = self.queue_s[key] = WaitHistogram()
-        return buckets
+        histogram = self.queue_s.get(key)
+        if histogram is None:
+            histogram = self.queue_s[key] = WaitHistogram()
+        return histogram
 
     def on_rejection(self, reason: str) -> None:
-        """A request was turned away."""
+        """Counts a rejected or failed request."""
         self.rejections[reason] = self.rejections.get(reason, 0) + 1
 
 
@@ -65,4 +65,4 @@ QUEUE_BUCKETS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 
 
 NO_CAUSE = "none"
-"""For requests that did not wait."""
+"""Cause label of requests that did not wait."""

@@ -1,7 +1,7 @@
-"""Where requests wait for a replica: the part with an event loop, around `DispatchCore`, which decides.
+"""Queue of requests that wait for a replica: the asyncio part around `DispatchCore`, which decides.
 
-Whatever changes (a request joins or leaves, a report comes, a replica is lost or ready) asks for a turn. All that asks
-within one turn of the event loop gets one pass of the core, so a report that frees ten places costs one pass.
+Every change (a request joins or leaves, a load report comes, a replica is lost or ready) schedules a dispatch pass. All
+changes within one iteration of the event loop share one pass, so a report that frees ten slots costs one pass.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from maitred.dispatch.shedding import QueueAdmission
 
 __all__ = ["DispatchEntry", "DispatchRequest", "Dispatcher", "Endpoint"]
 
-_TICK_S = 0.1
-"""How late a deadline may be noticed while nothing else happens, and how often it is looked who should leave."""
-_ANSWER_S = 2.0
-"""For those who are asked to leave: what they need elsewhere is a matter of milliseconds."""
+_POLL_INTERVAL_S = 0.1
+"""Interval of the checks for passed deadlines and for overflow while nothing else happens."""
+_OVERFLOW_ANSWER_TIMEOUT_S = 2.0
+"""Time limit for answers of requests that are asked to move; most answer in milliseconds."""
 
 
 class HedgeAllocation:
     """Allocation of a request at its second replica.
 
-    Made by `DispatchEntry.hedge`; its owner calls `settle` in any case.
+    `DispatchEntry.hedge` creates it; its owner must always call `settle`.
     """
 
     __slots__ = ("_allocation", "_dispatcher", "_queued")
@@ -52,11 +52,11 @@ class HedgeAllocation:
         return self._allocation.endpoint_state.endpoint
 
     def on_submitted(self) -> None:
-        """Notes one submission to the second replica."""
+        """Records one submission to the second replica."""
         self._allocation.endpoint_state.credits.on_submitted(self._allocation.hold)
 
     def settle(self, *, won: bool) -> None:
-        """Gives up one of the two replicas: the first if the second has won, otherwise the second."""
+        """Releases the losing replica: the first if the second won, otherwise the second."""
         self._dispatcher.core.settle_hedge(self._queued, self._allocation, won=won)
         self._dispatcher.schedule_dispatch()
 
@@ -64,30 +64,29 @@ class HedgeAllocation:
 class DispatchEntry:
     """Handle of one request in dispatch.
 
-    Made by `Dispatcher.enqueue`; entering joins the queue, leaving frees everything.
+    `Dispatcher.enqueue` creates it; entering it joins the queue, and leaving it releases all credits.
 
-    Nothing here awaits but `wait_dispatched`, so leaving is complete when it returns, also when a `CancelledError`
-    leaves.
+    Only `wait_dispatched` awaits, so `__aexit__` always completes, even after a `CancelledError`.
     """
 
     __slots__ = ("_dispatcher", "_waiter", "overflow_answer", "overflowed", "queued", "runs_at", "wait_span")
 
     wait_span: WaitSpan
-    """What its timeline is told of its waiting; set when it has joined the queue."""
+    """Timeline span of the current wait; set when the request joins the queue."""
 
     def __init__(self, dispatcher: "Dispatcher", queued: QueuedRequest, runs_at: str = "") -> None:
         self._dispatcher = dispatcher
         self.runs_at = runs_at
-        """Replica that it ran at before it had an entry here; empty: none."""
+        """Name of the replica where the request already runs; empty: none."""
         self._waiter: asyncio.Future[None] | None = None
         self.overflow_answer: asyncio.Future[None] | None = None
-        """Done when it has gone elsewhere, or will not; None: it was not asked."""
+        """Future that is done once the request accepted or declined to move; None: it was not asked."""
         self.overflowed = False
-        """Whether it has gone elsewhere."""
+        """Whether the request moved to another model."""
         self.queued = queued
 
     async def __aenter__(self) -> "DispatchEntry":
-        """Joins the queue, or starts at once where nobody waits and a replica has credits."""
+        """Joins the queue, or starts at once if no request waits and a replica has credits."""
         dispatcher, queued = self._dispatcher, self.queued
         if queued.state is not QueueState.NEW:
             raise RuntimeError("An entry is entered once.")
@@ -101,14 +100,14 @@ class DispatchEntry:
         ready = core.join(queued, now_s)
         dispatcher.overflow_planner.on_join(queued)
         dispatcher.add_waiting(self, now_s)
-        # Where there is room it need not wait until the event loop has done all else that is due.
+        # Dispatch now: if there are credits, the request need not wait for the next loop iteration.
         dispatcher.dispatch(now_s, ready)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Frees all that the request holds."""
+        """Releases the credits of the request, or removes it from the queue."""
         dispatcher, queued = self._dispatcher, self.queued
         core, now_s = dispatcher.core, dispatcher.clock.monotonic_s()
         if dispatcher.remove_waiting(queued) is not None:
@@ -119,15 +118,15 @@ class DispatchEntry:
         dispatcher.on_left(now_s)
 
     async def wait_dispatched(self) -> AnyEndpoint:
-        """Waits for its turn; the replica is chosen then, and its credits are taken. One task at a time.
+        """Waits until the request is dispatched, and returns the endpoint. Only one task may wait at a time.
 
-        Cancelled while it waits, it can be asked again.
+        After a cancellation it can be called again.
 
         Raises:
-            DeadlineExceeded: The deadline passed, or nothing can be ready by then any more.
-            ReplicaUnavailable: None has been ready for longer than its class waits.
-            OverflowRequested: It should move to another model (a request that is `movable`, once at most). It can be
-                waited for again.
+            DeadlineExceeded: The deadline passed, or the first token can no longer come in time.
+            ReplicaUnavailable: No replica was ready for longer than the class's longest wait.
+            OverflowRequested: The request should move to another model; only for `movable` requests, at most once. The
+                caller may wait again afterwards.
         """
         queued = self.queued
         while queued.state is QueueState.WAITING:
@@ -152,17 +151,17 @@ class DispatchEntry:
             self._waiter.set_result(None)
 
     def request_overflow(self) -> None:
-        """Asks it to go elsewhere; see `answer`."""
+        """Asks the request to move to another model; `overflow_answer` becomes a pending future."""
         self.overflow_answer = asyncio.get_running_loop().create_future()
         self.wake()
 
     def decline_overflow(self) -> None:
-        """Declines to move to another model; also when the request does not wait any more."""
+        """Declines to move to another model; allowed after the request was dispatched."""
         self._dispatcher.overflow_planner.on_leave(self.queued)
         self.resolve_overflow()
 
     def resolve_overflow(self) -> None:
-        """Resolves the question whether the request moves, for whoever waits for it."""
+        """Completes `overflow_answer`, so that its waiters go on."""
         if self.overflow_answer is not None and not self.overflow_answer.done():
             self.overflow_answer.set_result(None)
 
@@ -174,9 +173,9 @@ class DispatchEntry:
         return self.overflowed
 
     def hedge_after_s(self) -> float | None:
-        """How long to wait for the granted replica before a `second` one is asked as well; None: whatever it takes.
+        """Returns the seconds to wait for a first token before a hedge is sent; None: no hedge.
 
-        To be asked once, when the request is sent.
+        Call this once, when the request is sent.
         """
         hedging, queued = self._dispatcher.hedging, self.queued
         if not hedging.on or queued.requeues or not hedging.is_for(queued.request):
@@ -187,7 +186,7 @@ class DispatchEntry:
         return hedging.after_s
 
     def hedge(self) -> HedgeAllocation | None:
-        """A second replica, from now until its `settle`; None: the budget has none, or none has room."""
+        """Allocates a second replica until `settle`; None: the hedge budget or the capacity is used up."""
         dispatcher, queued = self._dispatcher, self.queued
         if not dispatcher.hedging.affordable:
             return None
@@ -199,23 +198,24 @@ class DispatchEntry:
 
     @property
     def has_other_replica(self) -> bool:
-        """Whether another replica is ready that has not failed it."""
+        """Whether another ready replica exists that has not failed this request."""
         dispatcher, queued = self._dispatcher, self.queued
         now_s = dispatcher.clock.monotonic_s()
         return queued.state is QueueState.RELEASED and dispatcher.core.has_other_replica(queued, now_s)
 
     def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
-        """Gives up the granted replica, which has failed it, and waits for another one; `granted` says which.
+        """Releases the replica that failed and joins the queue again; then await `wait_dispatched`.
 
-        It keeps its age, goes before those who have not run, and nothing is charged twice.
+        The request keeps its arrival time, precedes requests that have not run, and is not charged for its prompt
+        again.
 
         Args:
-            prompts: Those that have not been answered in full, by their numbers. `submitted` is to be called for each.
-            answer_by_s: When its whole answer must be there; waiting ends then.
-            rest_s: For how long that replica gets no requests; None: for longer each time.
+            prompts: Indexes of the prompts whose outputs are not complete. Call `on_submitted` for each of them.
+            answer_by_s: Deadline of the whole output; the wait ends then.
+            rest_s: Seconds for which the failed replica gets no requests; None: exponential backoff.
 
         Returns:
-            False if that has happened too often; nothing has changed then.
+            False if the request was requeued too often; nothing changes then.
         """
         dispatcher, queued = self._dispatcher, self.queued
         if queued.state is not QueueState.RELEASED or queued.requeues >= dispatcher.recoveries:
@@ -229,40 +229,41 @@ class DispatchEntry:
 
     @property
     def expected_tokens(self) -> int:
-        """Output that is predicted for each choice."""
+        """Predicted output tokens of each choice."""
         return self.queued.expected_tokens
 
     @property
     def waited_ms(self) -> dict[str, float]:
-        """Milliseconds that it waited, by cause (see `WaitCause`); complete once it is granted."""
+        """Milliseconds that the request waited, by `WaitCause`; complete once it is dispatched."""
         return self.queued.waited_ms
 
     def position(self) -> QueuePosition | None:
-        """Where it stands; None once it is granted."""
+        """Position in the queue; None once the request is dispatched."""
         return self._dispatcher.position(self.queued)
 
     def on_submitted(self) -> None:
-        """To be called after each submission to the granted replica, in the order of the request's prompts.
+        """Call this after each submission to the replica, in the order of the request's prompts.
 
-        From then on the replica's own reports can count it. Without it, it counts twice until its first token.
+        From then on the replica's load reports can include the submission. Without this call the submission is counted
+        twice until its first token.
         """
         self._dispatcher.core.on_submitted(self.queued)
 
     def charge_tokens(self, *, prompt_tokens: int = 0, cached_tokens: int = 0, output_tokens: int = 0) -> None:
-        """Charges real tokens as they come.
+        """Charges tokens of the output as they come.
 
-        The whole prompt was charged at dispatch; what was found in the cache is given back here, and what
-        was never computed on leaving.
+        Dispatch charged the whole prompt; this method refunds cached tokens, and `__aexit__` refunds tokens that were
+        not computed.
 
         Args:
-            prompt_tokens: Of prompts whose first tokens came now, cached ones included.
-            cached_tokens: Of these, found in the prefix cache.
-            output_tokens: New ones.
+            prompt_tokens: Tokens of prompts whose first token came now, including cached tokens.
+            cached_tokens: Those prompt tokens that were found in the prefix cache.
+            output_tokens: New output tokens.
         """
         self._dispatcher.core.charge_tokens(self.queued, prompt_tokens, cached_tokens, output_tokens)
 
     def on_first_token(self) -> None:
-        """The first token came: the prediction is compared with it."""
+        """Records the first token and compares the predicted time with it."""
         dispatcher, queued = self._dispatcher, self.queued
         now_s, hedging = dispatcher.clock.monotonic_s(), dispatcher.hedging
         if hedging.on and not queued.requeues and hedging.is_for(queued.request):
@@ -280,20 +281,20 @@ class Dispatcher:
         endpoints: The replicas that run it; at least one.
         config: The settings.
         clock: The time.
-        placement: Which of several replicas takes a request; None: the one with the most room.
-        draw: A number from 0 to 1, for the jitter in times to come back.
-        wanted: Called when a request is refused that could not wait for a replica which comes when it is needed.
-        answered: Called at each first token with the seconds since its request arrived.
+        placement: Balancer that chooses the replica of a request; None: the replica with the most free slots.
+        draw: Returns a number from 0 to 1 for the jitter of Retry-After times.
+        wanted: Called when a request is rejected while a replica could start on demand.
+        answered: Called at each first token with the seconds since the request arrived; None: no callback.
 
     Attributes:
         model: Its name.
-        core: The state; to be looked at only.
+        core: The state of dispatch; read-only for callers.
         admission: Checks requests before they join.
         hedging: Decides which requests get a second replica, and when.
-        overflow_planner: Chooses who is asked to move to another model.
-        recoveries: How often a request may be put back after its replica failed.
-        clock, draw: The time, and a number from 0 to 1 for jitter.
-        notify_first_token: Called at each first token with the seconds since the request arrived; None: nobody is told.
+        overflow_planner: Selects the requests that are asked to move to another model.
+        recoveries: Maximum number of times that a request is requeued after its replica failed.
+        clock, draw: The clock, and the source of jitter from 0 to 1.
+        notify_first_token: Called at each first token with the seconds since the request arrived; None: no callback.
     """
 
     def __init__(
@@ -317,12 +318,12 @@ class Dispatcher:
         self.overflow_planner = OverflowPlanner(self.core, config, self.core.selector.cached_tokens)
         self.clock = clock
         self._entries: dict[QueuedRequest, DispatchEntry] = {}
-        self._by_id: dict[str, list[QueuedRequest]] = {}
-        self._has_waiting = asyncio.Event()
-        """Somebody waits."""
+        self._queued_by_request_id: dict[str, list[QueuedRequest]] = {}
+        self._has_entries = asyncio.Event()
+        """Set while at least one request waits."""
         self._dispatch_scheduled = False
         self._lag_monitor = LoopLagMonitor(clock, self.core)
-        self._on_dispatched: Callable[[], None] | None = None
+        self._dispatch_listener: Callable[[], None] | None = None
         self.notify_first_token = answered
         for endpoint in endpoints:
             endpoint.replica.on_change(self._on_replica_change)
@@ -341,23 +342,26 @@ class Dispatcher:
         self.dispatch_ready()
 
     def enqueue(self, dispatch_request: DispatchRequest) -> DispatchEntry:
-        """A context in which the request waits and then runs. Entering never waits and never refuses."""
+        """Returns a context manager in which the request waits and then runs.
+
+        Entering it never blocks and never rejects.
+        """
         return DispatchEntry(self, self.core.new_entry(dispatch_request))
 
     def resume(self, dispatch_request: DispatchRequest, replica: str) -> DispatchEntry | None:
-        """Enqueues a request that runs at a replica already, released by a process that has died since.
+        """Registers a request that runs at a replica and was dispatched by a process that has died.
 
-        To be entered before anybody waits. None: that replica is not known any more.
+        Enter it before any request waits. Returns None if the replica no longer exists.
         """
         if all(endpoint_state.endpoint.name != replica for endpoint_state in self.core.endpoint_states):
             return None
         return DispatchEntry(self, self.core.new_entry(dispatch_request), runs_at=replica)
 
     async def overflow_others(self, dispatch_request: DispatchRequest) -> bool:
-        """Sends others elsewhere who wait, where that makes room for a request that `check` has refused.
+        """Asks waiting requests to move if that lets `QueueAdmission.check` admit a rejected request.
 
         Returns:
-            Whether anybody was, for this request or for others of its kind; then `check` may say something else now.
+            Whether any request was asked to move; then `QueueAdmission.check` may now admit the request.
         """
         self._request_overflow(self.overflow_planner.select_for(dispatch_request, self.clock.monotonic_s()))
         answers = [
@@ -366,16 +370,16 @@ class Dispatcher:
             if (answer := self._entries[queued].overflow_answer)
         ]
         if answers:
-            await asyncio.wait(answers, timeout=_ANSWER_S)
+            await asyncio.wait(answers, timeout=_OVERFLOW_ANSWER_TIMEOUT_S)
         return bool(answers)
 
     def check_overflow(self) -> None:
-        """Asks those to leave who would miss their objectives here, or whose leaving spares others that."""
+        """Asks waiting requests to move to another model if objectives would be missed otherwise."""
         self._request_overflow(self.overflow_planner.select_leaving(self.clock.monotonic_s()))
 
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
-        """Where a waiting request of this organisation stands; None if none of that id waits."""
-        for queued in self._by_id.get(request_id, ()):
+        """Position of an organisation's waiting request with this id; None if there is none."""
+        for queued in self._queued_by_request_id.get(request_id, ()):
             if queued.request.principal_org == organisation:
                 position = self.position(queued)
                 if position is not None:
@@ -383,7 +387,7 @@ class Dispatcher:
         return None
 
     def position(self, queued: QueuedRequest) -> QueuePosition | None:
-        """Where a request stands; None if it does not wait."""
+        """Position of a request in the queue; None if it does not wait."""
         if queued.state is not QueueState.WAITING:
             return None
         now_s = self.clock.monotonic_s()
@@ -395,12 +399,15 @@ class Dispatcher:
         return dispatch_snapshot(self.core, self.clock.monotonic_s())
 
     def tenant_activity(self) -> TenantActivity:
-        """Returns requests by organisation for the console. It looks at all that run: once a second is enough."""
+        """Returns requests by organisation for the console.
+
+        It iterates over all running requests, so call it at most once a second.
+        """
         return tenant_activity(self.core)
 
     @property
     def serving(self) -> bool:
-        """Whether a replica that is there, or comes when it is wanted, takes anything new."""
+        """Whether any replica takes new requests now, or will once it has started."""
         self.core.refresh(self.clock.monotonic_s())
         return any(
             endpoint_state.outage is None or endpoint_state.comes_in_s is not None
@@ -408,24 +415,24 @@ class Dispatcher:
         )
 
     def on_dispatched(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` after every turn: who waits and who runs may have changed. It must not raise."""
-        self._on_dispatched = listener
+        """Registers a listener that is called after every dispatch pass. The listener must not raise."""
+        self._dispatch_listener = listener
 
     async def run(self) -> None:
-        """Notices deadlines while nothing else happens; until it is cancelled."""
+        """Checks deadlines and overflow periodically, until it is cancelled."""
         while True:
             if not self._entries:
-                self._has_waiting.clear()
-                await self._has_waiting.wait()
-            await asyncio.sleep(_TICK_S)
+                self._has_entries.clear()
+                await self._has_entries.wait()
+            await asyncio.sleep(_POLL_INTERVAL_S)
             if self._entries:
                 self.dispatch_ready()
                 self.check_overflow()
 
-    # --- turns ---
+    # --- dispatch passes ---
 
     def dispatch_ready(self) -> None:
-        """Lets go whom there are credits for, and looks at all replicas, whether or not anybody waits."""
+        """Refreshes all replicas and dispatches requests that have credits."""
         now_s = self.clock.monotonic_s()
         self.dispatch(now_s, self.core.refresh(now_s))
 
@@ -442,31 +449,31 @@ class Dispatcher:
                 entry.wake()
                 if queued.allocation is not None and queued.allocation.endpoint_state.learns_window:
                     self._lag_monitor.watch()
-        if self._on_dispatched is not None:
-            self._on_dispatched()
+        if self._dispatch_listener is not None:
+            self._dispatch_listener()
 
     def _on_replica_change(self) -> None:
-        """A replica has something new to say."""
-        self.core.refresh(self.clock.monotonic_s())  # when a step began tells when it will end
+        """Handles a new load report or a new state of a replica."""
+        self.core.refresh(self.clock.monotonic_s())  # refresh now, so that the start time of the engine step is exact
         if self._entries:
             self.schedule_dispatch()
 
     def on_started(self, queued: QueuedRequest) -> None:
-        """An entry that did not wait has started at a replica."""
+        """Records that an entry was dispatched without a wait."""
         if queued.allocation is not None and queued.allocation.endpoint_state.learns_window:
             self._lag_monitor.watch()
-        if self._on_dispatched is not None:
-            self._on_dispatched()
+        if self._dispatch_listener is not None:
+            self._dispatch_listener()
 
     def on_left(self, now_s: float) -> None:
-        """An entry has left: others may have room now."""
+        """Schedules a dispatch pass after an entry has left."""
         if self._entries:
             self.schedule_dispatch()
-        elif not self.core.slack or self._on_dispatched is not None:
+        elif not self.core.slack or self._dispatch_listener is not None:
             self.dispatch(now_s)
 
     def schedule_dispatch(self) -> None:
-        """Dispatches in this turn of the event loop, once for all that ask for it."""
+        """Schedules one dispatch pass for the next iteration of the event loop."""
         if not self._dispatch_scheduled:
             self._dispatch_scheduled = True
             asyncio.get_running_loop().call_soon(self._run_scheduled)
@@ -481,8 +488,8 @@ class Dispatcher:
         queued = entry.queued
         entry.wait_span = WaitSpan(queued, now_s)
         self._entries[queued] = entry
-        self._has_waiting.set()
-        self._by_id.setdefault(queued.request.id, []).append(queued)
+        self._has_entries.set()
+        self._queued_by_request_id.setdefault(queued.request.id, []).append(queued)
 
     def remove_waiting(self, queued: QueuedRequest) -> DispatchEntry | None:
         """Removes an entry that waits no more, and returns it if it did wait."""
@@ -490,20 +497,20 @@ class Dispatcher:
         if entry is not None:
             self.overflow_planner.on_leave(queued)
             entry.resolve_overflow()
-            same = self._by_id[queued.request.id]
-            same.remove(queued)
-            if not same:
-                del self._by_id[queued.request.id]
+            same_id = self._queued_by_request_id[queued.request.id]
+            same_id.remove(queued)
+            if not same_id:
+                del self._queued_by_request_id[queued.request.id]
         return entry
 
 
 class OverflowRequested(Exception):
-    """Raised to an entry that another model would serve sooner.
+    """Raised in the task of an entry that another model would serve sooner.
 
     The entry answers with `DispatchEntry.accept_overflow` or `DispatchEntry.decline_overflow`.
 
     Args:
-        entry: It keeps its place here until then, and can be granted meanwhile.
+        entry: The entry; it keeps its position until it answers, and can be dispatched meanwhile.
     """
 
     def __init__(self, entry: "DispatchEntry") -> None:

@@ -1,4 +1,4 @@
-"""One replica as dispatch sees it: whether it is ready, and what it has left."""
+"""State of one endpoint as dispatch sees it: readiness, load report and credits."""
 
 from collections.abc import Sequence
 
@@ -10,25 +10,25 @@ from maitred.dispatch.policy.window import ConcurrencyWindow
 from maitred.dispatch.request import AnyEndpoint
 
 _UNKNOWN_BLOCK_TOKENS = 16
-_REST = BackoffCeiling(first_s=0.05, most_s=2.0)
-"""After failures that follow one another."""
-_OFF_DUTY = "The replica is out of service for maintenance. Try again after the time in Retry-After."
-_OFF_DUTY_RETRY_S = 10.0
-"""What callers are told while an operator keeps a replica out of service: nobody knows for how long."""
+_SUSPENSION_BACKOFF = BackoffCeiling(first_s=0.05, most_s=2.0)
+"""Backoff after consecutive failures."""
+_MAINTENANCE_MESSAGE = "The replica is out of service for maintenance. Try again after the time in Retry-After."
+_MAINTENANCE_RETRY_S = 10.0
+"""Retry-After while an operator keeps a replica out of service, because its end is unknown."""
 
 
 class EndpointState:
-    """A post with its account.
+    """State and credits of one endpoint.
 
     Attributes:
         ready: Whether it takes requests, as of the last `refresh`.
-        retry_after_s: When it will, as far as it says so.
-        outage: Why it does not, by its own word; None while it does.
+        retry_after_s: Seconds until it is expected to be ready; None: unknown.
+        outage: Error that the replica reports while it is not ready; None otherwise.
         load: Its last report.
-        step_began_s: When that came, and with it the step began that is under way; or when something came to an idle
-            replica.
-        in_flight: What was sent before then, is in no report, and so is in that step.
-        block_tokens: Of one KV block there.
+        step_began_s: Start of the current engine step: when the last report came, or when an idle replica got a
+            request.
+        in_flight: Cost of requests sent before the current step that no report includes; they run in that step.
+        block_tokens: Tokens of one KV block.
     """
 
     def __init__(self, endpoint: AnyEndpoint) -> None:
@@ -43,12 +43,12 @@ class EndpointState:
         self.credits = Credits()
         self._window = None if endpoint.exact else ConcurrencyWindow()
         self.learns_window = not endpoint.exact
-        """Whether its times to first token say how much it can take, because it does not."""
+        """Whether its capacity is learnt from times to first token, because it does not report it."""
         self._suspensions = 0
         self._suspended_until_s = 0.0
 
     def refresh(self, now_s: float) -> None:
-        """Looks at the replica. Cheap: it asks nobody, the last report is here."""
+        """Reads the last state and load report of the replica. This is cheap, because it makes no remote call."""
         replica = self.endpoint.replica
         try:
             card = replica.card()
@@ -56,11 +56,11 @@ class EndpointState:
             self.ready, self.retry_after_s, self.outage = False, unavailable.retry_after_s, unavailable
             return
         self.outage = None
-        rests_s = self._suspended_until_s - now_s
-        self.ready, self.retry_after_s = rests_s <= 0.0, rests_s if rests_s > 0.0 else 0.0
+        suspended_for_s = self._suspended_until_s - now_s
+        self.ready, self.retry_after_s = suspended_for_s <= 0.0, suspended_for_s if suspended_for_s > 0.0 else 0.0
         if self.endpoint.admin_state.state is not AdminStatus.SERVING:
-            self.outage = ReplicaUnavailable(_OFF_DUTY, retry_after_s=_OFF_DUTY_RETRY_S)
-            self.ready, self.retry_after_s = False, _OFF_DUTY_RETRY_S
+            self.outage = ReplicaUnavailable(_MAINTENANCE_MESSAGE, retry_after_s=_MAINTENANCE_RETRY_S)
+            self.ready, self.retry_after_s = False, _MAINTENANCE_RETRY_S
         load = replica.load()
         new = load is not self.load
         self.load = load
@@ -76,23 +76,23 @@ class EndpointState:
 
     @property
     def weight(self) -> float:
-        """How much of the load it should have beside the others."""
+        """Relative share of the load that the replica should get."""
         weight: float = self.endpoint.replica.weight
         return weight
 
     @property
     def comes_in_s(self) -> float | None:
-        """When it will be ready, where it is one that comes when requests wait for it; None: it is not."""
+        """Seconds until a replica that starts on demand is ready; None: it is not starting."""
         return self.retry_after_s if isinstance(self.outage, ModelLoading) else None
 
     @property
     def free(self) -> Cost:
-        """Credits that can be dispatched to the endpoint now."""
+        """Free credits of the endpoint; none while it is not ready."""
         return self.credits.free if self.ready else NOTHING
 
     @property
     def overcommit_slots(self) -> int:
-        """Slots beyond the free ones, for tenants that hold few (see `LoadReport.guests`)."""
+        """Slots beyond the free ones for tenants that hold few slots (see `LoadReport.guest_places`)."""
         return self.credits.overcommit_slots if self.ready else 0
 
     @property
@@ -101,7 +101,7 @@ class EndpointState:
         return self.credits.total if self.ready else NOTHING
 
     def acquire(self, costs: Sequence[Cost], now_s: float) -> CreditHold:
-        """A request is released to it; see `Credits.acquire`. `release` gives back what it holds."""
+        """Acquires credits for a request; see `Credits.acquire`. Call `release` to return them."""
         self.endpoint.admin_state.on_begin()
         idle, hold = self.credits.idle, self.credits.acquire(costs)
         if idle:
@@ -109,35 +109,36 @@ class EndpointState:
         return hold
 
     def release(self, hold: CreditHold) -> None:
-        """The request has left it."""
+        """Releases the credits of a request that has left."""
         self.credits.release(hold)
         self.endpoint.admin_state.on_end()
 
     def on_first_token(self, after_s: float) -> None:
-        """A request that it got so long ago begins to be answered."""
+        """Records a first token that came this many seconds after dispatch."""
         self._suspensions = 0
         if self._window is not None:
             self._window.on_first_token(after_s, self.credits.held)
 
     def widened_in_s(self, more: int) -> float | None:
-        """When it will take so many more than now; None: nobody expects that it will (see `ConcurrencyWindow`)."""
+        """Returns the seconds until the window grows by `more`; None: no growth is expected."""
         return None if self._window is None else self._window.widened_in_s(more)
 
     def on_failure(self) -> None:
-        """Notes that the endpoint refused a request, or lost it."""
+        """Shrinks the window after the endpoint rejected or lost a request."""
         if self._window is not None:
             self._window.on_rejection()
 
     def suspend(self, now_s: float, draw: float, asked_s: float | None = None) -> None:
-        """Suspends an endpoint that failed a request though it seems ready: others serve meanwhile.
+        """Suspends an endpoint that failed a request while ready, so that it gets no requests.
 
-        The while grows with every failure after a rest until it serves again: exponential back-off with full jitter.
+        The while grows with every failure after a rest until it serves again: The suspension grows with every
+        consecutive failure: exponential backoff with full jitter.
 
         Args:
             now_s: Now.
-            draw: From 0 to 1, which part of the longest while.
-            asked_s: The while, where somebody knows better.
+            draw: Jitter from 0 to 1, as a share of the longest suspension.
+            asked_s: Fixed length of the suspension; None: exponential backoff.
         """
         self._suspensions += 1
-        rest_s = draw * _REST.after(self._suspensions) if asked_s is None else asked_s
+        rest_s = draw * _SUSPENSION_BACKOFF.after(self._suspensions) if asked_s is None else asked_s
         self._suspended_until_s = max(self._suspended_until_s, now_s + rest_s)

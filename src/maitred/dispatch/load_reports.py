@@ -1,9 +1,9 @@
-"""Load reports of replicas, as far as they can be believed.
+"""Load of replicas, estimated from load reports of different age.
 
-Of a replica's load we know what we have sent there and has not come back; the rest is its own word: of our engines the
-prompts that are still to be computed, after every step; of servers of others, where they tell, what others have there,
-as of the last look. A word that does not come in time loses weight (`policy.staleness`): a replica that hangs, or whose
-metrics do, is judged more and more by its peers and always by what we have sent there.
+The gateway knows its own outstanding requests at a replica. The rest comes from reports: our engines report their
+waiting prompt tokens after every step, and external servers may report other clients' load at each poll. A late report
+loses weight (`policy.staleness`): the load of such a replica is estimated from the other replicas and from the
+gateway's own requests there.
 """
 
 from collections.abc import Sequence
@@ -17,59 +17,59 @@ from maitred.dispatch.policy.staleness import AgedLoad, estimate_loads, trust
 
 @dataclass(frozen=True, slots=True)
 class ReportedLoad:
-    """Load of a replica beyond what was sent from here since its report."""
+    """Load of a replica according to its report, without requests sent since."""
 
     requests: float
-    """Of others."""
+    """Requests of other clients."""
     prompt_tokens: float
-    """To be computed."""
+    """Prompt tokens that are still to be computed."""
 
 
 class LoadReports:
-    """Listens to the replicas of one model.
+    """Estimates the load of one model's replicas.
 
     Args:
         config: The settings.
     """
 
     def __init__(self, config: ReportsConfig) -> None:
-        self._fresh_s = config.fresh_s
+        self._fresh_for_s = config.fresh_s
         self._half_s = config.half_s
 
     def trust(self, endpoint_state: EndpointState, now_s: float) -> float:
-        """How much the replica's last word counts, from 0 to 1."""
-        return trust(late_s(endpoint_state, now_s), self._fresh_s, self._half_s)
+        """Returns the weight of a replica's last report, from 0 to 1."""
+        return trust(late_s(endpoint_state, now_s), self._fresh_for_s, self._half_s)
 
     def estimate_loads(
         self, endpoint_states: Sequence[EndpointState], prompt_tokens: float, now_s: float
     ) -> list[ReportedLoad]:
-        """The word of each as it is believed.
+        """Returns the estimated load of each endpoint.
 
         Args:
-            endpoint_states: The replicas that are compared.
-            prompt_tokens: Of a typical request; what waits at a server of somebody else's is taken to be like it.
+            endpoint_states: Endpoints that are compared.
+            prompt_tokens: Prompt tokens of a typical request, assumed for requests that wait at an external server.
             now_s: Now.
         """
-        lates_s = [late_s(endpoint_state, now_s) for endpoint_state in endpoint_states]
-        words = [_reported_load(endpoint_state, prompt_tokens, now_s) for endpoint_state in endpoint_states]
-        if max(lates_s) <= self._fresh_s:
-            return words
-        requests = [AgedLoad(word.requests, late) for word, late in zip(words, lates_s, strict=True)]
+        lateness_s = [late_s(endpoint_state, now_s) for endpoint_state in endpoint_states]
+        reported_loads = [_reported_load(endpoint_state, prompt_tokens, now_s) for endpoint_state in endpoint_states]
+        if max(lateness_s) <= self._fresh_for_s:
+            return reported_loads
+        requests = [AgedLoad(word.requests, late) for word, late in zip(reported_loads, lateness_s, strict=True)]
         prompts = [
-            AgedLoad(word.prompt_tokens, late, known=min(word.prompt_tokens, _counted_tokens(endpoint_state)))
-            for word, late, endpoint_state in zip(words, lates_s, endpoint_states, strict=True)
+            AgedLoad(word.prompt_tokens, late, known=min(word.prompt_tokens, _reported_own_tokens(endpoint_state)))
+            for word, late, endpoint_state in zip(reported_loads, lateness_s, endpoint_states, strict=True)
         ]
-        fresh_s, half_s = self._fresh_s, self._half_s
+        fresh_s, half_s = self._fresh_for_s, self._half_s
         return list(
             map(ReportedLoad, estimate_loads(requests, fresh_s, half_s), estimate_loads(prompts, fresh_s, half_s))
         )
 
 
 def late_s(endpoint_state: EndpointState, now_s: float) -> float:
-    """For how long a replica's next word has been due.
+    """Returns the seconds by which a replica's next report is late.
 
-    Our engines report after every step, so one with something to do owes a report since its step began; one without
-    owes none.
+    Our engines report after every step, so a busy engine's report is due since its step began; an idle engine's report
+    is never late.
     """
     endpoint = endpoint_state.endpoint
     if endpoint.exact:
@@ -87,7 +87,7 @@ def _reported_load(endpoint_state: EndpointState, prompt_tokens: float, now_s: f
     return ReportedLoad(external.requests, external.waiting * prompt_tokens)
 
 
-def _counted_tokens(endpoint_state: EndpointState) -> int:
-    """Returns tokens of our prompts that the report counts and that are not answered yet."""
+def _reported_own_tokens(endpoint_state: EndpointState) -> int:
+    """Returns prompt tokens of our unanswered requests that the report already includes."""
     credits_ = endpoint_state.credits
     return max(0, credits_.unanswered_tokens - credits_.uncounted.prompt_tokens)

@@ -1,48 +1,48 @@
-"""For how long the event loop had no time: what a replica seems to be late by then is our own doing."""
+"""Measures event-loop lag, so that it is not mistaken for a slow replica."""
 
 import asyncio
 
 from maitred.core.clock import Clock
 from maitred.dispatch.core import DispatchCore
 
-_BEAT_S = 0.01
-_PUNCTUAL_S = 0.002
-"""So late is nobody's fault."""
+_INTERVAL_S = 0.01
+_IGNORED_LAG_S = 0.002
+"""Lag up to this is ignored as timer jitter."""
 
 
 class LoopLagMonitor:
-    """A beat of the event loop while requests run whose first token says something, and all that it was late by.
+    """Measures event-loop lag with a periodic timer while requests run.
 
-    A thousand requests that come at once keep the loop for a second. The first tokens of those that were sent first
-    lie in their sockets meanwhile, and a time to first token by our clock says nothing of the server. The beat is late
-    by as much, and fires before sockets are read.
+    A burst of a thousand requests blocks the event loop for a second. Meanwhile first tokens wait in sockets, so a
+    measured time to first token is too long. The timer is late by the same time, and it fires before the sockets are
+    read.
 
     Args:
         clock: Clock of the dispatcher.
-        core: Is told, in `DispatchCore.stalled_s`. The beat stops when nothing runs on it.
+        core: The lag is added to its `DispatchCore.stalled_s`. The timer stops when no request runs.
     """
 
     def __init__(self, clock: Clock, core: DispatchCore) -> None:
         self._clock = clock
         self._core = core
-        self._beating = False
-        self._began_s = 0.0
+        self._is_running = False
+        self._scheduled_s = 0.0
 
     def watch(self) -> None:
-        """Watches the event loop from now on, as long as anything runs."""
-        if not self._beating:
-            self._beating = True
-            self._begin()
+        """Starts the timer; it runs as long as any request runs."""
+        if not self._is_running:
+            self._is_running = True
+            self._schedule()
 
-    def _begin(self) -> None:
-        self._began_s = self._clock.monotonic_s()
-        asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
+    def _schedule(self) -> None:
+        self._scheduled_s = self._clock.monotonic_s()
+        asyncio.get_running_loop().call_later(_INTERVAL_S, self._on_timer)
 
-    def _beat(self) -> None:
-        late_s = self._clock.monotonic_s() - self._began_s - _BEAT_S
-        if late_s > _PUNCTUAL_S:
+    def _on_timer(self) -> None:
+        late_s = self._clock.monotonic_s() - self._scheduled_s - _INTERVAL_S
+        if late_s > _IGNORED_LAG_S:
             self._core.stalled_s += late_s
         if self._core.running:
-            self._begin()
+            self._schedule()
         else:
-            self._beating = False
+            self._is_running = False

@@ -1,4 +1,4 @@
-"""The queue of one model as metrics show it."""
+"""Snapshots of one model's queue for metrics and for the console."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from maitred.dispatch.counters import QUEUE_BUCKETS_S, WaitHistogram
 from maitred.dispatch.policy.credits import PLENTY
 from maitred.dispatch.request import DispatchRequest
 
-_NEWCOMER = (FlowLevel("*"),)
+_PROBE_FLOW_PATH = (FlowLevel("*"),)
 _QUANTILES = {"0.1": 0.1, "0.5": 0.5, "0.9": 0.9}
 
 
 @dataclass(frozen=True, slots=True)
 class CreditGauge:
-    """Free and total credits of one resource of one replica."""
+    """Free and total credits of one resource (slots or KV tokens) of one replica."""
 
     free: int
     total: int
@@ -45,18 +45,18 @@ class DispatchSnapshot:
 
 
 def dispatch_snapshot(core: DispatchCore, now_s: float) -> DispatchSnapshot:
-    """State of one model's queue now."""
+    """Returns a snapshot of one model's queue."""
     ready = core.refresh(now_s)
-    predictor, counts = core.predictor, core.counters
+    predictor, counters = core.predictor, core.counters
     waiting: dict[str, int] = {}
     predicted: dict[str, float] = {}
     for priority in PriorityClass:
         waiting[priority.value] = sum(queue.waiting_in(priority) for queue in core.queues)
-        newcomer = core.new_entry(
+        probe_entry = core.new_entry(
             DispatchRequest(
                 id="",
                 principal_org="",
-                flow=Flow(_NEWCOMER, priority),
+                flow=Flow(_PROBE_FLOW_PATH, priority),
                 prompt_tokens=1,
                 prompts=[[0]],
                 max_tokens=1,
@@ -65,7 +65,7 @@ def dispatch_snapshot(core: DispatchCore, now_s: float) -> DispatchSnapshot:
             )
         )
         predicted[priority.value] = core.forecast_cache.position(
-            core.forecast_cache.forecast(newcomer, ready, now_s), now_s
+            core.forecast_cache.forecast(probe_entry, ready, now_s), now_s
         ).wait_s
     credits_left: dict[tuple[str, str], CreditGauge] = {}
     for endpoint_state in core.endpoint_states:
@@ -78,7 +78,7 @@ def dispatch_snapshot(core: DispatchCore, now_s: float) -> DispatchSnapshot:
         waiting=waiting,
         predicted_wait_s=predicted,
         queue_bounds_s=QUEUE_BUCKETS_S,
-        queue_s=counts.queue_s,
+        queue_s=counters.queue_s,
         running=core.running,
         outstanding_tokens=sum(
             endpoint_state.credits.outstanding.blocks * endpoint_state.block_tokens
@@ -90,10 +90,10 @@ def dispatch_snapshot(core: DispatchCore, now_s: float) -> DispatchSnapshot:
             for endpoint_state in ready
             if endpoint_state.endpoint.exact or endpoint_state.endpoint.external_load is not None
         },
-        refusals=counts.rejections,
-        left_waiting=counts.left_waiting,
-        moved=counts.moved,
-        wasted_tokens=counts.wasted_tokens,
+        refusals=counters.rejections,
+        left_waiting=counters.left_waiting,
+        moved=counters.moved,
+        wasted_tokens=counters.wasted_tokens,
         service_per_s=predictor.per_s(ready) or 0.0,
         predictions=predictor.calibration.compared,
         ttft_ratio={name: predictor.calibration.ratio(share) for name, share in _QUANTILES.items()},
@@ -103,18 +103,18 @@ def dispatch_snapshot(core: DispatchCore, now_s: float) -> DispatchSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TenantActivity:
-    """Requests by their organisations."""
+    """Number of requests by organisation and phase."""
 
     waiting: Mapping[str, int]
     prefilling: Mapping[str, int]
-    """Sent to a replica, of which nothing has come yet."""
+    """Dispatched requests that have produced no token."""
     decoding: Mapping[str, int]
     kv_tokens: Mapping[str, Mapping[str, int]]
-    """Replica -> organisation -> tokens of KV cache that its requests there were given credit for."""
+    """Replica -> organisation -> KV tokens that its requests hold as credits."""
 
 
 def tenant_activity(core: DispatchCore) -> TenantActivity:
-    """The crowd now; takes time with the tenants that wait and the requests that run."""
+    """Returns the activity of all organisations; cost is linear in tenants and running requests."""
     waiting, prefilling, decoding = Counter[str](), Counter[str](), Counter[str]()
     kv_tokens: dict[str, Counter[str]] = {
         endpoint_state.endpoint.name: Counter() for endpoint_state in core.endpoint_states

@@ -1,8 +1,8 @@
-"""Finds out who of those that wait would better be served elsewhere; see `policy.overflow`, which decides.
+"""Selects waiting requests that should move to another model; `policy.overflow` has the rules.
 
-Pressure is that of a *group*: the requests of one tenant and class. A fair line keeps the waits of tenants apart, so
-the wait of a tenant that misses its objective is made by its own requests, and only these leave for it. Where the line
-does not share among tenants, all requests of a class are one group.
+Overflow is decided for a *group*: the requests of one tenant and class. In a fair queue
+a tenant's wait depends on its own requests, so only its own requests move when it would miss its objective. If the
+queue order is not fair between tenants, all requests of a class form one group.
 """
 
 from collections.abc import Callable
@@ -15,69 +15,69 @@ from maitred.dispatch.policy.overflow import OverflowCandidate, OverflowState, s
 from maitred.dispatch.pool_queue import QueuedRequest, QueueState
 from maitred.dispatch.request import DispatchRequest
 
-_EVERYBODY = ""
-_MOST_CANDIDATES = 64
-"""The newest of a group: for each the caches are asked, and only some leave at a time."""
+_ALL_TENANTS = ""
+_MAX_CANDIDATES = 64
+"""Only the newest requests of a group are candidates, because each needs a cache lookup."""
 
 Group = tuple[str, PriorityClass]
 
 
 class OverflowPlanner:
-    """Planner of overflow for one queue: it names the requests that should move, and changes nothing itself.
+    """Selects requests of one queue that should move to another model; it does not move them.
 
     Args:
-        core: Where they wait.
-        config: When there is pressure.
-        held: How many leading tokens of a request's prompts a cache here holds.
+        core: State of the queue.
+        config: Settings of dispatch, with the overflow thresholds.
+        held: Returns the cached leading prompt tokens of a request.
     """
 
     def __init__(self, core: DispatchCore, config: DispatchConfig, held: Callable[[DispatchRequest], int]) -> None:
         self._core = core
         self._config = config
         self._cached_tokens = held
-        self._shared = config.line.policy == "fair"
-        self._movable: dict[Group, dict[QueuedRequest, None]] = {}
-        self._requested: dict[Group, dict[QueuedRequest, None]] = {}
-        """Those that were asked, wait still, and have not said that they stay."""
+        self._is_fair = config.line.policy == "fair"
+        self._movable_by_group: dict[Group, dict[QueuedRequest, None]] = {}
+        self._requested_by_group: dict[Group, dict[QueuedRequest, None]] = {}
+        """Waiting requests that were asked to move and have not declined."""
         self._states: dict[Group, OverflowState] = {}
 
     def reconfigure(self, config: DispatchConfig) -> None:
-        """Goes by these settings from now on, also for those that wait."""
+        """Applies new settings, also to waiting requests."""
         self._config = config
         shared = config.line.policy == "fair"
-        if shared == self._shared:
+        if shared == self._is_fair:
             return
-        movable = [queued for group in self._movable.values() for queued in group]
-        asked = [queued for group in self._requested.values() for queued in group]
-        self._shared, self._movable, self._requested, self._states = shared, {}, {}, {}
+        movable = [queued for group in self._movable_by_group.values() for queued in group]
+        asked = [queued for group in self._requested_by_group.values() for queued in group]
+        self._is_fair, self._movable_by_group, self._requested_by_group, self._states = shared, {}, {}, {}
         for queued in movable:
             self.on_join(queued)
         for queued in asked:
             self.on_requested(queued)
 
     def on_join(self, queued: QueuedRequest) -> None:
-        """A request begins to wait."""
+        """Registers a movable request that joined the queue."""
         if queued.request.movable:
-            self._movable.setdefault(self._group_of(queued), {})[queued] = None
+            self._movable_by_group.setdefault(self._group_of(queued), {})[queued] = None
 
     def on_leave(self, queued: QueuedRequest) -> None:
-        """Notes that an entry does not wait any more, or stays."""
-        _remove(self._movable, self._group_of(queued), queued)
-        _remove(self._requested, self._group_of(queued), queued)
+        """Removes an entry that no longer waits or that declined to move."""
+        _remove(self._movable_by_group, self._group_of(queued), queued)
+        _remove(self._requested_by_group, self._group_of(queued), queued)
 
     def on_requested(self, queued: QueuedRequest) -> None:
-        """Notes that an entry is asked to move, so that it is asked once only."""
-        _remove(self._movable, self._group_of(queued), queued)
-        self._requested.setdefault(self._group_of(queued), {})[queued] = None
+        """Records that an entry was asked to move, so that it is asked only once."""
+        _remove(self._movable_by_group, self._group_of(queued), queued)
+        self._requested_by_group.setdefault(self._group_of(queued), {})[queued] = None
 
     def pending(self, dispatch_request: DispatchRequest) -> list[QueuedRequest]:
         """Returns entries of a request's group that were asked and have not answered yet."""
-        return list(self._requested.get(self._group_of(self._core.new_entry(dispatch_request)), ()))
+        return list(self._requested_by_group.get(self._group_of(self._core.new_entry(dispatch_request)), ()))
 
     def select_for(self, dispatch_request: DispatchRequest, now_s: float) -> list[QueuedRequest]:
-        """Selects entries that should move so that a new request can wait that would be rejected now.
+        """Selects entries to move so that a new request, rejected otherwise, can wait.
 
-        Nobody, where that would not be enough, or where the request itself is the one that should go.
+        The list is empty if that would not be enough, or if the new request itself should move.
         """
         core = self._core
         ready = core.refresh(now_s)
@@ -85,34 +85,34 @@ class OverflowPlanner:
             return []
         queued = core.new_entry(dispatch_request)
         group = self._group_of(queued)
-        late_s, wait_s, share = self._late_s(queued, ready, now_s)
-        self._state(group).observe(max(share, 1.0 + 1e-9), now_s)
+        late_s, wait_s, objective_ratio = self._predict_lateness(queued, ready, now_s)
+        self._state(group).observe(max(objective_ratio, 1.0 + 1e-9), now_s)
         entries = self._movable_of(group)
         if dispatch_request.movable:
             entries = [*entries, queued]
         service = queued.service + sum(waiting.service for waiting in self._waiting(group))
-        chosen = self._select(group, entries, surplus(service, wait_s, late_s))
-        return [] if queued in chosen else chosen
+        selected = self._select(group, entries, surplus(service, wait_s, late_s))
+        return [] if queued in selected else selected
 
     def select_leaving(self, now_s: float) -> list[QueuedRequest]:
-        """Chooses waiting requests that should leave: the predictions have become worse, or pressure lasts."""
+        """Selects waiting requests to move because their predictions exceed the allowed objective."""
         ready = self._core.refresh(now_s)
         if not ready or not self._core.predictor.is_sure(ready):
             return []
         leaving: list[QueuedRequest] = []
-        for group, pressure in list(self._states.items()):
-            if group not in self._movable:
-                pressure.observe(0.0, now_s)
-                if not pressure.is_on:
+        for group, overflow_state in list(self._states.items()):
+            if group not in self._movable_by_group:
+                overflow_state.observe(0.0, now_s)
+                if not overflow_state.is_on:
                     del self._states[group]
-        for group in list(self._movable):
-            leaving += self._of_group(group, ready, now_s)
+        for group in list(self._movable_by_group):
+            leaving += self._select_from_group(group, ready, now_s)
         return leaving
 
-    def _of_group(self, group: Group, ready: list[EndpointState], now_s: float) -> list[QueuedRequest]:
+    def _select_from_group(self, group: Group, ready: list[EndpointState], now_s: float) -> list[QueuedRequest]:
         entries = self._movable_of(group)
         last = max(reversed(entries), key=_due_s)
-        late_s, wait_s, share = self._late_s(last, ready, now_s)
+        late_s, wait_s, share = self._predict_lateness(last, ready, now_s)
         pressure = self._states.get(group)
         if pressure is None:
             if share <= 1.0:
@@ -124,14 +124,14 @@ class OverflowPlanner:
         late_s += (1.0 - pressure.allowed) * self._objective_s(last)
         service = sum(waiting.service for waiting in self._waiting(group))
         chosen = self._select(group, entries, surplus(service, wait_s, late_s))
-        return chosen or ([] if self._requested.get(group) else [last])
+        return chosen or ([] if self._requested_by_group.get(group) else [last])
 
     def _select(self, group: Group, entries: list[QueuedRequest], service: float) -> list[QueuedRequest]:
-        """Selects entries to move, beside those that are about to."""
-        about_to = [queued.service for queued in self._requested.get(group, ())]
-        if about_to and sum(about_to) >= service:
+        """Selects entries to move, in addition to those already asked."""
+        requested_services = [queued.service for queued in self._requested_by_group.get(group, ())]
+        if requested_services and sum(requested_services) >= service:
             return []
-        service -= sum(about_to)
+        service -= sum(requested_services)
         candidates = [
             OverflowCandidate(
                 queued.request.prompt_tokens,
@@ -143,8 +143,10 @@ class OverflowPlanner:
         ]
         return [entries[number] for number in select_overflow(candidates, service)]
 
-    def _late_s(self, queued: QueuedRequest, ready: list[EndpointState], now_s: float) -> tuple[float, float, float]:
-        """By how much the objective of a request would be missed, its wait, and which part of it the whole takes."""
+    def _predict_lateness(
+        self, queued: QueuedRequest, ready: list[EndpointState], now_s: float
+    ) -> tuple[float, float, float]:
+        """Returns lateness and wait in seconds, and the ratio of predicted TTFT to objective."""
         core = self._core
         position = core.forecast_cache.position(core.forecast_cache.forecast(queued, ready, now_s), now_s)
         expected_s = core.predictor.cautious_s(position)
@@ -153,14 +155,14 @@ class OverflowPlanner:
         return whole_s - objective_s, position.wait_s, whole_s / objective_s if objective_s > 0 else float("inf")
 
     def _objective_s(self, queued: QueuedRequest) -> float:
-        """From its arrival to its first token, or how long its class may wait."""
+        """Returns the TTFT objective of a request, or the longest wait of its class."""
         if queued.first_token_by_s is not None:
             return queued.first_token_by_s - queued.request.arrived_s
         return self._config.max_wait_s.get(queued.flow.priority, float("inf"))
 
     def _movable_of(self, group: Group) -> list[QueuedRequest]:
-        entries = [queued for queued in self._movable.get(group, ()) if queued.state is QueueState.WAITING]
-        return entries[-_MOST_CANDIDATES:]
+        entries = [queued for queued in self._movable_by_group.get(group, ()) if queued.state is QueueState.WAITING]
+        return entries[-_MAX_CANDIDATES:]
 
     def _waiting(self, group: Group) -> list[QueuedRequest]:
         """Returns all waiting entries of a group, movable or not."""
@@ -169,13 +171,13 @@ class OverflowPlanner:
             queued
             for queue in self._core.queues
             for id_, entries in queue.tenants.items()
-            if tenant in (id_, _EVERYBODY)
+            if tenant in (id_, _ALL_TENANTS)
             for queued in entries
             if queued.flow.priority is priority
         ]
 
     def _group_of(self, queued: QueuedRequest) -> Group:
-        return (queued.tenant.id if self._shared else _EVERYBODY), queued.flow.priority
+        return (queued.tenant.id if self._is_fair else _ALL_TENANTS), queued.flow.priority
 
     def _state(self, group: Group) -> OverflowState:
         overflow = self._config.overflow
@@ -183,7 +185,7 @@ class OverflowPlanner:
 
 
 def _due_s(queued: QueuedRequest) -> float:
-    """Returns the time that orders the requests of a group: their deadline, or since when they wait."""
+    """Returns the deadline of a request, or its arrival time if it has none."""
     return queued.arrived_s if queued.first_token_by_s is None else queued.first_token_by_s
 
 

@@ -1,8 +1,8 @@
-"""Queue of a pool: one line for everybody, and one more for each reserved part of the replicas.
+"""Queue of one quota: one common queue, and one for each reserved share or isolated pool.
 
-With a line of its own, a full pool never stands in the way of those who do not use it.
+Each quota has its own queue, so requests of a full pool never block requests of others.
 
-The timeline of a request notes how long it waited and why, and which replica it was given.
+The timeline of a request records how long it waited, why, and which replica it got.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from maitred.fairness.entry import QueueEntry
 from maitred.fairness.fair_queue import FairQueue, make_queue
 from maitred.fairness.vtc import SECONDS_PER_SERVICE
 
-_LOCAL_TOKENS = 128
-"""Prompts that begin with so many equal tokens count as having a common prefix."""
+_LOCALITY_PREFIX_TOKENS = 128
+"""Number of leading tokens that must be equal for two prompts to share a prefix."""
 
 
 class QueuedRequest(QueueEntry[None]):
-    """State of one request in dispatch; the element of the fair queue. Only `DispatchCore` and its queue write it.
+    """State of one request in dispatch; the entry type of the fair queue. Only `DispatchCore` and `PoolQueue` write it.
 
     ::
 
@@ -40,12 +40,12 @@ class QueuedRequest(QueueEntry[None]):
            |  `--failed--> failed --left--> gone
            `--left--> gone
 
-    What it holds, and thus what has to be released, follows from the state alone. It is requeued when its replica has
-    failed it, which is bounded; every other arrow is passed at most once between two of these.
+    The state alone determines which resources the request holds. A request is requeued when its replica fails, a
+    limited number of times; between two requeues it makes every other transition at most once.
     """
 
     __slots__ = (
-        "_costs",
+        "_prompt_costs",
         "allocation",
         "begun",
         "cached_tokens",
@@ -90,15 +90,15 @@ class QueuedRequest(QueueEntry[None]):
             flow,
             arrived_s=dispatch_request.arrived_s,
             service=service,
-            # The line takes off what the whole request needs; this deadline is for its first token.
+            # The fair queue subtracts the whole request's time; add it: the deadline is for the first token.
             deadline_s=None if first_token_by_s is None else first_token_by_s + SECONDS_PER_SERVICE * service,
             locality=queue.locality(dispatch_request) if queue.local else None,
         )
         self.request = dispatch_request
         self.tenant = flow.path[0]
-        """The organisation, with its weight."""
+        """Organisation of the request, with its weight."""
         self.queue = queue
-        self._costs = costs
+        self._prompt_costs = costs
         self.costs = costs
         """Of the prompts that are to be submitted..."""
         self.cost = costs[0] if len(costs) == 1 else total_cost(costs)
@@ -109,7 +109,7 @@ class QueuedRequest(QueueEntry[None]):
         self.failure: MaitredError | None = None
         self.allocation: Allocation | None = None
         self.candidates: Sequence[ReplicaCandidate] = ()
-        """Among which its replica was chosen; empty where there was no choice."""
+        """Replicas that were compared for this request; empty if there was no choice."""
         self.cached_tokens: Mapping[str, int] | None = None
         """Of its prompts, by replica..."""
         self.cached_tokens_at_s = 0.0
@@ -126,24 +126,24 @@ class QueuedRequest(QueueEntry[None]):
         self.reported_prompt_tokens = 0
         self.output_tokens = 0
         self.owes_prompts = False
-        """Whether all its prompts were charged, computed or not."""
+        """Whether all prompt tokens were charged and a refund may be due."""
         self.requeues = 0
-        """How often it was put back."""
+        """Number of times that the request was requeued."""
         self.failed_at: set[str] = set()
-        """The replicas that have failed it though they seemed ready; they are avoided while there are others."""
+        """Names of replicas that failed this request while ready; they are avoided if others are ready."""
 
     def keep_prompts(self, prompts: Sequence[int]) -> None:
-        """Keeps only these prompts: the others need no slots any more."""
-        self.costs = [self._costs[number] for number in prompts]
+        """Keeps only the prompts with these indexes; the others need no slots any more."""
+        self.costs = [self._prompt_costs[number] for number in prompts]
         self.cost = total_cost(self.costs)
 
 
 class PoolQueue:
-    """One line with its accounts.
+    """Queue of one quota, with its fairness and wait accounting.
 
     Args:
-        quota: What its requests may use.
-        config: How it orders them.
+        quota: Part of the replicas that its requests may use.
+        config: Order of the queue.
     """
 
     def __init__(self, quota: Quota, config: QueueOrderConfig) -> None:
@@ -151,36 +151,39 @@ class PoolQueue:
         self.fair_queue: FairQueue[None] = make_queue(config)
         self.wait_account = WaitAccount()
         self.tenants: dict[str, dict[QueuedRequest, None]] = {}
-        """Whose requests wait here, each tenant's in the order in which they joined."""
+        """Waiting requests by tenant id, each tenant's in joining order."""
         self.requeued: dict[QueuedRequest, None] = {}
-        """Those of them whose replicas have failed them, in the order in which they came back."""
+        """Waiting requests that were requeued after a replica failure, in requeue order."""
         self.waiting = 0
-        """Requests."""
+        """Number of waiting requests."""
         self.local = config.policy == "fair" and config.quantum > 0
-        """Whether the line wants to know which prompts have a common prefix."""
+        """Whether the fair queue uses prompt prefixes to group requests."""
 
     def __len__(self) -> int:
         return self.waiting
 
     def enqueue(self, queued: QueuedRequest, now_s: float) -> None:
-        """A request begins to wait."""
+        """Adds a new request to the queue."""
         self.fair_queue.add(queued, now_s)
         self._on_join(queued, now_s)
 
     def requeue(self, queued: QueuedRequest, now_s: float) -> None:
-        """A request that was taken waits again."""
+        """Adds a request again after its replica failed."""
         self.fair_queue.requeue(queued, now_s)
         self.requeued[queued] = None
         self._on_join(queued, now_s)
 
     def head(self, now_s: float) -> QueuedRequest | None:
-        """Whose turn it is. Who comes back goes first: it has had its turn, and somebody may be reading its answer."""
+        """Returns the next request; None: the queue is empty.
+
+        Requeued requests come first: they had their turn, and a client may be reading their output.
+        """
         for queued in self.requeued:
             return queued
         return cast("QueuedRequest | None", self.fair_queue.head(now_s))
 
     def take_over(self, queued: QueuedRequest, now_s: float) -> None:
-        """One that waits, or runs, in another room is of this room from now on; those that run come first."""
+        """Moves a request from another pool queue to this one; call it for running requests first."""
         before = queued.queue
         queued.queue, queued.locality = self, self.locality(queued.request)
         if queued in before.tenants.get(queued.tenant.id, ()):
@@ -193,12 +196,12 @@ class PoolQueue:
             self.fair_queue.pass_through(queued, now_s)
 
     def dequeue(self, queued: QueuedRequest, now_s: float) -> None:
-        """Takes an entry out of the queue, to run."""
+        """Removes an entry that is dispatched."""
         self.fair_queue.take(queued, now_s)
         self._on_leave(queued, now_s)
 
     def remove(self, queued: QueuedRequest, now_s: float) -> None:
-        """Removes an entry that has not run."""
+        """Removes an entry that was not dispatched."""
         self.fair_queue.remove(queued)
         self._on_leave(queued, now_s)
 
@@ -211,10 +214,10 @@ class PoolQueue:
     def _on_leave(self, queued: QueuedRequest, now_s: float) -> None:
         self.requeued.pop(queued, None)
         tenant = queued.tenant.id
-        of_tenant = self.tenants[tenant]
-        del of_tenant[queued]
+        tenant_requests = self.tenants[tenant]
+        del tenant_requests[queued]
         self.waiting -= 1
-        if not of_tenant:
+        if not tenant_requests:
             del self.tenants[tenant]
         assert queued.wait_mark is not None
         before = queued.waited_ms
@@ -227,20 +230,20 @@ class PoolQueue:
         return [queued for entries in self.tenants.values() for queued in entries]
 
     def waiting_in(self, priority: PriorityClass) -> int:
-        """Requests of one class that wait here."""
+        """Returns the number of waiting requests of one class."""
         return self.fair_queue.waiting_in(priority)
 
     def locality(self, dispatch_request: DispatchRequest) -> Hashable | None:
-        """Key that requests with a common prefix share, if the queue uses it."""
+        """Returns a key that requests with a common prompt prefix share; None: locality is not used."""
         return (
-            hash(tuple(dispatch_request.prompts[0][:_LOCAL_TOKENS]))
+            hash(tuple(dispatch_request.prompts[0][:_LOCALITY_PREFIX_TOKENS]))
             if self.local and dispatch_request.prompts
             else None
         )
 
 
 class QueueState(Enum):
-    """State of an entry."""
+    """Lifecycle state of a `QueuedRequest`."""
 
     NEW = auto()
     WAITING = auto()
@@ -262,36 +265,36 @@ class Allocation:
         self.quota = quota
         self.since_s = since_s
         self.stalled_s = stalled_s
-        """Stall time of the dispatcher at that time."""
+        """Value of `DispatchCore.stalled_s` when the request was dispatched."""
         self.begun = False
-        """Whether something came of it from there."""
+        """Whether this endpoint has produced a token of the request."""
 
 
 class WaitSpan:
-    """One wait of a request, from joining the line, or being put back into it, to its end.
+    """Timeline span of one wait of a request, from enqueue or requeue to its end.
 
     Args:
-        queued: The request's.
-        now_s: Since when it waits.
+        queued: Entry of the request.
+        now_s: Start of the wait, in monotonic seconds.
     """
 
-    __slots__ = ("_before_ms", "_queued", "_span")
+    __slots__ = ("_previous_wait_ms", "_queued", "_span")
 
     def __init__(self, queued: QueuedRequest, now_s: float) -> None:
         self._queued = queued
-        self._before_ms = {**queued.waited_ms}
+        self._previous_wait_ms = {**queued.waited_ms}
         self._span = queued.request.timeline.begin(
             SpanName.QUEUE, now_s, **{"class": queued.flow.priority, "tenant": queued.tenant.id}
         )
 
     def close(self, now_s: float) -> None:
         """Closes the span: the request was dispatched, or has failed."""
-        queued, before_ms = self._queued, self._before_ms
+        queued, before_ms = self._queued, self._previous_wait_ms
         waited_ms = {
             str(cause): round(spent_ms - before_ms.get(cause, 0.0), 3) for cause, spent_ms in queued.waited_ms.items()
         }
         self._span.end(now_s, "" if queued.failure is None else queued.failure.code, waited_ms=waited_ms)
-        _note_choice(queued, now_s)
+        _record_routing(queued, now_s)
 
     def on_leave(self, now_s: float, why: str) -> None:
         """Closes the span of a request that leaves without having been dispatched."""
@@ -299,13 +302,13 @@ class WaitSpan:
 
 
 def record_immediate_dispatch(queued: QueuedRequest, now_s: float) -> None:
-    """Tells of one that was released in the moment in which it came."""
+    """Records in the timeline that a request was dispatched without a wait."""
     facts = {"class": queued.flow.priority, "tenant": queued.tenant.id, "waited_ms": {}}
     queued.request.timeline.record(SpanName.QUEUE, now_s, now_s, facts)
-    _note_choice(queued, now_s)
+    _record_routing(queued, now_s)
 
 
-def _note_choice(queued: QueuedRequest, now_s: float) -> None:
+def _record_routing(queued: QueuedRequest, now_s: float) -> None:
     if queued.allocation is None:
         return
     candidates = [_facts_of(candidate) for candidate in queued.candidates] if queued.candidates else []
@@ -315,7 +318,7 @@ def _note_choice(queued: QueuedRequest, now_s: float) -> None:
 
 
 def _facts_of(candidate: ReplicaCandidate) -> dict[str, Any]:
-    """Returns the facts that spoke for a replica and against it."""
+    """Returns the values by which a candidate replica was judged, for the timeline."""
     wait_s, prefill_s = candidate.wait_s, candidate.prefill_s
     return {
         "replica": candidate.name,

@@ -1,4 +1,4 @@
-"""Predictions for requests: output length, wait, first token, learnt from those that ran."""
+"""Predicts wait, time to first token and output length from earlier requests."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -27,39 +27,39 @@ from maitred.dispatch.pool_queue import QueuedRequest, QueueState
 from maitred.fairness.entry import WorkAhead
 
 UNMEASURED = StepTimes()
-"""Of a replica that has not told yet how long its steps take, or never tells."""
-_GOLDEN = 0.6180339887
-"""Multiples of it, modulo 1, are spread evenly however many there are."""
-_SURE = 0.5
-"""A measured rate that is trusted by so much can send requests elsewhere."""
-_FOLLOW = 0.05
-"""Weight of the newest request in what is typical."""
+"""Step times of a replica that has not reported any."""
+_GOLDEN_RATIO = 0.6180339887
+"""Multiples of the golden ratio modulo 1 are spread evenly over 0 to 1."""
+_MIN_RATE_TRUST = 0.5
+"""Least trust in the measured rate for overflow decisions."""
+_MEAN_WEIGHT = 0.05
+"""Weight of the newest request in the moving averages."""
 
 
 class RunningWork(Struct, frozen=True):
-    """Slots and blocks that running answers still hold, and for how long."""
+    """Slots and KV blocks of running requests, and their remaining steps."""
 
     cases: tuple[list[tuple[float, str]], list[tuple[float, str]]]
-    """Steps that each still takes, the fewest first, and whose it is; as it may turn out, in two opposite ways."""
+    """Two samples of (remaining steps, tenant id) of each slot, ascending; the second uses opposite draws."""
     places: int
-    """How many have one, or several."""
+    """Number of slots that running requests hold."""
     blocks_per_place: float
-    """KV blocks that come free with one."""
+    """KV blocks that are freed with each slot."""
     output_tokens: float
-    """Of an answer of theirs from its first token to its end, by how often one ends."""
+    """Mean output length of the running requests, weighted by completion rate."""
 
 
 class LatencyPredictor:
-    """The predictions for one model.
+    """Predictor of waits, prefill times and output lengths for one model.
 
     Args:
-        outputs: How long answers are.
-        weights: What tokens count.
+        outputs: Distribution of output lengths.
+        weights: Service of each kind of token.
 
     Attributes:
-        served: Service done since the beginning.
-        caution: By how much waits may be longer than predicted.
-        calibration: The last predictions of times to first token, and what came.
+        served: Total service since the start.
+        caution: Safety margin of predicted waits.
+        calibration: The last predicted and actual times to first token.
     """
 
     def __init__(self, outputs: OutputLengths, weights: ServiceWeights) -> None:
@@ -68,62 +68,63 @@ class LatencyPredictor:
         self.caution = SafetyMargin()
         self.calibration = PredictionCalibration()
         self.weights = weights
-        self._served = ServiceRate()
+        self._service_rate = ServiceRate()
         self._steps = ServiceRate(memory_s=5.0)
         self._wait = PredictionCorrection()
         self._prefill = PredictionCorrection()
-        # Means that follow:
-        self._prompt_tokens = 256.0
-        """Of a prompt, those that had to be computed."""
-        self._fresh = 1.0
-        """Which part of prompts that was."""
-        self._blocks = 1.0
-        """Per place."""
-        self._learnt: TypicalRequest | None = None
-        """What is typical; None: something was learnt since somebody asked."""
+        # Exponential moving averages:
+        self._mean_uncached_prompt_tokens = 256.0
+        """Mean prompt tokens that were not cached."""
+        self._uncached_share = 1.0
+        """Mean share of prompt tokens that were not cached."""
+        self._mean_blocks_per_slot = 1.0
+        """Mean KV blocks per slot."""
+        self._typical_request: TypicalRequest | None = None
+        """Cached typical request; None: it must be computed again."""
 
     def per_s(self, endpoint_states: Sequence[EndpointState]) -> float | None:
-        """Service per second of all that are ready together."""
-        return self._served.per_s(self._computed_per_s(endpoint_states))
+        """Returns the service per second of these endpoints together."""
+        return self._service_rate.per_s(self._computed_per_s(endpoint_states))
 
     def is_sure(self, endpoint_states: Sequence[EndpointState]) -> bool:
-        """Whether the rate is more than a first impression: what a crowd begins with is not how it goes on."""
-        return self._served.trust >= _SURE or self._computed_per_s(endpoint_states) is not None
+        """Whether the service rate is known well enough; the first seconds of a burst are not typical."""
+        return self._service_rate.trust >= _MIN_RATE_TRUST or self._computed_per_s(endpoint_states) is not None
 
     def _computed_per_s(self, endpoint_states: Sequence[EndpointState]) -> float | None:
-        """By the models of their steps; None: they have measured none."""
+        """Returns the rate from the engines' step times; None: no engine has reported any."""
         computed = sum(
-            computed_rate(endpoint_state.load.times, self._typical, self._places(endpoint_state), self.weights) or 0.0
+            computed_rate(endpoint_state.load.times, self._typical, self._usable_slots(endpoint_state), self.weights)
+            or 0.0
             for endpoint_state in endpoint_states
         )
         return computed or None
 
     def steps_per_s(self, endpoint_states: Sequence[EndpointState], at_work: RunningWork) -> float | None:
-        """Steps per second of one of them, full with such as run now."""
+        """Returns the steps per second of one endpoint with a batch like the current one."""
         parts = self._step_parts(endpoint_states, at_work)
         return self._steps.per_s(len(parts) / sum(part.whole_s for part in parts) if parts else None)
 
     def _step_parts(self, endpoint_states: Sequence[EndpointState], at_work: RunningWork) -> list[StepParts]:
-        """Returns the step times of the endpoints that have measured them, full as they are."""
-        alike, places = self._typical, 0
+        """Returns step times for a full batch at each endpoint that reports step times."""
+        typical, places = self._typical, 0
         if self._steps.trust < 1.0:
-            alike = TypicalRequest(self._prompt_tokens, at_work.output_tokens)
+            typical = TypicalRequest(self._mean_uncached_prompt_tokens, at_work.output_tokens)
             places = math.ceil(at_work.places / len(endpoint_states))
         return [
             parts
             for endpoint_state in endpoint_states
-            if (parts := step_parts(endpoint_state.load.times, alike, places or self._places(endpoint_state)))
+            if (parts := step_parts(endpoint_state.load.times, typical, places or self._usable_slots(endpoint_state)))
             is not None
         ]
 
     def turn_s(
         self, turn: PredictedTurn, endpoint_states: Sequence[EndpointState], at_work: RunningWork, now_s: float
     ) -> float | None:
-        """Seconds until a turn, if they can be told.
+        """Returns the seconds until a turn; None: the step rate is unknown.
 
-        Steps in which a prompt is computed are longer than others, and over a short wait it matters how many these are.
-        How long all of them are together is as it was measured; how that is shared out, as the engine's model of its
-        steps says. Steps are counted from the last reports, so what has passed since is over.
+        Steps with a prefill take longer, so their number matters for short waits. The mean step time is measured; the
+        engine's step model splits it between decodes and prefills. Steps are counted from the last load reports, so the
+        time since then is subtracted.
         """
         steps_per_s = self.steps_per_s(endpoint_states, at_work)
         if not steps_per_s:
@@ -142,26 +143,26 @@ class LatencyPredictor:
         return max(0.0, seconds / (whole_s * steps_per_s) - passed_s)
 
     def at_work(self, entries: Collection[QueuedRequest]) -> RunningWork:
-        """Returns what dispatched requests that have not left still hold."""
+        """Returns the slots, blocks and remaining steps of running requests."""
         cases: tuple[list[tuple[float, str]], list[tuple[float, str]]] = ([], [])
         draw = 0.0
         places, blocks, ends_per_step = 0, 0, 0.0
         for queued in entries:
             dispatch_request = queued.request
-            produced = queued.output_tokens / queued.cost.slots
-            draw = (draw + _GOLDEN) % 1.0
+            produced_per_slot = queued.output_tokens / queued.cost.slots
+            draw = (draw + _GOLDEN_RATIO) % 1.0
             drawn = self.outputs.on_leave(
-                dispatch_request.principal_org, produced, dispatch_request.max_tokens, (draw, 1.0 - draw)
+                dispatch_request.principal_org, produced_per_slot, dispatch_request.max_tokens, (draw, 1.0 - draw)
             )
             cost = queued.cost
-            for left, tokens in zip(cases, drawn, strict=True):
-                left += [(tokens if queued.begun else tokens + 1.0, queued.tenant.id)] * cost.slots
-                ends_per_step += cost.slots / max(1.0, produced + tokens) / len(cases)
+            for remaining_steps, tokens in zip(cases, drawn, strict=True):
+                remaining_steps += [(tokens if queued.begun else tokens + 1.0, queued.tenant.id)] * cost.slots
+                ends_per_step += cost.slots / max(1.0, produced_per_slot + tokens) / len(cases)
             places, blocks = places + cost.slots, blocks + cost.blocks
-        for left in cases:
-            left.sort()
+        for remaining_steps in cases:
+            remaining_steps.sort()
         if not places:
-            return RunningWork(cases, 0, self._blocks, self._typical.output_tokens)
+            return RunningWork(cases, 0, self._mean_blocks_per_slot, self._typical.output_tokens)
         return RunningWork(cases, places, blocks / places, places / ends_per_step)
 
     def wait(
@@ -173,15 +174,15 @@ class LatencyPredictor:
         at_work: RunningWork,
         turn_s: float | None,
     ) -> PredictedWait:
-        """Until it is released, before any correction.
+        """Predicts the wait until dispatch, without correction.
 
         Args:
             queued: The request.
-            ahead: What the line says is before it.
-            free: What it may use.
+            ahead: Work that the fair queue puts before the request.
+            free: Free credits that the request may use.
             ready: The replicas.
-            at_work: What runs there.
-            turn_s: Until its turn, where the line was played through.
+            at_work: Work of the running requests.
+            turn_s: Seconds until its turn from the simulation; None: not simulated.
         """
         queue = QueueAhead(
             entries=ahead.entries,
@@ -190,7 +191,7 @@ class LatencyPredictor:
             left=[[steps for steps, _ in case] for case in at_work.cases],
             seconds_until_turn=turn_s,
             service_per_place=self.typical_service,
-            blocks_per_place=self._blocks,
+            blocks_per_place=self._mean_blocks_per_slot,
             blocks_held=at_work.blocks_per_place,
             steps_per_entry=self.steps_of(ahead.service / ahead.entries if ahead.entries else 0.0),
             per_s=self.per_s(ready),
@@ -199,37 +200,37 @@ class LatencyPredictor:
         return predict_wait(queue, queued.cost)
 
     def steps(self, queued: QueuedRequest) -> float:
-        """For how many steps it will keep its places, counted when it joined."""
+        """Returns the steps for which a request will hold its slots, predicted when it joined."""
         service = queued.service - self.weights.prompt * queued.request.prompt_tokens
         return max(1.0, service / self.weights.output / queued.request.choices) + 1.0
 
     def steps_of(self, service: float) -> float:
-        """For how many steps a request of so much service keeps its place."""
+        """Returns the steps for which a request with this service holds its slot."""
         return max(1.0, (service - self.prompt_service) / self.weights.output) + 1.0
 
     @property
     def prompt_service(self) -> float:
         """Service of a typical prompt."""
-        return self.weights.prompt * self._prompt_tokens
+        return self.weights.prompt * self._mean_uncached_prompt_tokens
 
     def prompt_service_of(self, queued: QueuedRequest) -> float:
-        """Returns the service of an entry's prompt, as far as it has to be computed."""
+        """Returns the expected service of the uncached tokens of an entry's prompt."""
         return self.weights.prompt * self.to_compute(queued.request.prompt_tokens)
 
     def full(self, steps: int, now_s: float) -> None:
-        """Requests wait, and there is no room for them."""
-        self._served.full(self.served, now_s)
+        """Records that all replicas are full while requests wait."""
+        self._service_rate.full(self.served, now_s)
         self._steps.full(steps, now_s)
 
     def slack(self) -> None:
-        """Notes that replicas have free capacity."""
-        self._served.slack()
+        """Records that replicas have free capacity, which pauses the measurement."""
+        self._service_rate.slack()
         self._steps.slack()
 
     @property
     def typical_prompt_tokens(self) -> float:
-        """Tokens that had to be computed of a typical prompt."""
-        return self._prompt_tokens
+        """Uncached tokens of a typical prompt."""
+        return self._mean_uncached_prompt_tokens
 
     @property
     def typical_service(self) -> float:
@@ -238,42 +239,43 @@ class LatencyPredictor:
 
     @property
     def _typical(self) -> TypicalRequest:
-        """A request as most are, by all that ended until now."""
-        if self._learnt is None:
+        """Typical request, from the moving averages."""
+        if self._typical_request is None:
             mean = self.outputs.mean
-            self._learnt = TypicalRequest(self._prompt_tokens, 64.0 if mean is None else mean)
-        return self._learnt
+            self._typical_request = TypicalRequest(self._mean_uncached_prompt_tokens, 64.0 if mean is None else mean)
+        return self._typical_request
 
-    def _places(self, endpoint_state: EndpointState) -> int:
+    def _usable_slots(self, endpoint_state: EndpointState) -> int:
         total = endpoint_state.total
-        return min(total.slots, int(total.blocks / max(1.0, self._blocks)))
+        return min(total.slots, int(total.blocks / max(1.0, self._mean_blocks_per_slot)))
 
     def to_compute(self, prompt_tokens: int) -> float:
-        """How many tokens of such a prompt have to be computed, usually."""
-        return prompt_tokens * self._fresh
+        """Returns the expected uncached tokens of a prompt."""
+        return prompt_tokens * self._uncached_share
 
     def prefill_s(
         self, tokens: float, held_tokens: float, endpoint_state: EndpointState, ahead: int, now_s: float
     ) -> float:
-        """From a request's release to its first token, before any correction.
+        """Predicts the seconds from dispatch to the first token, without correction.
 
         Args:
             tokens: Of its prompt, that have to be computed...
             held_tokens: ...and that need not be.
-            endpoint_state: Where it will run.
-            ahead: Requests that are released to it in the same moment.
+            endpoint_state: Endpoint where the request will run.
+            ahead: Number of requests that are dispatched to that endpoint just before it.
             now_s: Now.
         """
         if endpoint_state.load.times == UNMEASURED:
             return 0.0
-        fresh, in_flight = self._fresh, endpoint_state.in_flight
+        fresh, in_flight = self._uncached_share, endpoint_state.in_flight
         sent = endpoint_state.credits.uncounted.minus(in_flight)
         return predict_prefill_s(
             endpoint_state.load,
             tokens,
             UnreportedPrompts(in_flight.slots, in_flight.prompt_tokens * fresh),
             UnreportedPrompts(
-                max(0, sent.slots) + ahead, max(0, sent.prompt_tokens) * fresh + ahead * self._prompt_tokens
+                max(0, sent.slots) + ahead,
+                max(0, sent.prompt_tokens) * fresh + ahead * self._mean_uncached_prompt_tokens,
             ),
             endpoint_state.block_tokens,
             now_s - endpoint_state.step_began_s,
@@ -281,7 +283,7 @@ class LatencyPredictor:
         )
 
     def position(self, position: int, wait_s: float, prefill_s: float, now_s: float) -> QueuePosition:
-        """Returns the queue position as the caller is told it."""
+        """Returns the corrected queue position for the caller."""
         if not (wait_s or prefill_s):
             return QueuePosition(position, 0.0, 0.0)
         if wait_s:
@@ -291,24 +293,24 @@ class LatencyPredictor:
         )
 
     def cautious_s(self, position: QueuePosition) -> float:
-        """A predicted time to the first token with what is added because a wait is not certain."""
+        """Returns the predicted time to first token plus the safety margin of the wait."""
         return position.ttft_s + (self.caution.factor - 1.0) * position.wait_s
 
     def corrected_prefill_s(self, prefill_s: float, now_s: float) -> float:
-        """A predicted prefill as it is believed now."""
+        """Returns a predicted prefill time with the current correction."""
         return prefill_s * self._prefill.factor(now_s)
 
-    # --- what it learns ---
+    # --- learning ---
 
     def on_dispatch(self, queued: QueuedRequest) -> None:
-        """A request was given places."""
+        """Updates the mean KV blocks per slot from a dispatched request."""
         cost = queued.cost
-        self._blocks += _FOLLOW * (cost.blocks / (cost.slots or 1) - self._blocks)
+        self._mean_blocks_per_slot += _MEAN_WEIGHT * (cost.blocks / (cost.slots or 1) - self._mean_blocks_per_slot)
 
     def on_waited(self, queued: QueuedRequest, now_s: float) -> None:
-        """A request has been released, or has given up waiting, which it would have had to do for longer."""
+        """Learns from a wait that ended with dispatch or failure."""
         predicted = queued.predicted_position
-        if predicted is None or queued.raw_wait_s <= 0 or _was_cold(queued):
+        if predicted is None or queued.raw_wait_s <= 0 or _waited_for_cold_start(queued):
             return
         waited_s = now_s - queued.joined_s
         if queued.state is QueueState.RELEASED or waited_s > predicted.wait_s:
@@ -316,9 +318,9 @@ class LatencyPredictor:
             self.caution.compare(predicted.wait_s, waited_s)
 
     def on_first_token(self, queued: QueuedRequest, now_s: float) -> None:
-        """The first token of a released request came."""
+        """Learns from the time to first token of a dispatched request."""
         predicted = queued.predicted_position
-        if predicted is None or not (queued.prefill_s > 0 or predicted.ttft_s > 0) or _was_cold(queued):
+        if predicted is None or not (queued.prefill_s > 0 or predicted.ttft_s > 0) or _waited_for_cold_start(queued):
             return
         if queued.prefill_s > 0:
             self._prefill.compare(queued.prefill_s, now_s - queued.dispatched_s, now_s)
@@ -326,20 +328,22 @@ class LatencyPredictor:
             self.calibration.compare(predicted.ttft_s, now_s - queued.joined_s)
 
     def on_prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """A prompt was computed, as far as it was not found in the cache."""
-        self._prompt_tokens += _FOLLOW * (prompt_tokens - cached_tokens - self._prompt_tokens)
-        self._fresh += _FOLLOW * (1.0 - cached_tokens / prompt_tokens - self._fresh)
-        self._learnt = None
+        """Updates the mean uncached prompt tokens from a computed prompt."""
+        self._mean_uncached_prompt_tokens += _MEAN_WEIGHT * (
+            prompt_tokens - cached_tokens - self._mean_uncached_prompt_tokens
+        )
+        self._uncached_share += _MEAN_WEIGHT * (1.0 - cached_tokens / prompt_tokens - self._uncached_share)
+        self._typical_request = None
 
     def on_finished(self, queued: QueuedRequest) -> None:
-        """A request came to its end by itself."""
+        """Learns the output length of a request that completed normally."""
         dispatch_request, tokens = queued.request, queued.output_tokens
         if tokens or not dispatch_request.max_tokens:
             per_choice = tokens if dispatch_request.choices == 1 else round(tokens / dispatch_request.choices)
             self.outputs.observe(dispatch_request.principal_org, per_choice, dispatch_request.max_tokens)
-            self._learnt = None
+            self._typical_request = None
 
 
-def _was_cold(queued: QueuedRequest) -> bool:
-    """Whether it waited for a replica to come back, which nobody can predict, and nothing is to be learnt from."""
+def _waited_for_cold_start(queued: QueuedRequest) -> bool:
+    """Whether a request waited for a replica to start; such waits are not learnt from."""
     return WaitCause.COLD_START in queued.waited_ms

@@ -1,4 +1,4 @@
-"""Requests as dispatch sees them, and endpoints where they can run."""
+"""Requests and endpoints of dispatch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,46 +15,48 @@ R = TypeVar("R", bound=ReplicaBase, covariant=True)
 
 
 class DispatchRequest(Struct, frozen=True):
-    """One request on its way to a replica."""
+    """One request that dispatch should send to a replica."""
 
     id: str
     """The request id that the client knows; clients may repeat it."""
     principal_org: str
-    """Who may ask for its place by its id."""
+    """Organisation that may query its queue position by request id."""
     flow: Flow
     prompt_tokens: int
-    """Of all prompts."""
+    """Prompt tokens of all prompts together."""
     prompts: Sequence[Sequence[int]]
-    """Each is submitted as a request of its own, in this order. Where tokens are estimated, what stands for them."""
+    """Token ids of each prompt; each prompt is submitted separately, in this order. If tokens are only estimated,
+    placeholders of that number."""
     max_tokens: int
-    """Per choice."""
+    """Maximum output tokens of each choice."""
     choices: int
-    """Of all prompts together."""
+    """Number of choices of all prompts together."""
     arrived_s: float
-    """Monotonic, as all times here."""
+    """Arrival time, in monotonic seconds."""
     deadline_s: float | None = None
-    """When its first token must be there; None: by the default of its class, if there is one."""
+    """Deadline of the first token; None: the default of its class, if any."""
     movable: bool = False
-    """Whether it can be sent to another model while it waits (see `DispatchEntry.wait_dispatched`)."""
+    """Whether the request may move to another model while it waits (see `DispatchEntry.wait_dispatched`)."""
     session: str | None = None
-    """Requests of one session are served at one replica, where that can be; no two organisations have one in common."""
+    """Requests of one session go to the same replica if possible; a session belongs to one organisation."""
     timeline: RequestTimeline = msgspec.field(default_factory=RequestTimeline)
-    """Where it is noted how it fared."""
+    """Timeline in which the events of the request are recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[R]):
-    """A replica under the name that the ledger has for it."""
+    """A replica with its unique name."""
 
     name: str
     replica: R
     exact: bool = True
-    """Whether its load reports say what it has left. For others a window is learnt from their time to first token."""
+    """Whether its load reports state its free capacity. For other replicas a concurrency window is learnt from times to
+    first token."""
     admin_state: AdminState = field(default_factory=AdminState, compare=False)
-    """Whether it is to be given anything, and what it has been given."""
+    """Administrative state of the replica, and its number of running requests."""
     external_load: Callable[[float], ExternalLoad] | None = field(default=None, compare=False)
-    """Where its load reports do not say it: what it has to do for others, at a monotonic time. None: nobody knows."""
+    """Returns the load from other clients at a monotonic time, for replicas whose reports lack it. None: unknown."""
 
 
 AnyEndpoint = Endpoint[Any]
-"""Dispatch chooses between posts; only who sends something there knows how it is done."""
+"""Dispatch only selects endpoints, so it does not depend on the type of the replica client."""

@@ -1,4 +1,4 @@
-"""Which of the replicas that have room for a request takes it."""
+"""Selects the replica for a request among those that have capacity."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,35 +10,36 @@ from maitred.dispatch.predictor import UNMEASURED, LatencyPredictor
 from maitred.dispatch.request import DispatchRequest
 
 _DEFAULT_CAPACITY_TOKENS = 131_072
-"""Of a cache that nothing is said of."""
+"""Assumed cache size of a replica that does not report one."""
 _UNKNOWN_OUTPUT_TOKENS = 64.0
-_NOTHING: Mapping[str, int] = {}
-_SAME_S = 0.005
+_NO_CACHED_TOKENS: Mapping[str, int] = {}
+_LOOKUP_TTL_S = 0.005
 """What caches hold of a prompt is looked up once for a request that is foreseen, placed and released so fast..."""
-_WAITS_S = 1.0
+_WAITING_LOOKUP_TTL_S = 1.0
 """...and so often for one that waits, to tell how long it still will."""
 
 
 class ReplicaSelector:
-    """Tells a placement what it goes by, and what has come of it.
+    """Selects the replica of a request with a cache-aware balancer.
 
     Args:
-        balancer: Decides. None: the replica with the most room takes it.
-        predictor: What is predicted.
-        reports: What is believed of the replicas' own words.
+        balancer: Balancer that chooses the replica (parameter `placement`). None: the replica with the most free slots
+            is chosen.
+        predictor: Predictor of prefill times.
+        reports: Load reports of the replicas, weighted by age.
 
     Attributes:
-        balancer: See above.
+        balancer: The balancer, or None.
     """
 
     def __init__(self, placement: CacheAwareBalancer | None, predictor: LatencyPredictor, reports: LoadReports) -> None:
         self.balancer = placement
         self._predictor = predictor
         self._reports = reports
-        self._steps: dict[str, int] = {}
+        self._last_step_counts: dict[str, int] = {}
 
     def reconfigure(self, placement: CacheAwareBalancer | None, reports: LoadReports) -> None:
-        """Goes by these from now on."""
+        """Replaces the balancer and the load reports."""
         self.balancer = placement
         self._reports = reports
 
@@ -50,23 +51,27 @@ class ReplicaSelector:
         if self.balancer is None:
             return max(endpoint_states, key=prefill_ease)
         dispatch_request = queued.request
-        held = self._cached_by(queued, endpoint_states, now_s)
-        named = {endpoint_state.endpoint.name: endpoint_state for endpoint_state in endpoint_states}
-        inquiry = PlacementRequest(
+        cached_tokens = self._cached_tokens_by_replica(queued, endpoint_states, now_s)
+        endpoint_by_name = {endpoint_state.endpoint.name: endpoint_state for endpoint_state in endpoint_states}
+        placement_request = PlacementRequest(
             dispatch_request.prompt_tokens, queued.expected_tokens * dispatch_request.choices, dispatch_request.session
         )
-        words = self._reports.estimate_loads(endpoint_states, self._predictor.typical_prompt_tokens, now_s)
+        reported_loads = self._reports.estimate_loads(endpoint_states, self._predictor.typical_prompt_tokens, now_s)
         candidates = [
             self._candidate(
-                endpoint_state, word, dispatch_request.prompt_tokens, held.get(endpoint_state.endpoint.name, 0), now_s
+                endpoint_state,
+                word,
+                dispatch_request.prompt_tokens,
+                cached_tokens.get(endpoint_state.endpoint.name, 0),
+                now_s,
             )
-            for endpoint_state, word in zip(endpoint_states, words, strict=True)
+            for endpoint_state, word in zip(endpoint_states, reported_loads, strict=True)
         ]
         queued.candidates = candidates
-        return named[self.balancer.choose(inquiry, candidates).name]
+        return endpoint_by_name[self.balancer.choose(placement_request, candidates).name]
 
     def cached_tokens(self, dispatch_request: DispatchRequest) -> int:
-        """Leading tokens of its prompts that one of the replicas holds, as far as that is followed."""
+        """Returns the most leading prompt tokens that any replica is known to have cached."""
         if self.balancer is None:
             return 0
         return max(
@@ -82,62 +87,70 @@ class ReplicaSelector:
         *,
         released_s: float | None = None,
     ) -> float:
-        """From its release to its first token there, before any correction.
+        """Returns the seconds from dispatch to the first token, without correction.
 
-        Of its prompt has to be computed what the replica does not hold, as far as that is told; else as much as usual.
+        The engine computes the tokens that are not cached; if the cache content is unknown, the usual share is assumed.
 
         Args:
             queued: The request.
-            endpoint_state: Where it will run.
-            ahead: Requests that are released to it in the same moment.
+            endpoint_state: Endpoint where the request will run.
+            ahead: Number of requests that are dispatched to that endpoint just before it.
             now_s: Now.
-            released_s: When it is released; None: now.
+            released_s: Time of dispatch, in monotonic seconds; None: now.
         """
         if endpoint_state.load.times == UNMEASURED:
             return 0.0
-        within_s = _WAITS_S if queued.state is QueueState.WAITING else _SAME_S
-        held_tokens = self._cached_by(queued, (endpoint_state,), now_s, within_s).get(endpoint_state.endpoint.name)
+        within_s = _WAITING_LOOKUP_TTL_S if queued.state is QueueState.WAITING else _LOOKUP_TTL_S
+        held_tokens = self._cached_tokens_by_replica(queued, (endpoint_state,), now_s, within_s).get(
+            endpoint_state.endpoint.name
+        )
         from_s = now_s if released_s is None else released_s
         if held_tokens is None:
             return self.usual_prefill_s(queued, endpoint_state, ahead, from_s)
-        fresh_tokens = queued.request.prompt_tokens - held_tokens
-        return self._predictor.prefill_s(fresh_tokens, held_tokens, endpoint_state, ahead, from_s)
+        uncached_tokens = queued.request.prompt_tokens - held_tokens
+        return self._predictor.prefill_s(uncached_tokens, held_tokens, endpoint_state, ahead, from_s)
 
     def usual_prefill_s(self, queued: QueuedRequest, endpoint_state: EndpointState, ahead: int, now_s: float) -> float:
-        """Returns the prefill time where nothing is known of the endpoint's cache."""
+        """Returns the prefill time if the content of the endpoint's cache is unknown."""
         prompt_tokens = queued.request.prompt_tokens
         fresh_tokens = self._predictor.to_compute(prompt_tokens)
         return self._predictor.prefill_s(fresh_tokens, prompt_tokens - fresh_tokens, endpoint_state, ahead, now_s)
 
-    def _cached_by(
-        self, queued: QueuedRequest, endpoint_states: Sequence[EndpointState], now_s: float, within_s: float = _SAME_S
+    def _cached_tokens_by_replica(
+        self,
+        queued: QueuedRequest,
+        endpoint_states: Sequence[EndpointState],
+        now_s: float,
+        within_s: float = _LOOKUP_TTL_S,
     ) -> Mapping[str, int]:
-        """For each replica that is followed, how much of its prompts it holds; none where nobody knows their tokens.
+        """Returns the cached prompt tokens by replica; empty if the prompt's tokens are unknown.
 
         Args:
             queued: The request.
-            endpoint_states: Those in question.
+            endpoint_states: Endpoints that are compared.
             now_s: Now.
-            within_s: What was looked up so long ago is as good.
+            within_s: Maximum age of an earlier lookup that may be reused.
         """
         placement = self.balancer
         if placement is None:
-            return _NOTHING
+            return _NO_CACHED_TOKENS
         for endpoint_state in endpoint_states:
-            if self._on_restart(endpoint_state):
+            if self._has_restarted(endpoint_state):
                 placement.on_restart(endpoint_state.endpoint.name)
                 queued.cached_tokens = None
         if queued.cached_tokens is None or now_s - queued.cached_tokens_at_s > within_s:
             dispatch_request = queued.request
             known = all(prompt[:1] for prompt in dispatch_request.prompts)
             queued.cached_tokens = (
-                placement.cached_tokens(dispatch_request.principal_org, dispatch_request.prompts) if known else _NOTHING
+                placement.cached_tokens(dispatch_request.principal_org, dispatch_request.prompts)
+                if known
+                else _NO_CACHED_TOKENS
             )
             queued.cached_tokens_at_s = now_s
         return queued.cached_tokens
 
     def on_dispatch(self, queued: QueuedRequest, endpoint_state: EndpointState) -> None:
-        """A request was released to that replica."""
+        """Tells the balancer that a request was dispatched to an endpoint."""
         if self.balancer is not None:
             capacity_tokens = endpoint_state.load.total_blocks * endpoint_state.block_tokens or _DEFAULT_CAPACITY_TOKENS
             self.balancer.on_dispatch(
@@ -152,8 +165,10 @@ class ReplicaSelector:
         wait_s = prefill_s = None
         if load.times != UNMEASURED:
             wait_s = self._predictor.prefill_s(0, 0, endpoint_state, 0, now_s)
-            whole_s = self._predictor.prefill_s(prompt_tokens - held_tokens, held_tokens, endpoint_state, 0, now_s)
-            prefill_s = max(0.0, whole_s - wait_s)
+            wait_and_prefill_s = self._predictor.prefill_s(
+                prompt_tokens - held_tokens, held_tokens, endpoint_state, 0, now_s
+            )
+            prefill_s = max(0.0, wait_and_prefill_s - wait_s)
             wait_s = max(0.0, wait_s + load.times.token_s * (word.prompt_tokens - load.waiting_prompt_tokens))
         half_answer = (self._predictor.outputs.mean or _UNKNOWN_OUTPUT_TOKENS) / 2
         return ReplicaCandidate(
@@ -161,20 +176,20 @@ class ReplicaSelector:
             weight=endpoint_state.weight,
             requests=account.held + round(word.requests),
             prompt_tokens=word.prompt_tokens + account.uncounted.prompt_tokens,
-            # Answers that run are over by half, on average.
+            # On average, half of each running output is already produced.
             output_tokens=(account.outstanding.slots + word.requests) * half_answer,
             cached_tokens=held_tokens,
             wait_s=wait_s,
             prefill_s=prefill_s,
         )
 
-    def _on_restart(self, endpoint_state: EndpointState) -> bool:
-        """Whether an engine has started anew since somebody asked: it counts its steps from 0 again."""
+    def _has_restarted(self, endpoint_state: EndpointState) -> bool:
+        """Whether the engine restarted since the last call; its step count then starts at 0 again."""
         name, steps = endpoint_state.endpoint.name, endpoint_state.load.steps
-        before, self._steps[name] = self._steps.get(name, 0), steps
+        before, self._last_step_counts[name] = self._last_step_counts.get(name, 0), steps
         return steps < before
 
 
 def prefill_ease(endpoint_state: EndpointState) -> float:
-    """How much of a replica is free."""
+    """Returns the free share of a replica's slots."""
     return endpoint_state.free.slots / max(1, endpoint_state.total.slots)

@@ -1,6 +1,6 @@
-"""Load shedding: requests that may not begin to wait, and when they should come back.
+"""Load shedding: rejects requests that may not wait, with a Retry-After time.
 
-Refusing is the cheap path: at ten times the capacity nine of ten requests end here.
+Rejection must be cheap: at ten times the capacity, nine of ten requests are rejected here.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ class QueueAdmission:
     """Checks requests before they join.
 
     Args:
-        core: Where they would wait.
+        core: State of the queue.
         config: The limits.
-        draw: From 0 to 1, for jitter.
-        wanted: Called when a request is refused that could not wait for a replica to come.
+        draw: Returns a number from 0 to 1 for jitter.
+        wanted: Called when a request is rejected while a replica could start on demand.
     """
 
     def __init__(
@@ -48,19 +48,19 @@ class QueueAdmission:
         self._rejections = RejectionCache(core.counters)
 
     def reconfigure(self, config: DispatchConfig) -> None:
-        """Goes by these limits from now on. Who waits already stays."""
+        """Applies new limits. Requests that already wait are kept."""
         self._config = config
         self._rejections.forget()
 
     def check(self, dispatch_request: DispatchRequest, now_s: float) -> QueuePosition:
-        """Predicts position and wait of a request that would join now, from its arrival; rejects who may not wait.
+        """Predicts position and TTFT of a new request; raises if it may not wait.
 
-        Nothing joins by this.
+        The request does not join the queue.
 
         Raises:
-            ReplicaUnavailable: No replica is ready, nor will one be because requests wait for it.
-            QueueFull: Too many of its class wait, or it would wait too long.
-            DeadlineUnmeetable: Its first token would come too late.
+            ReplicaUnavailable: No replica is ready, and none is starting.
+            QueueFull: Too many requests of its class wait, or its predicted wait is too long.
+            DeadlineUnmeetable: The predicted first token is after the deadline.
         """
         core = self._core
         ready = core.refresh(now_s)
@@ -69,42 +69,50 @@ class QueueAdmission:
             core.counters.on_rejection(unavailable.code)
             raise unavailable
         queued = core.new_entry(dispatch_request)
-        stands = self._rejections.cached_position(queued, ready, now_s)
-        if stands is not None and (refusal := self._rejection_for(queued, stands, now_s, at_once=False)) is not None:
-            raise refusal
+        cached_position = self._rejections.cached_position(queued, ready, now_s)
+        if (
+            cached_position is not None
+            and (rejection := self._rejection_for(queued, cached_position, now_s, at_once=False)) is not None
+        ):
+            raise rejection
         at_once = core.forecast_cache.predict(queued, ready, now_s).wait.at_once
         position = queued.predicted_position
         assert position is not None
         if not at_once or queued.first_token_by_s is not None:
-            refusal = self._rejection_for(queued, position, now_s, at_once=at_once)
-            if refusal is not None:
+            rejection = self._rejection_for(queued, position, now_s, at_once=at_once)
+            if rejection is not None:
                 if not at_once:
                     self._rejections.store(queued, position, ready, now_s)
-                raise refusal
+                raise rejection
         passed_s = now_s - dispatch_request.arrived_s
         return position if passed_s <= 0.0 else replace(position, ttft_s=position.ttft_s + passed_s)
 
     def _rejection_for(
         self, queued: QueuedRequest, position: QueuePosition, now_s: float, *, at_once: bool
     ) -> _Rejection | None:
-        """Returns what stands against a request with this prediction."""
+        """Returns the rejection of a request with this prediction; None: it may wait."""
         priority = queued.flow.priority
         if not at_once:
-            most, longest_s = self._config.max_waiting.get(priority), self._config.max_wait_s.get(priority)
-            if most is not None and sum(queue.waiting_in(priority) for queue in self._core.queues) >= most:
-                reason = f"{most} requests of class {priority} wait already, which is the most"
-                return self._reject(QueueFull, reason, queued, position, now_s)
+            max_waiting, longest_s = self._config.max_waiting.get(priority), self._config.max_wait_s.get(priority)
+            if (
+                max_waiting is not None
+                and sum(queue.waiting_in(priority) for queue in self._core.queues) >= max_waiting
+            ):
+                reason = f"{max_waiting} requests of class {priority} wait already, which is the most"
+                return self._make_rejection(QueueFull, reason, queued, position, now_s)
             if longest_s is not None and position.wait_s > longest_s:
                 reason = f"A request of class {priority} would wait longer than {longest_s:g} s now"
-                return self._reject(QueueFull, reason, queued, position, now_s)
-        # A wait is not certain; what was promised should be kept mostly.
-        by_s = queued.first_token_by_s
-        if by_s is not None and now_s + self._core.predictor.cautious_s(position) > by_s:
+                return self._make_rejection(QueueFull, reason, queued, position, now_s)
+        # The wait is uncertain, so add a safety margin before the deadline is promised.
+        ttft_deadline_s = queued.first_token_by_s
+        if ttft_deadline_s is not None and now_s + self._core.predictor.cautious_s(position) > ttft_deadline_s:
             reason = f"The first token is expected in {position.ttft_s:.2f} s and must come within "
-            return self._reject(DeadlineUnmeetable, f"{reason}{max(0.0, by_s - now_s):.2f} s", queued, position, now_s)
+            return self._make_rejection(
+                DeadlineUnmeetable, f"{reason}{max(0.0, ttft_deadline_s - now_s):.2f} s", queued, position, now_s
+            )
         return None
 
-    def _reject(
+    def _make_rejection(
         self,
         kind: type[QueueFull] | type[DeadlineUnmeetable],
         reason: str,
@@ -115,7 +123,7 @@ class QueueAdmission:
         core = self._core
         core.counters.on_rejection(kind.code)
         if core.replica_expected:
-            self._on_wanted()  # else whoever comes back would find what it has found now
+            self._on_wanted()  # start a replica, else the retry would be rejected too
         tenant, waits = queued.tenant, queued.queue.wait_account
         others = waits.weight - (tenant.weight if waits.waits(tenant.id) else 0.0)
         per_s = core.predictor.per_s(
@@ -127,59 +135,59 @@ class QueueAdmission:
         return kind(f"{reason}. Try again after the time in Retry-After.", position=position, retry_after_s=retry_s)
 
 
-_STANDS_S = 0.1
-"""Some steps of an engine. What goes otherwise than foreseen, such as a long answer that ends early, shows after it."""
-_LEAST, _MOST = 0.5, 2.0
-"""Of the KV blocks of the one that was refused, which another may want. It is places that an overload lacks mostly, and
-then its own blocks change nothing but its prompt's milliseconds."""
-_MANY = 1024
-"""From so many flows on, those whose refusals stand no more are forgotten."""
+_REJECTION_TTL_S = 0.1
+"""How long a cached rejection is valid: a few engine steps. After this time an unexpected event, such as an early end
+of a long output, is noticed."""
+_MIN_BLOCK_RATIO, _MOST = 0.5, 2.0
+"""A cached rejection applies to requests with KV blocks in this range relative to it. An overload mostly lacks slots,
+so the number of blocks hardly changes the wait."""
+_PRUNE_ABOVE_FLOWS = 1024
+"""Expired rejections are dropped once this many flows are cached."""
 
 
 class _CachedRejection(Struct, frozen=True):
-    """The last one of a flow."""
+    """Last rejection of one flow."""
 
     queued: QueuedRequest
     position: QueuePosition
     at_s: float
     ready: Sequence[EndpointState]
     own_waiting: int
-    """Requests of its tenant that waited then."""
+    """Number of waiting requests of its tenant at that time."""
     gone: int
-    """How many had given up waiting by then."""
+    """Number of requests that had left the queue without dispatch at that time."""
 
 
 class RejectionCache:
-    """The last refusal of each flow.
+    """Cache of the last rejection of each flow.
 
-    A forecast is of a moment: when the next turn of a tenant comes. In an overload nine of ten requests are rejected,
-    most of them milliseconds after another one of the same key that asked for as much, and a forecast for each was a
-    quarter of all that the gateway did. So it is kept while nothing has happened that it did not foresee: the moment
-    stays the same, and the next request is told how much closer it has come. Only rejections are kept. A request that
-    might be admitted by it is forecast anew.
+    A forecast is of a moment: A forecast predicts the time of a tenant's next turn. In an overload most rejections
+    follow a similar rejection of the same key within milliseconds, and a forecast for each took a quarter of the
+    gateway's CPU time. So the forecast is reused until an unexpected event; the remaining wait is the cached wait less
+    the time since. Only rejections are kept. A request that might be admitted gets a new forecast.
 
     Args:
-        counts: Counters of the same queue.
+        counts: Counters of the queue.
     """
 
     def __init__(self, counts: DispatchCounters) -> None:
         self._counters = counts
-        self._last: dict[Flow, _CachedRejection] = {}
+        self._last_by_flow: dict[Flow, _CachedRejection] = {}
 
     def __len__(self) -> int:
-        return len(self._last)
+        return len(self._last_by_flow)
 
     def cached_position(
         self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float
     ) -> QueuePosition | None:
-        """Returns a position that still holds for a request that has not joined; None: it has to be computed.
+        """Returns the cached position of a new request; None: it must be computed.
 
         Args:
             queued: Entry of the request.
-            ready: The replicas that are.
+            ready: Endpoints that are ready.
             now_s: Now.
         """
-        last = self._last.get(queued.flow)
+        last = self._last_by_flow.get(queued.flow)
         if last is None or not self._is_valid(last, queued, ready, now_s):
             return None
         position, age_s = last.position, now_s - last.at_s
@@ -188,29 +196,33 @@ class RejectionCache:
     def store(
         self, queued: QueuedRequest, position: QueuePosition, ready: Sequence[EndpointState], now_s: float
     ) -> None:
-        """A request was refused by a forecast of just now."""
-        if len(self._last) >= _MANY:
-            self._last = {flow: last for flow, last in self._last.items() if now_s - last.at_s <= _STANDS_S}
-        self._last[queued.flow] = _CachedRejection(queued, position, now_s, ready, _own_waiting(queued), self._is_gone)
+        """Stores the rejection of a request."""
+        if len(self._last_by_flow) >= _PRUNE_ABOVE_FLOWS:
+            self._last_by_flow = {
+                flow: last for flow, last in self._last_by_flow.items() if now_s - last.at_s <= _REJECTION_TTL_S
+            }
+        self._last_by_flow[queued.flow] = _CachedRejection(
+            queued, position, now_s, ready, _own_waiting(queued), self._left_count
+        )
 
     def forget(self) -> None:
-        """Drops all cached rejections: other rules hold from now on."""
-        self._last.clear()
+        """Drops all cached rejections."""
+        self._last_by_flow.clear()
 
     @property
-    def _is_gone(self) -> int:
+    def _left_count(self) -> int:
         return self._counters.left_waiting + self._counters.moved
 
     def _is_valid(
         self, last: _CachedRejection, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float
     ) -> bool:
         return (
-            now_s - last.at_s <= _STANDS_S
-            and queued.queue.waiting > 0  # else there may be room, and a look at it is cheap
-            and due_s(queued) >= due_s(last.queued)  # it would not go before that one
-            and _alike(queued.cost, last.queued.cost)
+            now_s - last.at_s <= _REJECTION_TTL_S
+            and queued.queue.waiting > 0  # otherwise there may be capacity, and a forecast is cheap
+            and due_s(queued) >= due_s(last.queued)  # its deadline is not earlier
+            and _similar_cost(queued.cost, last.queued.cost)
             and _own_waiting(queued) == last.own_waiting
-            and self._is_gone == last.gone
+            and self._left_count == last.gone
             and ready == last.ready
         )
 
@@ -219,6 +231,6 @@ def _own_waiting(queued: QueuedRequest) -> int:
     return len(queued.queue.tenants.get(queued.tenant.id, ()))
 
 
-def _alike(cost: Cost, other: Cost) -> bool:
-    """Whether both want as many places, and about as much room."""
-    return cost.slots == other.slots and _LEAST * other.blocks <= cost.blocks <= _MOST * other.blocks
+def _similar_cost(cost: Cost, other: Cost) -> bool:
+    """Whether two costs have equal slots and similar KV blocks."""
+    return cost.slots == other.slots and _MIN_BLOCK_RATIO * other.blocks <= cost.blocks <= _MOST * other.blocks

@@ -1,1 +1,1 @@
-"""Replicas as the gateway sees them: transport, health and load reports."""
+"""Clients of replicas: engines (engine protocol) and upstream servers (HTTP), with their health."""

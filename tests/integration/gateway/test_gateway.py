@@ -311,7 +311,7 @@ async def test_a_stream_that_talks_has_no_comments():
 async def test_a_refusal_waits_for_no_turn_of_the_event_loop():
     """Under load a turn takes as long as serving every stream: whoever is refused waits for one, not for six."""
 
-    def refuse(errand):
+    def refuse(dispatch_request, now_s):
         raise DeadlineUnmeetable
 
     body = msgspec.json.encode({"model": MODEL, "prompt": "Hello", "max_tokens": 8, "stream": True})
@@ -326,7 +326,7 @@ async def test_a_refusal_waits_for_no_turn_of_the_event_loop():
         sent.append(message)
 
     async with gateway() as system:
-        system.dispatcher.predict = refuse
+        system.dispatcher.admission.check = refuse
         answering = asyncio.create_task(system.server.config.app(scope, receive, send))
         await asyncio.sleep(0)
         assert answering.done()

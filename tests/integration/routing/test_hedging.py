@@ -78,8 +78,8 @@ async def test_a_late_request_is_answered_by_another_server_and_nothing_is_left(
 
 def ready_to_hedge(system, copies=5.0):
     """As if it had learnt that a first token takes a moment."""
-    system.dispatcher.hedging._seconds.extend([0.01] * 20)
-    system.dispatcher.hedging._saved = copies
+    system.dispatcher.hedging._ttft_samples_s.extend([0.01] * 20)
+    system.dispatcher.hedging._budget = copies
 
 
 async def test_the_others_are_never_sent_twice():

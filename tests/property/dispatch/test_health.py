@@ -89,7 +89,7 @@ class HealthMachine(RuleBasedStateMachine):
             probes = [
                 attempt
                 for owner, attempt in self.running
-                if owner is member and attempt.is_probe and member.breaker._probe is attempt
+                if owner is member and attempt.is_probe and member.breaker._trial is attempt
             ]
             assert len(probes) <= 1
             if member.breaker.state(self.now_s) is not BreakerState.CLOSED:

@@ -708,7 +708,7 @@ async def test_what_is_due_does_not_pile_up():
     for number in range(1000):
         async with desk.seat(number, deadline_s=desk.clock.now_s + 3600) as seat:
             await seat.wait_dispatched()
-    assert len(desk.floor._due) < 100
+    assert len(desk.floor._deadline_heap) < 100
     desk.assert_empty()
 
 
@@ -718,7 +718,7 @@ async def test_the_background_notices_deadlines(monkeypatch):
     await turn()
     late = Guest(desk, 9, deadline_s=desk.clock.now_s + 5)
     await turn()
-    monkeypatch.setattr("maitred.dispatch.dispatcher._TICK_S", 0)
+    monkeypatch.setattr("maitred.dispatch.dispatcher._POLL_INTERVAL_S", 0)
     running = asyncio.create_task(desk.dispatcher.run())
     desk.clock.now_s += 6
     await late.task

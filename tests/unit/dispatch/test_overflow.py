@@ -142,7 +142,7 @@ async def test_pressure_lasts_until_predictions_have_been_low_for_a_while(stack)
     seats = await waiting(desk, stack, movable(1, within_s=10.0))
     relief, ticket = desk.dispatcher.overflow_planner, seats["req-1"].queued
     shares = iter([1.2, 0.8, 0.6, 0.6, 0.8])
-    relief._late_s = lambda *_: (lambda share: ((share - 1) * 10.0, 5.0, share))(next(shares))
+    relief._predict_lateness = lambda *_: (lambda share: ((share - 1) * 10.0, 5.0, share))(next(shares))
 
     def look():
         desk.clock.now_s += 3.0
@@ -188,7 +188,7 @@ async def test_nobody_is_asked_for_what_others_leave_for_already(stack):
     assert not any(task.done() for task in relieving)
     await seats["req-2"].__aexit__(None, None, None)
     assert await asyncio.gather(*relieving) == [True, True]
-    assert desk.dispatcher.overflow_planner._requested == {}
+    assert desk.dispatcher.overflow_planner._requested_by_group == {}
 
 
 async def test_who_is_granted_meanwhile_does_not_move(stack):

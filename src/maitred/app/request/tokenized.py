@@ -49,7 +49,7 @@ class TokenizedRequest(Struct, frozen=True):
     def output_processors(self) -> list[OutputProcessor]:
         """Makes the output processor of each answer, in the order of the answers.
 
-        Only answers to conversations are parsed: Only answers to conversations are parsed; a completion is plain text.
+        Only answers to conversations are parsed; a completion is plain text.
         """
         model, request, processors = self.model, self.request, []
         for source_prompt, prompt in zip(request.prompts, self.prompts, strict=True):

@@ -93,7 +93,7 @@ class SubmissionTracker:
 class RemoteDispatch:
     """A grant and a queue entry that the controller holds for this worker; leaving the context releases both.
 
-    It outlives the controller: It survives a controller restart: the worker sends the grant to the next controller,
+    It survives a controller restart: the worker sends the grant to the next controller,
     which restores the queue entry and settles the grant.
 
     Implements `maitred.app.request.flow_control.GrantHandle` and `DispatchHandle`.

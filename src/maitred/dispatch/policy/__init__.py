@@ -1,1 +1,4 @@
-"""Policies of dispatch, as pure code: credits, quotas, predictions. Times are arguments, in monotonic seconds."""
+"""Policies of dispatch as pure functions and classes: credits, quotas, predictions.
+
+Every time is an argument, in monotonic seconds.
+"""

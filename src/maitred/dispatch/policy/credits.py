@@ -1,14 +1,13 @@
-"""Credits of a replica: its report, corrected by what the report cannot know yet.
+"""Credits of a replica: its load report less the requests that the report does not include.
 
-An engine says after every step how many sequences and KV blocks it has left. Between two reports the gateway goes on
-releasing requests, so it subtracts what it has released and the report does not contain. A request is in one of three
-states here::
+After every step an engine reports its free sequences and KV blocks. Between two reports the gateway dispatches more
+requests, so it subtracts those that the report does not include. A request is in one of three states::
 
-    held --submitted--> unheard --the report counts it--> heard
+    held --submitted--> unreported --next report--> reported
 
-The first two are subtracted, the third is the engine's to count. Submissions are heard in the order in which they were
-sent, so the number of unheard ones says which they are. What leaves is subtracted no more, whatever state it was in:
-the engine gives back by itself what it had counted. All sums are of integers, so they come back to exactly zero.
+The first two states are subtracted; the report includes the third. The engine receives submissions in order, so the
+number of unheard ones identifies them. A request that ends is no longer subtracted in any state, because the engine
+itself frees what it had counted. All sums are integers, so they return to exactly zero.
 """
 
 from collections import deque
@@ -19,23 +18,23 @@ from maitred.core.replica import LoadReport
 
 
 class Cost(NamedTuple):
-    """Places in a batch and blocks of KV cache; and the work that comes with them, which needs no room."""
+    """Slots, KV blocks and prompt tokens of a request, or of a capacity."""
 
     slots: int
     blocks: int
     prompt_tokens: int = 0
-    """To be computed before the first token."""
+    """Prompt tokens to compute before the first token; they use no capacity."""
 
     def within(self, capacity: "Cost") -> bool:
-        """Whether there is room for it."""
+        """Whether this cost fits into a capacity."""
         return self.slots <= capacity.slots and self.blocks <= capacity.blocks
 
     def at_most(self, limit: "Cost") -> "Cost":
-        """Cut to the limit, in both."""
+        """Returns the cost with slots and blocks limited from above."""
         return Cost(min(self.slots, limit.slots), min(self.blocks, limit.blocks), self.prompt_tokens)
 
     def at_least(self, limit: "Cost") -> "Cost":
-        """Raised to the limit, in both."""
+        """Returns the cost with slots and blocks limited from below."""
         return Cost(max(self.slots, limit.slots), max(self.blocks, limit.blocks), self.prompt_tokens)
 
     def plus(self, other: "Cost") -> "Cost":
@@ -43,11 +42,11 @@ class Cost(NamedTuple):
         return Cost(self.slots + other.slots, self.blocks + other.blocks, self.prompt_tokens + other.prompt_tokens)
 
     def minus(self, other: "Cost") -> "Cost":
-        """Returns the difference of two costs; it can be below zero."""
+        """Returns the difference of two costs, which may be negative."""
         return Cost(self.slots - other.slots, self.blocks - other.blocks, self.prompt_tokens - other.prompt_tokens)
 
     def part(self, share: float) -> "Cost":
-        """A share of it, to the nearest whole."""
+        """Returns a share of the cost, rounded to integers."""
         return Cost(round(self.slots * share), round(self.blocks * share))
 
 
@@ -55,7 +54,7 @@ NOTHING = Cost(0, 0)
 
 
 class CostSum:
-    """Running sum of costs that come and go."""
+    """Mutable sum of costs."""
 
     __slots__ = ("blocks", "prompt_tokens", "slots")
 
@@ -80,55 +79,55 @@ class CostSum:
 
     @property
     def cost(self) -> Cost:
-        """Sum as a cost, as of now."""
+        """Current sum as a `Cost`."""
         return Cost(self.slots, self.blocks, self.prompt_tokens)
 
 
 PLENTY = 1 << 40
-"""Blocks of a replica that does not count any."""
+"""Assumed free blocks of a replica that does not report KV blocks."""
 
 
 def request_cost(prompt_tokens: int, choices: int, output_tokens: int, block_tokens: int) -> Cost:
     """Returns the cost of one prompt whose choices are all as long as `output_tokens`.
 
-    The choices share the whole blocks of the prompt; each has the rest of it, and its answer, for itself.
+    All choices share the full blocks of the prompt; each needs its own blocks for the rest of it and for its output.
     """
     shared, rest = divmod(prompt_tokens, block_tokens)
     return Cost(choices, shared + choices * -(-(rest + output_tokens) // block_tokens), prompt_tokens)
 
 
 class CreditHold:
-    """Credits of one request at a replica, all its prompts together. Made by `Credits.acquire`."""
+    """Credits that one request holds at a replica for all its prompts. `Credits.acquire` creates it."""
 
-    __slots__ = ("_left", "_unsent", "cost", "unanswered_tokens", "uncounted")
+    __slots__ = ("_released", "_unsent", "cost", "unanswered_tokens", "uncounted")
 
     def __init__(self, costs: Sequence[Cost]) -> None:
         self._unsent = deque(costs)
-        self._left = False
+        self._released = False
         cost = self.cost = costs[0] if len(costs) == 1 else total_cost(costs)
-        """All together."""
+        """Total cost of the request."""
         self.uncounted = cost
-        """Of this, what no report contains."""
+        """Part of the cost that no load report includes."""
         self.unanswered_tokens = cost.prompt_tokens
-        """Of prompts of which nothing has come back."""
+        """Prompt tokens of prompts that have produced no token."""
 
 
 class Credits:
-    """The account of one replica.
+    """Credit account of one replica.
 
     Attributes:
-        held: Requests that were released and have not left.
+        held: Number of requests that hold credits.
     """
 
     def __init__(self) -> None:
-        self._report = NOTHING
+        self._reported_free = NOTHING
         self._reported: LoadReport | None = None
-        """The report that this is from; None: it is an estimate."""
+        """Last load report; None: the capacity is an estimate."""
         self._overcommit_slots = 0
         self._overcommits = False
         self._total = NOTHING
         self._uncounted = CostSum()
-        self._sent: deque[tuple[CreditHold, Cost]] = deque()
+        self._submissions: deque[tuple[CreditHold, Cost]] = deque()
         self._outstanding = CostSum()
         self.held = 0
         self._unanswered_tokens = 0
@@ -136,12 +135,12 @@ class Credits:
 
     @property
     def free(self) -> Cost:
-        """Credits that can be acquired now; below zero when the engine needs more than was thought."""
-        return self._report.minus(self._uncounted.cost)
+        """Credits that can be acquired now; negative if the engine uses more than predicted."""
+        return self._reported_free.minus(self._uncounted.cost)
 
     def has(self, cost: Cost, kept: float) -> bool:
-        """Whether there is room for it beside a part of everything that is kept; when in doubt, there is not."""
-        report, total, uncounted = self._report, self._total, self._uncounted
+        """Whether a cost certainly fits beside a kept share of the capacity."""
+        report, total, uncounted = self._reported_free, self._total, self._uncounted
         return (
             cost.slots + 1 + kept * total.slots <= report.slots - uncounted.slots
             and cost.blocks + 1 + kept * total.blocks <= report.blocks - uncounted.blocks
@@ -149,76 +148,79 @@ class Credits:
 
     @property
     def overcommit_slots(self) -> int:
-        """Slots beyond the free ones for guests. `free` may be below zero, and then they are taken as much."""
+        """Slots beyond the free ones that may be overcommitted.
+
+        If `free` is negative, that many of them are already used.
+        """
         return self._overcommit_slots
 
     @property
     def overcommits(self) -> bool:
-        """Whether the replica makes room for tenants that hold few places, so that none need be kept for them."""
+        """Whether the replica overcommits slots, so that no slots need to be kept as headroom."""
         return self._overcommits
 
     @property
     def total(self) -> Cost:
-        """Capacity of the replica, free or not."""
+        """Total capacity of the replica."""
         return self._total
 
     @property
     def uncounted(self) -> Cost:
-        """Cost that was dispatched and is in no report yet."""
+        """Cost of dispatched requests that no report includes yet."""
         return self._uncounted.cost
 
     @property
     def unanswered_tokens(self) -> int:
-        """Prompt tokens that were dispatched and are not answered, in a report or not."""
+        """Prompt tokens of dispatched prompts that have produced no token."""
         return self._unanswered_tokens
 
     @property
     def outstanding(self) -> Cost:
-        """Cost of all that was dispatched and has not left."""
+        """Cost of all requests that hold credits."""
         return self._outstanding.cost
 
     @property
     def idle(self) -> bool:
-        """Whether nothing at all runs or waits there, as far as one can know."""
+        """Whether no request runs or waits at the replica, as far as known."""
         return not self._busy and not self.held
 
     def on_report(self, load: LoadReport, unheard: int, max_sequences: int) -> None:
-        """Takes a load report, new or the same as before.
+        """Applies a load report, which may be the same as before.
 
         Args:
             load: The report.
-            unheard: Submissions that it does not contain.
-            max_sequences: What the replica can run at most.
+            unheard: Number of submissions that the report does not include.
+            max_sequences: Maximum number of sequences that the replica runs at once.
         """
-        while len(self._sent) > unheard:
-            hold, cost = self._sent.popleft()
-            self._count(hold, cost)
+        while len(self._submissions) > unheard:
+            hold, cost = self._submissions.popleft()
+            self._on_reported(hold, cost)
         if load is self._reported:
             return
         self._reported = load
-        # An engine may take fewer for a while than it could, for the sake of the time between tokens.
+        # An engine may temporarily limit its batch to keep the inter-token latency low.
         taken_now = load.running - load.guests + load.waiting + load.free_sequences
         self._total = Cost(min(max_sequences, max(1, taken_now)), load.total_blocks - load.pinned_blocks)
-        self._report = Cost(load.free_sequences, load.free_blocks - load.promised_blocks)
+        self._reported_free = Cost(load.free_sequences, load.free_blocks - load.promised_blocks)
         self._overcommit_slots = load.guest_places
         self._overcommits = self._overcommits or load.guests + load.guest_places > 0
         self._busy = load.running + load.waiting > 0
 
     def estimate(self, slots: int) -> None:
-        """There is no report that could be gone by: the replica has so many places, less what was released to it."""
-        if self._sent:
-            self._sent.clear()
+        """Sets the capacity without a report: this many slots, less those that are held."""
+        if self._submissions:
+            self._submissions.clear()
         left = slots - self._outstanding.slots + self._uncounted.slots
-        if self._reported is None and self._total.slots == slots and self._report.slots == left:
-            return  # as it was estimated before
+        if self._reported is None and self._total.slots == slots and self._reported_free.slots == left:
+            return  # the estimate has not changed
         self._reported = None
         self._total = Cost(slots, PLENTY)
-        self._report = Cost(left, PLENTY)
+        self._reported_free = Cost(left, PLENTY)
         self._overcommit_slots = 0
         self._busy = False
 
     def acquire(self, costs: Sequence[Cost]) -> CreditHold:
-        """Takes what a request needs, one cost for each prompt in the order in which they will be submitted."""
+        """Acquires the credits of a request; `costs` has one cost per prompt, in submission order."""
         hold = CreditHold(costs)
         self.held += 1
         self._unanswered_tokens += hold.unanswered_tokens
@@ -227,24 +229,24 @@ class Credits:
         return hold
 
     def on_submitted(self, hold: CreditHold) -> None:
-        """The next prompt of it was sent to the engine."""
+        """Records that the next prompt of a request was sent to the engine."""
         if hold._unsent:
-            self._sent.append((hold, hold._unsent.popleft()))
+            self._submissions.append((hold, hold._unsent.popleft()))
 
     def on_answered(self, hold: CreditHold) -> None:
-        """A token of it came, so the engine counts what was sent of it, whether or not we were told of the sending."""
+        """Records the first token of a request: the engine now counts all its prompts."""
         self._unanswered_tokens -= hold.unanswered_tokens
         hold.unanswered_tokens = 0
         while hold._unsent:
-            self._count(hold, hold._unsent.popleft())
+            self._on_reported(hold, hold._unsent.popleft())
 
     def release(self, hold: CreditHold) -> None:
-        """Releases the credits of a request. A second time changes nothing."""
-        if hold._left:
+        """Releases the credits of a request. A second call has no effect."""
+        if hold._released:
             return
-        hold._left = True
+        hold._released = True
         self.held -= 1
-        # Its prompts are no longer to be computed, as far as one knows from here.
+        # The engine is assumed to drop prompts that are not computed yet.
         self._unanswered_tokens -= hold.unanswered_tokens
         hold.unanswered_tokens = 0
         self._outstanding.subtract(hold.cost)
@@ -252,9 +254,9 @@ class Credits:
             self._uncounted.subtract(hold.uncounted)
             hold.uncounted = NOTHING
 
-    def _count(self, hold: CreditHold, cost: Cost) -> None:
-        """The engine counts it from now on."""
-        if not hold._left:
+    def _on_reported(self, hold: CreditHold, cost: Cost) -> None:
+        """Marks a cost as included in the load report."""
+        if not hold._released:
             hold.uncounted = NOTHING if cost is hold.uncounted else hold.uncounted.minus(cost)
             self._uncounted.subtract(cost)
 

@@ -1,12 +1,12 @@
-"""When a request that waits for its first token is sent to a second replica as well.
+"""Hedging: when a request without a first token is also sent to a second replica.
 
-Of many replicas one is slow now and then, for reasons that nobody sees. A request that has waited longer than nearly
-all of its kind is likely to be there, and a second copy elsewhere is likely to be sooner; sent so late, few copies are
-needed (J. Dean and L. A. Barroso, "The Tail at Scale", CACM 56(2), 2013, where it is called a hedged request).
+Any replica is slow now and then for unknown reasons. A request that has waited longer than nearly all of its kind is
+likely to be there, and a second copy elsewhere is likely to be sooner; sent so late, few copies are needed (J. Dean and
+L. A. Barroso, "The Tail at Scale", CACM 56(2), 2013).
 
-What is learnt is the time from a request's release to its first token, whoever gave it. So a replica that is always
-slow moves the quantile and is not hedged against: that is the balancer's to see. A budget bounds the copies: every
-small request adds a part of one, so in any number of requests there are never more than that part of them.
+The policy learns the time from dispatch to first token, from whichever replica it came. A replica that is always slow
+shifts the quantile, so it causes no hedges; the balancer handles it. A token bucket limits the copies: every eligible
+request adds a fraction of a token, and every copy takes one.
 
 Pure: times are arguments.
 """
@@ -18,37 +18,37 @@ from maitred.core.flow import PriorityClass
 from maitred.dispatch.config import HedgingConfig
 from maitred.dispatch.request import DispatchRequest
 
-_REMEMBERED = 256
-_LEAST_SAMPLES = 20
-"""Before so many times are known, none of them is called long."""
-_MOST_SAVED = 5.0
-"""Copies that can be saved up, so that a quiet hour does not pay for a burst of them."""
+_MAX_SAMPLES = 256
+_MIN_SAMPLES = 20
+"""Minimum number of samples before any request is hedged."""
+_MAX_TOKENS = 5.0
+"""Maximum budget, in copies, so that a quiet period cannot pay for a burst."""
 
 
 class HedgePolicy:
-    """Hedging of one model: when a second replica is asked, and how many may be.
+    """Hedging policy of one model: the delay before a hedge, and the budget.
 
     Args:
         config: The settings.
         model: Its name.
 
     Attributes:
-        on: Whether it is, for this model.
+        on: Whether hedging is enabled for this model.
     """
 
     def __init__(self, config: HedgingConfig, model: str) -> None:
         self._model = model
         self.reconfigure(config)
-        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
-        self._saved = 0.0
+        self._ttft_samples_s: deque[float] = deque(maxlen=_MAX_SAMPLES)
+        self._budget = 0.0
 
     def reconfigure(self, config: HedgingConfig) -> None:
-        """Goes by these settings from now on, and by the times that it has seen."""
+        """Applies new settings and keeps the learnt times."""
         self._config = config
         self.on = self._model in config.models
 
     def is_for(self, dispatch_request: DispatchRequest) -> bool:
-        """Whether it is on, and the request small and urgent enough."""
+        """Whether hedging is enabled and the request is small and interactive."""
         if not self.on or dispatch_request.flow.priority is not PriorityClass.INTERACTIVE:
             return False
         return (
@@ -57,27 +57,27 @@ class HedgePolicy:
         )
 
     def on_dispatch(self) -> None:
-        """Such a request was sent to a replica."""
-        self._saved = min(_MOST_SAVED, self._saved + self._config.share)
+        """Adds to the budget when an eligible request is dispatched."""
+        self._budget = min(_MAX_TOKENS, self._budget + self._config.share)
 
     def on_answered(self, after_s: float) -> None:
-        """The first token of such a request came so long after its release."""
-        self._seconds.append(after_s)
+        """Records the seconds from dispatch to first token of an eligible request."""
+        self._ttft_samples_s.append(after_s)
 
     @property
     def after_s(self) -> float | None:
-        """How long after its release a request is late; None: nobody knows yet."""
-        if len(self._seconds) < _LEAST_SAMPLES:
+        """Seconds after dispatch from which a request counts as late; None: too few samples."""
+        if len(self._ttft_samples_s) < _MIN_SAMPLES:
             return None
-        ordered = sorted(self._seconds)
-        place = min(len(ordered) - 1, math.ceil(self._config.quantile * len(ordered)) - 1)
-        return max(self._config.least_s, ordered[place])
+        ordered = sorted(self._ttft_samples_s)
+        index = min(len(ordered) - 1, math.ceil(self._config.quantile * len(ordered)) - 1)
+        return max(self._config.least_s, ordered[index])
 
     @property
     def affordable(self) -> bool:
-        """Whether the budget has a copy left. To the rounding of twenty twentieths."""
-        return self._saved >= 1.0 - 1e-9
+        """Whether the budget allows a copy. The tolerance covers rounding errors of the sum."""
+        return self._budget >= 1.0 - 1e-9
 
     def spend(self) -> None:
-        """A copy was sent."""
-        self._saved -= 1.0
+        """Takes one copy from the budget."""
+        self._budget -= 1.0

@@ -1,10 +1,10 @@
-"""How long an answer will be, before its first token: as long as most answers of this tenant were.
+"""Predicts output lengths from the last outputs of the same tenant.
 
-Credits are taken for the prompt and for this prediction. Too short, and sequences are preempted when the blocks run
-out; `max_tokens`, and the batch stays half empty, for most callers ask for many times what they get. What is learnt is
-a distribution over the last answers, of each tenant by itself, and of all tenants together for those who have sent too
-few. It is kept twice, in tokens and as a part of `max_tokens`; what varies less is believed. So a tenant whose answers
-always use all that they may is predicted exactly, and so is one whose answers always have the same length.
+Credits cover the prompt and the predicted output. A prediction that is too short causes preemptions; `max_tokens` would
+leave the batch half empty, because most callers ask for much more than they get. The last output lengths are kept for
+each tenant, and for all tenants together for tenants with too few samples. Each length is kept in tokens and as a ratio
+to `max_tokens`; the representation with less spread is used. So tenants that always reach `max_tokens`, and tenants
+with a constant length, are both predicted exactly.
 """
 
 import math
@@ -13,30 +13,30 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from operator import mul
 
-_ENOUGH = 8
-"""Answers of a tenant from which on it is judged by them alone."""
-_NEWS = 16
-"""A history is looked at again when one in so many of its answers is new: fewer hardly change what it says."""
+_MIN_TENANT_SAMPLES = 8
+"""Number of samples from which on a tenant has its own prediction."""
+_REFRESH_DIVISOR = 16
+"""A history is recomputed once more than 1/16 of its samples are new."""
 
 
-class _History:
-    """The last answers of somebody, and what they came to when it was looked at them last.
+class _LengthHistory:
+    """Last output lengths of one tenant, or of all, with statistics from the last refresh.
 
     Args:
-        most: So many.
+        most: Maximum number of samples.
     """
 
-    __slots__ = ("_answers", "_most", "count", "in_parts", "lengths", "mean", "most", "news")
+    __slots__ = ("_answers", "_max_samples", "count", "in_parts", "lengths", "mean", "most", "news")
 
     def __init__(self, most: int) -> None:
         self._answers: deque[tuple[int, float]] = deque(maxlen=most)
-        """Each in tokens, and as a part of its `max_tokens`."""
-        self._most = most
+        """Samples: length in tokens, and ratio to `max_tokens`."""
+        self._max_samples = most
         self.news = 0
-        """Answers since the last look."""
+        """Samples since the last refresh."""
         self.count = 0
         self.in_parts = False
-        """Whether all the others are parts of `max_tokens`, and not tokens: whichever varies less."""
+        """Whether the statistics are ratios to `max_tokens` instead of tokens."""
         self.lengths: Sequence[float] = ()
         """Of answers that had any, the shortest first..."""
         self.most = 0.0
@@ -45,18 +45,21 @@ class _History:
         """...and the mean of all."""
 
     def add(self, tokens: int, part: float) -> None:
-        """One more; the oldest may go."""
+        """Adds a sample and drops the oldest if the history is full."""
         self._answers.append((tokens, part))
-        if self.count < self._most:
+        if self.count < self._max_samples:
             self.count += 1
         self.news += 1
 
     def refresh(self, quantile: float) -> None:
-        """Sees what they come to; `quantile` says what most is."""
+        """Recomputes the statistics; `quantile` selects the predicted length."""
         self.news = 0
-        tokens, parts = _Moments([tokens for tokens, _ in self._answers]), _Moments([part for _, part in self._answers])
-        self.in_parts = parts.spread < tokens.spread
-        chosen = parts if self.in_parts else tokens
+        tokens, ratios = (
+            _MeanAndSpread([tokens for tokens, _ in self._answers]),
+            _MeanAndSpread([part for _, part in self._answers]),
+        )
+        self.in_parts = ratios.spread < tokens.spread
+        chosen = ratios if self.in_parts else tokens
         values = sorted(chosen.values)
         self.mean, self.lengths = chosen.mean, values[bisect_right(values, 0.0) :]
         self.most = _quantile(self.lengths, quantile) if self.lengths else 0.0
@@ -67,12 +70,12 @@ class _History:
         return sum([tokens for tokens, _ in self._answers]) / self.count
 
 
-class _Moments:
+class _MeanAndSpread:
     """Mean and spread of some values.
 
     Attributes:
-        values: These.
-        mean: Theirs.
+        values: The values.
+        mean: Mean of the values.
         spread: Standard deviation over mean.
     """
 
@@ -84,13 +87,13 @@ class _Moments:
 
 
 class OutputLengths:
-    """The lengths of one model's answers.
+    """Predictor of the output lengths of one model.
 
     Args:
-        quantile: Of the last lengths, which one is predicted.
-        unknown_share: Of `max_tokens`, before anything was seen.
-        tenants: So many are remembered, those that were heard of last.
-        answers: So many of each; the model as a whole has four times as many.
+        quantile: Quantile of the last lengths that is predicted.
+        unknown_share: Share of `max_tokens` that is predicted before the first sample.
+        tenants: Maximum number of tenants; the least recently seen are dropped.
+        answers: Maximum number of samples per tenant; four times as many for all tenants.
     """
 
     def __init__(
@@ -100,11 +103,11 @@ class OutputLengths:
         self._unknown_share = unknown_share
         self._most_tenants = tenants
         self._answers = answers
-        self._tenants: OrderedDict[str, _History] = OrderedDict()
-        self._all = _History(4 * answers)
+        self._tenants: OrderedDict[str, _LengthHistory] = OrderedDict()
+        self._all = _LengthHistory(4 * answers)
 
     def reconfigure(self, quantile: float, unknown_share: float) -> None:
-        """Predicts by these from now on, from all that was seen before."""
+        """Applies new settings and keeps all samples."""
         self._quantile = quantile
         self._unknown_share = unknown_share
         for history in (*self._tenants.values(), self._all):
@@ -112,39 +115,38 @@ class OutputLengths:
                 history.refresh(quantile)
 
     def __len__(self) -> int:
-        """Tenants that are remembered."""
+        """Number of tenants with samples."""
         return len(self._tenants)
 
     @property
     def mean(self) -> float | None:
-        """Mean length of the last answers of all tenants; None before there was one."""
+        """Mean length of the last outputs of all tenants; None: no sample."""
         return self._all.mean_tokens if self._all.count else None
 
     def lengths(self, tenant: str, max_tokens: int) -> tuple[int, float]:
-        """Predicts the output of one choice, up to `max_tokens`: room for most, and the mean.
+        """Predicts the output tokens of one choice: (length at the quantile, mean length).
 
-        The first, in whole tokens and at least 1 where anything may be generated, is what room is taken for; the second
-        is for how long the work will take.
+        Credits use the first value, an integer of at least 1 if `max_tokens` is not 0; time predictions use the second.
         """
-        known = self._history_for(tenant)
-        if known is None:
+        history = self._history_for(tenant)
+        if history is None:
             part = max_tokens * self._unknown_share
             return min(max_tokens, max(1, int(part))), min(float(max_tokens), max(1.0, part))
-        unit = float(max_tokens) if known.in_parts else 1.0
-        most, mean = math.ceil(known.most * unit - 1e-6), known.mean * unit
+        unit = float(max_tokens) if history.in_parts else 1.0
+        most, mean = math.ceil(history.most * unit - 1e-6), history.mean * unit
         if 1 <= most <= max_tokens and 1.0 <= mean <= max_tokens:
             return most, mean
         return min(max(1, most), max_tokens), min(max(1.0, mean), float(max_tokens))
 
     def on_leave(self, tenant: str, produced: float, max_tokens: int, draws: Sequence[float]) -> list[float]:
-        """Returns samples of the tokens still to come of a choice that has so many tokens.
+        """Returns samples of the remaining tokens of a choice.
 
         Args:
             tenant: Whose answer it is.
-            produced: Tokens that have come.
-            max_tokens: The most that can come.
-            draws: From 0 to 1, which ones. Spread evenly over several answers these end as one after the other as
-                real ones do; their means would all end late.
+            produced: Tokens produced so far.
+            max_tokens: Maximum output tokens of the choice.
+            draws: Quantiles from 0 to 1 to sample. Evenly spread draws over several choices give realistic end times;
+                means would all end late.
         """
         most = max_tokens - produced
         known = self._history_for(tenant)
@@ -154,36 +156,36 @@ class OutputLengths:
         lengths = known.lengths
         first = bisect_right(lengths, produced / unit + 1e-6)
         if first == len(lengths):
-            # Longer than all that were seen: nobody knows, but what has lasted goes on lasting.
+            # The output is longer than every sample: assume a quarter of its current length remains.
             return [max(1.0, min(most, produced / 4))] * len(draws)
         return [max(1.0, min(most, _quantile(lengths, draw, first) * unit - produced)) for draw in draws]
 
     def observe(self, tenant: str, tokens: int, max_tokens: int) -> None:
-        """A choice came to its end by itself. What was cut short by its caller tells nothing."""
+        """Adds the length of a choice that completed normally. Do not call this for cancelled requests."""
         history = self._tenants.get(tenant)
         if history is None:
             if len(self._tenants) >= self._most_tenants:
                 self._tenants.popitem(last=False)
-            history = self._tenants[tenant] = _History(self._answers)
+            history = self._tenants[tenant] = _LengthHistory(self._answers)
         else:
             self._tenants.move_to_end(tenant)
         part = tokens / (max_tokens or 1)
         history.add(tokens, part)
         self._all.add(tokens, part)
 
-    def _history_for(self, tenant: str) -> _History | None:
-        """Whom it is judged by; None: nothing was seen."""
+    def _history_for(self, tenant: str) -> _LengthHistory | None:
+        """Returns the history used for a tenant; None: no samples."""
         history = self._tenants.get(tenant)
-        if history is None or history.count < _ENOUGH:
+        if history is None or history.count < _MIN_TENANT_SAMPLES:
             history = self._all
         if not history.count:
             return None
-        if history.news * _NEWS > history.count:
+        if history.news * _REFRESH_DIVISOR > history.count:
             history.refresh(self._quantile)
         return history
 
 
 def _quantile(lengths: Sequence[float], share: float, first: int = 0) -> float:
-    """Returns a quantile of ordered lengths, from one of them on."""
+    """Returns a quantile of the sorted lengths from index `first` on."""
     count = len(lengths) - first
     return lengths[first + min(int(share * count), count - 1)]

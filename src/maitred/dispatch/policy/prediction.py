@@ -1,23 +1,22 @@
-"""Prediction of when a request is dispatched and when its first token comes, and a slow correction of it.
+"""Formulas for predicted waits and prefill times, and their correction.
 
-**The wait.** A request is released when what is ahead of it has been released and there is room for itself. Places come
-free as the running answers end (`turnover`), and KV blocks with them: as many answers have to end as hold what is
-lacking. While nothing is known of them, the wait is the service ahead, and half a request's more, over the service per
-second. The longer wait counts.
+A request is dispatched once all requests ahead are dispatched and it has capacity itself. Slots become free as running
+requests end (`turnover`), and KV blocks with them: enough requests must end to free the missing amount. If the
+remaining steps are unknown, the wait is the service ahead plus half a request, divided by the service per second. The
+longer of the waits for slots and for blocks is used.
 
-**The prefill.** A released request is computed in the engine's next steps, each of which takes at most so many tokens:
-first a token for each sequence that runs there, then the prompts before it, then its own. The engine's model of its
-step times says how long such steps take, and the time since the present one began how much of it is over. An engine
-reads what was sent to it between two steps, and reports on a step before that: so what was released and is in no report
-is in the present step if it was sent before that began, and else goes into the next one with the request itself.
+The engine computes a dispatched request in its next steps. Each step has a token budget: first one token per running
+sequence, then earlier prompts, then this prompt. The engine's step-time model gives the time of these steps; the time
+since the current step began is subtracted. An engine reads new requests between two steps. So an unreported request is
+in the current step if it was sent before that step began, and otherwise goes into the next step together with this
+request.
 
-Neither looks at more than a bounded number of requests, for it is asked for every one that arrives, also for those that
-are refused.
+Both look at a bounded number of requests, because they run for every arrival, also for rejected ones.
 
-**The correction.** What is predicted and what came are compared as a ratio. Its quantiles are exported; its drift is
-followed by a factor, for a model of step times knows nothing of the network, the tokeniser, or a neighbour on the same
-cores. The factor is
-slow, bounded, and forgets: predictions that refuse everybody could never be proved wrong.
+Predicted and actual times are compared as a ratio. Its quantiles are exported as metrics. A factor corrects systematic
+errors, because the step-time model does not include the network, the tokeniser or other processes on the same cores.
+The factor changes slowly, is bounded, and decays to 1: otherwise predictions
+that reject all requests could never be corrected.
 """
 
 import math
@@ -31,84 +30,82 @@ from maitred.core.replica import LoadReport
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.turnover import steps_until_place
 
-_ENOUGH = 16
-"""Comparisons from which on the factor is believed in full."""
-_FARTHEST = math.log(4.0)
-_FORGET_S = 60.0
-"""Without comparisons the factor returns to 1 with this time constant."""
-_LEAST_S = 0.005
-"""Shorter times are compared as if they were this long: nobody plans by less."""
+_FULL_TRUST_SAMPLES = 16
+"""Number of comparisons from which on the factor is fully applied."""
+_MAX_LOG_FACTOR = math.log(4.0)
+_TRUST_TIME_CONSTANT_S = 60.0
+"""Time constant with which the factor returns to 1 without comparisons."""
+_MIN_COMPARED_S = 0.005
+"""Shorter times count as this long in comparisons."""
 
 
 class PredictionCorrection:
-    """A factor on one sort of prediction: the median of the last ratios.
+    """Correction factor of one kind of prediction: the median of the last ratios.
 
-    Their mean would follow the few that go far astray, such as a request that just misses a step, and put all others
-    wrong.
+    The mean would follow a few outliers, such as a request that just misses a step.
     """
 
     def __init__(self) -> None:
-        self._drifts = RatioQuantiles(2 * _ENOUGH)
-        self._trust = 0.0
-        self._moved_s = 0.0
+        self._log_ratios = RatioQuantiles(2 * _FULL_TRUST_SAMPLES)
+        self._sample_weight = 0.0
+        self._last_compared_s = 0.0
 
     def factor(self, now_s: float) -> float:
-        """By what a prediction is to be multiplied."""
-        return math.exp(self._drifts.at(0.5, 0.0) * min(1.0, self._evidence(now_s) / _ENOUGH))
+        """Returns the factor by which a prediction is multiplied."""
+        return math.exp(self._log_ratios.at(0.5, 0.0) * min(1.0, self._evidence(now_s) / _FULL_TRUST_SAMPLES))
 
     def compare(self, predicted_s: float, actual_s: float, now_s: float) -> None:
-        """Compares a prediction with what came.
+        """Adds one comparison of a predicted with an actual time.
 
         Args:
-            predicted_s: What had been predicted *without* the factor: it may have changed since, and to correct what
-                it was then would make it swing.
-            actual_s: What came.
+            predicted_s: Predicted time *without* the factor; with it, the correction would oscillate.
+            actual_s: Actual time.
             now_s: Now.
         """
-        drift = math.log(max(actual_s, _LEAST_S) / max(predicted_s, _LEAST_S))
-        self._drifts.add(min(_FARTHEST, max(-_FARTHEST, drift)))
-        self._trust = min(float(_ENOUGH), self._evidence(now_s) + 1.0)
-        self._moved_s = now_s
+        drift = math.log(max(actual_s, _MIN_COMPARED_S) / max(predicted_s, _MIN_COMPARED_S))
+        self._log_ratios.add(min(_MAX_LOG_FACTOR, max(-_MAX_LOG_FACTOR, drift)))
+        self._sample_weight = min(float(_FULL_TRUST_SAMPLES), self._evidence(now_s) + 1.0)
+        self._last_compared_s = now_s
 
     def _evidence(self, now_s: float) -> float:
-        """How many comparisons there were, less what was forgotten since."""
-        return self._trust * math.exp(-max(0.0, now_s - self._moved_s) / _FORGET_S)
+        """Returns the decayed number of comparisons."""
+        return self._sample_weight * math.exp(-max(0.0, now_s - self._last_compared_s) / _TRUST_TIME_CONSTANT_S)
 
 
 class PredictionCalibration:
-    """The last predictions beside what came.
+    """Accuracy of the last predictions.
 
     Args:
-        most: So many are kept.
+        most: Maximum number of comparisons that are kept.
     """
 
     def __init__(self, most: int = 512) -> None:
         self._ratios = RatioQuantiles(most)
         self._errors = RatioQuantiles(most)
         self.compared = 0
-        """In all."""
+        """Total number of comparisons."""
 
     def compare(self, predicted_s: float, actual_s: float) -> None:
-        """Something came that had been predicted."""
-        actual_s, predicted_s = max(actual_s, _LEAST_S), max(predicted_s, _LEAST_S)
+        """Adds one comparison of a predicted with an actual time."""
+        actual_s, predicted_s = max(actual_s, _MIN_COMPARED_S), max(predicted_s, _MIN_COMPARED_S)
         self._ratios.add(predicted_s / actual_s)
         self._errors.add(abs(predicted_s - actual_s) / actual_s)
         self.compared += 1
 
     def ratio(self, quantile: float) -> float:
-        """A quantile of predicted over actual; 1 before anything was compared."""
+        """Returns a quantile of predicted over actual time; 1 without comparisons."""
         return self._ratios.at(quantile, 1.0)
 
     def error(self, quantile: float) -> float:
-        """A quantile of the relative error; 0 before anything was compared."""
+        """Returns a quantile of the relative error; 0 without comparisons."""
         return self._errors.at(quantile, 0.0)
 
 
 class SafetyMargin:
-    """How much longer than predicted a wait may be, so that a promise about it is mostly kept.
+    """Factor on predicted waits so that most actual waits are shorter.
 
-    Learnt from the last waits, those included that were given up: without them only those would count that turned out
-    short enough.
+    Learnt from the last waits, those included that were given up: It is learnt from the last waits, including abandoned
+    ones; otherwise only short waits would count.
     """
 
     def __init__(self, kept: float = 0.97, most: int = 256) -> None:
@@ -116,20 +113,20 @@ class SafetyMargin:
         self._ratios = RatioQuantiles(most)
 
     def compare(self, predicted_s: float, actual_s: float) -> None:
-        """A wait is over, or has been given up after this time."""
-        self._ratios.add(max(actual_s, _LEAST_S) / max(predicted_s, _LEAST_S))
+        """Adds a wait that ended or was abandoned after this time."""
+        self._ratios.add(max(actual_s, _MIN_COMPARED_S) / max(predicted_s, _MIN_COMPARED_S))
 
     @property
     def factor(self) -> float:
-        """From 1 to 2."""
+        """Safety factor, from 1 to 2."""
         return min(2.0, max(1.0, self._ratios.at(self._kept, 1.0)))
 
 
 class RatioQuantiles:
-    """Quantiles of the last ratios of outcome to prediction.
+    """Quantiles over a sliding window of values.
 
     Args:
-        most: So many.
+        most: Maximum number of values.
     """
 
     def __init__(self, most: int) -> None:
@@ -138,57 +135,57 @@ class RatioQuantiles:
         self._by_size: list[float] = []
 
     def add(self, value: float) -> None:
-        """One more; the oldest may go."""
+        """Adds a value and drops the oldest if the window is full."""
         if len(self._by_time) == self._most:
             del self._by_size[bisect_left(self._by_size, self._by_time.popleft())]
         self._by_time.append(value)
         insort(self._by_size, value)
 
     def at(self, quantile: float, empty: float) -> float:
-        """The value at a quantile; `empty` before there was one."""
+        """Returns the value at a quantile; `empty` if there are no values."""
         values = self._by_size
         return values[min(int(quantile * len(values)), len(values) - 1)] if values else empty
 
 
 class QueueAhead(Struct, frozen=True):
-    """Queue that a request would find before it."""
+    """Inputs for the prediction of one wait."""
 
     entries: int
     service: float
-    """Of these."""
+    """Service of the requests ahead."""
     free: Cost
-    """That it and they may use; below zero when the engine is overcommitted."""
+    """Free capacity for this request and those ahead; negative if the engine is overcommitted."""
     left: Sequence[Sequence[float]]
-    """Steps that the running answers still take, the fewest first; in several ways in which it may turn out."""
+    """Samples of the remaining steps of running requests, each ascending."""
     seconds_until_turn: float | None
-    """Until the request is released, where the line was played through."""
+    """Seconds until dispatch from the simulation; None: not simulated."""
     service_per_place: float
-    """Of a typical request."""
+    """KV blocks of a typical request."""
     blocks_per_place: float
-    """Of a typical request."""
+    """Service of a typical request."""
     blocks_held: float
-    """Per place of those that run: so many come free with one."""
+    """KV blocks per slot of running requests."""
     steps_per_entry: float
-    """For which those ahead will keep their places."""
+    """Steps for which each request ahead holds its slot."""
     per_s: float | None
     """Service per second; None: unknown."""
     steps_per_s: float | None
 
 
 class PredictedWait(Struct, frozen=True):
-    """Until a request is released."""
+    """Predicted wait until a request is dispatched."""
 
     at_once: bool
-    """There is a place for it, and nobody has to have one first."""
+    """Whether the request can be dispatched at once."""
     seconds: float
-    """0 also where nobody can tell."""
+    """Predicted seconds; also 0 if unknown."""
 
 
 AT_ONCE = PredictedWait(True, 0.0)
 
 
 def predict_wait(queue: QueueAhead, own: Cost) -> PredictedWait:
-    """When a request is released that needs so much."""
+    """Predicts the wait of a request with this cost."""
     slots = queue.entries + own.slots - queue.free.slots
     blocks = queue.entries * queue.blocks_per_place + own.blocks - queue.free.blocks
     if slots <= 0 and blocks <= 0:
@@ -197,43 +194,42 @@ def predict_wait(queue: QueueAhead, own: Cost) -> PredictedWait:
     if slots > 0 and queue.seconds_until_turn is not None:
         seconds = queue.seconds_until_turn
     elif slots > 0 and queue.steps_per_s and queue.left and queue.left[0]:
-        seconds = _until_places(queue, queue.free.slots, queue.entries, own.slots)
+        seconds = _seconds_until_slots(queue, queue.free.slots, queue.entries, own.slots)
     elif slots > 0:
-        seconds = _until_served(queue, slots, own)
+        seconds = _seconds_until_served(queue, slots, own)
     if blocks > 0:
-        lacking = blocks / max(1.0, queue.blocks_held)
+        lacking_slots = blocks / max(1.0, queue.blocks_held)
         if queue.steps_per_s and queue.left and queue.left[0]:
-            # Those ahead are counted in what is lacking: nothing is free until so many answers have ended.
-            seconds = max(seconds, _until_places(queue, 0, math.ceil(lacking) - 1, 1))
+            # The blocks of requests ahead are included, so no slot is free until this many requests have ended.
+            seconds = max(seconds, _seconds_until_slots(queue, 0, math.ceil(lacking_slots) - 1, 1))
         else:
-            seconds = max(seconds, _until_served(queue, lacking, own))
+            seconds = max(seconds, _seconds_until_served(queue, lacking_slots, own))
     return PredictedWait(False, seconds)
 
 
-def _until_places(queue: QueueAhead, free: int, ahead: int, own: int) -> float:
-    """Seconds until so many places have come free in turn, by what each running answer has left."""
+def _seconds_until_slots(queue: QueueAhead, free: int, ahead: int, own: int) -> float:
+    """Returns the seconds until the request gets its slots, from the remaining steps."""
     assert queue.steps_per_s
     steps = sum(steps_until_place(left, free, ahead, queue.steps_per_entry, own) for left in queue.left)
     return steps / len(queue.left) / queue.steps_per_s
 
 
-def _until_served(queue: QueueAhead, lacking: float, own: Cost) -> float:
-    """Seconds until so many places' worth of service is done."""
+def _seconds_until_served(queue: QueueAhead, lacking: float, own: Cost) -> float:
+    """Returns the seconds until enough service is done to free the missing slots."""
     if not queue.per_s:
         return 0.0
-    # Those ahead are known by their own service, and need not be as long as the typical ones that run now. What is free
-    # now is theirs first.
+    # Use the service of the requests ahead, which may differ from typical requests. Free slots go to them first.
     ahead = queue.service * min(1.0, lacking / queue.entries) if queue.entries else 0.0
     own_place = queue.service_per_place * min(lacking, max(1, own.slots))
     return (ahead + own_place / 2) / queue.per_s
 
 
 class UnreportedPrompts(Struct, frozen=True):
-    """Prompts that were dispatched and are in no report yet."""
+    """Prompts that were dispatched and that no load report includes yet."""
 
     count: int
     tokens: float
-    """Of all together, as far as they have to be computed."""
+    """Their uncached prompt tokens together."""
 
 
 def predict_prefill_s(
@@ -246,16 +242,16 @@ def predict_prefill_s(
     *,
     held_tokens: float = 0.0,
 ) -> float:
-    """Seconds from the release of a request until its first token; 0 before the engine has measured its steps.
+    """Predicts the seconds from dispatch to the first token; 0 if step times are unknown.
 
     Args:
         load: The last report.
-        prompt_tokens: Of the request, as far as they have to be computed.
-        unreported: Those that were sent before the present step began.
-        before: Those that were sent since, and are read with it.
-        block_tokens: Of one KV block.
-        since_s: Since the present step began.
-        held_tokens: Of the request, those that need not be computed, and are only looked back at.
+        prompt_tokens: Uncached prompt tokens of the request.
+        unreported: Unreported prompts that were sent before the current step began.
+        before: Prompts that were sent since and that the engine reads together with this request.
+        block_tokens: Tokens of one KV block.
+        since_s: Seconds since the current step began.
+        held_tokens: Cached prompt tokens of the request, which only attention reads.
     """
     times = load.times
     context = (load.total_blocks - load.free_blocks) * block_tokens

@@ -1,8 +1,8 @@
-"""Quotas of tenants: the common part, reserved shares, isolated pools, and the headroom.
+"""Quotas of tenants: common quota, reserved shares, isolated pools, and fair shares.
 
-A *quota* is a part of all slots and KV blocks that some tenants have for themselves. A reserved share may overflow into
-the common part when nobody there wants it; an isolated pool may not. What a quota does not use stays unused: it is what
-makes it there at once. Within each part a little headroom is kept for tenants that hold less than their fair share.
+A *quota* is a share of all slots and KV blocks for some tenants. Tenants with a reserved share may also use the common
+quota while no request waits for it; tenants of an isolated pool may not. Unused capacity of a quota stays idle, so that
+it is available at once. In the common quota some headroom is kept for tenants that hold less than their fair share.
 """
 
 import math
@@ -13,19 +13,19 @@ from maitred.core.flow import FlowLevel, PriorityClass
 from maitred.dispatch.policy.credits import Cost, CostSum
 from maitred.fairness.vtc import yields_to
 
-_REMEMBER_S = 60.0
-"""A tenant that has sent nothing for so long is not expected any more."""
-_LOOK_S = 0.5
-"""It is not noted more often that one is here."""
+_ACTIVE_TENANT_S = 60.0
+"""A tenant without requests for this long no longer counts in fair shares."""
+_OBSERVE_INTERVAL_S = 0.5
+"""Minimum interval between two updates of a tenant's last activity."""
 
 
 class Quota:
-    """One part of the replicas, with what is used of it.
+    """A share of the replicas' capacity, with its current use.
 
     Args:
-        name: For people and metrics.
-        share: Of everything; for the common part, what the others leave.
-        overflows: Whether its tenants may use what the common part has idle.
+        name: Name for logs and metrics.
+        share: Share of the total capacity; for the common quota, the rest.
+        overflows: Whether its tenants may use idle capacity of the common quota.
     """
 
     __slots__ = ("_used", "name", "overflows", "share")
@@ -38,18 +38,18 @@ class Quota:
 
     @property
     def used(self) -> Cost:
-        """Cost that running requests use of this part."""
+        """Cost of the running requests of this quota."""
         return self._used.cost
 
     def allocate(self, cost: Cost) -> None:
-        """Something of it runs."""
+        """Adds the cost of a dispatched request."""
         used = self._used
         used.slots += cost.slots
         used.blocks += cost.blocks
         used.prompt_tokens += cost.prompt_tokens
 
     def release(self, cost: Cost) -> None:
-        """Releases the cost of a request that has ended."""
+        """Subtracts the cost of a request that has ended."""
         used = self._used
         used.slots -= cost.slots
         used.blocks -= cost.blocks
@@ -60,64 +60,64 @@ COMMON = "common"
 
 
 class Quotas:
-    """All parts of a model's replicas, by tenant.
+    """All quotas of a model's replicas, by tenant.
 
     Args:
-        reserved: Tenant -> share.
-        pools: Name -> its tenants and its share.
+        reserved: Tenant id -> reserved share.
+        pools: Pool name -> its tenant ids and its share.
     """
 
     def __init__(self, reserved: Mapping[str, float], pools: Mapping[str, tuple[Iterable[str], float]]) -> None:
-        self._of: dict[str, Quota] = {}
+        self._quota_by_tenant: dict[str, Quota] = {}
         own = [Quota(tenant, share, overflows=True) for tenant, share in reserved.items()]
-        self._of.update({quota.name: quota for quota in own})
+        self._quota_by_tenant.update({quota.name: quota for quota in own})
         for name, (tenants, share) in pools.items():
             pool = Quota(name, share)
             own.append(pool)
-            self._of.update(dict.fromkeys(tenants, pool))
+            self._quota_by_tenant.update(dict.fromkeys(tenants, pool))
         self.common = Quota(COMMON, max(0.0, 1.0 - sum(quota.share for quota in own)))
         self.all = [*own, self.common]
-        """Those with a share of their own first."""
+        """All quotas; the common quota is last."""
         self.parted = bool(own)
-        """Whether there are any."""
+        """Whether there are quotas besides the common one."""
 
     def quota_for(self, path: tuple[FlowLevel, ...]) -> Quota:
-        """Whose part a flow uses: of its key, else of its team, else of its organisation, else the common one."""
-        if self._of:
+        """Returns the quota of a flow: of its key, team or organisation, else the common quota."""
+        if self._quota_by_tenant:
             for level in reversed(path):
-                quota = self._of.get(level.id)
+                quota = self._quota_by_tenant.get(level.id)
                 if quota is not None:
                     return quota
         return self.common
 
     def remaining(self, quota: Quota, total: Cost) -> Cost:
-        """Returns what is left of a part.
+        """Returns the unused capacity of a quota.
 
         Args:
-            quota: The part.
-            total: What all replicas have together.
+            quota: The quota.
+            total: Total capacity of all replicas.
         """
         return self.limit(quota, total).minus(quota.used)
 
     def limit(self, quota: Quota, total: Cost) -> Cost:
-        """How large a part is: of a part with a share, at least one of everything."""
+        """Returns the size of a quota; a dedicated quota has at least one slot and one block."""
         if quota is not self.common:
-            return _ceil(total, quota.share)
+            return _share_rounded_up(total, quota.share)
         rest = total
         for own in self.all[:-1]:
-            rest = rest.minus(_ceil(total, own.share))
+            rest = rest.minus(_share_rounded_up(total, own.share))
         return rest
 
 
-def _ceil(total: Cost, share: float) -> Cost:
+def _share_rounded_up(total: Cost, share: float) -> Cost:
     return Cost(math.ceil(total.slots * share - 1e-9), math.ceil(total.blocks * share - 1e-9))
 
 
 _CLASSES = len(PriorityClass)
 
 
-class _Held:
-    """Slots that one tenant holds, with its weight."""
+class _TenantSlots:
+    """Slots that one tenant holds, and its weight."""
 
     __slots__ = ("by_rank", "slots", "weight")
 
@@ -125,26 +125,26 @@ class _Held:
         self.weight = weight
         self.slots = 0
         self.by_rank = [0] * _CLASSES
-        """Of these, by the rank of the class."""
+        """Slots by rank of the priority class."""
 
 
 class TenantHoldings:
-    """Slots that each tenant holds, to tell who is above its fair share.
+    """Slots that each tenant holds, compared with its fair share.
 
-    The fair share of a tenant is its weight among all that were here within the last minute, so that in a flood places
-    are kept for those who will come back.
+    A tenant's fair share is its weight relative to all tenants that were active in the last minute, so that slots are
+    kept for tenants that will return.
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _TenantSlots] = {}
         self._seen: dict[str, tuple[float, float]] = {}
-        """Tenant -> when it was seen last, and its weight; in order of time."""
-        self._weight = 0.0
-        self._forget_s = inf
-        """Nobody is to be forgotten before."""
+        """Tenant id -> time of its last request and its weight, oldest first."""
+        self._active_weight = 0.0
+        self._next_expiry_s = inf
+        """Earliest time at which a tenant can expire."""
 
     def __len__(self) -> int:
-        """Tenants that are remembered."""
+        """Number of active tenants."""
         return len(self._seen)
 
     @property
@@ -153,27 +153,27 @@ class TenantHoldings:
         return sum(held.slots for held in self._held.values())
 
     def observe(self, tenant: FlowLevel, now_s: float) -> None:
-        """Notes that a tenant has sent a request."""
+        """Records that a tenant has sent a request."""
         id_, weight = tenant.id, tenant.weight
         if id_ in self._seen:
             seen_s, known = self._seen[id_]
-            if now_s - seen_s < _LOOK_S and known == weight:
+            if now_s - seen_s < _OBSERVE_INTERVAL_S and known == weight:
                 return
             del self._seen[id_]
-            self._weight -= known
-        self._weight += weight
+            self._active_weight -= known
+        self._active_weight += weight
         self._seen[id_] = (now_s, weight)
-        if self._forget_s == inf:
-            self._forget_s = now_s + _REMEMBER_S
-        elif self._forget_s <= now_s:
-            self._forget(now_s)
+        if self._next_expiry_s == inf:
+            self._next_expiry_s = now_s + _ACTIVE_TENANT_S
+        elif self._next_expiry_s <= now_s:
+            self._expire_tenants(now_s)
 
     def allocate(self, tenant: FlowLevel, slots: int, priority: PriorityClass) -> None:
         """Adds slots to a tenant's holdings."""
         if tenant.id in self._held:
             held = self._held[tenant.id]
         else:
-            held = self._held[tenant.id] = _Held(tenant.weight)
+            held = self._held[tenant.id] = _TenantSlots(tenant.weight)
         held.by_rank[priority.rank] += slots
         held.slots += slots
 
@@ -191,7 +191,7 @@ class TenantHoldings:
         return 0 if held is None else held.slots
 
     def may_overcommit(self, tenant: FlowLevel, slots: int, priority: PriorityClass) -> bool:
-        """Whether, with all places taken, another tenant has so many that some of its requests give way."""
+        """Whether another tenant holds so many slots that its requests would yield to this tenant."""
         own = self.held_by(tenant)
         return any(
             yields_to(sum(held.by_rank[priority.rank :]), held.weight, own, tenant.weight, slots)
@@ -200,32 +200,32 @@ class TenantHoldings:
         )
 
     def above_share(self, tenant: FlowLevel, slots: int, total_slots: int, now_s: float) -> bool:
-        """Whether, with so many further slots, it would hold more than its fair share.
+        """Whether a tenant would exceed its fair share with this many more slots.
 
-        Never while it is alone, and never while it holds nothing: where there are more tenants than slots, everybody's
-        share is less than one.
+        False if it is the only active tenant or holds no
+        slot, because a fair share can be less than one slot.
         """
         held = self.held_by(tenant)
         return held > 0 and held + slots > self.share_of(tenant, total_slots, now_s)
 
     def share_of(self, tenant: FlowLevel, total_slots: int, now_s: float) -> float:
-        """Returns a tenant's fair share of the slots; infinite while it is alone."""
-        self._forget(now_s)
-        return total_slots * tenant.weight / self._weight if len(self._seen) > 1 else inf
+        """Returns a tenant's fair share of the slots; infinite if it is the only active tenant."""
+        self._expire_tenants(now_s)
+        return total_slots * tenant.weight / self._active_weight if len(self._seen) > 1 else inf
 
-    def _forget(self, now_s: float) -> None:
-        if now_s < self._forget_s:
+    def _expire_tenants(self, now_s: float) -> None:
+        if now_s < self._next_expiry_s:
             return
         while self._seen:
             tenant, (seen_s, weight) = next(iter(self._seen.items()))
-            if now_s - seen_s < _REMEMBER_S:
-                self._forget_s = seen_s + _REMEMBER_S
+            if now_s - seen_s < _ACTIVE_TENANT_S:
+                self._next_expiry_s = seen_s + _ACTIVE_TENANT_S
                 return
             if tenant in self._held:
-                # It is here as long as something of it runs.
+                # A tenant with running requests stays active.
                 del self._seen[tenant]
                 self._seen[tenant] = (now_s, weight)
                 continue
             del self._seen[tenant]
-            self._weight -= weight
-        self._weight, self._forget_s = 0.0, inf
+            self._active_weight -= weight
+        self._active_weight, self._next_expiry_s = 0.0, inf

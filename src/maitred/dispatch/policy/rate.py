@@ -1,4 +1,4 @@
-"""How fast a replica is, in service or steps: measured while it is full, else computed from the times of its steps."""
+"""Rate of replicas in service or steps per second, measured or computed from step times."""
 
 import math
 
@@ -7,30 +7,30 @@ from msgspec import Struct
 from maitred.core.flow import ServiceWeights
 from maitred.core.replica import StepTimes
 
-_SETTLED_S = 2.0
-"""Measured time from which on the measure is believed alone."""
+_FULL_TRUST_S = 2.0
+"""Measured seconds from which on only the measured rate is used."""
 
 
 class ServiceRate:
-    """Service per second while requests wait; a mean that forgets with a time constant.
+    """Service per second under full load, as an exponential moving average.
 
-    Only full times count: what is done while nobody waits says what was asked for, not what can be done.
+    Only time under full load counts: otherwise the rate would show demand, not capacity.
 
     Args:
-        memory_s: The time constant.
+        memory_s: Time constant of the average.
     """
 
     def __init__(self, memory_s: float = 10.0) -> None:
         self._memory_s = memory_s
-        self._done = 0.0
+        self._decayed_work = 0.0
         self._time_s = 0.0
         self._since: tuple[float, float] | None = None
 
     def full(self, done: float, now_s: float) -> None:
-        """Requests wait, and the replica has no room for them.
+        """Adds a sample while the replicas are full and requests wait.
 
         Args:
-            done: Since the beginning; less than before if that was another beginning.
+            done: Total work since the start; a lower value than before means a restart.
             now_s: Now.
         """
         if self._since is not None:
@@ -40,39 +40,39 @@ class ServiceRate:
                 return
             if done >= earlier:
                 fade = math.exp(-passed_s / self._memory_s)
-                self._done = self._done * fade + done - earlier
+                self._decayed_work = self._decayed_work * fade + done - earlier
                 self._time_s = self._time_s * fade + passed_s
         self._since = (done, now_s)
 
     def slack(self) -> None:
-        """Notes free capacity: the time until the replicas are full again is not measured."""
+        """Pauses the measurement until the replicas are full again."""
         self._since = None
 
     def per_s(self, computed: float | None) -> float | None:
-        """Returns service per second; None if it is not known.
+        """Returns the rate per second; None if it is unknown.
 
         Args:
-            computed: From the times of steps; None if these are not known. It counts for as long as little was
+            computed: Rate from the engine's step times; None if these are unknown. It is used while little was
                 measured.
         """
-        if self._time_s <= 0 or self._done <= 0:
+        if self._time_s <= 0 or self._decayed_work <= 0:
             return computed
-        measured = self._done / self._time_s
+        measured = self._decayed_work / self._time_s
         if computed is None:
             return measured
         return self.trust * measured + (1 - self.trust) * computed
 
     @property
     def trust(self) -> float:
-        """How far the measure is believed, from 0 to 1."""
-        return min(1.0, self._time_s / _SETTLED_S)
+        """Weight of the measured rate, from 0 to 1."""
+        return min(1.0, self._time_s / _FULL_TRUST_S)
 
 
 class TypicalRequest(Struct, frozen=True):
-    """A request as most are."""
+    """Mean sizes of a typical request."""
 
     prompt_tokens: float
-    """To be computed: those found in the cache not counted."""
+    """Uncached prompt tokens."""
     output_tokens: float
 
     def service(self, weights: ServiceWeights) -> float:
@@ -81,10 +81,10 @@ class TypicalRequest(Struct, frozen=True):
 
 
 def computed_rate(times: StepTimes, typical: TypicalRequest, slots: int, weights: ServiceWeights) -> float | None:
-    """Service per second of a batch of `slots` typical requests; None before the engine has measured its steps.
+    """Returns the service per second of `slots` typical requests; None if step times are unknown.
 
-    Each request is prefilled once and then takes part in a step per token of its answer, half of which it attends to on
-    average; the fixed part of a step is shared by the whole batch.
+    Each request has one prefill and one step per output token. On average a step attends to the prompt and half the
+    output. The batch shares the fixed time of a step.
     """
     prompt, output = typical.prompt_tokens, max(1.0, typical.output_tokens)
     decode_s = times.token_s + times.decode_s + times.fixed_s / max(1, slots)
@@ -98,18 +98,18 @@ def computed_rate(times: StepTimes, typical: TypicalRequest, slots: int, weights
 
 
 class StepParts(Struct, frozen=True):
-    """Parts of a step of a full batch, in seconds."""
+    """Times of one step of a full batch."""
 
     decodes_s: float
-    """A step without any prompt."""
+    """Seconds of a step without a prefill."""
     prompt_s: float
-    """What a prompt adds to one."""
+    """Seconds that one prefill adds to a step."""
     whole_s: float
-    """A step with as many prompts as there are on average."""
+    """Seconds of a step with the mean number of prefills."""
 
 
 def step_parts(times: StepTimes, typical: TypicalRequest, slots: int) -> StepParts | None:
-    """For a batch of `slots` typical requests; None before the engine has measured its steps."""
+    """Returns the step times of `slots` typical requests; None if step times are unknown."""
     prompt, output = typical.prompt_tokens, max(1.0, typical.output_tokens)
     prompt_s = times.token_s * prompt + times.chunk_s + times.pair_s * prompt * prompt / 2
     decodes_s = times.decoding(slots, int(slots * (prompt + output / 2)))

@@ -1,10 +1,10 @@
-"""When it will be a tenant's turn in a fair line: played through, as far as it can be known.
+"""Simulates a fair queue to predict when a tenant's request is dispatched.
 
-What is ahead of a request now says too little where tenants share: while it waits, the counters go on rising with the
-answers that run, places come free in the order in which these end, and tenants that have nothing waiting now will send
-something. All of that is known or has a rate, so a few dozen places are given out in thought, to whoever has the least
-counter at that moment, until it is the request's turn. Classes and the levels below a tenant are left out: where
-several classes wait, the line's own estimate is used instead.
+What is ahead of a request now says too little where tenants share: In a fair queue the current work ahead is not enough
+for a prediction: during the wait the counters rise with running requests, slots become free as these end, and more
+tenants send requests. All of this is known or has a rate, so the simulation assigns up to a few dozen slots to the
+tenant with the least counter, until it is the request's turn. It ignores classes and the levels below a tenant; if
+several classes wait, the estimate of the fair queue is used instead.
 """
 
 from collections.abc import Sequence
@@ -13,43 +13,43 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 MOST_TENANTS = 16
-"""In larger crowds one tenant's counter matters less, and playing it through costs more."""
+"""Maximum number of simulated tenants; with more, a simulation costs more and helps less."""
 MOST_AHEAD = 48
-"""Beyond this a request is so far away that what is ahead of it averages out."""
-_FOLLOWED = 64
-"""Places that are given out at most; what takes longer, takes longer in proportion."""
+"""Maximum number of requests ahead; beyond this, averages are accurate enough."""
+_MAX_SIMULATED_ENDS = 64
+"""Maximum number of simulated completions; longer waits are extrapolated."""
 
 
 @dataclass(slots=True)
 class SimulatedTenant:
-    """One tenant in the race."""
+    """State of one tenant in the simulation."""
 
     counter: float
-    """Service per weight that it leads by."""
+    """Service per weight by which the tenant is ahead of the least served tenant."""
     weight: float
     waiting: int
     prompt_service: float
-    """What a typical request of it is charged when it is released."""
+    """Service that a typical request is charged at dispatch."""
     steps: float
-    """For which it keeps its place then."""
+    """Steps for which a request holds its slot."""
     joins_per_step: float
-    """Requests that it will send."""
+    """Expected new requests per step."""
     held: int = 0
-    """Places that it has."""
+    """Slots that the tenant holds."""
     prompts: Sequence[float] = ()
-    """What those that wait are charged, the next one first; further ones, as is typical."""
+    """Prompt service of its waiting requests, next one first; later requests use `prompt_service`."""
 
     def prompt(self, number: int) -> float:
-        """Returns the service that one of its requests is charged at dispatch, from the next one on."""
+        """Returns the service that its request with this index is charged at dispatch."""
         return self.prompts[number] if number < len(self.prompts) else self.prompt_service
 
 
 class PredictedTurn(NamedTuple):
-    """When it is the turn of a request."""
+    """Predicted time of a request's dispatch."""
 
     steps: float
     releases: float
-    """Others that are released before then, whose prompts make some of these steps longer."""
+    """Number of requests dispatched before it; their prefills lengthen some of these steps."""
 
 
 def simulate_dispatch(
@@ -65,18 +65,18 @@ def simulate_dispatch(
 
     Args:
         runners: All tenants that wait or may send something.
-        mine: Whose request it is.
-        before: Requests of its own tenant that go before it.
-        running: For each place that is taken, the steps until it is free and whose it is (-1: somebody else's).
-        free: Places that are free; below zero, so many that come free are for others.
-        output: Service of one token of an answer.
-        overcommit: So many more may come beyond the places (see `maitred.engine.scheduler.overcommit`).
+        mine: Index of the tenant whose request is predicted.
+        before: Number of requests of the same tenant ahead of it.
+        running: Remaining steps and tenant index of each used slot (-1: another tenant).
+        free: Free slots; if negative, that many freed slots go to others first.
+        output: Service of one output token.
+        overcommit: Number of requests that may run beyond the slots (see `maitred.engine.scheduler.overcommit`).
     """
     return _Simulation(runners, mine, before, running, free, output, overcommit).run()
 
 
 class _Simulation:
-    """One play of a line; see `simulate_dispatch`."""
+    """One simulation run; see `simulate_dispatch`."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class _Simulation:
         self._runners = runners
         self._weights = [runner.weight for runner in runners]
         self._services = [runner.prompt_service + output * runner.steps for runner in runners]
-        """Of a request."""
+        """Service of a typical request of each tenant."""
         self._mine = mine
         self._before = before
         self._free = free
@@ -99,75 +99,75 @@ class _Simulation:
         self._output = output
         self._now = 0.0
         self._released = self._released_before = 0
-        self._taken = [0] * len(runners)
+        self._dispatched = [0] * len(runners)
         self._ends = list(running)
         heapify(self._ends)
         self._counters = [runner.counter for runner in runners]
-        # Nobody knows when the next one comes; on average half the time between two has passed.
+        # The next arrival time is unknown; on average half an interval has passed.
         self._waiting = [runner.waiting + (0.5 if runner.joins_per_step else 0.0) for runner in runners]
         self._waiting[mine] = before + 1.0
         self._sending = [k for k, runner in enumerate(runners) if runner.joins_per_step and k != mine]
         self._held = [runner.held for runner in runners]
-        self._more = [(runner.held + 1) / runner.weight for runner in runners]
+        self._share_with_one_more = [(runner.held + 1) / runner.weight for runner in runners]
         """Places per weight that each would have with one more..."""
         self._fewer = [(runner.held - 1) / runner.weight for runner in runners]
         """...and with one less."""
-        self._rises = [0.0] * len(runners)
+        self._counter_rates = [0.0] * len(runners)
         for _, index in running:
             if index >= 0:
-                self._rises[index] += output / runners[index].weight
+                self._counter_rates[index] += output / runners[index].weight
 
     def run(self) -> PredictedTurn:
         """Runs the simulation to its end."""
         first = self._next()
         if self._free <= 0 and first != self._mine:
-            first = None  # whoever waits already has been looked at
-        for _ in range(_FOLLOWED):
+            first = None  # the scheduler has already considered the waiting requests
+        for _ in range(_MAX_SIMULATED_ENDS):
             while first is not None:
                 if first == self._mine:
                     if not self._before:
                         return PredictedTurn(self._now, self._released_before)
                     self._before -= 1
-                self._release(first)
+                self._dispatch(first)
                 first = self._next()
             if not self._ends:
                 break
-            self._pass(*heappop(self._ends))
+            self._advance(*heappop(self._ends))
             first = self._next()
-        # It is further away than was looked.
-        farther = 1.0 + self._before / 8
-        return PredictedTurn(self._now * farther, self._released_before * farther)
+        # The limit was reached: extrapolate.
+        extrapolation = 1.0 + self._before / 8
+        return PredictedTurn(self._now * extrapolation, self._released_before * extrapolation)
 
-    def _pass(self, then: float, ended: int) -> None:
-        """Time passes until an answer ends."""
+    def _advance(self, then: float, ended: int) -> None:
+        """Advances the time to the next completion and updates counters and arrivals."""
         runners, waiting = self._runners, self._waiting
         passed, self._now = then - self._now, then
         if passed > 0:
             self._released_before = self._released
             self._counters = [
-                counter + passed * rise for counter, rise in zip(self._counters, self._rises, strict=True)
+                counter + passed * rise for counter, rise in zip(self._counters, self._counter_rates, strict=True)
             ]
             for k in self._sending:
                 before_it = waiting[k]
                 waiting[k] = before_it + passed * runners[k].joins_per_step
                 if before_it < 1.0 <= waiting[k]:
-                    self._counters[k] = max(self._counters[k], self._level(k))
+                    self._counters[k] = max(self._counters[k], self._least_waiting_counter(k))
         self._free += 1
         if ended >= 0:
-            self._hold(ended, -1)
+            self._change_held(ended, -1)
 
     def _next(self) -> int | None:
-        """Whose request is released now, on a place or as a guest."""
+        """Returns the tenant whose request is dispatched now, or None if no slot is free."""
         if self._free > 0:
             return self._head()
         return None if self._free <= self._least_free else self._overcommit_candidate(self._head())
 
     def _overcommit_candidate(self, head: int) -> int | None:
-        """Returns the tenant that is dispatched beyond the slots: the head, or whoever holds least.
+        """Returns the tenant to dispatch beyond the slots: the head, or the one with fewest slots.
 
-        See `maitred.fairness.vtc.yields_to`: who has most per weight gives way first, and nobody to itself.
+        See `maitred.fairness.vtc.yields_to`: the tenant with most slots per weight yields first, never to itself.
         """
-        more, counters = self._more, self._counters
+        more, counters = self._share_with_one_more, self._counters
         given = max(self._fewer)
         if more[head] <= given:
             return head
@@ -178,25 +178,25 @@ class _Simulation:
                 lightest, least = k, more[k]
         return lightest
 
-    def _release(self, index: int) -> None:
+    def _dispatch(self, index: int) -> None:
         runner = self._runners[index]
         self._free -= 1
         self._released += 1
         self._waiting[index] -= 1.0
-        self._hold(index, 1)
-        self._counters[index] += runner.prompt(self._taken[index]) / runner.weight
-        self._taken[index] += 1
+        self._change_held(index, 1)
+        self._counters[index] += runner.prompt(self._dispatched[index]) / runner.weight
+        self._dispatched[index] += 1
         heappush(self._ends, (self._now + runner.steps, index))
 
-    def _hold(self, index: int, places: int) -> None:
-        """Adds slots to a tenant's holdings; a negative number takes them off."""
+    def _change_held(self, index: int, places: int) -> None:
+        """Changes the number of slots that a tenant holds; negative values subtract."""
         weight = self._weights[index]
         held = self._held[index] = self._held[index] + places
-        self._more[index], self._fewer[index] = (held + 1) / weight, (held - 1) / weight
-        self._rises[index] += places * self._output / weight
+        self._share_with_one_more[index], self._fewer[index] = (held + 1) / weight, (held - 1) / weight
+        self._counter_rates[index] += places * self._output / weight
 
     def _head(self) -> int:
-        """Returns the waiting tenant that was served least."""
+        """Returns the waiting tenant with the least counter."""
         counters = self._counters
         first, least = self._mine, counters[self._mine]
         for k, count in enumerate(self._waiting):
@@ -204,6 +204,6 @@ class _Simulation:
                 first, least = k, counters[k]
         return first
 
-    def _level(self, newcomer: int) -> float:
-        """Where one is lifted to that begins to wait."""
+    def _least_waiting_counter(self, newcomer: int) -> float:
+        """Returns the least counter of the other waiting tenants, to which a new waiting tenant is raised."""
         return min(counter for k, counter in enumerate(self._counters) if self._waiting[k] >= 1.0 and k != newcomer)

@@ -1,42 +1,41 @@
-"""Trust in load reports that have grown old.
+"""Weights of stale load reports.
 
-A report that is late says less and less, and says neither that its replica is dead (its requests would tell) nor that
-it is idle. So its weight falls gradually, and what it loses goes to the mean of the reports that are still good: the
-best guess of a replica of which nothing is known is that it is like its peers. What this gateway itself has under way
-there is known without any report, and is the least that is believed.
+A late report loses value, but it means neither that the replica is dead (its requests would fail) nor that it is idle.
+So its weight falls gradually, and what it loses goes to the mean of the reports that are still good: So its weight
+falls gradually and moves to the mean of the fresh reports: the best estimate of an unknown replica is the mean of the
+others. The gateway's own requests are known without a report; they are the lower bound of the estimate.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LEAST_TRUST = 1e-9
-"""So that of reports that are all old beyond measure none counts more than another, and there is something to divide
-by."""
+"""Lower bound of the trust: it avoids a division by zero and weighs very old reports equally."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgedLoad:
-    """One replica's load in any one unit, such as outstanding tokens."""
+    """Reported load of one replica in one unit, such as tokens, with the age of the report."""
 
     value: float
     age_s: float
     known: float = 0.0
-    """Of this, what was sent from here and has not ended."""
+    """Part of the load that this gateway sent and that has not ended."""
 
 
 def trust(age_s: float, fresh_s: float, half_s: float) -> float:
-    """How much a report is worth, in (0, 1]: all while it is fresh, then half of it after every further `half_s`."""
-    late_s = age_s - fresh_s
-    return 1.0 if late_s <= 0 else max(_LEAST_TRUST, 0.5 ** (late_s / half_s))
+    """Returns the weight of a report: 1 while fresh, then halved every `half_s`."""
+    stale_s = age_s - fresh_s
+    return 1.0 if stale_s <= 0 else max(_LEAST_TRUST, 0.5 ** (stale_s / half_s))
 
 
 def estimate_loads(reports: Sequence[AgedLoad], fresh_s: float, half_s: float) -> list[float]:
-    """The load of each replica, as far as one can know.
+    """Returns the estimated load of each replica.
 
     Args:
-        reports: The last of each replica of a pool.
-        fresh_s: So long a report is believed as it is: at least the time between two reports.
-        half_s: After so much more, half of what is believed is its own, and half the mean of all.
+        reports: Last report of each replica.
+        fresh_s: Age up to which a report has full weight; at least the interval of reports.
+        half_s: Half-life of the weight after `fresh_s`.
     """
     if not reports:
         return []

@@ -1,40 +1,41 @@
-"""When places come free: from how much each running answer still has to go.
+"""Steps until slots become free, from the remaining steps of running requests.
 
-A mean rate of completions would be wrong by as much as a whole answer: answers that began together end together. Every
-running answer takes one token of each step, so places come free in the order of what is left of them; those who are
-ahead in the line take them in turn and hold them for as long as an answer of theirs is.
+A mean rate of completions would be wrong by as much as a whole answer: A mean completion rate could be wrong by a whole
+request, because requests that start together end together. Every running request gets one token per step, so slots
+become free in order of remaining steps. Requests ahead in the queue take them in turn and hold them for their own
+length.
 """
 
 from collections.abc import Sequence
 from heapq import heappop, heapreplace
 
-_FOLLOWED = 128
-"""So many places are followed one by one; beyond that, they come free evenly."""
+_MAX_SIMULATED_SLOTS = 128
+"""Maximum number of slots that are simulated one by one; beyond it the result is scaled."""
 
 
 def steps_until_place(left: Sequence[float], free: int, ahead: int, ahead_steps: float, own: int) -> float:
-    """Steps until a request has got all of its places.
+    """Returns the steps until a request has all its slots.
 
     Args:
-        left: Steps that each running answer still takes, the fewest first.
-        free: Places that it and those ahead may take now; below zero, so many more must come free first.
-        ahead: Places that those ahead take before it.
-        ahead_steps: Steps for which each of these is taken.
-        own: Places that it needs.
+        left: Remaining steps of each used slot, ascending.
+        free: Free slots; if negative, that many more must become free first.
+        ahead: Slots that requests ahead take first.
+        ahead_steps: Steps for which each of these slots is held.
+        own: Slots that the request needs.
     """
-    places = [0.0] * free + list(left) if free > 0 else list(left)
+    slot_free_steps = [0.0] * free + list(left) if free > 0 else list(left)
     needed = ahead + own - min(free, 0)
-    if not places:
+    if not slot_free_steps:
         return 0.0
-    if needed > max(_FOLLOWED, 2 * len(places)):
-        # Each place comes free once a round of so many steps; on average half a round earlier than the round's end.
-        return sum(places) / len(places) + ahead_steps * (needed / len(places) - 0.5)
+    if needed > max(_MAX_SIMULATED_SLOTS, 2 * len(slot_free_steps)):
+        # Each slot becomes free once every `ahead_steps` steps; on average half such a round before its end.
+        return sum(slot_free_steps) / len(slot_free_steps) + ahead_steps * (needed / len(slot_free_steps) - 0.5)
     steps = 0.0
-    followed = min(needed, _FOLLOWED)
-    for number in range(followed):
+    simulated = min(needed, _MAX_SIMULATED_SLOTS)
+    for number in range(simulated):
         if number < needed - own:
-            steps = places[0]
-            heapreplace(places, steps + ahead_steps)
-        elif places:
-            steps = heappop(places)
-    return steps * needed / followed if followed else 0.0
+            steps = slot_free_steps[0]
+            heapreplace(slot_free_steps, steps + ahead_steps)
+        elif slot_free_steps:
+            steps = heappop(slot_free_steps)
+    return steps * needed / simulated if simulated else 0.0

@@ -1,68 +1,68 @@
-"""Why requests wait, in one account for all of them.
+"""Accounts waiting time by cause for one queue.
 
-A request that waits in a line of ten thousand costs nothing while it waits. Each tenant has an account of the time
-during which the head of the line was its own and lacked a place, by cause; a request reads it when it joins and when it
-is released. The difference is what it waited for places; the rest of its wait others were owed service first.
+A waiting request causes no work, even in a queue of ten thousand. For each tenant and cause, the account sums the time
+during which its request was the blocked head of the queue. A request reads the sums when it joins and when it leaves.
+The difference is its wait for capacity; during the rest of its wait other tenants had precedence.
 """
 
 from maitred.core.flow import FlowLevel
 from maitred.core.request import WaitCause
 
-_BLOCKED = (WaitCause.SLOTS, WaitCause.KV_FULL, WaitCause.COLD_START)
+_BLOCKING_CAUSES = (WaitCause.SLOTS, WaitCause.KV_FULL, WaitCause.COLD_START)
 
 
 class WaitAccount:
-    """The account of one line."""
+    """Wait account of one queue."""
 
     def __init__(self) -> None:
-        self._tenants: dict[str, list[float]] = {}
-        self._members: dict[str, int] = {}
+        self._blocked_s_by_tenant: dict[str, list[float]] = {}
+        self._waiting_by_tenant: dict[str, int] = {}
         self.weight = 0.0
-        """Of all tenants that wait."""
-        self._cold_s = 0.0
+        """Sum of the weights of all waiting tenants."""
+        self._cold_start_s = 0.0
         self._since_s = 0.0
-        self._state: tuple[str, WaitCause] | None = None
+        self._blocked_head: tuple[str, WaitCause] | None = None
 
     def __len__(self) -> int:
-        """Number of tenants that wait."""
-        return len(self._members)
+        """Number of waiting tenants."""
+        return len(self._waiting_by_tenant)
 
     def advance(self, now_s: float, blocked: tuple[str, WaitCause] | None) -> None:
-        """From now on the head of the line is a request of this tenant and lacks this; None: nothing is blocked."""
+        """Sets the blocked head's tenant and wait cause from now on; None: not blocked."""
         self._accrue(now_s)
-        self._state = blocked
+        self._blocked_head = blocked
 
     def waits(self, tenant: str) -> bool:
-        """Whether it has a request here."""
-        return tenant in self._members
+        """Whether a tenant has a waiting request."""
+        return tenant in self._waiting_by_tenant
 
     def join(self, tenant: FlowLevel, now_s: float) -> "WaitMark":
-        """A request begins to wait."""
+        """Starts the wait of a request, and returns its mark."""
         self._accrue(now_s)
-        if tenant.id not in self._members:
-            self._members[tenant.id] = 0
-            self._tenants[tenant.id] = [0.0, 0.0]
+        if tenant.id not in self._waiting_by_tenant:
+            self._waiting_by_tenant[tenant.id] = 0
+            self._blocked_s_by_tenant[tenant.id] = [0.0, 0.0]
             self.weight += tenant.weight
-        self._members[tenant.id] += 1
-        return WaitMark(tenant, now_s, (*self._tenants[tenant.id], self._cold_s))
+        self._waiting_by_tenant[tenant.id] += 1
+        return WaitMark(tenant, now_s, (*self._blocked_s_by_tenant[tenant.id], self._cold_start_s))
 
     def leave(self, waited: "WaitMark", now_s: float) -> dict[str, float]:
         """Ends a wait, and returns its milliseconds by cause."""
         causes = self.so_far(waited, now_s)
         tenant = waited.tenant
-        self._members[tenant.id] -= 1
-        if not self._members[tenant.id]:
-            del self._members[tenant.id], self._tenants[tenant.id]
-            self.weight = self.weight - tenant.weight if self._members else 0.0
+        self._waiting_by_tenant[tenant.id] -= 1
+        if not self._waiting_by_tenant[tenant.id]:
+            del self._waiting_by_tenant[tenant.id], self._blocked_s_by_tenant[tenant.id]
+            self.weight = self.weight - tenant.weight if self._waiting_by_tenant else 0.0
         return causes
 
     def so_far(self, waited: "WaitMark", now_s: float) -> dict[str, float]:
-        """Milliseconds by cause until now."""
+        """Returns the milliseconds of a wait so far, by cause."""
         self._accrue(now_s)
-        ends = (*self._tenants[waited.tenant.id], self._cold_s)
+        ends = (*self._blocked_s_by_tenant[waited.tenant.id], self._cold_start_s)
         causes: dict[str, float] = {}
         rest_s = now_s - waited.since_s
-        for cause, start, end in zip(_BLOCKED, waited.at, ends, strict=True):
+        for cause, start, end in zip(_BLOCKING_CAUSES, waited.at, ends, strict=True):
             if end > start:
                 causes[cause.value] = (end - start) * 1e3
                 rest_s -= end - start
@@ -72,17 +72,17 @@ class WaitAccount:
 
     def _accrue(self, now_s: float) -> None:
         passed_s, self._since_s = now_s - self._since_s, now_s
-        if self._state is None or passed_s <= 0:
+        if self._blocked_head is None or passed_s <= 0:
             return
-        tenant, cause = self._state
+        tenant, cause = self._blocked_head
         if cause is WaitCause.COLD_START:
-            self._cold_s += passed_s
-        elif tenant in self._tenants:
-            self._tenants[tenant][_BLOCKED.index(cause)] += passed_s
+            self._cold_start_s += passed_s
+        elif tenant in self._blocked_s_by_tenant:
+            self._blocked_s_by_tenant[tenant][_BLOCKING_CAUSES.index(cause)] += passed_s
 
 
 class WaitMark:
-    """State of the account when a request joined."""
+    """Values of the account at the start of one wait."""
 
     __slots__ = ("at", "since_s", "tenant")
 

@@ -1,1 +1,1 @@
-"""Client of one engine process: connection, streams, load reports."""
+"""Client of the engine protocol: the gateway's connection to one engine process and its token streams."""

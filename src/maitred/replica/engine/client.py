@@ -1,13 +1,14 @@
 """Client of one engine process behind a socket.
 
-An `EngineClient` outlives the engine's process. The owner of the engine (`fleet`) calls `connect`, awaits `wait_lost`,
-restarts what has to be restarted, and calls `connect` again. Between two connections the client is down, and says for
-how long it expects to be.
+An `EngineClient` stays usable when the engine process restarts. Its owner (`maitred.fleet`) calls `connect`, awaits
+`wait_lost`, restarts the engine if necessary, and calls `connect` again. Between two connections every call raises
+`ReplicaUnavailable` with the expected downtime in `retry_after_s`.
 
     down --connect()--> ready --end of stream | broken frame | silence | close()--> down
 
-The death of a process needs no time-out: the end of the byte stream reaches every open stream within the same turn of
-the event loop. Only a failure that closes no connection (a process that hangs, a cut cable) is noticed by its silence.
+A process that dies is detected without a time-out: the socket reaches EOF, and all open streams fail in the same event
+loop iteration. A failure that does not close the socket (a process that hangs, a cut cable) is detected by the
+heartbeat time-out.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from maitred.wire.frames import EngineHello
 from maitred.wire.link.credentials import Credentials
 
 CONNECT_RETRY_S = 0.02
-"""Time between attempts to connect while nothing listens yet; small beside any engine's start."""
+"""Time between attempts to connect while nothing listens yet; much shorter than an engine start."""
 
 _KEEPALIVE_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -37,7 +38,7 @@ _KEEPALIVE_OPTIONS = (
 )
 """Socket options of TCP keep-alive.
 
-The system notices a machine that vanishes after 30 s, if its silence is not noticed earlier.
+The kernel ends a connection to an unreachable machine after 30 s, unless the heartbeat ends it earlier.
 """
 
 
@@ -46,15 +47,14 @@ class EngineClient:
 
     Args:
         address: Address at which the engine listens.
-        retry_after_s: Returns for how many seconds from now the engine is expected to be down; called only while it is.
-        credentials: Secret and certificates by which the engine and the gateway know each other.
-        silence_timeout_s: Time after which an engine that sends nothing counts as lost; None: it never does.
-        check_card: Raises ReplicaUnavailable, with the reason, if the engine runs a model that may not be used.
+        retry_after_s: Returns the expected remaining downtime in seconds; called only while the engine is down.
+        credentials: Secret and TLS certificates with which the engine and the gateway authenticate each other.
+        silence_timeout_s: Time after which an engine that sends nothing counts as lost; None: there is no heartbeat.
+        check_card: Checks the model card of the engine; raises ReplicaUnavailable to reject the connection.
 
     Attributes:
-        pause_at_tokens: Unread tokens of a stream at which the engine is told to pause it; for streams that are opened
-            from now on.
-        open_streams: Contexts of `generate` that have not been left, over all connections. 0 when nothing leaks.
+        pause_at_tokens: Number of unread tokens at which a stream pauses the engine; a change applies to new streams.
+        open_streams: Number of open `generate` contexts, over all connections. It is 0 when no request is running.
     """
 
     def __init__(
@@ -74,22 +74,22 @@ class EngineClient:
         self.pause_at_tokens = PAUSE_AT_TOKENS
         self.open_streams = 0
         self._connection: EngineConnection | None = None
-        self._token_count = LifetimeTokenCount()
-        self._listeners: list[Callable[[], None]] = []
+        self._lifetime_tokens = LifetimeTokenCount()
+        self._change_listeners: list[Callable[[], None]] = []
         self._block_listeners: list[Callable[[BlockUpdate], None]] = []
-        self._resend_on_connect = False
-        self._changed = asyncio.Event()
+        self._request_blocks_on_connect = False
+        self._change_event = asyncio.Event()
 
     # --- replica interface ---
 
     @property
     def is_ready(self) -> bool:
-        """Whether `generate` would submit a request now."""
+        """Whether the engine is connected, so that `generate` would not raise."""
         return self._connection is not None and self._connection.is_alive
 
     @property
     def epoch(self) -> int:
-        """Number of this start of the engine (see `EngineHello.epoch`).
+        """Epoch of the engine process, which changes with every start (see `EngineHello.epoch`).
 
         Raises:
             ReplicaUnavailable: The engine is down.
@@ -104,11 +104,11 @@ class EngineClient:
         return connection.hello.result().card
 
     def load(self) -> LoadReport:
-        """Returns the last load report; it is from the engine's previous life while the engine is down."""
+        """Returns the last load report; while the engine is down, the last one before the connection was lost."""
         return LoadReport() if self._connection is None else self._connection.load
 
     def count_unreported(self) -> int:
-        """Returns the number of submitted requests that the last report cannot know of; 0 while the engine is down."""
+        """Returns the number of submitted requests that the last load report does not include; 0 while down."""
         return self._connection.unreported if self._connection is not None and self._connection.is_alive else 0
 
     @property
@@ -117,60 +117,61 @@ class EngineClient:
         return 1.0
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` after every report, and when the engine is connected or lost.
+        """Calls `listener` after every load report, and when the engine is connected or lost.
 
         Implements `core.replica.ReplicaBase`.
 
-        The listener must not raise: it runs where the engine's messages are read.
+        The listener must not raise, because it runs inside `data_received` of the
+        connection.
         """
-        self._listeners.append(listener)
+        self._change_listeners.append(listener)
 
     def subscribe_blocks(self, listener: Callable[[BlockUpdate], None]) -> None:
-        """Sends the listener the content of the engine's prefix cache and its changes, over all lives of the engine.
+        """Calls `listener` with the content of the engine's prefix cache, then with its changes.
 
-        The first update holds the whole content, and so does the first one after an update was missed. A subscription
-        lasts as long as the client. The listener must not raise.
+        The first update is a snapshot of the cache, and so is the first update after a missed one. A subscription lasts
+        as long as the client. The listener must not raise.
         """
         self._block_listeners.append(listener)
         if self._connection is not None and self._connection.is_alive:
             self._connection.request_blocks()
         else:
-            self._resend_on_connect = True  # a connection may be waiting for its hello just now
+            self._request_blocks_on_connect = True  # `connect` may be waiting for the hello at this moment
 
     def _notify_blocks(self, update: BlockUpdate) -> None:
         for listener in self._block_listeners:
             listener(update)
 
-    def _notify(self) -> None:
-        self._changed.set()
-        for listener in self._listeners:
+    def _notify_change(self) -> None:
+        self._change_event.set()
+        for listener in self._change_listeners:
             listener()
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens that the engine has counted since its first connection, over all its lives."""
-        return self._token_count.total(self.load())
+        """Number of output tokens since the first connection, over all restarts of the engine."""
+        return self._lifetime_tokens.total(self.load())
 
     @property
     def is_asleep(self) -> bool:
-        """Whether the engine sleeps, by its last report."""
+        """Whether the engine is sleeping, according to its last load report."""
         return self.is_ready and self.load().asleep
 
     @property
     def wakes_in_s(self) -> float:
-        """Seconds that waking should take, by the last report."""
+        """Expected duration of waking up, according to the last load report."""
         return self.load().wakes_in_s
 
     def unpin(self, scope: str, name: str) -> None:
-        """Releases a prefix that a request has pinned.
+        """Unpins a prefix that a request has pinned in the engine's prefix cache.
 
-        An engine that is down has no pins, so nothing happens while it is.
+        While the engine is down this does nothing, because the pins are lost with its cache.
         """
         if self.is_ready:
             self._live_connection().unpin(scope, name)
 
     def request_sleep(self, *, asleep: bool) -> None:
-        """Tells the engine to sleep as soon as nothing runs, or to wake, and returns at once.
+        """Tells the engine to sleep when it is idle, or to wake up; does not wait until it has done so.
 
         Raises:
             ReplicaUnavailable: The engine is down.
@@ -178,23 +179,23 @@ class EngineClient:
         self._live_connection().set_asleep(asleep=asleep)
 
     async def sleep(self, *, asleep: bool) -> None:
-        """Tells the engine to sleep or to wake, and waits until it does.
+        """Tells the engine to sleep or to wake up, and waits until its load report confirms it.
 
         Raises:
-            ReplicaUnavailable: The engine is down, or was lost before that.
+            ReplicaUnavailable: The engine is down, or was lost while waiting.
         """
         self.request_sleep(asleep=asleep)
         while self.load().asleep is not asleep:
             self._live_connection()
-            self._changed.clear()
-            await self._changed.wait()
+            self._change_event.clear()
+            await self._change_event.wait()
 
     @asynccontextmanager
     async def generate(self, request: EngineRequest) -> AsyncIterator[TokenStream]:
         """Submits the request and yields its token stream. Implements `core.replica.Replica`.
 
-        No line of this function awaits: the request is submitted when entering returns, and cancelled when leaving
-        returns, also if a `CancelledError` is the reason for leaving.
+        This function never awaits: the request is submitted when `__aenter__` returns
+        and cancelled when `__aexit__` returns, even if the task is cancelled.
 
         Raises:
             ReplicaUnavailable: The engine is down; nothing was submitted.
@@ -219,8 +220,8 @@ class EngineClient:
         """Connects and waits for the engine's hello; tries again while nothing listens at the address.
 
         Raises:
-            ReplicaUnavailable: There was no hello within the time; or the process there is no engine of this version,
-                does not know the secret, has not the right certificate, or does not run the right model.
+            ReplicaUnavailable: No hello arrived in time; or the engine has another protocol version, another secret, an
+                invalid certificate or a wrong model.
             RuntimeError: The client is connected already.
         """
         if self.is_ready:
@@ -243,12 +244,12 @@ class EngineClient:
         except ReplicaUnavailable as rejection:
             connection.end(rejection.message)
             raise
-        self._token_count.on_connect(hello, self.load())
+        self._lifetime_tokens.on_connect(hello, self.load())
         self._connection = connection
-        if self._resend_on_connect:
-            self._resend_on_connect = False
+        if self._request_blocks_on_connect:
+            self._request_blocks_on_connect = False
             connection.request_blocks()
-        self._notify()
+        self._notify_change()
 
     async def _connect_with_retry(self) -> EngineConnection:
         while True:
@@ -280,14 +281,14 @@ class EngineClient:
 
     def _new_connection(self) -> EngineConnection:
         return EngineConnection(
-            self._notify,
+            self._notify_change,
             self._notify_blocks,
             secret=self._credentials.secret,
             silence_timeout_s=self._silence_timeout_s,
         )
 
     async def wait_lost(self) -> str:
-        """Waits until the connection has ended and returns the reason; returns at once if there is no connection."""
+        """Waits until the connection has ended and returns the reason; returns at once if there was none."""
         if self._connection is None:
             return "it was never connected"
         return await asyncio.shield(self._connection.ended)
@@ -299,37 +300,38 @@ class EngineClient:
 
 
 class LifetimeTokenCount:
-    """Sum of the output tokens in an engine's reports, over all lives of the engine.
+    """Counter of an engine's output tokens over all its restarts.
 
-    Each life counts from its own start. A life is known by its epoch and not by its count, because a new life may have
-    counted more than the last one before the next look. Tokens that a life counted after its last report are lost.
+    Every engine process starts its count at 0. A restart is detected by the epoch, not by a smaller count: the new
+    process may already have counted more tokens. Tokens that a process counted after its last load report are not
+    included.
     """
 
     def __init__(self) -> None:
         self._epoch: int | None = None
-        self._earlier_tokens = 0
-        """Tokens of the lives before this one."""
-        self._base_tokens = 0
-        """Tokens that this life had counted before the first connection to it; they were not for this gateway."""
+        self._previous_epochs_tokens = 0
+        """Tokens of the previous epochs."""
+        self._baseline_tokens = 0
+        """Tokens that this epoch had counted before this gateway first connected; they are subtracted."""
 
     def on_connect(self, hello: EngineHello, last_load: LoadReport) -> None:
-        """Notes a new connection, which may have met a new life of the engine.
+        """Updates the counter for a new connection; the engine may have restarted.
 
         Args:
-            hello: First message of the connection. An engine may be met again in the same life, in which it has gone on
-                counting meanwhile.
-            last_load: Last report of the connection before.
+            hello: First message of the new connection. If its epoch is unchanged, the engine has not restarted and its
+                count continues.
+            last_load: Last load report of the previous connection.
         """
         if hello.epoch == self._epoch:
             return
         if self._epoch is not None:
-            self._earlier_tokens = self.total(last_load)
-        self._epoch, self._base_tokens = hello.epoch, hello.load.output_tokens
+            self._previous_epochs_tokens = self.total(last_load)
+        self._epoch, self._baseline_tokens = hello.epoch, hello.load.output_tokens
 
     def total(self, load: LoadReport) -> int:
-        """Returns the tokens of all lives together.
+        """Returns the output tokens of all epochs.
 
         Args:
             load: Last report of the latest connection.
         """
-        return 0 if self._epoch is None else self._earlier_tokens + load.output_tokens - self._base_tokens
+        return 0 if self._epoch is None else self._previous_epochs_tokens + load.output_tokens - self._baseline_tokens

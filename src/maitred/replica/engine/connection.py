@@ -1,9 +1,9 @@
-"""Connection to one engine, from its handshake and `EngineHello` to its end.
+"""Connection to one engine: handshake, hello, streams and heartbeat.
 
-Where a secret is configured, both ends first prove that they know it. The streams belong to the connection: it numbers
-their requests, hands each the output of every `Step`, and fails them all at once when it ends. It ends the same way
-whatever the cause (end of the byte stream, half a frame, a broken frame, a gap in the sequence, silence), and is never
-reused; `EngineClient` opens the next one.
+If a secret is configured, both ends first prove that they know it. The connection owns the token streams: it gives
+their requests ids, passes the output of every `Step` to them, and fails them all when it ends. Every failure (EOF, a
+truncated or invalid frame, a sequence gap, a heartbeat time-out) ends it in the same way; `EngineClient` then opens a
+new connection.
 """
 
 import asyncio
@@ -40,17 +40,17 @@ from maitred.wire.link.credentials import channel_binding
 from maitred.wire.link.handshake import MAGIC, GatewayHandshake
 
 _WAKE_BATCH_SIZE = 8
-"""Readers of one step's output that are woken before the event loop looks at its sockets again.
+"""Number of stream readers that are woken in one event loop iteration.
 
-A piece takes some 0.05 ms to be sent on, and a request that has just arrived is accepted, read and started in several
-turns of the loop: it must not wait in each of these turns for all running answers.
+Forwarding one delta takes about 0.05 ms, and a new request needs several event loop iterations to start: with a small
+batch it does not wait in each of them for all running responses.
 """
 
 _log = logging.getLogger(__name__)
 
 
 class HeartbeatAction(Enum):
-    """Action to take after an interval of the heartbeat."""
+    """Action to take after one heartbeat interval."""
 
     NOTHING = auto()
     PING = auto()
@@ -58,23 +58,24 @@ class HeartbeatAction(Enum):
 
 
 class HeartbeatMonitor:
-    """Counter of silent intervals, which decides when to ping the engine and when to give it up.
+    """Heartbeat time-out: counts silent intervals and decides when to ping and when to disconnect.
 
-    The system ends a connection whose other end has vanished, but a process that hangs keeps its connections: the
-    kernel answers for it. So time is cut into intervals. After the first silent interval the engine is pinged (any
-    frame is an answer); after `HEARTBEAT_TICKS` of them it is lost. Intervals are counted, not seconds: if it is this
-    process that was stopped for a minute, that is one interval, and the engine's frames are read before the next one
-    ends.
+    The system ends a connection whose other end has vanished, but a process that hangs keeps its connections: TCP
+    keep-alive detects an unreachable machine but not a process that hangs, because its kernel still acknowledges
+    packets. So the heartbeat divides time into intervals. After one silent interval it pings the engine, and any frame
+    counts as the reply; after `HEARTBEAT_TICKS` silent intervals it disconnects. It counts intervals, not seconds: if
+    this process itself was suspended for a minute, that counts as one interval, and the waiting frames are read before
+    the next one ends.
 
-    An engine reads between two steps. Where its measured times foresee a step longer than all that, it is given
-    `HEARTBEAT_STEPS` times as long.
+    An engine reads its socket only between two model steps. If the predicted duration of a step is long, the time limit
+    is raised to `HEARTBEAT_STEPS` predicted steps.
 
     Args:
-        timeout_s: Longest silence. An engine is given up after 5/6 of it at the earliest, and never if it answers
-            within 2/3.
+        timeout_s: Longest time without data from the engine. The connection ends after 5/6 of it at the earliest, and
+            never if the engine replies within 2/3 of it.
 
     Attributes:
-        interval_s: How often to call `tick`.
+        interval_s: Interval at which `tick` must be called.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -82,14 +83,14 @@ class HeartbeatMonitor:
         self._silent_intervals = 0
 
     def on_frame(self) -> None:
-        """Notes that data has come; the silence starts anew."""
+        """Resets the count of silent intervals, because data has arrived."""
         self._silent_intervals = 0
 
     def tick(self, load: LoadReport) -> HeartbeatAction:
-        """Counts an interval that has ended and returns what to do.
+        """Counts one interval without data and returns the action to take.
 
         Args:
-            load: The engine's last report, which predicts how long a step takes.
+            load: Last load report, from which the duration of a step is predicted.
         """
         self._silent_intervals += 1
         if self._silent_intervals == 1:
@@ -101,24 +102,25 @@ class HeartbeatMonitor:
 
 
 class EngineConnection(asyncio.Protocol):
-    """The gateway's end of a connection of the engine protocol.
+    """Gateway side of one engine protocol connection.
 
-    Back-pressure: no code here waits for the socket to drain. A stalled engine is owed at most one `Submit` and a few
-    `Cancel` and `Pause` messages per open request, and the gateway bounds the open requests (`server.max_in_flight`).
-    In the other direction, a stream that is not read pauses (see `EngineStream`).
+    Back-pressure: nothing waits until the write buffer of the socket is drained. While an engine stalls, at most one
+    `Submit` and a few `Cancel` and `Pause` messages per open request are buffered, and `server.max_in_flight` bounds
+    the open requests. In the other direction, a stream whose reader is slow pauses the engine (see `EngineStream`).
 
     Args:
-        on_report: Called after every report, once its tokens are handed out, and after the end. Must not raise.
-        on_block_update: Called with the changes of the prefix cache, without gaps; the first call has the whole
-            content. Must not raise.
+        on_report: Called after every load report, when its tokens are in the streams, and after the connection has
+            ended. Must not raise.
+        on_block_update: Called with each change of the prefix cache, without gaps; the first call has a snapshot. Must
+            not raise.
         secret: Secret that the engine must know; None: no secret is used.
-        silence_timeout_s: Time after which an engine that sends nothing counts as lost; None: it never does.
+        silence_timeout_s: Time after which an engine that sends nothing counts as lost; None: there is no heartbeat.
 
     Attributes:
-        hello: Done when the engine has introduced itself, or failed with the reason why it did not.
-        ended: Done, with the reason, when the connection is over.
-        load: The engine's last report.
-        unreported: Submitted requests that `load` cannot know of: they may have been on their way when it was made.
+        hello: Future of the engine's hello; it fails if the connection ends before.
+        ended: Future of the reason for the end of the connection.
+        load: Last load report of the engine.
+        unreported: Number of submitted requests that the engine had not read when it wrote `load`.
         is_alive: Whether the engine has sent its hello and the connection has not ended.
     """
 
@@ -137,15 +139,15 @@ class EngineConnection(asyncio.Protocol):
         self.unreported = 0
         self.is_alive = False
         self._transport: asyncio.Transport | None = None
-        self._reader: FrameReader[ToGateway] = FrameReader(ToGateway)
+        self._frame_reader: FrameReader[ToGateway] = FrameReader(ToGateway)
         self._streams: dict[str, EngineStream] = {}
         self._steps_received = 0
-        self._submitted = 0
-        self._submits_acked = 0
+        self._submit_count = 0
+        self._acked_submit_count = 0
         self._on_report = on_report
         self._on_block_update = on_block_update
-        self._block_updates_received: int | None = None
-        """Sequence number of the last block update; None: the whole content was requested, or has not come yet."""
+        self._last_block_sequence: int | None = None
+        """Sequence number of the last block update; None: a snapshot is awaited."""
         self._secret = secret
         self._handshake: GatewayHandshake | None = None
         self._heartbeat = None if silence_timeout_s is None else HeartbeatMonitor(silence_timeout_s)
@@ -154,15 +156,14 @@ class EngineConnection(asyncio.Protocol):
     # --- messages to the engine ---
 
     def submit(self, request: EngineRequest, *, pause_at_tokens: int = PAUSE_AT_TOKENS) -> EngineStream:
-        """Sends a request and opens its stream, which must be given to `release` in the end.
+        """Submits a request and returns its stream, which the caller must pass to `release`.
 
-        On the wire the request's id gets a number that is unique in the connection. Clients may choose ids, and a
-        client that sends a second request with the same id must not receive tokens that were still on their way to its
-        first one.
+        The id on the wire has a suffix that is unique in the connection. Clients may choose ids: if a client uses an id
+        twice, the second request must not receive tokens of the first.
         """
-        self._submitted += 1
+        self._submit_count += 1
         self.unreported += 1
-        wire_id = f"{request.id}/{self._submitted}"
+        wire_id = f"{request.id}/{self._submit_count}"
         frame = encode_frame(Submit(msgspec.structs.replace(request, id=wire_id)))
         stream = EngineStream(wire_id, request, self._send_cancel, self._send_pause, pause_at_tokens=pause_at_tokens)
         self._streams[wire_id] = stream
@@ -170,16 +171,16 @@ class EngineConnection(asyncio.Protocol):
         return stream
 
     def set_asleep(self, *, asleep: bool) -> None:
-        """Tells the engine to sleep as soon as nothing runs, or to wake; `load` shows when it has done so."""
+        """Tells the engine to sleep when it is idle, or to wake up; `load` shows when it has done so."""
         self._write(encode_frame(SleepCommand(asleep)))
 
     def unpin(self, scope: str, name: str) -> None:
-        """Releases a prefix that was pinned."""
+        """Unpins a prefix in the engine's prefix cache."""
         self._write(encode_frame(Unpin(scope, name)))
 
     def request_blocks(self) -> None:
-        """Requests the whole content of the prefix cache, for a new listener or after a missed update."""
-        self._block_updates_received = None
+        """Requests a snapshot of the prefix cache, for a new listener or after a missed update."""
+        self._last_block_sequence = None
         self._write(encode_frame(ResendBlocks()))
 
     def release(self, stream: EngineStream) -> None:
@@ -188,7 +189,7 @@ class EngineConnection(asyncio.Protocol):
         self._streams.pop(stream.wire_id, None)
 
     def end(self, reason: str) -> None:
-        """Ends the connection, and with it every stream that is not complete. Later calls change nothing."""
+        """Ends the connection and fails every incomplete stream. Later calls change nothing."""
         if self.ended.done():
             return
         self.ended.set_result(reason)
@@ -197,7 +198,7 @@ class EngineConnection(asyncio.Protocol):
             self._heartbeat_timer.cancel()
         if not self.hello.done():
             self.hello.set_exception(ReplicaUnavailable(f"The engine's connection ended before its hello: {reason}"))
-            self.hello.exception()  # marked as retrieved: nothing may await the hello any more
+            self.hello.exception()  # marks the exception as retrieved, in case nothing awaits the hello
         if self._transport is not None:
             self._transport.abort()
         for stream in self._streams.values():
@@ -205,7 +206,9 @@ class EngineConnection(asyncio.Protocol):
         self._on_report()
 
     def _send_cancel(self, wire_id: str, index: int | None) -> None:
-        self._write(encode_frame(Cancel(wire_id, index)))  # never after the end: a failed stream has no running choices
+        self._write(
+            encode_frame(Cancel(wire_id, index))
+        )  # never called after `end`: a failed stream has no running choices
 
     def _send_pause(self, wire_id: str, paused: bool) -> None:
         self._write(encode_frame(Pause(wire_id, paused)))
@@ -238,7 +241,7 @@ class EngineConnection(asyncio.Protocol):
                 data = self._continue_handshake(self._handshake, data)
             elif not self.hello.done() and data.startswith(MAGIC):
                 raise ProtocolViolation("It asks for a secret, and this gateway has none. Set engine_link.secret.")
-            for message in self._reader.messages(data):
+            for message in self._frame_reader.messages(data):
                 if isinstance(message, Step):
                     self._on_step(message, pushed_streams)
                 else:
@@ -246,7 +249,7 @@ class EngineConnection(asyncio.Protocol):
         except ProtocolViolation as violation:
             _log.error("The engine broke the protocol; its connection is closed: %s", violation)
             self.end(violation.message)
-        # Each stream sends on one piece, also if several steps have come at once.
+        # Each reader is woken once, even if several steps have arrived together.
         self._wake([*pushed_streams])
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -260,7 +263,7 @@ class EngineConnection(asyncio.Protocol):
         self.end(reason)
 
     def _continue_handshake(self, handshake: GatewayHandshake, data: bytes) -> bytes:
-        """Continues the handshake; returns the frames that came behind it."""
+        """Continues the handshake and returns the bytes that follow it."""
         self._write(handshake.feed(data))
         if handshake.rest is None:
             return b""
@@ -279,11 +282,11 @@ class EngineConnection(asyncio.Protocol):
         self.hello.set_result(hello)
         self.is_alive = True
         if hello.blocks is not None:
-            self._handle_blocks(hello.blocks)
+            self._on_blocks(hello.blocks)
         self._schedule_heartbeat()
 
     def _schedule_heartbeat(self) -> None:
-        """Starts the timer of the next heartbeat interval, if there is a heartbeat."""
+        """Starts the timer of the next heartbeat interval, if `silence_timeout_s` is set."""
         if self._heartbeat is not None:
             self._heartbeat_timer = asyncio.get_running_loop().call_later(
                 self._heartbeat.interval_s, self._tick, self._heartbeat
@@ -301,22 +304,22 @@ class EngineConnection(asyncio.Protocol):
         self._schedule_heartbeat()
 
     def _on_step(self, step: Step, pushed_streams: dict[EngineStream, None]) -> None:
-        """Hands out the output of a step, and notes in `pushed_streams` which streams have got something."""
+        """Pushes the output of a step into the streams, and adds these streams to `pushed_streams`."""
         if not self.hello.done():
             raise ProtocolViolation("The engine sent a step before its hello.")
         self._steps_received += 1
         if step.sequence != self._steps_received:
             raise ProtocolViolation(f"Step {self._steps_received} was lost: the engine sent step {step.sequence}.")
-        if not self._submits_acked <= step.submits_heard <= self._submitted:
-            raise ProtocolViolation(f"The engine has heard {step.submits_heard} of {self._submitted} requests.")
-        self.load, self._submits_acked = step.load, step.submits_heard
-        self.unreported = self._submitted - step.submits_heard
+        if not self._acked_submit_count <= step.submits_heard <= self._submit_count:
+            raise ProtocolViolation(f"The engine has heard {step.submits_heard} of {self._submit_count} requests.")
+        self.load, self._acked_submit_count = step.load, step.submits_heard
+        self.unreported = self._submit_count - step.submits_heard
         if step.blocks is not None:
-            self._handle_blocks(step.blocks)
+            self._on_blocks(step.blocks)
         streams = self._streams
         for output in step.outputs:
             stream = streams.get(output.request_id)
-            if stream is not None:  # else: released while the message was on its way
+            if stream is not None:  # None if the stream was released while the message was in transit
                 stream.push(output.delta)
                 pushed_streams[stream] = None
         for rejection in step.rejections:
@@ -327,23 +330,23 @@ class EngineConnection(asyncio.Protocol):
         self._on_report()
 
     def _wake(self, streams: Sequence[EngineStream]) -> None:
-        """Wakes the readers of these streams, a few in each turn of the event loop."""
+        """Wakes the readers of these streams, a batch in each event loop iteration."""
         for stream in streams[:_WAKE_BATCH_SIZE]:
             stream.wake()
         if len(streams) > _WAKE_BATCH_SIZE:
             asyncio.get_running_loop().call_soon(self._wake, streams[_WAKE_BATCH_SIZE:])
 
-    def _handle_blocks(self, update: BlockUpdate) -> None:
-        if not update.whole and self._block_updates_received is None:
-            return  # the whole content is on its way and includes this change
+    def _on_blocks(self, update: BlockUpdate) -> None:
+        if not update.whole and self._last_block_sequence is None:
+            return  # a snapshot was requested and will include this change
         if (
             not update.whole
-            and self._block_updates_received is not None
-            and update.sequence != self._block_updates_received + 1
+            and self._last_block_sequence is not None
+            and update.sequence != self._last_block_sequence + 1
         ):
             self.request_blocks()
             return
-        self._block_updates_received = update.sequence
+        self._last_block_sequence = update.sequence
         self._on_block_update(update)
 
 

@@ -1,9 +1,9 @@
-"""Token stream of one request: output that the connection has delivered and the reader has not yet taken.
+"""Token stream of one request: a buffer between the connection and the task that reads the output.
 
-The connection pushes and the reader pulls. Both run on one event loop, so there are no locks, and only the reader's own
-wait ever awaits. Unread output is bounded twice. More tokens than `max_tokens` in each of `n` choices are a breach of
-the protocol. Once `PAUSE_AT_TOKENS` are unread, the stream pauses the engine's work by itself until they are read;
-after that, only output that was already on its way arrives.
+The connection calls `push`, and the reader iterates over the stream. Both run on one event loop, so there are no locks,
+and only `__anext__` awaits. Two limits bound the unread output. An engine that sends more than `n` times `max_tokens`
+tokens violates the protocol. When `pause_at_tokens` tokens are unread, the stream tells the engine to pause the request
+until they are read; only output in transit still arrives.
 """
 
 import asyncio
@@ -13,18 +13,18 @@ from maitred.core.errors import Bug, MaitredError, ProtocolViolation
 from maitred.core.request import EngineRequest, TokenDelta
 
 PAUSE_AT_TOKENS = 512
-"""Default of the unread tokens at which a stream pauses: many seconds of text for a reader, a few kilobytes for us."""
+"""Default number of unread tokens at which a stream pauses: seconds of text, but only a few kilobytes."""
 
 
 class EngineStream:
     """Token stream of one request at an engine. Implements `core.replica.TokenStream`.
 
     Args:
-        wire_id: Id of the request between connection and engine.
-        request: The request; it says which choices, and how many tokens of each, may come.
-        send_cancel: Tells the engine that a choice (or None: every choice that is left) is no longer wanted.
-        send_pause: Tells the engine to pause the computation of the request (True) or to resume it.
-        pause_at_tokens: Unread tokens at which the stream pauses by itself.
+        wire_id: Id of the request in the engine protocol, unique in the connection.
+        request: The request; it determines the valid choices and the maximum number of tokens.
+        send_cancel: Sends a cancellation of one choice; None: of all running choices.
+        send_pause: Tells the engine to pause (True) or to resume (False) the request.
+        pause_at_tokens: Number of unread tokens at which the stream pauses the request.
     """
 
     __slots__ = (
@@ -36,10 +36,10 @@ class EngineStream:
         "_pause_requested",
         "_pending",
         "_pending_tokens",
+        "_remaining_tokens",
         "_running_choices",
         "_send_cancel",
         "_send_pause",
-        "_tokens_left",
         "_waiter",
         "wire_id",
     )
@@ -54,9 +54,11 @@ class EngineStream:
         pause_at_tokens: int = PAUSE_AT_TOKENS,
     ) -> None:
         self.wire_id = wire_id
-        begun = request.begun
-        self._running_choices = set(begun)
-        self._tokens_left = request.sampling.max_tokens * len(begun) - sum(map(len, begun.values()))
+        previous_outputs = request.begun
+        self._running_choices = set(previous_outputs)
+        self._remaining_tokens = request.sampling.max_tokens * len(previous_outputs) - sum(
+            map(len, previous_outputs.values())
+        )
         self._cancelled_choices: set[int] = set()
         self._pending: list[TokenDelta] = []
         self._failure: Exception | None = None
@@ -67,20 +69,20 @@ class EngineStream:
         self._pause_at_tokens = pause_at_tokens
         self._pending_tokens = 0
         self._pause_requested = False
-        """Whether the reader has asked for a pause."""
+        """Whether `pause` was called, without `resume` since."""
         self._engine_paused = False
-        """Whether the engine was last told to pause."""
+        """Whether the last message told the engine to pause."""
 
     def __aiter__(self) -> "EngineStream":
         return self
 
     async def __anext__(self) -> list[TokenDelta]:
-        """Returns everything that came since the last call, and waits if that is nothing.
+        """Returns all deltas since the last call, and waits for the first one if there are none.
 
         Raises:
-            ReplicaLost: The connection has ended; what had arrived was handed out before.
+            ReplicaLost: The connection has ended; raised after all received deltas were returned.
             CallerError: The engine rejected the request; `ReplicaUnavailable` if another replica might take it.
-            RuntimeError: Two tasks read one stream.
+            RuntimeError: Another task is already reading the stream.
         """
         while not self._pending:
             if self._failure is not None:
@@ -97,11 +99,14 @@ class EngineStream:
         return self._take_pending()
 
     def listen(self, on_delta: Callable[[Sequence[TokenDelta]], bool]) -> None:
-        """Offers each batch for which the reader waits to `on_delta` first. Implements `core.replica.TokenStream`."""
+        """Sets a callback that gets each batch first; if it returns False, the reader gets the batch.
+
+        Implements `core.replica.TokenStream`.
+        """
         self._listener = on_delta
 
     def cancel(self, index: int) -> None:
-        """Ends one choice; its unread output is dropped."""
+        """Cancels one choice and drops its unread output."""
         self._pending = [delta for delta in self._pending if delta.index != index]
         if index in self._running_choices:
             self._running_choices.discard(index)
@@ -113,32 +118,32 @@ class EngineStream:
         self._sync_pause()
 
     def pause(self) -> None:
-        """Pauses the engine's work on the request; output that is on its way still arrives."""
+        """Tells the engine to pause the request; output in transit still arrives."""
         self._pause_requested = True
         self._sync_pause()
 
     def resume(self) -> None:
-        """Resumes the engine's work on the request, once no more than `pause_at_tokens` are unread."""
+        """Tells the engine to resume the request, as soon as fewer than `pause_at_tokens` tokens are unread."""
         self._pause_requested = False
         self._sync_pause()
 
     def push(self, delta: TokenDelta) -> None:
         """Adds a delta that the connection has received.
 
-        This runs once for every token of every request. It does not wake the reader: see `wake`.
+        This is a hot path: it runs for every token of every request. It does not wake the reader: see `wake`.
 
         Raises:
-            ProtocolViolation: The choice does not exist or had already finished, or there are too many tokens.
+            ProtocolViolation: The choice does not exist or has finished, or the engine sent too many tokens.
         """
         index = delta.index
         if index not in self._running_choices:
             if index in self._cancelled_choices:
-                return  # was on its way when the choice was cancelled
+                return  # was in transit when the choice was cancelled
             raise ProtocolViolation(
                 f"The engine sent tokens of choice {index} of {self.wire_id}, which is not running."
             )
-        self._tokens_left -= len(delta.tokens)
-        if self._tokens_left < 0:
+        self._remaining_tokens -= len(delta.tokens)
+        if self._remaining_tokens < 0:
             raise ProtocolViolation(f"The engine sent more tokens of {self.wire_id} than were asked for.")
         if delta.finish is not None:
             self._running_choices.discard(index)
@@ -148,35 +153,40 @@ class EngineStream:
             self._sync_pause()
 
     def wake(self) -> None:
-        """Wakes a waiting reader for the pushed output, unless a listener takes the output instead."""
+        """Passes the pushed output to the listener, or wakes the reader if the listener does not handle it."""
         if not self._pending or self._waiter is None or self._waiter.done():
             return
         if self._listener is not None:
             try:
-                took_all = self._listener(self._pending)
-            except Exception as error:  # an exception here would stop the reading of all streams' messages
-                self._failure, took_all = error, False
+                is_handled = self._listener(self._pending)
+            except (
+                Exception
+            ) as error:  # an exception in `data_received` would break the connection, and so all its streams
+                self._failure, is_handled = error, False
                 self._take_pending()
-            if took_all:
+            if is_handled:
                 self._take_pending()
                 if self._running_choices:
-                    return  # the reader is woken for the end
+                    return  # the reader is woken only at the end of the stream
         self._waiter.set_result(None)
 
     def fail(self, failure: MaitredError) -> None:
-        """Ends the stream with an error, after what is pending. A stream that is complete stays complete."""
+        """Ends the stream with an error, which is raised after the pending output was read.
+
+        It does nothing if the stream is complete.
+        """
         if self._running_choices:
             self._running_choices.clear()
             self._failure = failure
             self._wake_reader()
 
     def close(self) -> None:
-        """Closes the stream for its reader: choices that have not finished are cancelled, in one message."""
+        """Closes the stream, and cancels all running choices with one message."""
         if self._running_choices:
             self._running_choices.clear()
             self._send_cancel(self.wire_id, None)
         self._pending, self._listener = [], None
-        # A read after this would look like a complete answer if it just ended.
+        # Without the error, a read after `close` would look like the end of a complete response.
         self._failure = self._failure or Bug("A token stream was read after its context was left.")
         self._wake_reader()
 
@@ -193,7 +203,7 @@ class EngineStream:
         return batch
 
     def _sync_pause(self) -> None:
-        """Tells the engine to pause or to resume if it was last told otherwise."""
+        """Tells the engine to pause or to resume, if the last message was the opposite."""
         paused = self._pause_requested or self._pending_tokens >= self._pause_at_tokens
         if paused != self._engine_paused and self._running_choices:
             self._engine_paused = paused

@@ -1,4 +1,4 @@
-"""Health of replicas: which may be sent requests, with which weight, and why not. Pure.
+"""Health of replicas: which replicas may receive requests, and with which weight.
 
-Clock and chance are arguments.
+The functions are pure: the time and the random source are arguments.
 """

@@ -1,4 +1,4 @@
-"""Circuit breaker of one replica: while requests fail there, none is sent but for one probe at a time.
+"""Circuit breaker of one replica: stops requests while they fail, and tries again with one at a time.
 
 ::
 
@@ -6,15 +6,15 @@
                           ^                |
                           `--it fails------'
 
-A closed breaker lets every request through. Consecutive failures open it, and so does a high error rate among enough
-requests. An open breaker lets none through. When its time is over, one request is let through as a probe; while the
-probe runs, there is no other. The time is drawn with full jitter (see `core.backoff`) below a ceiling that doubles with
-every opening, so that several gateways do not all come back at one moment. The count of openings is reset only after
-the breaker has stayed closed for a whole window: a replica that answers its probe and fails again is left alone for
-longer each time.
+A closed breaker allows every request. It opens after `max_fails` consecutive failures, or when the error rate of at
+least `least_requests` requests reaches `error_rate`. An open breaker allows no request. After its open time it is
+half-open and allows one request, the probe, at a time. The open time is random (full jitter, see `core.backoff`) below
+a ceiling that doubles with every opening, so that several gateways do not retry at the same moment. The ceiling is
+reset only after the breaker was closed for `window_s`: if a replica passes its probe and then fails again, its next
+open time may be longer.
 
-An attempt belongs to the epoch in which it was started. An attempt that was sent before the breaker opened, and ends
-after, says nothing of the replica's present state and changes nothing.
+Every opening and closing starts a new epoch, and an attempt belongs to the epoch in which it started. An attempt of an
+earlier epoch does not change the state, because it tells nothing about the replica's present condition.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from maitred.replica.health.window import OutcomeWindow
 
 
 class BreakerState(StrEnum):
-    """State of a circuit breaker, as the module describes it."""
+    """State of a circuit breaker; see the module docstring."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -34,21 +34,23 @@ class BreakerState(StrEnum):
 
 
 class AttemptOutcome(StrEnum):
-    """Outcome of an attempt, as far as it says something of the replica."""
+    """Outcome of a request, as evidence of the replica's health."""
 
     SUCCESS = "success"
     FAILURE = "failure"
-    """A failure of the replica: no connection, a time-out, a 5xx, a broken stream."""
+    """The replica failed: no connection, a time-out, a 5xx status, or an incomplete stream."""
     NEUTRAL = "neither"
-    """The caller left, or asked for what no replica would do."""
+    """The outcome is no evidence: the caller cancelled the request, or the request was invalid."""
 
 
 class BreakerAttempt:
-    """One request on its way to a replica. Made by `CircuitBreaker.start_attempt`; ends exactly once.
+    """One request to a replica, from its start to its outcome.
+
+    `CircuitBreaker.start_attempt` creates it, and `CircuitBreaker.on_end` ends it.
 
     Attributes:
-        is_probe: Whether a half-open breaker has let it through as its probe.
-        started_s: Start of the attempt.
+        is_probe: Whether it is the probe of a half-open breaker.
+        started_s: Start time of the attempt.
         has_ended: Whether it has ended.
     """
 
@@ -62,17 +64,17 @@ class BreakerAttempt:
 
 
 class CircuitBreaker:
-    """Circuit breaker of one replica; it opens by failures and closes by a successful probe.
+    """Circuit breaker of one replica: failures open it, and a successful probe closes it.
 
     Args:
         config: The settings.
-        window: Recent outcomes; only the breaker writes outcomes into it.
-        draw: Draws a number evenly from [0, 1).
+        window: Window of recent outcomes, in which the breaker records the outcomes of attempts.
+        draw: Returns a uniformly distributed random number from [0, 1).
 
     Attributes:
-        is_closed: Whether it lets every request through.
-        consecutive_openings: Openings without a whole window of being closed between them.
-        closed_since_s: When it was closed; before the first opening, minus infinity.
+        is_closed: Whether its state is CLOSED.
+        consecutive_openings: Number of openings since the breaker was last closed for `window_s`.
+        closed_since_s: Time of the last closing; minus infinity if there was none.
         cause: Reason for the last opening.
     """
 
@@ -87,12 +89,12 @@ class CircuitBreaker:
         self._consecutive_failures = 0
         self.is_closed = True
         self._open_until_s = 0.0
-        self._probe: BreakerAttempt | None = None
+        self._trial: BreakerAttempt | None = None
 
     def reconfigure(self, config: BreakerConfig) -> None:
-        """Applies new settings. An open breaker stays open for as long as it was to."""
+        """Applies new settings. The open time of an open breaker does not change."""
         self._config = config
-        self._ceiling = BackoffCeiling(config.first_open_s, config.most_open_s)
+        self._backoff = BackoffCeiling(config.first_open_s, config.most_open_s)
         self._window.reconfigure(config.window_s)
 
     def state(self, now_s: float) -> BreakerState:
@@ -104,48 +106,51 @@ class CircuitBreaker:
     @property
     def is_probing(self) -> bool:
         """Whether a probe is under way."""
-        return self._probe is not None
+        return self._trial is not None
 
     def remaining_s(self, now_s: float) -> float:
-        """Returns for how many seconds the breaker certainly lets no request through."""
+        """Returns the remaining open time in seconds; 0 if the breaker is not open."""
         return 0.0 if self.is_closed else max(0.0, self._open_until_s - now_s)
 
     def allows_request(self, now_s: float) -> bool:
-        """Returns whether `start_attempt` would return an attempt."""
+        """Returns whether a request is allowed now, so that `start_attempt` returns an attempt."""
         state = self.state(now_s)
-        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and self._probe is None)
+        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and self._trial is None)
 
     def start_attempt(self, now_s: float) -> BreakerAttempt | None:
-        """Returns a new attempt, which must be given to `on_end`; None: no request is let through now."""
+        """Starts an attempt, which must be passed to `on_end`; returns None if no request is allowed now."""
         if self.is_closed:
             return BreakerAttempt(self._epoch, is_probe=False, started_s=now_s)
         if not self.allows_request(now_s):
             return None
-        self._probe = BreakerAttempt(self._epoch, is_probe=True, started_s=now_s)
-        return self._probe
+        self._trial = BreakerAttempt(self._epoch, is_probe=True, started_s=now_s)
+        return self._trial
 
     def on_first_token(self, attempt: BreakerAttempt, now_s: float) -> None:
-        """Notes the first token of an attempt. It proves a probe: an answer may take minutes, and others wait.
+        """Records the first token of an attempt.
 
-        If the request fails after that, it counts as any other failure.
+        The first token of a probe closes the breaker: the whole response may take minutes while other requests
+        wait.
+
+        If the probe fails after its first token, that counts like any other failure.
         """
-        if not attempt.has_ended and attempt is self._probe:
+        if not attempt.has_ended and attempt is self._trial:
             self._close(now_s)
             attempt._epoch = self._epoch
 
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome, now_s: float) -> bool:
-        """Ends an attempt with its outcome. A second call changes nothing.
+        """Records the outcome of an attempt. A second call changes nothing.
 
         Returns:
-            Whether this outcome has opened the breaker.
+            True if this outcome has opened the breaker.
         """
         if attempt.has_ended:
             return False
         attempt.has_ended = True
         if outcome is not AttemptOutcome.NEUTRAL:
             self._window.record_outcome(now_s, failed=outcome is AttemptOutcome.FAILURE)
-        if attempt is self._probe:
-            self._probe = None
+        if attempt is self._trial:
+            self._trial = None
             if outcome is AttemptOutcome.SUCCESS:
                 self._close(now_s)
             elif outcome is AttemptOutcome.FAILURE:
@@ -165,9 +170,9 @@ class CircuitBreaker:
         if self._consecutive_failures >= self._config.max_fails:
             self._open(now_s, f"{self._consecutive_failures} requests failed in a row")
             return True
-        recent = self._window.sums(now_s)
-        if recent.ended >= self._config.least_requests and recent.error_rate >= self._config.error_rate:
-            self._open(now_s, f"{recent.failed} of {recent.ended} requests failed")
+        sums = self._window.sums(now_s)
+        if sums.ended >= self._config.least_requests and sums.error_rate >= self._config.error_rate:
+            self._open(now_s, f"{sums.failed} of {sums.ended} requests failed")
             return True
         return False
 
@@ -178,12 +183,12 @@ class CircuitBreaker:
         self.cause = cause
         self.is_closed = False
         self._epoch += 1
-        self._open_until_s = now_s + self._draw() * self._ceiling.after(self.consecutive_openings)
+        self._open_until_s = now_s + self._draw() * self._backoff.after(self.consecutive_openings)
 
     def _close(self, now_s: float) -> None:
-        self._probe = None
+        self._trial = None
         self.is_closed = True
         self._epoch += 1
         self._consecutive_failures = 0
         self.closed_since_s = now_s
-        self._window.clear()  # what failed before it was opened must not open it again
+        self._window.clear()  # failures from before the opening must not open it again

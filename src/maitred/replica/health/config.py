@@ -1,4 +1,4 @@
-"""Settings of replica health: when a replica gets no requests for a while, and how it comes back."""
+"""Settings of replica health: circuit breaker, outlier detection and slow start."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ _Seconds = Annotated[float, Meta(gt=0, extra={"unit": "seconds"})]
 
 
 class BreakerConfig(Struct, frozen=True, kw_only=True):
-    """Settings of the circuit breaker: when a replica gets no more requests because they fail there."""
+    """Settings of the circuit breaker: when failures stop the requests to a replica, and for how long."""
 
     max_fails: Annotated[int, Meta(ge=1, description="Requests or probes that fail in a row until it is opened.")] = 5
     error_rate: Annotated[
@@ -27,7 +27,7 @@ class BreakerConfig(Struct, frozen=True, kw_only=True):
 
 
 class OutlierConfig(Struct, frozen=True, kw_only=True):
-    """Settings of outlier detection: when a replica is ejected because it does worse than the others of its pool."""
+    """Settings of outlier detection: when a replica is ejected because it is worse than its peers."""
 
     share: Annotated[
         float, Meta(ge=0, lt=1, description="Part of a pool's replicas that may be left out at a time; 0: none is.")
@@ -50,7 +50,7 @@ class OutlierConfig(Struct, frozen=True, kw_only=True):
 
 
 class HealthConfig(Struct, frozen=True, kw_only=True):
-    """Settings of replica health: when a replica gets fewer requests or none, and how it comes back."""
+    """Settings of replica health: circuit breaker, outlier detection and slow start."""
 
     breaker: BreakerConfig = BreakerConfig()
     outliers: OutlierConfig = OutlierConfig()

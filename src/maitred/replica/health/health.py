@@ -1,10 +1,9 @@
 """Health of one replica: its circuit breaker, its ejection as an outlier, and its slow start.
 
-    may it be sent to?  absent, as others know -> breaker -> ejection
-    with which weight?  what slow start allows after the later of the two
+    availability: not absent, and allowed by the circuit breaker, and not ejected
+    weight: slow start since the breaker closed or the ejection ended, whichever is later
 
-The sender of a request asks for `availability`, starts an attempt, reports its first token, and ends it with its
-outcome.
+The sender of a request checks `availability`, calls `start_attempt`, then `on_first_token`, then `on_end`.
 """
 
 from collections.abc import Callable
@@ -19,15 +18,15 @@ _NEVER_S = float("-inf")
 
 
 class ReplicaAvailability(Struct, frozen=True):
-    """Availability of a replica at one time: whether it may be sent a request, and with which weight."""
+    """Availability of a replica at one time: whether it may receive a request, and with which weight."""
 
     is_available: bool
     weight: float
-    """Weight in [0, 1]; 0 exactly where the replica is not available."""
+    """Weight in [0, 1]; it is 0 if and only if the replica is not available."""
     is_probe: bool = False
-    """Whether the next request is the probe that finds out if the replica works again."""
+    """Whether the next request is the probe of the half-open circuit breaker."""
     reason: str = ""
-    """Reason why it is not available, as the end of a sentence that begins with the replica's name."""
+    """Why it is not available: the rest of a sentence that starts with the replica's name; else empty."""
 
 
 _FULLY_AVAILABLE = ReplicaAvailability(True, 1.0)
@@ -39,14 +38,14 @@ class ReplicaHealth:
     Args:
         name: Name of the replica.
         config: The settings.
-        draw: Draws a number evenly from [0, 1).
-        is_absent: Returns whether the replica is away for a reason that is none of its requests', so that its peers
-            must do without it.
+        draw: Returns a uniformly distributed random number from [0, 1).
+        is_absent: Returns whether the replica is out of use for a reason other than failed requests: it is down, or
+            drained by an operator.
 
     Attributes:
         name: Name of the replica.
         breaker: Its circuit breaker.
-        ejections: Ejections so far, less those that were forgiven since.
+        ejections: Number of ejections, less one for each later comparison in which it was no outlier.
     """
 
     def __init__(
@@ -56,30 +55,30 @@ class ReplicaHealth:
         self.ejections = 0
         self._is_absent = is_absent
         self._config = config
-        self._window = OutcomeWindow(config.breaker.window_s)
-        self.breaker = CircuitBreaker(config.breaker, self._window, draw)
+        self._outcomes = OutcomeWindow(config.breaker.window_s)
+        self.breaker = CircuitBreaker(config.breaker, self._outcomes, draw)
         self._ejected_until_s = _NEVER_S
         self._ejection_cause = ""
 
     def reconfigure(self, config: HealthConfig) -> None:
-        """Applies new settings and keeps what has happened."""
+        """Applies new settings; the recorded outcomes are kept."""
         self._config = config
         self.breaker.reconfigure(config.breaker)
 
     # --- availability ---
 
     def availability(self, now_s: float, *, ignore_ejection: bool = False) -> ReplicaAvailability:
-        """Returns whether the replica may be sent a request, and with which weight.
+        """Returns whether the replica may receive a request, and with which weight.
 
         Args:
             now_s: Now.
-            ignore_ejection: Whether an ejection does not count, because no other replica is available.
+            ignore_ejection: Whether to ignore an ejection, because no other replica is available (panic mode).
         """
         config, breaker = self._config, self.breaker
-        ramp_s = config.slow_start_s
+        slow_start_s = config.slow_start_s
         if (
             breaker.is_closed
-            and now_s - max(breaker.closed_since_s, self._ejected_until_s) >= ramp_s
+            and now_s - max(breaker.closed_since_s, self._ejected_until_s) >= slow_start_s
             and not self.is_absent
         ):
             return _FULLY_AVAILABLE  # the common case
@@ -88,12 +87,12 @@ class ReplicaHealth:
             return ReplicaAvailability(False, 0.0, reason=reason)
         if breaker.state(now_s) is BreakerState.HALF_OPEN:
             return ReplicaAvailability(True, config.slow_start_least, is_probe=True)
-        returned_s = max(breaker.closed_since_s, min(self._ejected_until_s, now_s))
-        return ReplicaAvailability(True, slow_start_weight(now_s - returned_s, ramp_s, config.slow_start_least))
+        recovered_s = max(breaker.closed_since_s, min(self._ejected_until_s, now_s))
+        return ReplicaAvailability(True, slow_start_weight(now_s - recovered_s, slow_start_s, config.slow_start_least))
 
     @property
     def is_absent(self) -> bool:
-        """Whether the replica is away for a reason that is none of its requests'."""
+        """Whether the replica is out of use for a reason other than failed requests."""
         return self._is_absent()
 
     def _unavailable_reason(self, now_s: float, ignore_ejection: bool) -> str:
@@ -106,66 +105,67 @@ class ReplicaHealth:
         return ""
 
     def is_ejected(self, now_s: float) -> bool:
-        """Returns whether the replica is ejected for being worse than its peers."""
+        """Returns whether the replica is ejected as an outlier."""
         return now_s < self._ejected_until_s
 
     # --- attempts ---
 
     def start_attempt(self, now_s: float, *, ignore_ejection: bool = False) -> BreakerAttempt | None:
-        """Returns an attempt for a request to this replica, which must be given to `on_end`; None: it may not be sent.
+        """Starts an attempt, which must be passed to `on_end`; returns None if the request may not be sent.
 
-        Absence is no reason for None: a request that was dispatched to the replica before is sent, and finds out.
+        It ignores `is_absent`: a request that was already dispatched is sent, and fails
+        if the replica is down.
         """
         if self.is_ejected(now_s) and not ignore_ejection:
             return None
         return self.breaker.start_attempt(now_s)
 
     def on_first_token(self, attempt: BreakerAttempt, now_s: float, *, expected_s: float = 1.0) -> None:
-        """Notes the first token of an attempt and records its latency.
+        """Records the first token of an attempt, and its latency.
 
         Args:
             attempt: The attempt.
             now_s: Now.
-            expected_s: Predicted time to the first token. Peers are compared by the ratio, because a replica that gets
-                the long prompts is not the slow one.
+            expected_s: Predicted time to first token, by which the latency is divided. With the ratio, a replica that
+                gets longer prompts does not look slow.
         """
         if not attempt.has_ended:
-            self._window.record_latency(now_s, (now_s - attempt.started_s) / expected_s)
+            self._outcomes.record_latency(now_s, (now_s - attempt.started_s) / expected_s)
             self.breaker.on_first_token(attempt, now_s)
 
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome, now_s: float) -> None:
-        """Ends an attempt with its outcome. A second call changes nothing."""
+        """Records the outcome of an attempt. A second call changes nothing."""
         self.breaker.on_end(attempt, outcome, now_s)
 
     # --- outlier detection; see `PoolHealth` ---
 
     def recent_sums(self, now_s: float) -> WindowSums:
-        """Returns the sums of the recent window."""
-        return self._window.sums(now_s)
+        """Returns the sums of the outcome window."""
+        return self._outcomes.sums(now_s)
 
     def eject(self, now_s: float, cause: str) -> None:
-        """Ejects the replica, for longer each time."""
+        """Ejects the replica; each further ejection lasts longer, up to a limit."""
         outliers = self._config.outliers
         self.ejections += 1
         self._ejected_until_s = now_s + min(outliers.base_s * self.ejections, outliers.most_s)
         self._ejection_cause = cause
-        self._window.clear()  # after its return, only new outcomes count
+        self._outcomes.clear()  # after the ejection, only new outcomes count
 
     def forgive_ejection(self) -> None:
-        """Takes back one ejection, after a comparison in which the replica was no outlier."""
+        """Decrements the ejection count after a comparison in which the replica was no outlier."""
         self.ejections = max(0, self.ejections - 1)
 
 
 def slow_start_weight(elapsed_s: float, ramp_s: float, min_weight: float) -> float:
-    """Returns the part of its weight that a returning replica has, in [min_weight, 1].
+    """Returns the weight of a replica during slow start, in [min_weight, 1].
 
-    The weight rises in a straight line. A step to the whole weight would send the replica, at once, the load under
-    which it had failed; and as an idle replica it would look best to every policy that goes by load.
+    The weight rises linearly. With its full weight at once, the replica would immediately get the load under which it
+    failed, because load-based policies prefer an idle replica.
 
     Args:
-        elapsed_s: Time since the replica came back.
-        ramp_s: Time until it has its whole weight; 0: at once.
-        min_weight: Weight with which it begins.
+        elapsed_s: Time since the replica recovered.
+        ramp_s: Duration of the slow start; 0: there is none.
+        min_weight: Weight at the start.
     """
     if elapsed_s >= ramp_s or not ramp_s:
         return 1.0

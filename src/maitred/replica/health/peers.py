@@ -1,4 +1,4 @@
-"""Health of a pool: which of its replicas are ejected as outliers, and which can be used."""
+"""Health of a pool: ejects outliers, and ignores ejections if no other replica is available."""
 
 import math
 from collections.abc import Iterable
@@ -12,9 +12,9 @@ from maitred.replica.health.outliers import find_outliers
 class PoolHealth:
     """Health of all replicas of a pool.
 
-    Of the replicas that are present, no more than the configured share is ejected, and at least one that works stays.
-    If all others fail or go away afterwards, ejections no longer count: a slow answer is better than none (Envoy's
-    panic mode).
+    At most `share` of the present replicas is ejected, and at least one replica with a closed breaker remains. If all
+    others fail or go away afterwards, ejections no longer count: a slow answer is better than none (Envoy's panic
+    mode).
 
     Args:
         config: The settings.
@@ -23,69 +23,71 @@ class PoolHealth:
 
     def __init__(self, config: OutlierConfig, members: Iterable[ReplicaHealth]) -> None:
         self._config = config
-        self._members = {member.name: member for member in members}
-        self._next_sweep_s = float("-inf")
+        self._replicas = {member.name: member for member in members}
+        self._next_comparison_s = float("-inf")
 
     def reconfigure(self, config: OutlierConfig) -> None:
-        """Applies new settings to later comparisons."""
+        """Applies new settings, which take effect at the next comparison."""
         self._config = config
 
     def __getitem__(self, name: str) -> ReplicaHealth:
-        return self._members[name]
+        return self._replicas[name]
 
     def add(self, member: ReplicaHealth) -> None:
         """Adds a replica to the pool."""
-        self._members[member.name] = member
+        self._replicas[member.name] = member
 
     def remove(self, name: str) -> None:
         """Removes a replica from the pool."""
-        self._members.pop(name, None)
+        self._replicas.pop(name, None)
 
     def in_panic_mode(self, now_s: float) -> bool:
-        """Returns whether ejected replicas are used all the same, because no other is available."""
-        return not any(member.availability(now_s).is_available for member in self._members.values())
+        """Returns whether no replica is available, so that ejections are ignored."""
+        return not any(member.availability(now_s).is_available for member in self._replicas.values())
 
     def availability(self, name: str, now_s: float) -> ReplicaAvailability:
         """Returns the availability of one replica, with panic mode taken into account."""
-        availability = self._members[name].availability(now_s)
+        availability = self._replicas[name].availability(now_s)
         if availability.is_available or not self.in_panic_mode(now_s):
             return availability
-        return self._members[name].availability(now_s, ignore_ejection=True)
+        return self._replicas[name].availability(now_s, ignore_ejection=True)
 
     def availabilities(self, now_s: float) -> dict[str, ReplicaAvailability]:
         """Returns the availability of every replica.
 
-        No replica is available only if none is present whose breaker lets a request through.
+        No replica is available only if each one is absent or its breaker allows no request.
         """
         in_panic_mode = self.in_panic_mode(now_s)
         return {
-            name: member.availability(now_s, ignore_ejection=in_panic_mode) for name, member in self._members.items()
+            name: member.availability(now_s, ignore_ejection=in_panic_mode) for name, member in self._replicas.items()
         }
 
     def start_attempt(self, name: str, now_s: float) -> BreakerAttempt | None:
-        """Returns an attempt for a request to that replica, as `ReplicaHealth.start_attempt` does."""
-        member = self._members[name]
+        """Starts an attempt at one replica (see `ReplicaHealth.start_attempt`); applies panic mode."""
+        member = self._replicas[name]
         return member.start_attempt(now_s, ignore_ejection=member.is_ejected(now_s) and self.in_panic_mode(now_s))
 
     def eject_outliers(self, now_s: float) -> list[str]:
-        """Compares the replicas if the interval is over, and returns the names of those that are now ejected."""
-        if now_s < self._next_sweep_s:
+        """Compares the replicas if the interval has passed; returns the names of newly ejected ones."""
+        if now_s < self._next_comparison_s:
             return []
-        self._next_sweep_s = now_s + self._config.every_s
-        present = [replica for replica in self._members.values() if not replica.is_absent]
-        working = {
+        self._next_comparison_s = now_s + self._config.every_s
+        present = [replica for replica in self._replicas.values() if not replica.is_absent]
+        candidates = {
             replica.name: replica
             for replica in present
             if not replica.is_ejected(now_s) and replica.breaker.state(now_s) is BreakerState.CLOSED
         }
-        ejectable = math.floor(self._config.share * len(present) + 1e-9) - sum(
+        max_new_ejections = math.floor(self._config.share * len(present) + 1e-9) - sum(
             replica.is_ejected(now_s) for replica in present
         )
-        outliers = find_outliers({name: replica.recent_sums(now_s) for name, replica in working.items()}, self._config)
-        ejected = outliers[: max(0, min(ejectable, len(working) - 1))]
-        for outlier in ejected:
-            working[outlier.name].eject(now_s, outlier.reason)
-        for member in working.values():
+        outliers = find_outliers(
+            {name: replica.recent_sums(now_s) for name, replica in candidates.items()}, self._config
+        )
+        new_ejections = outliers[: max(0, min(max_new_ejections, len(candidates) - 1))]
+        for outlier in new_ejections:
+            candidates[outlier.name].eject(now_s, outlier.reason)
+        for member in candidates.values():
             if all(member.name != outlier.name for outlier in outliers):
                 member.forgive_ejection()
-        return [outlier.name for outlier in ejected]
+        return [outlier.name for outlier in new_ejections]

@@ -4,14 +4,14 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-_SLICES = 10
-"""Slices of the window, which moves by a tenth of itself: exact to that, with ten small sums whatever the traffic."""
+_BUCKET_COUNT = 10
+"""Number of slices: the window moves in steps of a tenth, and its memory does not depend on traffic."""
 _MIN_LATENCY_S = 1e-4
-"""Least latency that is told apart, because latencies are compared by their logarithm."""
+"""Minimum of a recorded latency; smaller ones are rounded up, because 0 has no logarithm."""
 
 
 @dataclass(slots=True)
-class _Slice:
+class _Bucket:
     number: int
     ended: int = 0
     failed: int = 0
@@ -27,28 +27,28 @@ class WindowSums:
     failed: int
     timed: int
     mean_latency_s: float
-    """Geometric mean of the latencies, which one slow request in twenty hardly moves; 0 where there are none."""
+    """Geometric mean of the latencies, which is robust against single slow requests; 0 if there are none."""
 
     @property
     def error_rate(self) -> float:
-        """Share of the requests that failed; 0 where no request has ended."""
+        """Share of the ended requests that failed; 0 if no request has ended."""
         return self.failed / self.ended if self.ended else 0.0
 
 
 class OutcomeWindow:
-    """Sliding window that counts the outcomes of the last `length_s` seconds.
+    """Sliding window of the outcomes of the last `length_s` seconds.
 
     Args:
         length_s: Length of the window.
     """
 
     def __init__(self, length_s: float) -> None:
-        self._slices: deque[_Slice] = deque()
-        self._slice_s = length_s / _SLICES
+        self._slices: deque[_Bucket] = deque()
+        self._slice_s = length_s / _BUCKET_COUNT
 
     def reconfigure(self, length_s: float) -> None:
-        """Sets the length; a window whose length changes forgets what it holds."""
-        slice_s = length_s / _SLICES
+        """Sets the length; a change of the length clears the window."""
+        slice_s = length_s / _BUCKET_COUNT
         if slice_s != self._slice_s:
             self.clear()
         self._slice_s = slice_s
@@ -66,29 +66,29 @@ class OutcomeWindow:
         current.log_latency_sum += math.log(max(seconds, _MIN_LATENCY_S))
 
     def sums(self, now_s: float) -> WindowSums:
-        """Returns the sums of what is in the window now."""
-        self._drop_old_slices(now_s)
-        timed = sum(slice_.timed for slice_ in self._slices)
+        """Returns the sums of the outcomes in the window at this time."""
+        self._advance(now_s)
+        latency_count = sum(slice_.timed for slice_ in self._slices)
         log_latency_sum = sum(slice_.log_latency_sum for slice_ in self._slices)
         return WindowSums(
             sum(slice_.ended for slice_ in self._slices),
             sum(slice_.failed for slice_ in self._slices),
-            timed,
-            math.exp(log_latency_sum / timed) if timed else 0.0,
+            latency_count,
+            math.exp(log_latency_sum / latency_count) if latency_count else 0.0,
         )
 
     def clear(self) -> None:
-        """Forgets all outcomes, so that only later ones count."""
+        """Deletes all outcomes, so that only later ones count."""
         self._slices.clear()
 
-    def _current_slice(self, now_s: float) -> _Slice:
-        number = self._drop_old_slices(now_s)
+    def _current_slice(self, now_s: float) -> _Bucket:
+        number = self._advance(now_s)
         if not self._slices or self._slices[-1].number < number:
-            self._slices.append(_Slice(number))
+            self._slices.append(_Bucket(number))
         return self._slices[-1]
 
-    def _drop_old_slices(self, now_s: float) -> int:
+    def _advance(self, now_s: float) -> int:
         number = int(now_s / self._slice_s)
-        while self._slices and self._slices[0].number <= number - _SLICES:
+        while self._slices and self._slices[0].number <= number - _BUCKET_COUNT:
             self._slices.popleft()
         return number

@@ -1,6 +1,6 @@
-"""HTTP/1.1 client for model servers: one request on a connection at a time, many connections.
+"""HTTP/1.1 client for model servers, without pipelining.
 
-`request_head` encodes requests, `connection` carries one request and reads its response, `pool` keeps the connections
-to a server. There are no redirects, cookies, proxies or compressed bodies, since model servers have no use for them.
-The code is short enough that a response which arrives in one piece is read in one call.
+`request_head` encodes requests, `connection` sends one and parses its response, and `pool` reuses the connections to a
+server. It has no redirects, cookies, proxies or compressed bodies, because model servers do not use them. A response
+that arrives in one piece is parsed in one call.
 """

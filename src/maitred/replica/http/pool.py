@@ -1,4 +1,4 @@
-"""Connection pool of one server: keeps idle connections while they are useful, and opens new ones when none is idle."""
+"""Connection pool of one server: reuses idle connections, and opens new ones when none is idle."""
 
 import asyncio
 import socket
@@ -12,33 +12,36 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 from maitred.replica.http.connection import HttpConnection, Response, ResponseBroken
 
 _KEEPALIVE_EXPIRY_S = 3.0
-"""Longest idle time of a connection.
+"""Time after which an idle connection is closed.
 
-Servers close idle ones later (uvicorn 5 s, Node 5 s): this end should close first.
+It is shorter than the keep-alive time-outs of servers (uvicorn 5 s, Node 5 s), so that the client closes first.
 """
 _DNS_TTL_S = 10.0
-"""How long the resolved addresses of a host name are reused."""
+"""Time for which resolved addresses are cached."""
 _REQUEST_TIMEOUT_STATUS = 408
-"""HTTP status with which a server ends a connection on which no request came in time.
+"""HTTP status of a server that closes a connection because it received no request in time.
 
-On a reused connection it means that the connection was idle for too long.
+On a reused connection it means that the connection was idle too long, so the request can be repeated.
 """
 _HAPPY_EYEBALLS_DELAY_S = 0.25
-"""Time after which the next address is tried beside one that does not answer: the delay that RFC 8305 recommends."""
+"""Delay before a parallel attempt to connect to the next address, as recommended by RFC 8305."""
 
 
 class ConnectFailed(Exception):
-    """Error of a connection that could not be made, or not safely. Its text has the system's reason."""
+    """The connection could not be established, or its TLS handshake failed.
+
+    The message contains the operating system's reason.
+    """
 
 
 class OpenConnections:
-    """Set of all open connections, to every server. A context; leaving it closes them.
+    """Set of the open connections of all pools. It is an async context manager; its exit closes the connections.
 
-    It and its connections belong to the event loop in which it was entered.
+    The set and its connections may be used only in the event loop in which it was entered.
     """
 
     def __init__(self) -> None:
-        self._connections: set[HttpConnection] = set()
+        self._registry: set[HttpConnection] = set()
         self._all_closed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -47,20 +50,20 @@ class OpenConnections:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for connection in [*self._connections]:
+        for connection in [*self._registry]:
             connection.close()
-        if self._connections:
+        if self._registry:
             self._all_closed.clear()
             await self._all_closed.wait()
 
     def add(self, connection: HttpConnection) -> None:
-        """Adds a connection that was opened."""
-        self._connections.add(connection)
+        """Adds an opened connection."""
+        self._registry.add(connection)
 
     def remove(self, connection: HttpConnection) -> None:
-        """Removes a connection that was closed."""
-        self._connections.discard(connection)
-        if not self._connections:
+        """Removes a closed connection."""
+        self._registry.discard(connection)
+        if not self._registry:
             self._all_closed.set()
 
 
@@ -68,11 +71,11 @@ class HostPool:
     """Connection pool of one server.
 
     Args:
-        connections: Set of open connections, which closes those of this pool in the end.
+        connections: Set of open connections to which this pool adds its own; it closes them at its exit.
         host: Name or address of the server.
         port: Port of the server.
-        connect_timeout_s: Time limit of a connect, with its TLS handshake.
-        tls: Makes the context that checks the server's certificate; None: there is no TLS.
+        connect_timeout_s: Time limit for connecting, including the TLS handshake.
+        tls: Factory of the TLS context; None: the connection uses no TLS.
     """
 
     def __init__(
@@ -83,37 +86,37 @@ class HostPool:
         connect_timeout_s: float,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        self._connections = connections
+        self._registry = connections
         self._host = host
         self._port = port
         self._connect_timeout_s = connect_timeout_s
         self._make_tls = tls
         self._tls: ssl.SSLContext | None = None
-        self._idle: list[tuple[HttpConnection, float]] = []
-        """Idle connections, each with the time since when; the longest idle first."""
+        self._idle_connections: list[tuple[HttpConnection, float]] = []
+        """Idle connections with the start of their idle time; the longest idle one first."""
         self._expiry_timer: asyncio.TimerHandle | None = None
         self._addresses: list[AddrInfoType] = []
-        self._addresses_expire_s = 0.0
+        self._addresses_expiry_s = 0.0
         self._resolve_lock = asyncio.Lock()
 
     async def send(self, request: bytes, *, reuse: bool = True, deadline_s: float | None = None) -> Response:
-        """Sends a request and returns the response when its head is there.
+        """Sends a request, waits for the head of the response and returns the response.
 
-        A server may close a connection in the moment in which it is used again. If the server has sent nothing, or only
-        that no request came in time, the request is sent once more, on a new connection.
+        A server may close an idle connection at the moment when it is reused. If the server then sends nothing or a
+        408, the request is sent again on a new connection.
 
         Args:
             request: The complete request.
-            reuse: Whether it may use a connection that has served before.
-            deadline_s: Latest time for the head, by the event loop's clock; None: there is none.
+            reuse: Whether the request may use an idle connection.
+            deadline_s: Deadline of the response head, by the clock of the event loop; None: there is none.
 
         Raises:
-            ConnectFailed: The request could not be sent.
+            ConnectFailed: No connection could be established.
             ResponseBroken: The connection ended before the head.
-            TimeoutError: The head has not come in time.
+            TimeoutError: The head was not received by the deadline.
         """
-        while reuse and self._idle:
-            connection, _ = self._idle.pop()
+        while reuse and self._idle_connections:
+            connection, _ = self._idle_connections.pop()
             if connection.is_open:
                 response = connection.send(request)
                 try:
@@ -144,7 +147,7 @@ class HostPool:
                     "server_hostname": None if self._tls is None else self._host,
                 }
                 if len(addresses) == 1 and addresses[0][0] == socket.AF_INET:
-                    # The event loop's own connect takes a third of the time.
+                    # A direct connect takes a third of the time of `start_connection`.
                     host, port = addresses[0][4][:2]
                     _, connection = await loop.create_connection(self._make_connection, host, port, **options)
                 else:
@@ -162,34 +165,36 @@ class HostPool:
             ) from None
         except (OSError, ValueError) as error:
             raise ConnectFailed(f"no connection to {self._host}:{self._port}: {error}") from None
-        self._connections.add(connection)
+        self._registry.add(connection)
         return connection
 
     def _make_connection(self) -> HttpConnection:
-        return HttpConnection(self._release, self._connections.remove)
+        return HttpConnection(self._release, self._registry.remove)
 
     async def _resolve(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:
-        """Resolves the host name; of many concurrent callers, one resolves and the others use its result."""
+        """Resolves the host name, with a cache; concurrent callers share one look-up."""
         async with self._resolve_lock:
-            if not self._addresses or self._addresses_expire_s < loop.time():
+            if not self._addresses or self._addresses_expiry_s < loop.time():
                 self._addresses = [*await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)]
-                self._addresses_expire_s = loop.time() + _DNS_TTL_S
+                self._addresses_expiry_s = loop.time() + _DNS_TTL_S
         return self._addresses
 
     def _release(self, connection: HttpConnection) -> None:
-        """Returns a connection that has served to the idle ones."""
+        """Returns a connection to the pool after its response."""
         loop = asyncio.get_running_loop()
-        self._idle.append((connection, loop.time()))
+        self._idle_connections.append((connection, loop.time()))
         if self._expiry_timer is None:
             self._expiry_timer = loop.call_later(_KEEPALIVE_EXPIRY_S, self._close_expired, loop)
 
     def _close_expired(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Closes connections that have been idle for too long."""
-        expired_s = loop.time() - _KEEPALIVE_EXPIRY_S
-        expired = [connection for connection, since_s in self._idle if since_s <= expired_s]
-        self._idle = [entry for entry in self._idle if entry[1] > expired_s and entry[0].is_open]
-        for connection in expired:
+        """Closes the connections that have been idle for `_KEEPALIVE_EXPIRY_S`."""
+        cutoff_s = loop.time() - _KEEPALIVE_EXPIRY_S
+        expired_connections = [connection for connection, since_s in self._idle_connections if since_s <= cutoff_s]
+        self._idle_connections = [entry for entry in self._idle_connections if entry[1] > cutoff_s and entry[0].is_open]
+        for connection in expired_connections:
             connection.close()
         self._expiry_timer = (
-            loop.call_at(self._idle[0][1] + _KEEPALIVE_EXPIRY_S, self._close_expired, loop) if self._idle else None
+            loop.call_at(self._idle_connections[0][1] + _KEEPALIVE_EXPIRY_S, self._close_expired, loop)
+            if self._idle_connections
+            else None
         )

@@ -1,7 +1,6 @@
-"""Upstreams: servers of other operators as replicas, by OpenAI's HTTP API or Anthropic's.
+"""Upstreams: servers of other operators, used as replicas over OpenAI's or Anthropic's HTTP API.
 
-A request passes through the modules in this order: `request_body` encodes it as the server's entry in `dialects` wants
-it, `replica` sends it, `stream` reads the bytes of the response, `openai_stream` (or `anthropic`) parses them into
-deltas or finds what is wrong with them, and `errors` maps a rejection to an error for the caller. Meanwhile `probe`
-checks whether the server is up at all.
+A request passes through the modules in this order: `request_body` encodes it in the server's dialect (`dialects`),
+`replica` sends it, `stream` reads the response, `openai_stream` or `anthropic` parses it into deltas, and `errors` maps
+a rejection to an error for the caller. In the background, `probe` checks whether the server is up.
 """

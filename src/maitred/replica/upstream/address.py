@@ -1,4 +1,4 @@
-"""URL of an upstream's API, checked and taken apart."""
+"""URL of an upstream's API, validated and parsed."""
 
 from ipaddress import ip_address
 from urllib.parse import quote, urlsplit
@@ -6,54 +6,53 @@ from urllib.parse import quote, urlsplit
 from maitred.core.errors import ConfigInvalid
 from maitred.core.loopback import is_loopback
 
-_PATH_SAFE = "/%:@!$&'()*+,;=~"
-"""Characters of a URL's path that stay as they are (RFC 3986); what is percent-encoded already stays so."""
-_QUERY_SAFE = _PATH_SAFE + "?"
+_PATH_SAFE_CHARACTERS = "/%:@!$&'()*+,;=~"
+"""Characters of a path that are not percent-encoded (RFC 3986); `%` keeps existing encodings."""
+_QUERY_SAFE = _PATH_SAFE_CHARACTERS + "?"
 
 
 class UpstreamUrl:
-    """Checked URL of an upstream's API.
+    """Validated URL of an upstream's API.
 
     Args:
-        url: The URL as it is configured.
+        url: The configured URL.
 
     Attributes:
         host, port: Host and port of the server.
-        host_and_port: Host and port as the URL has them; without a user, which it must not have.
-        uses_tls: Whether the server is reached by TLS.
-        is_confidential: Whether no third party can read the traffic: it uses TLS, or never leaves this machine.
-        is_private: Whether the address surely belongs to this machine or a private network; False for a host name, of
-            which that is not known.
+        host_and_port: Host and, if the URL has one, port, as in the Host header.
+        uses_tls: Whether the scheme is https.
+        is_confidential: Whether the traffic uses TLS or stays on this machine, so that no third party can read it.
+        is_private: Whether the host is an address of this machine or of a private network; False for other host names.
 
     Raises:
-        ConfigInvalid: The text is no URL of an HTTP server, or it holds parts that belong elsewhere.
+        ConfigInvalid: The text is not an HTTP URL, or it contains a user, a password or a fragment.
     """
 
     def __init__(self, url: str) -> None:
         try:
-            parts = urlsplit(url)
-            port = parts.port
+            split_url = urlsplit(url)
+            port = split_url.port
         except ValueError as error:
             raise ConfigInvalid(f"{url!r} is not a URL: {error}.") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if split_url.scheme not in ("http", "https") or not split_url.hostname:
             raise ConfigInvalid(f"{url!r} is not the URL of an HTTP server. Write it as https://host/v1.")
-        if parts.username is not None or parts.password is not None:
+        if split_url.username is not None or split_url.password is not None:
             # The message does not repeat the URL: it may hold a password.
             raise ConfigInvalid("The URL has a user or a password in it. Give the credential as `api_key`.")
-        if parts.fragment:
+        if split_url.fragment:
             raise ConfigInvalid(f"{url!r} has a fragment, which no server gets to see. Remove what follows the #.")
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        self.host = parts.hostname
-        self.port = port or {"http": 80, "https": 443}[parts.scheme]
-        self.host_and_port = host if port is None else f"{host}:{port}"
-        self.uses_tls = parts.scheme == "https"
-        self.is_confidential = self.uses_tls or is_loopback(parts.hostname)
-        self.is_private = is_loopback(parts.hostname) or _is_private(parts.hostname)
-        self._path = quote(parts.path.rstrip("/"), safe=_PATH_SAFE)
-        self._query = f"?{quote(parts.query, safe=_QUERY_SAFE)}" if parts.query else ""
+        bracketed_host = f"[{split_url.hostname}]" if ":" in split_url.hostname else split_url.hostname
+        self.host = split_url.hostname
+        self.port = port or {"http": 80, "https": 443}[split_url.scheme]
+        self.host_and_port = bracketed_host if port is None else f"{bracketed_host}:{port}"
+        self.uses_tls = split_url.scheme == "https"
+        self.is_confidential = self.uses_tls or is_loopback(split_url.hostname)
+        self.is_private = is_loopback(split_url.hostname) or _is_private(split_url.hostname)
+        self._path = quote(split_url.path.rstrip("/"), safe=_PATH_SAFE_CHARACTERS)
+        self._query = f"?{quote(split_url.query, safe=_QUERY_SAFE)}" if split_url.query else ""
 
     def target(self, path: str) -> str:
-        """Returns the request target of a path: below the API's URL, or at the root if it begins with a slash."""
+        """Returns the request target of a path, which is relative to the API's URL unless it begins with /."""
         return (path if path.startswith("/") else f"{self._path}/{path}") + self._query
 
 

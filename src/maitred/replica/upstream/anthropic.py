@@ -1,4 +1,4 @@
-"""Dialect of Anthropic's Messages API: encodes requests and parses streams, by means of `maitred.wire.anthropic`."""
+"""Anthropic's Messages API: encodes requests and parses streams, with `maitred.wire.anthropic`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.sse import SSEDecoder
 
 DEFAULT_MAX_TOKENS = 4096
-"""Limit of output tokens where neither the caller, nor a limit, nor `parameters` names one; Messages demands one."""
+"""Value of `max_tokens` if neither the request nor `parameters` sets it; the API requires one."""
 
 
 def encode_messages_body(request: TextRequest, model: str, parameters: Mapping[str, Any]) -> bytes:
@@ -36,11 +36,11 @@ class AnthropicStreamParser:
     """Parser of one stream of the Messages API. Implements `StreamParser` of `maitred.replica.upstream.openai_stream`.
 
     Args:
-        server: Name of the server, for the log.
+        server: Name of the server, for log messages.
 
     Attributes:
-        has_begun: Whether any part of the answer has come.
-        is_complete: Whether everything has come.
+        has_begun: Whether any part of the response was received.
+        is_complete: Whether the whole response was received.
     """
 
     def __init__(self, server: str) -> None:
@@ -49,37 +49,38 @@ class AnthropicStreamParser:
         self._server = server
         self._decoder = SSEDecoder()
         self._parser = MessagesStreamParser()
-        self._undecoded_bytes = 0
+        self._incomplete_event_bytes = 0
 
     def feed(self, data: bytes) -> TextBatch | None:
-        """Parses bytes and returns the batch that they add; None if they add nothing.
+        """Parses data and returns a batch of new deltas; None if there are none.
 
-        The usage comes with the last batch: before, the server has not counted what it has written.
+        Only the last batch has the usage, because the server reports its output
+        tokens at the end.
         """
-        parts: list[TextDelta] = []
+        deltas: list[TextDelta] = []
         events = self._decoder.feed(data)
-        self._undecoded_bytes = 0 if events else self._undecoded_bytes + len(data)
-        if self._undecoded_bytes > MAX_EVENT_BYTES:
+        self._incomplete_event_bytes = 0 if events else self._incomplete_event_bytes + len(data)
+        if self._incomplete_event_bytes > MAX_EVENT_BYTES:
             raise make_replica_lost("it sent an event without an end")
         try:
             for event in events:
-                parts += map(_make_delta, self._parser.feed(event))
+                deltas += map(_make_delta, self._parser.feed(event))
         except AnswerBroken as failure:
             raise make_replica_lost(str(failure)) from None
         except AnswerFailed as failure:
-            if self.has_begun or parts:
+            if self.has_begun or deltas:
                 raise make_replica_lost(f"it reported an error: {str(failure)[:200]}") from None
             raise make_failure(self._server, failure.status, ServerError(failure.message, failure.kind), None) from None
-        self.has_begun = self.has_begun or bool(parts)
+        self.has_begun = self.has_begun or bool(deltas)
         self.is_complete = self._parser.is_complete
         return (
-            TextBatch(parts, self._parser.usage if self.is_complete else None, len(parts), self.is_complete)
-            if parts
+            TextBatch(deltas, self._parser.usage if self.is_complete else None, len(deltas), self.is_complete)
+            if deltas
             else None
         )
 
     def on_end(self) -> None:
-        """Notes the end of the body; raises ReplicaLost if the answer is not complete."""
+        """Handles the end of the body; raises ReplicaLost if the response is incomplete."""
         try:
             self._parser.on_end()
         except AnswerBroken as failure:

@@ -1,4 +1,4 @@
-"""Structs of a stream chunk of OpenAI's API, with the fields that are used here."""
+"""Structs of the chunks of OpenAI's streams, with the fields that the gateway uses."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from maitred.core.request import MOST_TOKENS, Usage
 
 
 class PromptDetails(msgspec.Struct):
-    """Details of the prompt tokens in a usage."""
+    """Details of the prompt tokens, as in OpenAI's `prompt_tokens_details`."""
 
     cached_tokens: int | None = None
 
@@ -23,7 +23,7 @@ class ReportedUsage(msgspec.Struct):
     prompt_tokens_details: PromptDetails | None = None
 
     def to_usage(self) -> Usage | None:
-        """Returns the usage as a `Usage`; None if the reported numbers cannot be right."""
+        """Converts it into a `Usage`; None if the numbers are missing or out of range."""
         prompt, completion, details = self.prompt_tokens, self.completion_tokens, self.prompt_tokens_details
         cached = (details.cached_tokens if details else None) or 0
         if prompt is None or completion is None or cached < 0:
@@ -34,7 +34,7 @@ class ReportedUsage(msgspec.Struct):
 
 
 class ChunkDelta(msgspec.Struct):
-    """New part of a message."""
+    """OpenAI's `delta`: an addition to the message."""
 
     content: Any = None
     tool_calls: Any = None
@@ -43,21 +43,21 @@ class ChunkDelta(msgspec.Struct):
     reasoning: Any = None
 
 
-class _Function(msgspec.Struct):
+class _FunctionDelta(msgspec.Struct):
     name: str | None = None
     arguments: str | None = None
 
 
-class _ToolCallPiece(msgspec.Struct):
+class _ToolCallDelta(msgspec.Struct):
     index: int | None = None
     id: str | None = None
-    function: _Function | None = None
+    function: _FunctionDelta | None = None
 
 
 def are_tool_calls(pieces: Any) -> bool:  # noqa: ANN401 - whatever JSON can be
-    """Returns whether these are pieces of tool calls with the types that their consumers expect."""
+    """Returns whether the value is a list of tool call deltas with valid types."""
     try:
-        msgspec.convert(pieces, list[_ToolCallPiece])
+        msgspec.convert(pieces, list[_ToolCallDelta])
     except msgspec.ValidationError:
         return False
     return True
@@ -79,7 +79,7 @@ class _TokenLogprobs(_TopLogprob):
 
 
 class Logprobs(msgspec.Struct):
-    """Log-probabilities of a chat chunk (`content`) or of a text chunk (the other fields, one entry per token)."""
+    """Log-probabilities: of a chat chunk in `content`, of a completions chunk in the other fields."""
 
     content: list[_TokenLogprobs] | None = None
     tokens: list[str] | None = None
@@ -89,7 +89,7 @@ class Logprobs(msgspec.Struct):
 
 
 class ChunkChoice(msgspec.Struct):
-    """New part of one choice."""
+    """OpenAI's `choices[]`: an addition to one choice."""
 
     index: int = 0
     delta: ChunkDelta | None = None
@@ -99,13 +99,13 @@ class ChunkChoice(msgspec.Struct):
 
 
 class UpstreamChunk(msgspec.Struct):
-    """Data of one event of the stream."""
+    """Data of one server-sent event: a chunk of the stream."""
 
     choices: list[ChunkChoice] | None = None
     usage: ReportedUsage | None = None
 
     def plain_text(self) -> str | None:
-        """Returns the text of a chunk that has nothing else of an answer, as most have; None for any other chunk."""
+        """Returns the text if the chunk has only text of one choice, the common case; else None."""
         choices = self.choices
         if choices is None or len(choices) != 1:
             return None
@@ -120,52 +120,51 @@ class UpstreamChunk(msgspec.Struct):
         return text if isinstance(text, str) and text else None
 
 
-_decoder = msgspec.json.Decoder(UpstreamChunk)
+_chunk_decoder = msgspec.json.Decoder(UpstreamChunk)
 
 
 def parse_chunk(data: bytes) -> UpstreamChunk | None:
-    """Parses one chunk; None if the data is no chunk.
+    """Parses one chunk; returns None if the data is not a chunk.
 
-    Bytes that are not UTF-8 are replaced, as in every event stream.
+    Invalid UTF-8 is replaced, as the specification of event streams requires.
     """
     try:
         try:
-            return _decoder.decode(data)
+            return _chunk_decoder.decode(data)
         except UnicodeDecodeError:
-            return _decoder.decode(data.decode("utf-8", "replace"))
+            return _chunk_decoder.decode(data.decode("utf-8", "replace"))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
 
 
 def parse_chunks(events: Sequence[bytes]) -> list[UpstreamChunk] | None:
-    """Parses events in one call, a line each; without ``[DONE]``, if that is the last of several.
+    """Parses several events with one call of the JSON decoder; a ``[DONE]`` at the end is skipped.
 
-    Where a line begins with ``{`` and the one before ends with ``}``, no value can go on from one line to the next, and
-    with as many values as lines each line has its own. None: the events are not like that, and have to be parsed one by
-    one.
+    It joins the events with line breaks; if every break is between ``}`` and ``{`` and there are as many values as
+    events, each event is one value. Otherwise it returns None, and the caller must parse the events one by one.
     """
     if len(events) == 1:
         try:
-            return [_decoder.decode(events[0])]
+            return [_chunk_decoder.decode(events[0])]
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return None
-    count = len(events) - (events[-1] == b"[DONE]")
-    lines = b"\n".join(events[:count])
-    if lines.count(b"}\n{") != count - 1 or lines.count(b"\n") != count - 1:
+    chunk_count = len(events) - (events[-1] == b"[DONE]")
+    lines = b"\n".join(events[:chunk_count])
+    if lines.count(b"}\n{") != chunk_count - 1 or lines.count(b"\n") != chunk_count - 1:
         return None
     try:
-        chunks = _decoder.decode_lines(lines)
+        chunks = _chunk_decoder.decode_lines(lines)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    return chunks if len(chunks) == count else None
+    return chunks if len(chunks) == chunk_count else None
 
 
 def parse_scores(logprobs: Logprobs | None, offset: int) -> list[TokenScore] | None:
-    """Returns one score per token; None if there are none.
+    """Returns the log-probabilities of each token; None if the chunk has none.
 
     Args:
         logprobs: Log-probabilities of a chunk.
-        offset: Characters of the choice's text before the chunk.
+        offset: Number of characters of the choice's text before this chunk.
     """
     if logprobs is None:
         return None
@@ -179,14 +178,14 @@ def parse_scores(logprobs: Logprobs | None, offset: int) -> list[TokenScore] | N
         return scores
     if logprobs.tokens is None:
         return None
-    values, tops = logprobs.token_logprobs or (), logprobs.top_logprobs or ()
+    token_logprobs, tops = logprobs.token_logprobs or (), logprobs.top_logprobs or ()
     offsets = logprobs.text_offset or ()
     for position, text in enumerate(logprobs.tokens):
-        value = values[position] if position < len(values) else None
+        value = token_logprobs[position] if position < len(token_logprobs) else None
         top = (tops[position] if position < len(tops) else None) or {}
         scores.append(
             TokenScore(
-                # The first token of an echoed prompt has no log-probability; a `TokenLogprob` must have one.
+                # The first token of an echoed prompt has no log-probability, but `TokenLogprob` requires one: use 0.
                 TokenLogprob(text, text.encode(), 0.0 if value is None else value),
                 [TokenLogprob(other, other.encode(), logprob) for other, logprob in top.items()],
                 offsets[position] if position < len(offsets) else offset,

@@ -1,4 +1,4 @@
-"""Settings of the `upstreams` of a model: servers of other operators, and how they are addressed."""
+"""Settings of the `upstreams` of a model: URL, credential, dialect and time limits of each server."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,13 +12,13 @@ from maitred.replica.http.request_head import encode_header
 from maitred.replica.upstream.address import UpstreamUrl
 from maitred.replica.upstream.dialects import DIALECTS, DialectName
 
-_SECONDS = {"unit": "seconds"}
+_SECONDS_UNIT = {"unit": "seconds"}
 
 
 class UpstreamConfig(Struct, frozen=True, kw_only=True):
-    """Settings of one server that answers requests of the model.
+    """Settings of one upstream server of a model.
 
-    Of several servers, each request goes to one that has capacity for it.
+    If a model has several servers, each request is dispatched to one of them.
     """
 
     url: Annotated[
@@ -69,7 +69,7 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = {}
     connect_timeout_s: Annotated[
-        float, Meta(gt=0, le=600, description="To connect, with the TLS handshake.", extra=_SECONDS)
+        float, Meta(gt=0, le=600, description="To connect, with the TLS handshake.", extra=_SECONDS_UNIT)
     ] = 5.0
     first_part_timeout_s: Annotated[
         float,
@@ -78,23 +78,25 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
             le=86_400,
             description="From the request to the first part of the answer. A server that queues may need longer than "
             "one that does not; signs of life that are no answer do not count.",
-            extra=_SECONDS,
+            extra=_SECONDS_UNIT,
         ),
     ] = 120.0
     idle_timeout_s: Annotated[
-        float, Meta(gt=0, le=86_400, description="Between two pieces of an answer that has begun.", extra=_SECONDS)
+        float, Meta(gt=0, le=86_400, description="Between two pieces of an answer that has begun.", extra=_SECONDS_UNIT)
     ] = 60.0
     total_timeout_s: Annotated[
-        float, Meta(gt=0, le=86_400, description="From the request to the end of the answer.", extra=_SECONDS)
+        float, Meta(gt=0, le=86_400, description="From the request to the end of the answer.", extra=_SECONDS_UNIT)
     ] = 1800.0
     probe_every_s: Annotated[
-        float, Meta(gt=0, le=3600, description="Between two looks whether it is there.", extra=_SECONDS)
+        float, Meta(gt=0, le=3600, description="Between two looks whether it is there.", extra=_SECONDS_UNIT)
     ] = 5.0
-    probe_timeout_s: Annotated[float, Meta(gt=0, le=600, description="For one of these looks.", extra=_SECONDS)] = 5.0
+    probe_timeout_s: Annotated[
+        float, Meta(gt=0, le=600, description="For one of these looks.", extra=_SECONDS_UNIT)
+    ] = 5.0
 
 
 _CREDENTIAL_HEADERS = frozenset({"authorization", "api-key", "x-api-key", "proxy-authorization", "cookie"})
-_CONNECTION_HEADERS = frozenset(
+_RESERVED_HEADERS = frozenset(
     {"content-length", "content-type", "transfer-encoding", "host", "connection", "accept-encoding"}
 )
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
@@ -102,47 +104,50 @@ _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 
 
 def upstream_faults(upstreams: Sequence[UpstreamConfig], location: str) -> Iterator[tuple[str, str]]:
-    """Yields for each fault the setting to point at and what is wrong.
+    """Yields the name of the setting and a message for each error in the settings.
 
     Args:
         upstreams: The servers of one model.
-        location: The dotted name of their list.
+        location: Dotted name of the list in the configuration, for the messages.
     """
     if not upstreams:
         yield location, "Must name at least one server."
     names: set[str] = set()
     for index, upstream in enumerate(upstreams):
-        key = f"{location}[{index}]"
+        setting = f"{location}[{index}]"
         try:
             parsed_url = UpstreamUrl(upstream.url)
         except ConfigInvalid as error:
-            yield f"{key}.url", str(error)
+            yield f"{setting}.url", str(error)
             continue
         name = upstream.name or parsed_url.host_and_port
         if name in names:
-            yield f"{key}.name", f"Another upstream of this model is called {name!r}. Give this one a name of its own."
+            yield (
+                f"{setting}.name",
+                f"Another upstream of this model is called {name!r}. Give this one a name of its own.",
+            )
         names.add(name)
         if upstream.api_key is not None and not parsed_url.is_confidential:
             yield (
-                f"{key}.url",
+                f"{setting}.url",
                 "An API key would go over the network in the open. Use https, or an address of this machine.",
             )
         for header, value in upstream.headers.items():
             if header.lower() in _CREDENTIAL_HEADERS:
-                yield f"{key}.headers", f"{header} holds a credential. Give it as `api_key`, by reference."
-            elif header.lower() in _CONNECTION_HEADERS:
-                yield f"{key}.headers", f"{header} is set by the connection itself. Remove it."
+                yield f"{setting}.headers", f"{header} holds a credential. Give it as `api_key`, by reference."
+            elif header.lower() in _RESERVED_HEADERS:
+                yield f"{setting}.headers", f"{header} is set by the connection itself. Remove it."
             elif not _HEADER_NAME.fullmatch(header):
-                yield f"{key}.headers", f"{header!r} is no name of a header. Use letters, digits and hyphens."
+                yield f"{setting}.headers", f"{header!r} is no name of a header. Use letters, digits and hyphens."
             else:
                 try:
                     encode_header(header, value)
                 except ValueError as error:
-                    yield f"{key}.headers", str(error)
+                    yield f"{setting}.headers", str(error)
 
 
 def continuation_faults(upstreams: Sequence[UpstreamConfig], location: str) -> Iterator[tuple[str, str]]:
-    """Yields the servers that cannot continue another one's answer, for a model with `continuation: reprompt`.
+    """Yields an error for each server that cannot continue another server's response.
 
     Args:
         upstreams: The servers of the model.

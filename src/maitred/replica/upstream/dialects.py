@@ -1,7 +1,7 @@
-"""Dialects of OpenAI's API: the differences between its servers, as data.
+"""Dialects of OpenAI's API: the differences between server implementations, as data.
 
-A dialect names three things: where a server reports its health and load, which fields may be sent to it, and which
-rules its answers keep. All servers stop working on a request when its connection is closed. The sources are the
+A dialect names three things: A dialect defines where a server reports its health and load, which request fields it
+accepts, and how its streams end. Every server cancels a request when its connection is closed. The sources are the
 servers' own documentation, named beside each entry.
 """
 
@@ -19,47 +19,47 @@ _OPENAI_FIELDS = frozenset(
         *("reasoning_effort", "verbosity", "prediction", "prompt_cache_key", "safety_identifier", "store"),
     }
 )
-"""OpenAI's own fields whose answers can be passed on: not audio, not images, not functions of before 2023."""
+"""Request fields of OpenAI's API that the gateway supports; not audio, images or the old `functions`."""
 _SAMPLING_FIELDS = frozenset({"top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"})
 _GUIDED_FIELDS = frozenset({"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
 _CONTINUE_LAST_MESSAGE: Mapping[str, object] = {"continue_final_message": True, "add_generation_prompt": False}
-"""Fields that continue the last message.
+"""Fields that make the server continue the last message.
 
-The names are those of `apply_chat_template` in Transformers, which several servers have taken over.
+Several servers took the names from `apply_chat_template` in Transformers.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LoadGauges:
-    """Names of the Prometheus gauges of a server's load, all of which may occur once for each engine."""
+    """Names of the Prometheus gauges of a server's load; each may have one sample per engine."""
 
     running: str
     waiting: str
     kv_usage: tuple[str, ...] = ()
-    """Usage of the KV cache, from 0 to 1; of several names the first that is there counts."""
+    """Names of the gauge of KV cache usage (0 to 1); the first name that exists is used."""
     path: str = "/metrics"
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamDialect:
-    """Differences of one kind of server.
+    """Properties of one server implementation.
 
     Attributes:
-        health_path: A path that answers 200 when requests can run; at the root of the server if it begins with a slash,
-            below the URL of the API otherwise.
-        load_gauges: Gauges of its load; None: it reports none.
-        allowed_fields: Fields that may be sent. Other fields of a caller's request are rejected, since the server would
-            ignore them.
-        limit_field: Name of a conversation's `max_tokens`.
-        key_header: The header that carries the API key; ``Authorization`` takes it as a bearer token.
-        stream_options: Options that ask for the usage.
-        has_token_per_chunk: Whether every chunk with text has at least one token of its own, so that more chunks than
-            tokens are chunks that were sent twice.
-        headers: Headers of every request.
-        sends_done: Whether a stream ends with ``[DONE]``. Elsewhere it ends with its usage, and then the body.
-        has_usage_per_choice: Whether each of several choices is counted by itself, and its prompt with it.
-        continuation_fields: Fields that make the server continue the last message of a conversation, which is then its
-            own; None: it cannot.
+        health_path: Path that returns 200 when the server is ready; absolute with a leading slash, else relative to the
+            API's URL.
+        load_gauges: Gauges of the server's load; None: it has no usable metrics.
+        allowed_fields: Request fields that the server supports. A request with other fields is rejected, because the
+            server would ignore them silently.
+        limit_field: Name of the `max_tokens` field in chat requests.
+        key_header: Name of the header for the API key; in ``Authorization`` the key is a bearer token.
+        stream_options: Value of `stream_options`, which requests the usage.
+        has_token_per_chunk: Whether every chunk with text has at least one token, so that more chunks than tokens mean
+            that chunks were duplicated.
+        headers: Additional headers of every request.
+        sends_done: Whether a stream ends with ``[DONE]``. If not, it ends with the usage, followed by the end of the
+            body.
+        has_usage_per_choice: Whether the server reports one usage per choice, each with the prompt tokens.
+        continuation_fields: Fields that make the server continue the last assistant message; None: it cannot.
     """
 
     health_path: str
@@ -76,11 +76,11 @@ class UpstreamDialect:
 
 
 _MODELS_PATH = "models"
-"""Path of the list of models, which every server has; with credentials it also shows whether these are valid."""
+"""Path of the model list, which every server has; it also shows whether the API key is valid."""
 ANTHROPIC_DIALECT = UpstreamDialect(_MODELS_PATH, key_header="x-api-key", headers={"anthropic-version": API_VERSION})
 """Dialect of all servers of the kind `anthropic`.
 
-The fields that may be sent to them are decided in `maitred.wire.anthropic.outbound`.
+`maitred.wire.anthropic.outbound` decides which fields are sent.
 """
 
 
@@ -102,9 +102,9 @@ DialectName = Literal[
 
 DIALECTS: Mapping[DialectName, UpstreamDialect] = {
     "generic": UpstreamDialect(_MODELS_PATH, allowed_fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),
-    # docs.vllm.ai: "Production Metrics", "OpenAI-Compatible Server" (extra parameters); 0.32. The KV gauge has its
-    # new name since the V1 engine. The guided_* fields of earlier versions are silently ignored since 0.12, so they
-    # are not sent. Usage with every chunk bills what a caller breaks off to the token.
+    # docs.vllm.ai: "Production Metrics", "OpenAI-Compatible Server" (extra parameters); 0.32. The V1 engine renamed the
+    # KV gauge. The guided_* fields of earlier versions are silently ignored since 0.12, so they are not sent. The usage
+    # in every chunk makes the bill of a cancelled request exact.
     "vllm": UpstreamDialect(
         "/health",
         LoadGauges(
@@ -117,8 +117,8 @@ DIALECTS: Mapping[DialectName, UpstreamDialect] = {
         has_token_per_chunk=True,
         continuation_fields=_CONTINUE_LAST_MESSAGE,
     ),
-    # docs.sglang.io: "Production Metrics" (with --enable-metrics), "OpenAI APIs - Completions". It goes on behind the
-    # template's own opening of a turn, so it takes the one flag without the other (sgl-project/sglang, pull 4226).
+    # docs.sglang.io: "Production Metrics" (with --enable-metrics), "OpenAI APIs - Completions". It keeps the generation
+    # prompt of the template, so it accepts only `continue_final_message` (sgl-project/sglang, pull 4226).
     "sglang": UpstreamDialect(
         "/health",
         LoadGauges("sglang:num_running_reqs", "sglang:num_queue_reqs", ("sglang:token_usage",)),
@@ -131,9 +131,9 @@ DIALECTS: Mapping[DialectName, UpstreamDialect] = {
     # nvidia.github.io/TensorRT-LLM: "trtllm-serve". Its /metrics is JSON of iterations, not gauges.
     "trtllm": UpstreamDialect("/health", allowed_fields=_OPENAI_FIELDS | _SAMPLING_FIELDS),
     # github.com/ggml-org/llama.cpp, tools/server/README.md (metrics with --metrics, the KV gauge in old builds only);
-    # build 11549. It ignores echo and suffix silently. After a stream it closes the connection, although it says
-    # that it keeps it, and the next request would meet that. It goes on with a last message of the assistant unless it
-    # was started with --no-prefill-assistant (pull 13608), and since pull 23012 also then, where the flags ask for it.
+    # build 11549. It ignores echo and suffix silently. After a stream it closes the connection in spite of keep-alive,
+    # so the next request on that connection would fail. It continues a last assistant message unless it was started
+    # with --no-prefill-assistant (pull 13608); since pull 23012 the two flags override that option.
     "llamacpp": UpstreamDialect(
         "/health",
         LoadGauges("llamacpp:requests_processing", "llamacpp:requests_deferred", ("llamacpp:kv_cache_usage_ratio",)),
@@ -142,23 +142,24 @@ DIALECTS: Mapping[DialectName, UpstreamDialect] = {
         has_usage_per_choice=True,
         continuation_fields=_CONTINUE_LAST_MESSAGE,
     ),
-    # huggingface.co/docs/transformers: "Serving"; transformers 5.23. Its list of models fails without a hub. What it
-    # does not do, such as n, it ignores; its frequency_penalty is a repetition penalty, and it answers with the stop
-    # string and what came with it.
+    # huggingface.co/docs/transformers: "Serving"; transformers 5.23. Its model list fails without access to the Hugging
+    # Face Hub. It ignores unsupported fields such as n; its frequency_penalty is a repetition penalty, and its output
+    # includes the stop string and the rest of that token.
     "transformers": UpstreamDialect(
         "/health",
         allowed_fields=frozenset({"messages", "prompt", "temperature", "top_p", "seed", "logit_bias", "tools"}),
         sends_done=False,
     ),
-    # github.com/ollama/ollama, docs/openai.md: n and logit_bias are not taken; top_k and min_p stand in Modelfiles.
+    # github.com/ollama/ollama, docs/openai.md: it does not support n and logit_bias; top_k and min_p are set in
+    # Modelfiles.
     "ollama": UpstreamDialect("/api/version", allowed_fields=_OPENAI_FIELDS - {"logit_bias", "n", "user", "metadata"}),
-    # docs.litellm.ai: "Health Checks". It passes on what it does not know.
+    # docs.litellm.ai: "Health Checks". It forwards unknown fields.
     "litellm": UpstreamDialect("/health/liveliness", allowed_fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),
-    # platform.openai.com/docs/api-reference/chat: max_tokens is deprecated, and reasoning models refuse it.
+    # platform.openai.com/docs/api-reference/chat: max_tokens is deprecated, and reasoning models reject it.
     "openai": UpstreamDialect(_MODELS_PATH, limit_field="max_completion_tokens"),
-    # learn.microsoft.com/azure/ai-foundry/openai: the API below /openai/v1, keys in a header of their own.
+    # learn.microsoft.com/azure/ai-foundry/openai: the API is at /openai/v1, and the key has its own header.
     "azure": UpstreamDialect(_MODELS_PATH, limit_field="max_completion_tokens", key_header="api-key"),
-    # console.groq.com/docs/openai: logprobs, logit_bias, top_logprobs and n > 1 are refused there.
+    # console.groq.com/docs/openai: it rejects logprobs, logit_bias, top_logprobs and n > 1.
     "groq": UpstreamDialect(
         _MODELS_PATH,
         allowed_fields=_OPENAI_FIELDS - {"logprobs", "logit_bias", "top_logprobs"},

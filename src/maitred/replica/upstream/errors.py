@@ -1,8 +1,7 @@
-"""Errors of upstreams: maps a server's rejection to the error that the caller gets.
+"""Errors of upstreams: maps a server's error response to the error that the caller gets.
 
-A fault of the request is reported in the server's own words, since only the server knows the rule. Every other error is
-a matter between gateway and server: its words go to the log, for they may name accounts and machines that are none of
-the caller's business.
+If the request is invalid, the caller gets the server's message, because only the server knows the reason. The message
+of any other error is only logged, because it may reveal accounts or machines.
 """
 
 import logging
@@ -24,31 +23,31 @@ from maitred.core.errors import (
 log = logging.getLogger(__name__)
 
 _MAX_MESSAGE_CHARACTERS = 500
-_REQUEST_FAULT_STATUSES = frozenset({400, 413, 422})
+_INVALID_REQUEST_STATUSES = frozenset({400, 413, 422})
 _BUSY_STATUSES = frozenset({408, 409, 425, 429, 503, 529})
 _CONTENT_POLICY_CODES = ("content_filter", "content_policy_violation", "content_policy", "responsibleaipolicyviolation")
-"""Codes by which OpenAI and Azure name a refusal of content."""
+"""Error codes of OpenAI and Azure for a violation of the content policy."""
 _CONTEXT_LENGTH_PHRASES = (
     *("context length", "context_length", "maximum context", "context window", "context size", "max_model_len"),
 )
 
 
 class ServerError(msgspec.Struct, frozen=True):
-    """Error as a server reported it, whatever its shape."""
+    """Error that a server reported, parsed from any of the known formats."""
 
     message: str = ""
     code: str = ""
     param: str | None = None
     status: int | None = None
-    """HTTP status in the error itself; servers put errors into responses that began with 200."""
+    """HTTP status in the error object, needed if the HTTP status of the response was 200."""
 
 
 def parse_error(fields: Any) -> ServerError | None:  # noqa: ANN401 - whatever JSON can be
-    """Parses the error in a decoded body or event; None if there is none.
+    """Returns the error in a decoded body or event; None if there is none.
 
-    OpenAI and most others write ``{"error": {"message", "type", "param", "code"}}``, TGI ``{"error": text,
-    "error_type"}``, vLLM before 0.9 and SGLang ``{"object": "error", "message", "type", "code"}``, FastAPI's own checks
-    ``{"detail": …}``.
+    The formats are ``{"error": {"message", "type", "param", "code"}}`` (OpenAI and most others), ``{"error": text,
+    "error_type"}`` (TGI), ``{"object": "error", "message", "type", "code"}`` (SGLang and vLLM before 0.9) and
+    ``{"detail": …}`` (validation errors of FastAPI).
     """
     match fields:
         case {"error": dict() as inner}:
@@ -65,27 +64,27 @@ def parse_error(fields: Any) -> ServerError | None:  # noqa: ANN401 - whatever J
 
 
 def _parse_error_object(fields: dict[str, object]) -> ServerError:
-    code, kind, param = fields.get("code"), fields.get("type"), fields.get("param")
+    code, error_type, param = fields.get("code"), fields.get("type"), fields.get("param")
     status = code if isinstance(code, int) and 400 <= code < 600 else None
     return ServerError(
         str(fields.get("message") or ""),
-        str(kind if status is not None or code is None else code),
+        str(error_type if status is not None or code is None else code),
         param if isinstance(param, str) else None,
         status,
     )
 
 
 def make_failure(server: str, status: int, error: ServerError | None, retry_after_s: float | None) -> MaitredError:
-    """Makes the error to raise for a server's rejection.
+    """Makes the exception for a server's error response.
 
     Args:
-        server: Name of the server, for the log.
-        status: The HTTP status.
-        error: Error in the body.
-        retry_after_s: When the server asks for the next attempt.
+        server: Name of the server, for log messages.
+        status: HTTP status of the response.
+        error: Error in the body; None: the body has none.
+        retry_after_s: Time that the server asks to wait before a retry; None: it names none.
     """
     message = error.message[:_MAX_MESSAGE_CHARACTERS] if error else ""
-    if status in _REQUEST_FAULT_STATUSES and error is not None:
+    if status in _INVALID_REQUEST_STATUSES and error is not None:
         return _request_error_class(error)(
             message or "The server that runs this model refuses the request.", param=error.param
         )
@@ -108,20 +107,20 @@ def make_failure(server: str, status: int, error: ServerError | None, retry_afte
 
 
 def _request_error_class(error: ServerError) -> type[InvalidRequest]:
-    """Returns the error class of a faulty request."""
+    """Returns the exception class for an invalid request."""
     text = f"{error.code} {error.message}".lower()
-    if any(words in text for words in _CONTEXT_LENGTH_PHRASES):
+    if any(phrase in text for phrase in _CONTEXT_LENGTH_PHRASES):
         return ContextLengthExceeded
     return ContentRefused if error.code.lower() in _CONTENT_POLICY_CODES else InvalidRequest
 
 
 def parse_retry_after(retry_after_ms: str | None, retry_after: str | None) -> float | None:
-    """Parses the two headers that servers use into seconds; None if neither has a valid number."""
+    """Returns the retry time in seconds from the two headers; None if neither has a valid number."""
     for text, unit_s in ((retry_after_ms, 0.001), (retry_after, 1.0)):
         try:
             seconds = float(text or "") * unit_s
         except ValueError:
-            continue  # a date, which the servers here do not use
+            continue  # a date, which none of the supported servers sends
         if math.isfinite(seconds) and seconds >= 0:
             return seconds
     return None

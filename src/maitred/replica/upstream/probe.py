@@ -1,9 +1,9 @@
-"""Health probe of an upstream: checks now and then whether the server is up, and how long prompts may be.
+"""Health probe of an upstream: periodically checks whether the server is up, and reads its load.
 
-    GET its health path -> 200: up. Anything else, or nothing in time: down.
-    GET its metrics, if it is up -> its load. Anything else: no news of its load.
+    GET its health path -> 200: up. Anything else, or nothing in time: down. GET its metrics, if it is up -> its load.
+    On an error the last load is kept.
 
-The first successful probe also asks for the list of models, where most servers name the length of their context window.
+The first successful probe also fetches the model list, in which most servers report their context length.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from maitred.replica.upstream.replica import UpstreamReplica
 log = logging.getLogger(__name__)
 
 _DOWN_INTERVAL_S = 1.0
-"""Interval between probes of a server that is down, unless the configured one is shorter."""
+"""Longest interval between the probes of a server that is down."""
 _MAX_BODY_BYTES = 4 << 20
-_WINDOW_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length", "max_input_tokens")
-"""Names of the context window in the entry of a model.
+_CONTEXT_LENGTH_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length", "max_input_tokens")
+"""Fields of a model list entry that contain the context length.
 
-The first is that of vLLM, SGLang and maitred; the next ones are those of Together and Groq. llama.cpp has it as `n_ctx`
-of `meta`: the window of one request, not the one of its training.
+The first is used by vLLM, SGLang and maitred, the second by Together, the third by Groq. llama.cpp reports it as
+`meta.n_ctx`, the context length of one request; `n_ctx_train` is that of the training.
 """
 
 
@@ -36,12 +36,12 @@ class HealthProbe:
     """Health probe of one upstream.
 
     Args:
-        upstream: The server.
+        upstream: The probed upstream.
     """
 
     def __init__(self, upstream: UpstreamReplica) -> None:
         self._upstream = upstream
-        self._window_fetched = False
+        self._context_length_fetched = False
 
     async def run(self) -> None:
         """Probes the server at its interval until the task is cancelled."""
@@ -53,15 +53,15 @@ class HealthProbe:
             )
 
     async def check(self) -> None:
-        """Probes the server once and writes the result into the upstream's status."""
+        """Probes the server once and updates the upstream's status and load."""
         upstream = self._upstream
         upstream_status, was_up, reason = upstream.status, upstream.status.is_up, upstream.status.reason
         try:
             async with asyncio.timeout(upstream.config.probe_timeout_s):
                 async with self._upstream.get(upstream.dialect.health_path) as response:
                     status = response.status
-                if status == 200 and not self._window_fetched:
-                    await self._fetch_window()
+                if status == 200 and not self._context_length_fetched:
+                    await self._fetch_context_length()
         except TimeoutError:
             upstream_status.on_unreachable(f"nothing within {upstream.config.probe_timeout_s:g} s")
         except (ReplicaUnavailable, ReplicaLost) as error:
@@ -83,9 +83,10 @@ class HealthProbe:
             await self._update_load(upstream.dialect.load_gauges)
 
     async def _update_load(self, gauges: LoadGauges) -> None:
-        """Updates the server's load.
+        """Fetches the server's load and reports it to the upstream.
 
-        A load that cannot be read is no fault: the last known one grows old, and weighs less and less.
+        An error is ignored: the last known load is kept, and its weight
+        decreases with its age.
         """
         config = self._upstream.config
         failures = (TimeoutError, ReplicaUnavailable, ReplicaLost, ResponseBroken)
@@ -93,11 +94,11 @@ class HealthProbe:
             async with asyncio.timeout(min(config.probe_timeout_s, config.probe_every_s)):
                 self._upstream.on_load_report(await self._fetch_load(gauges))
 
-    async def _fetch_window(self) -> None:
-        """Fetches the context window, if the list of models has it. An unknown window is no fault."""
+    async def _fetch_context_length(self) -> None:
+        """Fetches the context length from the model list. It is no error if the list does not have it."""
         async with self._upstream.get("models") as response:
             body = await response.read_body(_MAX_BODY_BYTES) if response.status == 200 else b""
-        self._window_fetched = True
+        self._context_length_fetched = True
         try:
             fields = msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -105,20 +106,20 @@ class HealthProbe:
         self._upstream.window_tokens = parse_window(fields, self._upstream.model)
 
     async def _fetch_load(self, gauges: LoadGauges) -> ServerLoad:
-        """Fetches the load; an empty one if the server reports none, which is no fault: metrics can be switched off."""
+        """Fetches the load; an empty one if the server's metrics are disabled."""
         async with self._upstream.get(gauges.path) as response:
             body = await response.read_body(_MAX_BODY_BYTES) if response.status == 200 else b""
         return parse_load(body.decode("utf-8", "replace"), gauges)
 
 
 def parse_window(fields: object, model: str) -> int | None:
-    """Parses the context window of a model in a list of models; None if it is not there."""
+    """Returns the context length of a model from a model list; None if the list does not have it."""
     entries = fields.get("data") if isinstance(fields, dict) else fields
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("id") == model:
             meta = entry.get("meta")
             values = [
-                *(entry.get(name) for name in _WINDOW_FIELDS),
+                *(entry.get(name) for name in _CONTEXT_LENGTH_FIELDS),
                 meta.get("n_ctx") if isinstance(meta, dict) else None,
             ]
             return next((value for value in values if isinstance(value, int) and value > 0), None)

@@ -1,6 +1,6 @@
-"""Upstream replica: one server of another operator, with its address, its connections and its status.
+"""Upstream replica: one server of another operator, used as a replica over HTTP.
 
-Requests are sent over HTTP, and answers come back as text parts; `UpstreamCall` is one of them.
+`UpstreamReplica` represents the server, and `UpstreamCall` one request to it.
 """
 
 import asyncio
@@ -36,23 +36,23 @@ from maitred.replica.upstream.status import UpstreamStatus
 from maitred.replica.upstream.stream import UpstreamStream
 
 UNKNOWN_WINDOW_TOKENS = 1 << 20
-"""Window of a server that does not report how long prompt and answer may be, and for which none is configured."""
+"""Context length if the server does not report it and none is configured."""
 UNKNOWN_VOCABULARY = 1 << 31
-_NO_REPORT = LoadReport()
+_EMPTY_LOAD_REPORT = LoadReport()
 
 
 class UpstreamCall:
-    """Context of one request to an upstream: entering sends it and returns the answer; leaving ends what is unfinished.
+    """Context manager of one request: entering sends it and returns the stream; leaving closes the stream.
 
     ::
 
         request -> POST -> head within the time -> parts, each within its time -> [DONE]
 
-    Every wait has an end, and every end that is not the answer's own is a failure. Leaving the context closes the
-    connection unless the answer came whole, and that is how all servers are told to stop computing.
+    Every wait has a deadline, and a response that does not end with its terminator is a failure. If the response is
+    incomplete, leaving the context closes the connection, which makes the server cancel the request.
 
     Args:
-        upstream: The server.
+        upstream: The upstream to which the request is sent.
         request: The request.
     """
 
@@ -71,17 +71,17 @@ class UpstreamCall:
         attempt = self._attempt = upstream.status.start_attempt()
         upstream.open_streams += 1
         try:
-            path, body = self._encode_request()
+            path, body = self._prepare()
             now_s = asyncio.get_running_loop().time()
             deadline_s = now_s + config.total_timeout_s
-            first_part_deadline_s = min(now_s + config.first_part_timeout_s, deadline_s)
-            response = await self._send(path, body, first_part_deadline_s)
+            first_token_deadline_s = min(now_s + config.first_part_timeout_s, deadline_s)
+            response = await self._send(path, body, first_token_deadline_s)
             if response.status != 200 or _media_type(response.headers.get(b"content-type", b"")) != _EVENT_STREAM:
-                raise await self._make_failure(response)
+                raise await self._make_error(response)
             self._stream = UpstreamStream(
                 response,
                 self._parser,
-                first_part_deadline_s=first_part_deadline_s,
+                first_part_deadline_s=first_token_deadline_s,
                 idle_timeout_s=config.idle_timeout_s,
                 deadline_s=deadline_s,
                 on_first_part=partial(upstream.status.on_first_part, attempt),
@@ -98,7 +98,7 @@ class UpstreamCall:
         self._record_outcome(error)
 
     def _record_outcome(self, error: BaseException | None) -> None:
-        """Ends the attempt with the outcome that the error, or the end of the answer, stands for."""
+        """Records the outcome of the attempt, from the error and the completeness of the response."""
         outcome = AttemptOutcome.NEUTRAL
         if error is None:
             if self._parser.is_complete:
@@ -111,8 +111,8 @@ class UpstreamCall:
         self._upstream.open_streams -= 1
         self._upstream.status.on_end(self._attempt, outcome)
 
-    def _encode_request(self) -> tuple[str, bytes]:
-        """Returns the path and the encoded body of the request, and makes the parser of its answer."""
+    def _prepare(self) -> tuple[str, bytes]:
+        """Returns the path and the encoded body of the request, and creates the parser of its response."""
         upstream, request = self._upstream, self._request
         parameters, model = upstream.config.parameters, request.model or upstream.model
         if upstream.config.kind == "anthropic":
@@ -124,7 +124,7 @@ class UpstreamCall:
         return path, encode_body(request, upstream.dialect, model, parameters)
 
     async def _send(self, path: str, body: bytes, first_part_deadline_s: float) -> Response:
-        """Sends the request and returns the response when its head is there."""
+        """Sends the request, waits for the response head and returns the response."""
         upstream, request = self._upstream, self._request
         header_lines = [encode_header("x-request-id", request.id)]
         if request.trace is not None:
@@ -145,8 +145,8 @@ class UpstreamCall:
         except (ConnectFailed, ResponseBroken) as error:
             raise upstream.on_no_response(error) from None
 
-    async def _make_failure(self, response: Response) -> MaitredError:
-        """Makes the error for a response that is not an event stream."""
+    async def _make_error(self, response: Response) -> MaitredError:
+        """Makes the exception for a response that is not an event stream."""
         try:
             async with asyncio.timeout(_ERROR_BODY_TIMEOUT_S):
                 body = await response.read_body(_MAX_ERROR_BYTES)
@@ -171,27 +171,27 @@ class UpstreamCall:
 
 
 class UpstreamReplica:
-    """Replica over OpenAI's HTTP API, or Anthropic's. Implements `core.text_replica.TextReplica`.
+    """Replica over OpenAI's or Anthropic's HTTP API. Implements `core.text_replica.TextReplica`.
 
     Args:
         config: Settings of the server.
-        model: The name under which the model is served here.
-        context_tokens: Tokens of prompt and answer together, if that is configured.
-        max_choices: Largest `n`.
-        connections: Set of open connections, which closes those that are opened here.
+        model: Name of the model in this gateway; it is sent to the server unless `config.model` is set.
+        context_tokens: Configured context length; None: the server's report is used.
+        max_choices: Maximum of `n`.
+        connections: Set of open connections, to which the connection pool adds its own.
         health: Settings of the replica's health.
-        peers: Health of the model's pool, which the server joins.
-        previous: The same server before a change of its settings: what is known of it is kept.
+        peers: Health of the model's pool, to which the server is added.
+        previous: Replica of the same server before a change of the configuration; its status is kept.
 
     Attributes:
-        name: Name of the server in ledger and log.
-        model: The server's name of the model.
-        url: URL of its API.
-        status: Whether it is up, and how well it does.
-        window_tokens: Context window that the server reports, once it has done so.
+        name: Name of the server in the ledger and in log messages.
+        model: Name of the model at the server.
+        url: URL of the server's API.
+        status: Status of the server: probe results, health and operator's state.
+        window_tokens: Context length that the server has reported; None: it has not reported any.
         reported_load: Last load that the server has reported.
-        open_streams: Contexts of `send` that have not been left. 0 when nothing leaks.
-        settings: All settings that it was made from; equal ones make equal replicas.
+        open_streams: Number of open `send` contexts. It is 0 when no request is running.
+        settings: The settings of the replica, to detect a change of the configuration.
     """
 
     def __init__(
@@ -218,28 +218,30 @@ class UpstreamReplica:
         self.open_streams = 0
         self.model = config.model or model
         provider = config.kind if config.kind == "anthropic" else config.dialect
-        self._location: Mapping[str, str | int] = {
+        self.trace_attributes: Mapping[str, str | int] = {
             "provider": provider,
             "host": self.url.host,
             "port": self.url.port,
             "model": self.model,
         }
-        self._fixed_headers = self._make_headers()
+        self._static_headers = self._make_static_headers()
         self._request_heads: dict[tuple[str, str], bytes] = {}
-        """Encoded heads by method and path, without the lines that differ between requests."""
-        self._declared_tokens = context_tokens
+        """Encoded shared heads by method and path; see `encode_head`."""
+        self._configured_context_tokens = context_tokens
         self._card: ModelCard | None = None
         self._max_choices = max_choices
         self.settings = (config, context_tokens, max_choices)
         tls = None
         if self.url.uses_tls:
             tls = (
-                _system_tls_context if config.ca_file is None else partial(_identity, _make_tls_context(config.ca_file))
+                _system_tls_context
+                if config.ca_file is None
+                else partial(_return_context, _make_tls_context(config.ca_file))
             )
         self.connection_pool = HostPool(connections, self.url.host, self.url.port, config.connect_timeout_s, tls)
 
     def is_same_server(self, config: UpstreamConfig) -> bool:
-        """Returns whether these settings lead to the same server under the same name."""
+        """Returns whether these settings have the same URL, name, kind and dialect as this replica."""
         own_config = self.config
         return (own_config.url, own_config.name, own_config.kind, own_config.dialect) == (
             config.url,
@@ -251,11 +253,11 @@ class UpstreamReplica:
     # --- replica interface ---
 
     def card(self) -> ModelCard:
-        """Returns the card of the model at this server. Implements `core.replica.HasModelCard`."""
+        """Returns the model card. Implements `core.replica.HasModelCard`."""
         self.status.check()
-        window = self._declared_tokens or self.window_tokens or UNKNOWN_WINDOW_TOKENS
-        if self._card is None or self._card.context_tokens != window:
-            self._card = self._make_card(window)
+        context_tokens = self._configured_context_tokens or self.window_tokens or UNKNOWN_WINDOW_TOKENS
+        if self._card is None or self._card.context_tokens != context_tokens:
+            self._card = self._make_card(context_tokens)
         return self._card
 
     def _make_card(self, window: int) -> ModelCard:
@@ -273,20 +275,20 @@ class UpstreamReplica:
 
     @property
     def has_known_window(self) -> bool:
-        """Whether the context window in `card` was configured or reported."""
-        return (self._declared_tokens or self.window_tokens) is not None
+        """Whether the context length in `card` was configured or reported, not the default."""
+        return (self._configured_context_tokens or self.window_tokens) is not None
 
     def load(self) -> LoadReport:
-        """Returns an empty report, since the reports of such servers are too old to dispatch by."""
-        return _NO_REPORT
+        """Returns an empty report, because metrics of upstreams are too old for dispatching."""
+        return _EMPTY_LOAD_REPORT
 
     def on_load_report(self, load: ServerLoad) -> None:
-        """Notes a load that the server has reported."""
+        """Records a load report of the server."""
         self.reported_load = load
         self._load_tracker.on_report(load, self.open_streams, time.monotonic())
 
     def external_load(self, now_s: float) -> ExternalLoad:
-        """Returns the load of other callers, as the server reports it; `now_s` is monotonic."""
+        """Returns the load of other callers, from the server's metrics; `now_s` is monotonic time."""
         return self._load_tracker.estimate(now_s)
 
     def count_unreported(self) -> int:
@@ -296,7 +298,7 @@ class UpstreamReplica:
     @property
     def location(self) -> Mapping[str, str | int]:
         """Location of the server for traces. Implements `core.text_replica.TextReplica`."""
-        return self._location
+        return self.trace_attributes
 
     @property
     def weight(self) -> float:
@@ -304,23 +306,26 @@ class UpstreamReplica:
         return self.status.weight
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` when an event changes the server's status. Implements `core.replica.ReplicaBase`."""
+        """Calls `listener` after every change of the server's status. Implements `core.replica.ReplicaBase`."""
         self.status.on_change(listener)
 
     def send(self, request: TextRequest) -> UpstreamCall:
-        """Returns the context in which a request is sent and answered. Implements `core.text_replica.TextReplica`."""
+        """Returns the context manager of one request; entering it sends the request.
+
+        Implements `core.text_replica.TextReplica`.
+        """
         return UpstreamCall(self, request)
 
     # --- HTTP requests ---
 
     @asynccontextmanager
     async def get(self, path: str) -> AsyncIterator[Response]:
-        """Sends a GET for a path, on a connection of its own: servers that fail here may close it without an answer.
+        """Sends a GET request on a new connection, so that no error is caused by a stale connection.
 
         Raises:
-            ReplicaUnavailable: No connection can be made, or not a safe one.
-            ReplicaLost: The connection ended before a response began.
-            ResponseBroken: Raised where the response is read.
+            ReplicaUnavailable: The connection or its TLS handshake failed.
+            ReplicaLost: The connection ended before the response head.
+            ResponseBroken: The body is incomplete; raised inside the context while it is read.
         """
         try:
             response = await self.connection_pool.send(
@@ -334,7 +339,7 @@ class UpstreamReplica:
             response.close()
 
     def on_no_response(self, error: ConnectFailed | ResponseBroken) -> ReplicaUnavailable | ReplicaLost:
-        """Makes the error of a request without a response; a server that cannot be reached gets the status down."""
+        """Makes the exception for a request without a response; marks an unreachable server as down."""
         if isinstance(error, ResponseBroken):
             return make_replica_lost(f"it gave no answer ({error})")
         self.status.on_unreachable(f"it cannot be reached ({error})")
@@ -343,17 +348,17 @@ class UpstreamReplica:
         return unavailable
 
     def request_head(self, method: str, path: str) -> bytes:
-        """Returns the encoded head of requests for a path, without the lines that differ between them."""
+        """Returns the shared head of all requests for a path, encoded once; see `encode_head`."""
         head = self._request_heads.get((method, path))
         if head is None:
             body_headers = (
                 {"content-type": "application/json", "accept": "text/event-stream"} if method == "POST" else {}
             )
-            headers = {"host": self.url.host_and_port, **self._fixed_headers, **body_headers}
+            headers = {"host": self.url.host_and_port, **self._static_headers, **body_headers}
             head = self._request_heads[method, path] = encode_head(method, self.url.target(path), headers)
         return head
 
-    def _make_headers(self) -> dict[str, str]:
+    def _make_static_headers(self) -> dict[str, str]:
         config = self.config
         headers = {"user-agent": f"maitred/{__version__}", **self.dialect.headers, **config.headers}
         headers["accept-encoding"] = "identity"
@@ -366,7 +371,7 @@ class UpstreamReplica:
 
 @cache
 def _system_tls_context() -> ssl.SSLContext:
-    """Returns the TLS context with the certificate authorities that this system trusts."""
+    """Returns a TLS context with the system's certificate authorities."""
     return _make_tls_context(None)
 
 
@@ -376,7 +381,7 @@ def _make_tls_context(ca_file: str | None) -> ssl.SSLContext:
     return context
 
 
-def _identity(context: ssl.SSLContext) -> ssl.SSLContext:
+def _return_context(context: ssl.SSLContext) -> ssl.SSLContext:
     return context
 
 

@@ -1,8 +1,8 @@
-"""Status of an upstream: whether it gets requests, and with which weight beside its peers.
+"""Status of an upstream: whether it may receive requests, and with which weight.
 
-    the last probe found it up -> health lets requests through -> fewer of them while it comes back
+    the last probe succeeded -> the health allows requests -> slow start reduces the weight
 
-The sender of a request asks here for an attempt, and reports its outcome here.
+The sender of a request calls `start_attempt`, `on_first_part` and `on_end`.
 """
 
 import random
@@ -18,21 +18,21 @@ from maitred.replica.health.peers import PoolHealth
 
 
 class UpstreamStatus:
-    """Status of one upstream. It is down until the first successful probe.
+    """Status of one upstream. The upstream is down until the first successful probe.
 
     Args:
         server: Name of the server.
-        retry_after_s: Time until the next probe.
-        health: Settings of its health.
-        peers: Health of the pool of servers of the same model, which it joins; None: it has no peers.
-        clock: Returns monotonic seconds.
-        draw: Draws a number evenly from [0, 1).
+        retry_after_s: Interval of the probes, used as `retry_after_s` of the errors.
+        health: Settings of the health; None: the defaults.
+        peers: Health of the model's pool, to which the server is added; None: the server is alone.
+        clock: Returns the monotonic time in seconds.
+        draw: Returns a uniformly distributed random number from [0, 1).
 
     Attributes:
-        is_up: Whether the last probe found it up.
-        reason: Reason why it is not up.
-        admin_state: State that an operator has given it.
-        health: Health by the outcomes of its requests.
+        is_up: Whether the last probe succeeded and no request failed to connect since.
+        reason: Reason why the server is down; empty while it is up.
+        admin_state: State set by an operator, such as draining.
+        health: Health of the server, from the outcomes of its requests.
     """
 
     def __init__(
@@ -54,32 +54,35 @@ class UpstreamStatus:
         self._peers.add(self.health)
         self._retry_after_s = retry_after_s
         self._clock = clock
-        self._returned_s = float("-inf")
-        self._was_seen = False
+        self._recovered_s = float("-inf")
+        self._has_been_up = False
         self._listeners: list[Callable[[], None]] = []
 
     def reconfigure(self, retry_after_s: float, health: HealthConfig) -> None:
-        """Applies new settings and keeps what is known of the server."""
+        """Applies new settings; the state of the server is kept."""
         self._retry_after_s = retry_after_s
         self._config = health
         self.health.reconfigure(health)
         self._peers.reconfigure(health.outliers)
 
     def join_pool(self, peers: PoolHealth) -> None:
-        """Moves the server into the pool of these peers."""
+        """Moves the server into another pool."""
         if peers is not self._peers:
             self._peers.remove(self.health.name)
             self._peers = peers
             peers.add(self.health)
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` whenever an event changes the status; the mere passing of time is no event. For good."""
+        """Calls `listener` after every event that changes the status, but not when a time limit has passed.
+
+        The subscription cannot be cancelled.
+        """
         self._listeners.append(listener)
 
     # --- availability ---
 
     def check(self) -> None:
-        """Raises ReplicaUnavailable while the server gets no requests."""
+        """Raises ReplicaUnavailable if the server may not receive requests now."""
         if not self.is_up:
             raise ReplicaUnavailable(retry_after_s=self._retry_after_s)
         now_s = self._clock()
@@ -88,9 +91,9 @@ class UpstreamStatus:
 
     @property
     def weight(self) -> float:
-        """Weight of the server among its peers, above 0."""
+        """Weight of the server for load balancing, above 0."""
         now_s, config = self._clock(), self._config
-        returned_s = max(self._returned_s, self.admin_state.serving_since_s)
+        returned_s = max(self._recovered_s, self.admin_state.serving_since_s)
         ramp_weight = slow_start_weight(now_s - returned_s, config.slow_start_s, config.slow_start_least)
         return min(ramp_weight, self._peers.availability(self.health.name, now_s).weight) or config.slow_start_least
 
@@ -102,23 +105,23 @@ class UpstreamStatus:
     # --- probe results ---
 
     def on_probe_success(self) -> None:
-        """Notes that a probe has found the server ready."""
-        if not self.is_up and self._was_seen:
-            self._returned_s = self._clock()
-        self._was_seen = True
+        """Records a successful probe."""
+        if not self.is_up and self._has_been_up:
+            self._recovered_s = self._clock()
+        self._has_been_up = True
         self._set_up(up=True, reason="")
 
     def on_unreachable(self, reason: str) -> None:
-        """Notes that a probe has not found the server ready, or that a request could not even connect."""
+        """Records a failed probe, or a request that could not connect."""
         self._set_up(up=False, reason=reason)
 
     # --- request outcomes ---
 
     def start_attempt(self) -> BreakerAttempt:
-        """Starts an attempt for a request, which must be given to `on_end`.
+        """Starts an attempt for a request; the attempt must be passed to `on_end`.
 
         Raises:
-            ReplicaUnavailable: The server gets no request now.
+            ReplicaUnavailable: The server may not receive requests now.
         """
         attempt = self._peers.start_attempt(self.health.name, self._clock()) if self.is_up else None
         if attempt is None:
@@ -128,13 +131,13 @@ class UpstreamStatus:
         return attempt
 
     def on_first_part(self, attempt: BreakerAttempt) -> None:
-        """Notes the first part of an attempt's answer."""
+        """Records the first token of an attempt."""
         self.health.on_first_token(attempt, self._clock())
         if attempt.is_probe:
             self._notify()
 
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:
-        """Ends an attempt with its outcome, and compares the server with its peers if it is time to."""
+        """Records the outcome of an attempt, and runs outlier detection if its interval has passed."""
         now_s = self._clock()
         self.health.on_end(attempt, outcome, now_s)
         ejected = self._peers.eject_outliers(now_s)

@@ -1,4 +1,4 @@
-"""Text stream of one answer: bytes of a response become batches, each within its time limit."""
+"""Text stream of one response: parses the body into batches and enforces the time limits."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,25 +10,26 @@ from maitred.replica.http.connection import Response
 from maitred.replica.upstream.openai_stream import StreamParser, make_replica_lost
 
 _DRAIN_TIMEOUT_S = 0.05
-"""How long a connection is kept for the end of a body behind the end of its answer."""
+"""Time to wait for the end of the HTTP body after ``[DONE]``, so that the connection can be reused."""
 
 
 class UpstreamStream:
-    """Text stream of one answer of an upstream. Implements `core.text_replica.TextStream`.
+    """Text stream of one response of an upstream. Implements `core.text_replica.TextStream`.
 
-    Data is parsed where it arrives, and the reader is woken only for a batch that the listener has not taken. Data that
-    arrives while the reader does not wait stays in the response, and in the end the server has to wait.
+    While the reader waits, data is parsed when it arrives, and the reader is woken only if the listener does not handle
+    the batch. While the reader is busy, data stays in the buffer of the response; if that is full, the socket is not
+    read (back-pressure).
 
-    Each wait has a time limit, and nearly no wait reaches it. So no wait sets a timer of its own: one timer checks now
-    and then how long the present wait has lasted, and breaks it off if that is too long.
+    Each wait for data has a time limit that is rarely reached. So the waits share one timer: when it fires, it ends the
+    current wait if its time limit is over, and else starts again.
 
     Args:
-        response: Response whose head has been read, and announces an event stream.
-        parser: Parser of the bytes.
-        first_part_deadline_s: Latest time for the first part, by the event loop's clock.
-        idle_timeout_s: Longest time between two pieces after that.
-        deadline_s: Latest time for the whole answer.
-        on_first_part: Called when the first part is there.
+        response: Response whose head was read and whose body is an event stream.
+        parser: Parser of the body.
+        first_part_deadline_s: Deadline of the first batch, by the clock of the event loop.
+        idle_timeout_s: Maximum time between two reads of data after the first batch.
+        deadline_s: Deadline of the whole response, by the clock of the event loop.
+        on_first_part: Called when the first batch was parsed.
     """
 
     def __init__(
@@ -49,19 +50,22 @@ class UpstreamStream:
         self._on_first_part: Callable[[], None] | None = on_first_part
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[TextBatch | None] | None = None
-        """Future of the waiting reader; None: the reader is busy, or there is none."""
-        self._wait_started_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        """Timer of the present wait; it fires no later than that wait's deadline."""
+        """Future on which the reader waits; None: no reader is waiting."""
+        self._wait_start_s = 0.0
+        self._timeout_timer: asyncio.TimerHandle | None = None
+        """Timer that checks the time limit; it fires no later than the deadline of the current wait."""
         self._on_batch: Callable[[TextBatch], bool] | None = None
         response.listen(self._on_data)
 
     def listen(self, on_batch: Callable[[TextBatch], bool]) -> None:
-        """Offers each batch for which the reader waits to `on_batch` first. Implements `TextStream`."""
+        """Sets a callback that gets each batch first; if it returns False, the reader gets the batch.
+
+        Implements `TextStream`.
+        """
         self._on_batch = on_batch
 
     def close(self) -> None:
-        """Closes the stream for its reader: an answer that is not complete is broken off, so that the server stops."""
+        """Closes the stream; if the response is incomplete, closes the connection so that the server stops."""
         self._stop_timer()
         self._on_batch = None
         if self._parser.is_complete:
@@ -73,7 +77,7 @@ class UpstreamStream:
         return self
 
     async def __anext__(self) -> TextBatch:
-        batch = self._read()
+        batch = self._parse_received()
         if batch is None and not self._parser.is_complete:
             batch = await self._wait()
         if batch is None:
@@ -82,9 +86,9 @@ class UpstreamStream:
 
     async def _wait(self) -> TextBatch | None:
         waiter = self._waiter = self._loop.create_future()
-        now_s = self._wait_started_s = self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_at(self._wait_deadline_s(now_s), self._check_timeout)
+        now_s = self._wait_start_s = self._loop.time()
+        if self._timeout_timer is None:
+            self._timeout_timer = self._loop.call_at(self._wait_deadline_s(now_s), self._check_timeout)
         try:
             batch: TextBatch | None = await waiter
         finally:
@@ -92,35 +96,35 @@ class UpstreamStream:
         return batch
 
     def _on_data(self) -> None:
-        """Parses data that the connection has read, and wakes the reader if the listener does not take the batch."""
+        """Parses received data, and wakes the reader if the listener does not handle the batch."""
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
         try:
-            batch = self._read()
-            wakes_reader = self._parser.is_complete or (batch is not None and not self._push_to_listener(batch))
-        except Exception as failure:  # raised in the reader
+            batch = self._parse_received()
+            must_wake_reader = self._parser.is_complete or (batch is not None and not self._offer_to_listener(batch))
+        except Exception as failure:  # the reader raises it
             waiter.set_exception(failure)
             return
-        if wakes_reader:
+        if must_wake_reader:
             waiter.set_result(batch)
         else:
-            self._wait_started_s = self._loop.time()
+            self._wait_start_s = self._loop.time()
 
-    def _push_to_listener(self, batch: TextBatch) -> bool:
-        """Returns whether the listener has taken the batch.
+    def _offer_to_listener(self, batch: TextBatch) -> bool:
+        """Passes the batch to the listener, and returns whether the listener has handled it.
 
-        The last batch of a body goes to the reader, which finds out what the end means.
+        The last batch goes to the reader instead, because the reader handles the end of the body.
         """
         body_over = self._response.has_ended or self._response.failure is not None
         return self._on_batch is not None and not body_over and self._on_batch(batch)
 
-    def _read(self) -> TextBatch | None:
-        """Parses the data that has come; None if it is no part of the answer, or the answer is over.
+    def _parse_received(self) -> TextBatch | None:
+        """Parses the received data; returns None if it has no batch, or if the response is complete.
 
         Raises:
-            ReplicaLost: The answer broke off, or is not what it should be.
-            MaitredError: The server reported at the beginning why there is no answer.
+            ReplicaLost: The response is incomplete or invalid.
+            MaitredError: The stream begins with an error event.
         """
         parser, response = self._parser, self._response
         if parser.is_complete:
@@ -134,11 +138,11 @@ class UpstreamStream:
         elif self._on_first_part is not None:
             self._on_first_part()
             self._on_first_part = None
-            self._stop_timer()  # the next wait may be a shorter one
+            self._stop_timer()  # the next wait may have an earlier deadline
         return batch
 
     def _wait_deadline_s(self, wait_started_s: float) -> float:
-        """Returns the deadline of a wait that began at this time."""
+        """Returns the deadline of a wait that started at this time."""
         return (
             min(wait_started_s + self._idle_timeout_s, self._deadline_s)
             if self._parser.has_begun
@@ -146,15 +150,15 @@ class UpstreamStream:
         )
 
     def _check_timeout(self) -> None:
-        self._timer = None
+        self._timeout_timer = None
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
-        deadline_s = self._wait_deadline_s(self._wait_started_s)
+        deadline_s = self._wait_deadline_s(self._wait_start_s)
         if deadline_s <= self._loop.time():
             waiter.set_exception(self._make_timeout_error(deadline_s))
         else:
-            self._timer = self._loop.call_at(deadline_s, self._check_timeout)
+            self._timeout_timer = self._loop.call_at(deadline_s, self._check_timeout)
 
     def _make_timeout_error(self, deadline_s: float) -> ReplicaLost:
         if not self._parser.has_begun:
@@ -164,6 +168,6 @@ class UpstreamStream:
         return make_replica_lost("it went silent in the middle of an answer")
 
     def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._timeout_timer is not None:
+            self._timeout_timer.cancel()
+            self._timeout_timer = None

@@ -207,8 +207,8 @@ async def test_engines_of_our_own_are_hedged_and_the_answer_is_billed_once():
     silent, quick = SilentReplica(), MemoryReplica(*answer)
     config = DispatchConfig(hedging=HedgingConfig(models=["m"], least_s=0.001, share=0.5))
     dispatcher = Dispatcher("m", [Endpoint("silent", silent), Endpoint("quick", quick)], config, SystemClock())
-    dispatcher.hedging._seconds.extend([0.001] * 20)
-    dispatcher.hedging._saved = 1.0
+    dispatcher.hedging._ttft_samples_s.extend([0.001] * 20)
+    dispatcher.hedging._budget = 1.0
     services = Desk()
     pipeline = Pipeline(
         Router(Catalog([ServedModel("m", quick, TOKENIZER)])),
