@@ -153,7 +153,7 @@ class Grant:
         if self._recorded:
             return
         usage = self._used or self._work.usage_so_far()
-        processed = usage.completion_tokens > 0 or self._work.span_start
+        processed = usage.completion_tokens > 0 or self._work.work_has_begun
         outcome = _usage_outcome(error, processed=processed)
         if not processed and (outcome not in _BILLED or not self.replica):
             usage = _NOTHING  # nor is anything made for a caller who leaves while it waits

@@ -42,7 +42,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
     context: RequestContext | None = None
 
     @property
-    def span_start(self) -> bool:
+    def work_has_begun(self) -> bool:
         """Whether a replica is known to have begun to answer."""
         return self.context is not None and self.context.first_token_s is not None
 

@@ -58,7 +58,6 @@ class QueuedRequest(QueueEntry[None]):
         "failed_at",
         "failure",
         "first_token_by_s",
-        "in_advance",
         "joined_s",
         "output_tokens",
         "owes_prompts",
@@ -121,7 +120,6 @@ class QueuedRequest(QueueEntry[None]):
         self.predicted_position: QueuePosition | None = None
         self.raw_wait_s = 0.0
         self.prefill_s = 0.0
-        self.in_advance = 0.0
         self.begun = False
         self.reported_prompt_tokens = 0
         self.output_tokens = 0
