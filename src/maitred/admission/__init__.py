@@ -1,1 +1,1 @@
-"""Admission: whether a request may run now, and how much it may use: reserve, clamp, settle."""
+"""Admission decides whether a request may run and how much it may use: reserve, clamp, settle."""

@@ -1,8 +1,7 @@
-"""Lets requests in: reserve the most that one can use, clamp what does not fit, settle what it really used.
+"""Admits requests: reserve the maximum use, clamp the output to fit, settle the real use.
 
-Nothing is taken from a request that no limit holds for: it passes without asking any counter, and only the ledger hears
-of it. For the others, everything that could be too much is reserved before any work is done, in one atomic step, so
-that no race between requests can overspend a budget.
+A request without any limit passes without a call to the counters, and only the ledger records it. Every other request
+reserves its maximum use in one atomic step before any work is done, so no race between requests can overspend a budget.
 """
 
 import asyncio
@@ -43,24 +42,24 @@ from maitred.core.usage import Ledger, Price
 
 
 def _ignore_free(*_: object) -> None:
-    """For whoever does not care about soft budgets."""
+    """Ignores soft budgets that were passed."""
 
 
 class Admission:
-    """Decides who may run, and how long its answer may be.
+    """Decides which request may run and how long its answer may be.
 
     Args:
-        limits: Who is limited how.
-        counters: Where it is counted.
-        ledger: Takes the usage of every request.
+        limits: Source of the limits.
+        counters: The counters of the limits.
+        ledger: Records the usage of every request.
         config: Prices, the default length of answers, the length of leases.
-        clock: Tells windows and durations.
-        jitter: Draws a number from 0 to 1, for times to come back.
-        on_soft_budget: Told once when a soft budget is passed, for each window and each one that it holds for.
+        clock: Clock for budget windows and durations.
+        jitter: Draws a random number from 0 to 1 for `Retry-After` times.
+        on_soft_budget: Called once for each soft budget that is passed, per window and subject.
 
     Attributes:
-        leases: What running requests hold. Its `run` must be running.
-        default_output_tokens: For a choice of a request that names no `max_tokens`; None: as many as fit.
+        leases: Leases of the running requests. Its `run` task must be running.
+        default_output_tokens: Output tokens of each choice if the request names no `max_tokens`; None: as many as fit.
     """
 
     def __init__(
@@ -85,24 +84,24 @@ class Admission:
         self._books = GrantServices(ledger, self.leases, clock, self._soft)
 
     def reconfigure(self, config: AdmissionConfig) -> None:
-        """Goes by these settings from now on. Who was let in stays as it is."""
+        """Applies new settings to later requests. Admitted requests stay unchanged."""
         self._config = config
         self.default_output_tokens = config.default_output_tokens
         self._prices = PriceList(config.prices)
         self._plans = LimitPlanCache(self._limits, self._prices)
 
     def snapshot(self) -> "Admission":
-        """One that goes by the settings of now for good, with the same counters, leases and turns."""
+        """Returns a copy that keeps the current settings and shares counters, leases and turns."""
         return copy.copy(self)
 
     async def admit(self, admission_request: AdmissionRequest) -> Grant:
-        """Reserves what a request may use; leaving the grant settles what nobody has settled.
+        """Reserves the use of a request; exit from the grant settles it if nothing else has.
 
         Raises:
-            InvalidRequest: It asks for more than any one request may have.
-            RateLimited: A rate, or what may run at one time, has no room now.
+            InvalidRequest: The request asks for more than any single request may have.
+            RateLimited: A rate or concurrency limit has no room now.
             QuotaExceeded: A budget is used up.
-            StoreUnavailable: The counters or the journal are away, and nothing fails open.
+            StoreUnavailable: The counters or the journal cannot be reached, and admission does not fail open.
         """
         plan = self._plans.plan_for(admission_request.principal, admission_request.model, self._clock.wall_s())
         demand = plan.demand
@@ -134,30 +133,31 @@ class Admission:
                 readings=readings,
             )
         except BaseException:
-            # The journal did not take it, so the request cannot begin.
+            # The journal failed to store the request, so it cannot begin.
             if demand.claims:
                 await self.leases.settle(lease, {})
             raise
 
     async def resume(self, admission_request: AdmissionRequest, lease: str, max_tokens: int) -> Grant:
-        """Makes the grant of a request that runs already, admitted by a process that has died since.
+        """Restores the grant of a running request that a dead process had admitted.
 
-        It holds what it held, whether or not there is room now.
+        The request keeps its reservation, even if the limits have no room now.
 
         Args:
             admission_request: The request.
-            lease: Under which it is known to the ledger, which has carried it over.
-            max_tokens: What each choice may generate, as it was granted.
+            lease: Id of the lease in the ledger, which has carried the request over.
+            max_tokens: Output tokens of each choice, as granted.
 
         Raises:
-            StoreUnavailable: Nobody can say what was spent of a budget.
+            StoreUnavailable: The spent amount of a budget cannot be read.
         """
         plan = self._plans.plan_for(admission_request.principal, admission_request.model, self._clock.wall_s())
         size = RequestSize(admission_request.prompt_tokens, admission_request.choices)
         readings: Sequence[CounterState] = ()
         if claims := plan.demand.claims:
             if self._counters.settles_immediately:
-                # They died with that process. What was granted is not asked for again, but has to be counted.
+                # The counts were lost with that process. The granted amount must be counted again, without a new
+                # decision.
                 counted = [msgspec.structs.replace(claim, hard=False) for claim in claims]
                 lease_s = self.leases.lease_s
                 answer = await self._counters.reserve(
@@ -179,7 +179,7 @@ class Admission:
         return self._prices.price_for(model).price
 
     async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
-        """Where a caller stands without asking for anything; None if no rate holds, or nobody can tell now."""
+        """Returns a caller's rate limit status without a reservation; None if no rate applies or unknown."""
         rates = self._plans.plan_for(principal, model, self._clock.wall_s()).demand.rates
         if not rates:
             return None
@@ -189,7 +189,7 @@ class Admission:
             return None
 
     async def budgets(self, subject: str) -> list[BudgetState]:
-        """The state of every budget that holds for a subject by itself: ``tenant:acme``, ``key:5b1f``, ``*``.
+        """Returns the states of all budgets of one subject: ``tenant:acme``, ``key:5b1f``, ``*``.
 
         Raises:
             StoreUnavailable: The counters cannot be read.
@@ -197,7 +197,7 @@ class Admission:
         return await budget_usage(subject, self._limits, self._counters, self._clock)
 
     async def uses(self, subjects: Sequence[str]) -> list[LimitUsage]:
-        """How far the limits are used that hold for these subjects by themselves.
+        """Returns the usage of the limits of these subjects.
 
         Raises:
             StoreUnavailable: The counters cannot be read.
@@ -207,12 +207,13 @@ class Admission:
     async def _reserve(
         self, admission_request: AdmissionRequest, demand: LimitDemand, reservation: Reservation
     ) -> ReservationGranted:
-        """Takes what is claimed, or says why not."""
+        """Reserves the claims or raises the refusal."""
         lease = reservation.lease
         try:
             answer = await self._counters.reserve(reservation)
         except asyncio.CancelledError:
-            # Nobody knows whether it was taken. Told to release it, the background waits for the counters.
+            # It is unknown whether the reservation was made. The background task releases it when the counters can be
+            # reached.
             self.leases.settle_later(lease, {})
             raise
         if demand.soft:
@@ -232,7 +233,7 @@ class Admission:
         raise make_refusal(wanted, self._with_retry_turn(wanted, answer, reservation.output), asked, self._jitter())
 
     def _with_retry_turn(self, demand: LimitDemand, denied: ReservationDenied, output: int) -> ReservationDenied:
-        """The denial with the time until the caller's turn, where a rate has denied it."""
+        """Returns the denial; for a rate, with the time until the caller's turn."""
         claim, wait_s = demand.claims[denied.claim], denied.retry_after_s
         if claim.kind is not CounterKind.BUCKET or wait_s is None:
             return denied

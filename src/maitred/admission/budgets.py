@@ -1,4 +1,4 @@
-"""How the budgets of a subject stand, and the alarm when a soft one is passed."""
+"""States of a subject's budgets, and the alert when a soft budget is passed."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,32 +12,32 @@ from maitred.core.counters import Counters, CounterState
 from maitred.core.limits import Limit, LimitSource
 
 OnSoftBudget = Callable[[Limit, CounterState], None]
-"""Told of a soft budget that was passed, and of its state."""
+"""Callback for a soft budget that was passed, with the state of its counter."""
 
 
 class BudgetState(msgspec.Struct, frozen=True, kw_only=True):
     """One budget of one subject, in nano-dollars."""
 
     subject: str
-    """Whose spending was counted; the limit may be one of ``key:*``."""
+    """Subject whose spending was counted; the limit may belong to ``key:*``."""
     limit: Limit
     charged: int
     reserved: int
-    """Held by requests that run."""
+    """Amount that is reserved by running requests."""
     remaining: int
-    """Negative when a soft budget was passed, or a hard one was lowered."""
+    """Remaining amount; negative if a soft budget was passed or a hard one was lowered."""
     ends_s: float | None
     """Wall time at which the window ends; None: never."""
 
 
 async def budget_usage(subject: str, limits: LimitSource, counters: Counters, clock: Clock) -> list[BudgetState]:
-    """The state of every budget that holds for a subject by itself.
+    """Returns the state of every budget of one subject.
 
     Raises:
         StoreUnavailable: The counters cannot be read.
     """
     if subject == each(subject):
-        return []  # ``key:*`` is nobody by itself
+        return []  # ``key:*`` is a pattern without counters of its own
     found = [limit for name in (subject, each(subject)) for limit in limits.limits_of(name) if limit.kind.spend]
     day = day_at(clock.wall_s())
     watches = [watch for limit in found for watch in watched_counters([LimitRule(subject, limit)])]
@@ -57,11 +57,11 @@ async def budget_usage(subject: str, limits: LimitSource, counters: Counters, cl
 
 
 class SoftBudgets:
-    """Says once of every soft budget, window by window, that it was passed.
+    """Reports once per window that a soft budget was passed.
 
     Args:
-        on_passed: Whom to tell.
-        clock: To forget windows that have ended.
+        on_passed: Callback for a passed budget.
+        clock: Clock to drop windows that have ended.
     """
 
     def __init__(self, on_passed: OnSoftBudget, clock: Clock) -> None:
@@ -70,12 +70,12 @@ class SoftBudgets:
         self._reported: dict[tuple[str, str], float | None] = {}
 
     def check(self, demand: LimitDemand, readings: Sequence[CounterState], charges: Mapping[str, int]) -> None:
-        """Compares what was charged with every soft budget.
+        """Compares the charges with every soft budget.
 
         Args:
             demand: The claims of a request.
-            readings: What the counters said of them.
-            charges: Counter -> what has been charged since.
+            readings: States of the counters of these claims.
+            charges: Counter -> amount that has been charged since the readings.
         """
         for index, limit in demand.soft:
             claim, reading = demand.claims[index], readings[index]

@@ -1,4 +1,4 @@
-"""The `admission` section: what tokens cost, how long answers are that name no length, and how long leases last."""
+"""The `admission` section: token prices, the default length of answers, and lease times."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The `degradation` of a model: what may be taken from a request before it is refused."""
+"""The `degradation` setting of a model: reductions of a request before it is refused."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 
 
 class DegradationStep(Struct, frozen=True, kw_only=True):
-    """One step of the ladder; a request that still cannot be served in time goes on to the next."""
+    """One step of the degradation ladder; if it does not help, the next step is tried."""
 
     step: Annotated[
         Literal["shorten", "model", "overflow"],
@@ -31,11 +31,11 @@ class DegradationStep(Struct, frozen=True, kw_only=True):
 
 
 def ladder_faults(steps: Sequence[DegradationStep], place: str) -> Iterator[tuple[str, str]]:
-    """Steps that lack what they need, have what they do not take, or can take nothing away.
+    """Yields the faults of steps: missing fields, unsupported fields, or no effect.
 
     Args:
         steps: The ladder, first step first.
-        place: Its dotted name.
+        place: Dotted name of the setting.
     """
     shortest: int | None = None
     seen: set[str] = set()

@@ -1,7 +1,7 @@
-"""A granted request: what it may generate, and the settlement that it owes when it ends.
+"""Grant of an admitted request: its output tokens and its settlement at the end.
 
-The order of a settlement is the promise of the ledger: first the usage is journaled, which no crash undoes, then the
-counters are told. A crash in between leaves a lease that expires and a journal that knows better.
+The order of a settlement protects the ledger: first the usage is journaled, which survives a crash, then the counters
+are charged. After a crash in between, the lease expires and the journal has the correct usage.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ _NOTHING = Usage(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class GrantServices:
-    """Where grants are settled.
+    """Services that settle grants.
 
     Attributes:
-        ledger: Takes the usage.
+        ledger: Records the usage.
         leases: Settles with the counters.
-        clock: For the times in the ledger.
-        soft: Watches the soft budgets.
+        clock: Clock for the times in the ledger.
+        soft: Monitor of the soft budgets.
     """
 
     ledger: Ledger
@@ -56,14 +56,15 @@ class GrantServices:
 
 
 class Grant:
-    """One request that may run.
+    """Grant of one request that may run.
 
     Attributes:
-        lease: Id of its lease, and of its line in the ledger.
-        max_tokens: What each choice may generate; less than the caller asked for if `clamped`.
-        clamped: Whether a limit lowered it.
-        rate_limits: Where the caller stands with its rates, this request included; None without rates.
-        replica: Which one serves it, once that is decided; several, with commas, if it went from one to another.
+        lease: Id of its lease and of its ledger entry.
+        max_tokens: Output tokens of each choice; fewer than the caller asked for if `clamped`.
+        clamped: Whether a limit lowered `max_tokens`.
+        rate_limits: Rate limit status of the caller, this request included; None without rates.
+        replica: Name of the replica that serves the request, once it is chosen; several names with commas if the
+            request moved.
     """
 
     def __init__(
@@ -95,9 +96,9 @@ class Grant:
         )
         self._recorded = False
         if resumed:
-            return  # the ledger knows of it
-        # If this process dies, this line is all that tells of the request. Nobody will know then how much of its
-        # reservation it used, so it counts whole: a rate is never found fuller than it was.
+            return  # the ledger already has this request
+        # If this process dies, this ledger entry is the only record of the request. The used part of its reservation is
+        # then unknown, so the whole reservation counts: a restored rate never has more room than before.
         begun = Usage(admission_request.prompt_tokens, 0)
         books.ledger.begin(self._event(begun, Outcome.FAILED, 0, {}, reserved_amounts(plan.demand, size, max_tokens)))
 
@@ -110,7 +111,7 @@ class Grant:
         await self.end(error)
 
     def set_replica(self, replica: str) -> None:
-        """A replica works on it from now on, after those that did before."""
+        """Adds the replica that now works on the request."""
         if replica == self.replica:
             return
         if not self.replica:
@@ -119,22 +120,23 @@ class Grant:
             self.replica += f",{replica}"
 
     def record_usage(self, usage: Usage) -> None:
-        """Notes what has been used up to now, for callers without a request context."""
+        """Records the usage so far, for callers without a request context."""
         self._used = usage
 
     async def settle(self, usage: Usage, outcome: Outcome) -> None:
-        """Writes down what was used and charges it. Only the first call counts.
+        """Writes the usage to the ledger and charges it. Only the first call counts.
 
-        Whole answers and those that the caller broke off are billed. What failed costs nothing: no budget is charged,
-        while rates of tokens keep what was processed. What was refused before any work began leaves no trace in them.
+        Complete answers and answers that the caller cancelled are billed. Failed requests are free: no budget is
+        charged, but token rates keep the processed tokens. Requests that were refused before any work began do not
+        count in the rates.
 
         Args:
-            usage: What the replica counted.
+            usage: Usage that the replica counted.
             outcome: How the request ended.
 
         Raises:
-            StoreUnavailable: The ledger cannot take it, so the answer must not be ended as if it were billed. Nothing
-                is settled yet.
+            StoreUnavailable: The ledger cannot store the usage, so the answer must not end as if it were billed.
+                Nothing is settled yet.
         """
         if self._recorded:
             return
@@ -149,14 +151,14 @@ class Grant:
         await self._charge({**spent, **taken})
 
     async def end(self, error: BaseException | None) -> None:
-        """Settles with what is known, if nobody has settled; never raises in place of `error`."""
+        """Settles with the known usage if still unsettled; never raises in place of `error`."""
         if self._recorded:
             return
         usage = self._used or self._work.usage_so_far()
         processed = usage.completion_tokens > 0 or self._work.work_has_begun
         outcome = _usage_outcome(error, processed=processed)
         if not processed and (outcome not in _BILLED or not self.replica):
-            usage = _NOTHING  # nor is anything made for a caller who leaves while it waits
+            usage = _NOTHING  # a caller that leaves while it waits has no usage
         try:
             await self.settle(usage, outcome)
         except Exception:
@@ -167,7 +169,7 @@ class Grant:
                 raise
 
     def _record_span(self, usage: Usage, outcome: Outcome, cost_nusd: int) -> None:
-        """Notes what it has cost."""
+        """Records the settlement span with the cost."""
         if self._work.context is not None:
             now_s = self._books.clock.monotonic_s()
             facts = {
@@ -184,7 +186,7 @@ class Grant:
     async def _charge(self, charges: Mapping[str, int]) -> None:
         demand = self._plan.demand
         if not demand.claims:
-            return  # nothing was reserved
+            return  # no reservation exists
         await self._books.leases.settle(self.lease, charges)
         if demand.soft:
             self._books.soft.check(demand, self._readings, charges)
@@ -221,17 +223,17 @@ class Grant:
 
 
 def _usage_outcome(error: BaseException | None, *, processed: bool) -> Outcome:
-    """How a request ended that left its grant with this error."""
+    """Returns the outcome of a request whose grant ended with this error."""
     if error is None:
         return Outcome.FINISHED
     if isinstance(error, asyncio.CancelledError) and error.args:
-        # Whoever cancelled a task may say why: a server that stops is not a caller that left.
+        # A cancellation may carry its reason: a server shutdown differs from a caller that left.
         error = error.args[0] if isinstance(error.args[0], MaitredError) else error
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return Outcome.CANCELLED
     if isinstance(error, DeadlineExceeded | Unauthenticated) and processed:
-        # The time was the caller's choice, and so was, on its side, the end of its key. What was computed until then is
-        # billed as if the caller had left.
+        # The caller chose the deadline, and the expiry of the key is also on the caller's side. The tokens up to that
+        # time are billed as if the caller had left.
         return Outcome.CANCELLED
     turned_away = isinstance(error, CallerError | Refused | Unavailable) and not isinstance(error, ReplicaLost)
     return Outcome.REFUSED if turned_away and not processed else Outcome.FAILED

@@ -1,9 +1,9 @@
 """Leases of running requests: kept alive while the request runs, and given back without fail.
 
-A lease ends by itself some time after it was last renewed, which is what saves the counters when a gateway dies. While
-the gateway lives, its leases must neither end early, however long an answer takes, nor be kept back because the
-counters were away at the moment when the answer ended. Both are work for a task in the background, so that no answer
-waits for it: all leases are renewed in one call, and a settlement that failed is tried again until it succeeds.
+A lease expires some time after its last renewal, which frees the counters if a gateway dies. While the gateway lives,
+its leases must last as long as the answer takes, and each lease must be released even if the counters could not be
+reached when the answer ended. A background task does both, so that no answer waits: it renews all leases in one call,
+and it retries a failed settlement until it succeeds.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from maitred.core.errors import StoreUnavailable
 log = logging.getLogger(__name__)
 
 _PATIENCE_S = 1.0
-"""An answer that is ready waits so long for its settlement at most; then the background sees to it."""
+"""Maximum seconds that a finished answer waits for its settlement. After that the background task settles it."""
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _LAST_CALL_S = 2.0
-"""At the end, for what could not be settled until then."""
+"""Seconds at shutdown for settlements that are still open."""
 
 
 class Leases:
-    """All leases that this gateway holds.
+    """Manager of all leases of this gateway.
 
     Args:
-        counters: Where they are held.
-        lease_s: They end so long after they were made or renewed.
+        counters: Counters that hold the leases.
+        lease_s: Lifetime of a lease in seconds after it was made or renewed.
         patience_s: How long `settle` may keep its caller waiting.
 
     Attributes:
@@ -45,7 +45,7 @@ class Leases:
 
     @property
     def active(self) -> int:
-        """Leases that are not settled yet."""
+        """Number of leases that are not settled yet."""
         return len(self._leases)
 
     @property
@@ -58,9 +58,10 @@ class Leases:
         self._leases.add(lease)
 
     async def settle(self, lease: str, amounts: Mapping[str, int]) -> None:
-        """Ends a lease; whatever becomes of the caller or of the counters, it is not forgotten.
+        """Settles a lease reliably, even if the caller leaves or the counters cannot be reached.
 
-        Fails only by being cancelled. Like every other trouble, that leaves the rest to the background.
+        The call fails only if it is cancelled. After a cancellation or any other failure, the background task settles
+        the lease.
         """
         try:
             if self._counters.settles_immediately:
@@ -77,7 +78,7 @@ class Leases:
             self._leases.discard(lease)
 
     def settle_later(self, lease: str, amounts: Mapping[str, int]) -> None:
-        """Leaves a settlement to the background."""
+        """Leaves a settlement to the background task."""
         self._leases.add(lease)
         self._late[lease] = amounts
         self._woken.set()
@@ -99,7 +100,7 @@ class Leases:
                     log.error("%d requests are not settled. Their usage is in the ledger.", len(self._late))
 
     async def renew(self) -> None:
-        """Puts off the end of all leases that are held."""
+        """Renews all leases that are held."""
         if not self._leases:
             return
         try:
@@ -109,7 +110,7 @@ class Leases:
             log.warning("%d leases could not be renewed.", len(self._leases), exc_info=_cause(error))
 
     async def settle_late(self) -> None:
-        """Tries again to settle what could not be settled before; stops early while the counters are away."""
+        """Retries open settlements; stops early while the counters cannot be reached."""
         for lease, amounts in list(self._late.items()):
             try:
                 await self._counters.settle(lease, amounts)
@@ -139,5 +140,5 @@ class Leases:
 
 
 def _cause(error: Exception) -> Exception | None:
-    """Returns the exception to log in full; None for a store that is away, which is logged elsewhere once."""
+    """Returns the exception to log in full; None if a store is unreachable, which is logged elsewhere."""
     return None if isinstance(error, StoreUnavailable | TimeoutError) else error

@@ -1,7 +1,7 @@
-"""Plans: what limits and prices come to for the requests of one caller to one model.
+"""Limit plans: combined limits and prices for the requests of one caller to one model.
 
-Limits change seldom, prices never under one configuration, and windows of budgets once a day; requests come all the
-time. So what stays the same between two requests is worked out once and kept, and a request finds it by one look-up.
+Limits change rarely, prices change only with the configuration, and budget windows change once a day, but requests
+arrive all the time. So the constant part is computed once and cached, and a request finds it with one lookup.
 """
 
 import logging
@@ -19,27 +19,27 @@ from maitred.core.tenancy import Principal
 log = logging.getLogger(__name__)
 
 _MOST_KEPT = 10_000
-"""Callers with each of their models, some 3 KiB for seven counters; the one that came first is forgotten first."""
+"""Maximum number of cached plans, about 3 KiB each with seven counters; the oldest is dropped first."""
 
 
 class LimitPlan(msgspec.Struct, frozen=True):
     """Limits and prices for the requests of one caller to one model."""
 
     edition: int
-    """Of the limits that it was made from."""
+    """Edition of the limits that the plan was made from."""
     day: int
-    """Whose windows the budgets have."""
+    """Day that determines the budget windows."""
     bounds: PerRequestLimits
     demand: LimitDemand
     tag: PriceTag
 
 
 class LimitPlanCache:
-    """Makes plans and keeps them.
+    """Makes and caches limit plans.
 
     Args:
-        limits: Who is limited how.
-        prices: What tokens cost.
+        limits: Source of the limits.
+        prices: Prices of the tokens.
     """
 
     def __init__(self, limits: LimitSource, prices: PriceList) -> None:
@@ -49,7 +49,7 @@ class LimitPlanCache:
         self._warned_free: set[str] = set()
 
     def plan_for(self, principal: Principal, model: str, wall_s: float) -> LimitPlan:
-        """The plan that holds now."""
+        """Returns the current plan of a caller for a model."""
         name = (principal.key, principal.tenants, model)
         plan = self._plans.get(name)
         if plan is None or plan.edition != self._limits.edition or plan.day != day_at(wall_s):
@@ -69,7 +69,7 @@ class LimitPlanCache:
         return LimitPlan(self._limits.edition, day, per_request_limits(rules), demand, tag)
 
     def _warn_free(self, model: str) -> None:
-        """Says once that budgets count nothing, which whoever set them does not expect."""
+        """Warns once that budgets count nothing for a free model, which the operator may not expect."""
         if model not in self._warned_free:
             self._warned_free.add(model)
             log.warning(

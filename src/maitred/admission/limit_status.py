@@ -1,4 +1,4 @@
-"""How far limits are used, for whoever wants to see it before anything is refused."""
+"""Usage of limits, for display before a request is refused."""
 
 from collections.abc import Sequence
 
@@ -17,20 +17,20 @@ class LimitUsage(msgspec.Struct, frozen=True, kw_only=True):
     """One limit of one subject, in requests, tokens or nano-dollars."""
 
     subject: str
-    """For whom it was counted; the limit may be one of ``tenant:*``."""
+    """Subject whose use was counted; the limit may belong to ``tenant:*``."""
     limit: Limit
     used: int
-    """What was spent or is held, reservations of running requests included."""
+    """Used amount, reservations of running requests included."""
     reset_s: float
-    """Seconds until all of it is there again, or the window ends; 0: it is, or nobody knows."""
+    """Seconds until the limit is full again or its window ends; 0: it is full, or unknown."""
 
 
 async def limit_usage(
     subjects: Sequence[str], limits: LimitSource, counters: Counters, clock: Clock
 ) -> list[LimitUsage]:
-    """How far the limits are used that hold for these subjects by themselves; asks the counters once.
+    """Returns the usage of the limits of these subjects with one call to the counters.
 
-    Limits that bound each request by itself are left out: nothing is counted for them.
+    Limits on single requests are omitted, because they have no counter.
 
     Raises:
         StoreUnavailable: The counters cannot be read.
@@ -42,7 +42,7 @@ async def limit_usage(
         for name in (subject, each(subject))
         for limit in limits.limits_of(name)
     ]
-    # One by one: several limits on one counter are several bars on the screen.
+    # Each limit is watched separately: several limits on one counter are several bars on the screen.
     watched = [(rule, watch) for rule in rules for watch in watched_counters([rule])]
     claims = [spend_claim(watch, FREE.price, day) if rule.limit.kind.spend else watch.claim for rule, watch in watched]
     readings = await counters.read(claims) if claims else []
@@ -58,10 +58,10 @@ _BUCKET = CounterKind.BUCKET
 
 
 def rate_limit_status(claims: Sequence[LimitClaim], readings: Sequence[CounterState]) -> RateLimitStatus | None:
-    """The standing that these readings show, one for each claim; None if no rate is among them.
+    """Returns the rate limit status from one reading per claim; None if no claim is a rate.
 
-    Requests are all alike, so the tightest of their limits is the one with the fewest left. Input, output and all
-    tokens are not: of these it is the one with the smallest share left.
+    For requests, the tightest limit is the one with the fewest requests left. Limits on input, output and all tokens
+    are not comparable by count, so the tightest one is that with the smallest share left.
     """
     requests: CounterState | None = None
     tokens: CounterState | None = None

@@ -15,7 +15,7 @@ class PriceTag(msgspec.Struct, frozen=True):
 
     price: Price
     text: str
-    """As it stands in the ledger: ``0.5/0.05/1.5 USD per million``; empty where tokens cost nothing."""
+    """Price as text in the ledger: ``0.5/0.05/1.5 USD per million``; empty if tokens are free."""
 
 
 FREE = PriceTag(Price(), "")
@@ -25,7 +25,7 @@ class PriceList:
     """The prices of all models.
 
     Args:
-        prices: By model; ``*`` for those that are not named.
+        prices: Model -> price; ``*`` is the price of all other models.
     """
 
     def __init__(self, prices: Mapping[str, PriceConfig]) -> None:
@@ -33,7 +33,7 @@ class PriceList:
         self._other = self._tags.pop(_ANY, FREE)
 
     def price_for(self, model: str) -> PriceTag:
-        """The price of one model."""
+        """Returns the price of one model."""
         return self._tags.get(model, self._other)
 
 

@@ -1,4 +1,4 @@
-"""Request as admission sees it."""
+"""Request in the form that admission needs."""
 
 import msgspec
 
@@ -8,23 +8,23 @@ from maitred.core.tenancy import Principal
 
 
 class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that wants to run: everything read, tokenised and checked against the model's window.
+    """One parsed and tokenised request that fits the model's context window.
 
     Attributes:
-        principal: Who asks.
-        request_id: What the client is told; not unique.
+        principal: Authenticated caller.
+        request_id: Request id that the client receives; not unique.
         route: Path of the API that was called.
         model: Name of the model, as resolved.
-        prompt_tokens: Of all prompts together.
-        longest_prompt: Tokens of the longest one; None: there is only one.
-        max_tokens: For each choice, as the caller named it; None: not at all.
-        min_tokens: For each choice; with less the request is pointless.
-        window_left: Most tokens for one choice that the model's window leaves, behind the shortest prompt.
-        choices: Answers to all prompts together.
+        prompt_tokens: Number of tokens of all prompts together.
+        longest_prompt: Number of tokens of the longest prompt; None: there is only one prompt.
+        max_tokens: The caller's maximum for each choice; None: not given.
+        min_tokens: Minimum output tokens of each choice; a smaller grant is useless.
+        window_left: Maximum tokens for one choice that the context window leaves after the shortest prompt.
+        choices: Number of choices of all prompts together.
         max_tokens_param: What the API calls `max_tokens`, and...
         prompt_param: ...the prompt, for messages about them.
-        context: What the stages see of the request. Admission writes down where the caller stands, and reads what was
-            used when nobody says it.
+        context: Request context. Admission writes the rate limit status into it, and reads the usage from it if no
+            usage is passed.
     """
 
     principal: Principal
@@ -47,7 +47,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.context is not None and self.context.first_token_s is not None
 
     def usage_so_far(self) -> Usage:
-        """Returns the usage so far, as far as it has been written down."""
+        """Returns the usage that is recorded so far."""
         context = self.context
         if context is None:
             return Usage(self.prompt_tokens, 0)

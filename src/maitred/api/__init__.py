@@ -1,1 +1,1 @@
-"""The HTTP edge: routes, streaming, errors as HTTP, disconnects and drain."""
+"""HTTP API of the gateway: routes, streaming, errors as HTTP responses, disconnects and drain."""

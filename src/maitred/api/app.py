@@ -1,7 +1,7 @@
-"""The ASGI application: what happens to every request, whatever its route.
+"""The ASGI application: what is done for every request, whatever its route.
 
-Each one gets a request id, a place inside (or a refusal), and exactly one outcome. The order of the `except` clauses
-below is the whole error policy of the HTTP edge.
+Each request gets a request id, a slot under the in-flight limit (or a refusal), and exactly one outcome. The order of
+the `except` clauses below is the whole error policy of the HTTP API.
 """
 
 import asyncio
@@ -32,22 +32,22 @@ from maitred.core.tenancy import ANONYMOUS, Authenticator, require
 from maitred.core.tenancy import Scope as KeyScope
 
 _CLIENT_LEFT_STATUS = 499
-"""Never sent, only counted; the number that nginx made customary for it."""
+"""Status of a request whose client left before any answer, as nginx counts it; it is only counted, not sent."""
 
 
 Begin = Callable[[RequestContext, Callable[[bytes], str | None]], None]
 
 
 _SATURATION = (Saturated, QueueFull, DeadlineUnmeetable, ReplicaUnavailable)
-"""Refusals that say nothing of the request, and that many get at once."""
+"""Errors of an overloaded gateway: they do not depend on the request, and many clients get them at once."""
 
 
 class RetryAdvisor:
-    """Keeps the budget of every tenant, from what calls come and how they end.
+    """Advises clients on retries, by the retry budget of their tenant.
 
     Args:
-        budget: The policy.
-        clock: Its time.
+        budget: The policy of retries.
+        clock: The clock of the policy.
     """
 
     def __init__(self, budget: RetryBudget, clock: Clock) -> None:
@@ -55,7 +55,7 @@ class RetryAdvisor:
         self._clock = clock
 
     def on_request(self, exchange: HttpExchange) -> None:
-        """Notes a call whose caller is known, and on it how often it came before."""
+        """Counts a request of a known caller, and sets on it how often the client sent it before."""
         exchange.retries = self._budget.on_request(
             (exchange.context.principal or ANONYMOUS).tenants[0],
             exchange.context.started_s,
@@ -64,7 +64,7 @@ class RetryAdvisor:
         )
 
     def headers(self, exchange: HttpExchange, failure: MaitredError) -> list[Header]:
-        """Returns the headers that say when to come back; none where clients do right by themselves."""
+        """Returns the headers that tell the client not to retry; empty if the client's own retries do no harm."""
         if exchange.context.principal is None or not isinstance(failure, _SATURATION):
             return []
         key = exchange.parsed_head.repeat_key
@@ -74,19 +74,19 @@ class RetryAdvisor:
 
 
 class GatewayApp:
-    """The application that the HTTP server runs.
+    """ASGI application that the HTTP server runs.
 
     Args:
         table: The routes.
-        identity: Tells who calls, on routes that need a scope.
-        in_flight: Who may come in. Health, metrics and lists pass beside it.
-        observers: Told of every ended request.
-        standing: Where a caller stands with its limits, for what is refused before they were asked.
-        retries: Who should come back after a refusal.
-        begin: Told of every request that asks a model for something, with its headers; None: nobody is.
-        max_body_bytes: Largest body that is read.
-        body_timeout_s: Longest time that reading it may take.
-        clock: Clock for the times in contexts.
+        identity: Identifies the caller on routes that need a scope.
+        in_flight: Limits the requests with a body. Requests for health, metrics and lists are not limited.
+        observers: Observers that get every ended request.
+        standing: Returns how far a caller's limits are used, for requests that are refused before admission.
+        retries: Decides which clients should retry after a refusal.
+        begin: Called with the context and the headers of every inference request; None: nothing is called.
+        max_body_bytes: Largest size of a body that is read.
+        body_timeout_s: Longest time that reading the body may take.
+        clock: Clock for the times in request contexts.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class GatewayApp:
         self._begin = begin
         self._clock = clock
         self._requests = 0
-        """How many have begun here and not ended."""
+        """Number of requests that have begun in this application and have not ended."""
         self._on_idle: Callable[[], None] | None = None
 
     def on_idle(self, emptied: Callable[[], None]) -> None:
-        """No more requests will come; calls back, once, when those that are here have ended, or at once."""
+        """Calls `emptied` once, when all requests have ended; no new request may come after this call."""
         if self._requests:
             self._on_idle = emptied
         else:
@@ -151,7 +151,7 @@ class GatewayApp:
                 self._on_idle()
 
     async def _serve(self, exchange: HttpExchange, in_hand: LogContext) -> Outcome:
-        """Answers the call, whatever happens; returns how it ended."""
+        """Answers the request, whatever happens; returns its outcome."""
         headers: list[Header] = []
         try:
             head = exchange.parsed_head
@@ -163,7 +163,8 @@ class GatewayApp:
                 self._begin(exchange.context, exchange.header)
                 in_hand.trace_id = exchange.context.timeline.trace_id
             if route.needs is not None:
-                # Before the body is read and before a place is taken: who is not known here costs next to nothing.
+                # The caller is identified before the body is read and before a slot is taken, so an unknown caller
+                # costs very little.
                 principal = head.principal
                 if principal is None or not self._identity.is_still_valid(principal, exchange.header):
                     principal = head.principal = await self._identity.identify(exchange.header)
@@ -175,18 +176,19 @@ class GatewayApp:
             else:
                 if route.needs is KeyScope.INFERENCE:
                     self._retry_advisor.on_request(exchange)
-                # A server that is full must still take the change that relieves it.
-                # Nor does it stop halfway because it has ended the very key that it came with.
+                # A full server must still accept the admin request that relieves it.
+                # An admin request also runs to its end when it revokes the key that it was sent with.
                 administers = route.needs is KeyScope.ADMIN
                 visitor = None if administers else exchange.context.principal
                 await COHORT.sync(CohortStage.KNOWN)
                 with self._in_flight.acquire(visitor, even_if_full=administers) as block:
                     if not exchange.has_body(self._max_body_bytes):
                         await exchange.read_body(self._max_body_bytes, self._body_timeout_s)
-                    with exchange.cancel_on_disconnect(block):  # its client may leave
+                    with exchange.cancel_on_disconnect(block):  # the client may disconnect
                         handler = route.handler if head.repeat_key is None else route.repeat_handler or route.handler
                         await handler(exchange)
-            # Who stopped reading in the middle of a whole answer was cut off, of which `send` says nothing.
+            # If the client stopped reading within a whole response, the connection was cut; `send` does not report
+            # that.
             return Outcome.CANCELLED if exchange.connection.stalled else Outcome.FINISHED
         except ClientDisconnected as left:
             clear_traceback(left)

@@ -43,25 +43,25 @@ def build_app(
     retry_budget: RetryBudget | None = None,
     begin: Begin | None = None,
 ) -> GatewayApp:
-    """The application for an HTTP server.
+    """Builds the application for an HTTP server.
 
     Args:
-        config: Limits.
-        answering: The system behind the API.
-        identity: Tells who calls.
-        in_flight: Who may come in; its owner drains it.
-        observers: Told of every ended request.
-        render_metrics: Everything, and its content type, in a format that an `Accept` header asks for.
-        clock: Clock for the times in contexts.
-        embedding: Computes embeddings; None: there is no route for them.
-        feedback: Its route, where there is a ledger of what can be rated.
-        admin: Routes of the administration, where there is a store to administer.
-        console: Routes of the web console, where there is one; they are not described.
-        answers: Keeps what requests with an ``Idempotency-Key`` were answered; None: in memory, as is the default.
-        stores_up: Whether each store that is behind this answers.
-        check_stores: Raises StoreUnavailable once requests are refused because one of them does not.
+        config: Settings of the HTTP server, such as its limits.
+        answering: The inference service behind the API.
+        identity: Identifies the caller of a request.
+        in_flight: Limits the requests in flight; its owner drains it.
+        observers: Observers that get every ended request.
+        render_metrics: Returns all metrics and their content type, in a format that an `Accept` header asks for.
+        clock: Clock for the times in request contexts.
+        embedding: Computes embeddings; None: there is no route for embeddings.
+        feedback: The feedback route; None: there is no usage ledger whose requests can be rated.
+        admin: Routes of the administration; empty without a store to administer.
+        console: Routes of the web console; empty without one. OpenAPI does not describe these routes.
+        answers: Stores the responses of requests with an ``Idempotency-Key``; None: they are kept in memory.
+        stores_up: Returns whether each store of the gateway answers.
+        check_stores: Raises StoreUnavailable once requests are refused because a store does not answer.
         begin: See `GatewayApp`.
-        retry_budget: Which refused requests may come back; None: by the settings alone.
+        retry_budget: Decides which refused requests may be retried; None: a budget with the configured settings.
     """
     service = ServiceRoutes(answering, in_flight, render_metrics, stores_up, check_stores)
     routes = [

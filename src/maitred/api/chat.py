@@ -1,7 +1,7 @@
-"""Chat completions: the route `POST /v1/chat/completions`, and its answers, whole and as events.
+"""Route `POST /v1/chat/completions`: chat completions, as whole responses or as event streams.
 
-Most answers are one text and nothing else. They are written into forms, which are cut out of what the encoder makes
-once, when this is imported.
+Most answers consist of one text only. Such answers are written with templates, which are made from the encoder's output
+once, at import.
 """
 
 import time
@@ -56,11 +56,11 @@ _CALLS = frozenset({"tool_calls", "function_call"})
 
 
 class ChatFormatter:
-    """Writes one chat answer.
+    """Writes one chat answer as JSON or as events.
 
     Args:
-        request: What it answers.
-        answer_id: What it is called.
+        request: The request that is answered.
+        answer_id: The id of the answer.
     """
 
     def __init__(self, request: ChatRequest, answer_id: str) -> None:
@@ -74,7 +74,7 @@ class ChatFormatter:
         self._templates = EventTemplates()
 
     def start(self) -> bytes:
-        """Every choice begins with who speaks."""
+        """Returns the first event of every choice, which names the role of the speaker."""
         opening = ChatDelta(role="assistant", content="")
         events = b""
         for index in range(self._choices):
@@ -82,18 +82,18 @@ class ChatFormatter:
         return events
 
     def events(self, parts: Sequence[TextDelta]) -> bytes:
-        """One event for new text, and one of its own for the end of a choice."""
+        """Returns one event for new text, and a separate event for the end of a choice."""
         events, from_template, in_full = b"", self._templates.encode, self._text
         for part in parts:
             events += from_template(part.index, part.text, in_full) if part.plain else self._encode_part(part)
         return events
 
     def end(self, usage: Usage) -> bytes:
-        """The usage, if asked for, in a chunk without choices."""
+        """Returns the usage, if the request asked for it, in a chunk without choices."""
         return encode_event(encode(self._chunk([], UsageBody.of(usage)))) if self._include_usage else b""
 
     def whole(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
-        """The answer as one object."""
+        """Returns the answer as one JSON object."""
         if len(choices) != 1 or not choices[0].plain or usage.reasoning_tokens or usage.estimated:
             return self.in_full(choices, usage)
         return _PLAIN.fill(
@@ -105,7 +105,7 @@ class ChatFormatter:
         )
 
     def in_full(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
-        """Returns the whole answer as JSON, whatever is in it."""
+        """Returns the whole answer as JSON, for any content."""
         return encode(
             ChatCompletion(
                 id=self._id,
@@ -140,7 +140,7 @@ class ChatFormatter:
     def _chunks_of(self, part: TextDelta) -> Iterable[ChatChunkChoice]:
         extra = self._visible_extra(part.extra or {})
         if part.text or part.scores or extra:
-            # Text that is not there is not an empty text: clients tell tool calls from answers by it.
+            # Missing text differs from an empty text: clients use it to tell tool calls from answers.
             content = part.text if part.text or not extra else UNSET
             delta = ChatDelta(content=content, **extra)
             yield ChatChunkChoice(index=part.index, delta=delta, logprobs=_logprobs(part.scores))
@@ -158,7 +158,7 @@ class ChatFormatter:
         return ChatMessage(content=text if text or not _CALLS.intersection(extra) else None, **extra)
 
     def _visible_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
-        """Members of a message as its reader knows them, without those that it does not want."""
+        """Returns a message's additional members, under the names that the client knows and wants."""
         if self._of_functions and "tool_calls" in extra:
             functions = [call.get("function") or {} for call in extra["tool_calls"]]
             named = [function["name"] for function in functions if function.get("name")]
@@ -205,7 +205,7 @@ _PLAIN = JsonTemplate(
     ),
     (b'"an id"', b"1001", b'"a model"', b'"a text"', b'"stop"', b"1002", b"1003", b"2005", b"1004"),
 )
-"""Of one choice with nothing but a text."""
+"""Template of an answer with one choice that has only a text."""
 
 
 def _logprobs(scores: list[TokenScore] | None) -> ChatLogprobs | None:
@@ -232,9 +232,9 @@ class ChatRoutes:
     """Routes of chat completions in OpenAI's API.
 
     Args:
-        answering: The system behind the API.
-        strict: Refuse unknown fields.
-        heartbeat_s: Longest silence on a stream.
+        answering: The inference service behind the API.
+        strict: Whether unknown fields are refused.
+        heartbeat_s: Longest time in seconds without an event on a stream.
     """
 
     def __init__(self, answering: InferenceService, *, strict: bool, heartbeat_s: float) -> None:
@@ -276,7 +276,7 @@ class ChatRoutes:
 
 
 def to_inference_request(request: ChatRequest) -> InferenceRequest:
-    """Makes the inference request of a chat request."""
+    """Converts a chat request into an inference request."""
     sent = request.sent
     return InferenceRequest(
         model=request.model,

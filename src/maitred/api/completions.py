@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: one or several prompts, each continued."""
+"""Route `POST /v1/completions`: continues one or several prompts."""
 
 import time
 from collections.abc import Sequence
@@ -36,9 +36,9 @@ class CompletionRoutes:
     """Routes of text completions in OpenAI's API.
 
     Args:
-        answering: The system behind the API.
-        strict: Refuse unknown fields.
-        heartbeat_s: Longest silence on a stream.
+        answering: The inference service behind the API.
+        strict: Whether unknown fields are refused.
+        heartbeat_s: Longest time in seconds without an event on a stream.
     """
 
     def __init__(self, answering: InferenceService, *, strict: bool, heartbeat_s: float) -> None:
@@ -81,11 +81,11 @@ class CompletionRoutes:
 
 
 class CompletionFormatter:
-    """Writes one answer in the shape of text completions.
+    """Writes one answer in the format of text completions.
 
     Args:
-        request: What it answers.
-        answer_id: What it is called.
+        request: The request that is answered.
+        answer_id: The id of the answer.
     """
 
     def __init__(self, request: CompletionRequest, answer_id: str) -> None:
@@ -96,11 +96,11 @@ class CompletionFormatter:
         self._templates = EventTemplates()
 
     def start(self) -> bytes:
-        """Text completions have no roles."""
+        """Returns no events, because text completions have no roles."""
         return b""
 
     def events(self, parts: Sequence[TextDelta]) -> bytes:
-        """One event per part; the last one of a choice says why it ended."""
+        """Returns one event per delta; the last event of a choice gives the finish reason."""
         event, full = self._templates.encode, self._text
         if len(parts) == 1 and (part := parts[0]).plain:
             return event(part.index, part.text, full)
@@ -109,11 +109,11 @@ class CompletionFormatter:
         )
 
     def end(self, usage: Usage) -> bytes:
-        """The usage, if asked for, in a chunk without choices."""
+        """Returns the usage, if the request asked for it, in a chunk without choices."""
         return encode_event(encode(self._completion([], UsageBody.of(usage)))) if self._include_usage else b""
 
     def whole(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
-        """The answer as one object."""
+        """Returns the answer as one JSON object."""
         entries = [
             CompletionChoice(
                 index=index,

@@ -1,4 +1,4 @@
-"""The `server` section: where the HTTP server listens and how much it takes on."""
+"""The `server` section: address and limits of the HTTP server."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from maitred.core.loopback import is_loopback
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
-    """Where the HTTP server listens and how much it takes on."""
+    """Settings of the HTTP server: its address and its limits."""
 
     host: Annotated[
         str,
@@ -135,5 +135,5 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def serves_anyone(self) -> bool:
-        """Whether a request without a key is served."""
+        """Whether requests without a key are served."""
         return is_loopback(self.host) if self.allow_unauthenticated is None else self.allow_unauthenticated

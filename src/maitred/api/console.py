@@ -1,6 +1,6 @@
-"""Routes of the web console: its files, and who is logged in.
+"""Routes of the web console: its files, login, logout and the state of the session.
 
-What the pages show and change, they get from the same routes as everybody else, with a session in place of a key.
+The pages read and change everything else through the same routes as other clients, with a session instead of a key.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ _HEADERS: Sequence[Header] = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
 )
-"""Nothing from elsewhere, nothing inline, no frame around it, and nothing told to others."""
+"""These headers forbid content of other sites, inline scripts, framing and referrers."""
 _KEY = "Bearer sk-mtd-"
 _PRIVATE: Sequence[Header] = ((b"cache-control", b"no-store"),)
 
@@ -59,7 +59,7 @@ class StaticFile(Protocol):
 
 
 class LoginSession(Protocol):
-    """Session of somebody who is logged in.
+    """Session of a user who is logged in.
 
     A Protocol, because `api` does not import `console`.
     """
@@ -79,17 +79,17 @@ S = TypeVar("S", bound=LoginSession, covariant=True)
 
 
 class LoginSessions(Protocol[S]):
-    """Store of the sessions of those who are logged in.
+    """Store of the login sessions.
 
     A Protocol, because `api` does not import `console`.
     """
 
     def open(self, principal: Principal) -> tuple[str, S]:
-        """Begins a session. Returns what goes into the cookie, too."""
+        """Begins a session. Returns the value of the cookie, and the session."""
         ...
 
     def session_for(self, header: Callable[[bytes], str | None]) -> S | None:
-        """The session that a request's cookie names."""
+        """Returns the session that a request's cookie names; None if there is none."""
         ...
 
     def close(self, header: Callable[[bytes], str | None]) -> None:
@@ -113,19 +113,19 @@ class OwnUseBody(msgspec.Struct, frozen=True, kw_only=True):
     days: int
     models: list[OwnModelBody]
     limits: dict[str, list[UseBody]]
-    """By subject."""
+    """Limits of the key and its tenants, by subject."""
 
 
 class WhoBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Identity of whoever is logged in."""
+    """Identity of the user who is logged in."""
 
     key: str
     tenant: str
     scopes: list[Scope]
     anonymous: bool
-    """Whether the server asked for no key."""
+    """Whether the server requires no key."""
     token: str
-    """What changes must say in the header ``x-maitred-console``; empty without a session."""
+    """Token that requests with changes must send in the header ``x-maitred-console``; empty without a session."""
     version: str
 
 
@@ -133,14 +133,14 @@ class ConsoleRoutes:
     """Routes of the console: its pages, login, logout, and the caller's own usage.
 
     Args:
-        pages: Every file by its name below ``/console/``.
-        sessions: Who is logged in.
-        identity: Tells whose a key is.
-        again: The principal of a session as of now; None: its key is not valid any more.
-        same_origin: Whether a request comes from a page of this server, as far as its headers say.
-        own_use: What a principal used.
-        cookie: The name of the session's cookie.
-        session_s: How long a session lasts.
+        pages: All files of the console, by their names below ``/console/``.
+        sessions: The store of login sessions.
+        identity: Identifies the owner of a key.
+        again: Returns the current principal of a session; None: its key is not valid any more.
+        same_origin: Returns whether a request comes from a page of this server, as far as its headers show.
+        own_use: Returns the usage of a principal.
+        cookie: The name of the session cookie.
+        session_s: How long a session lasts, in seconds.
     """
 
     def __init__(
@@ -165,7 +165,10 @@ class ConsoleRoutes:
         self._session_s = session_s
 
     def routes(self) -> list[Route]:
-        """The routes. They are the page's own business, and not part of the API that is described."""
+        """Returns the routes of the console.
+
+        Only the console's pages use these routes, so they are not part of the API description.
+        """
         session = f"{ROOT}/session"
         return [
             Route("GET", ROOT, self.index, "The console.", content_type="text/html"),
@@ -180,7 +183,10 @@ class ConsoleRoutes:
         ]
 
     async def index(self, exchange: HttpExchange) -> None:
-        """The page. Its address ends without a slash, so that the files' addresses are whole in it."""
+        """Answers with the console's page.
+
+        Its address ends without a slash, so the page names the addresses of its files in full.
+        """
         await self._send(exchange, _INDEX)
 
     async def file(self, exchange: HttpExchange) -> None:
@@ -188,48 +194,49 @@ class ConsoleRoutes:
         await self._send(exchange, exchange.parameter)
 
     async def who(self, exchange: HttpExchange) -> None:
-        """Answers who is logged in: by the session, or without any where the server asks for no key; else ``null``."""
+        """Answers with the user of the session or key; ``null`` if there is none and a key is required."""
         session = self._sessions.session_for(exchange.header) if self._same_origin(exchange.header) else None
         principal = None if session is None else self._again(session.principal)
         token = "" if session is None or principal is None else session.token
         if principal is None:
             try:
                 principal = await self._identity.identify(exchange.header)
-            except Unauthenticated:  # no fault of anybody's: the page asks before it shows where to log in
+            except Unauthenticated:  # not an error: the page asks this before it shows the login form
                 await _private(exchange, None)
                 return
         await self._tell(exchange, principal, token)
 
     async def log_in(self, exchange: HttpExchange) -> None:
-        """Takes a key as OpenAI's clients send it, and answers with a cookie.
+        """Logs in with an API key, which is sent as OpenAI's clients send it, and answers with a cookie.
 
         Raises:
-            Unauthenticated: It is no key, or not a valid one.
-            Forbidden: A page of another site asks.
+            Unauthenticated: The header has no API key, or the key is not valid.
+            Forbidden: The request comes from a page of another site.
         """
         self._check_origin(exchange)
         if not (exchange.header(b"authorization") or "").startswith(_KEY):
-            # Nor does a provider's token do: it ends when the provider says, of which a session would know nothing.
+            # A token of an identity provider is refused, too: it ends when the provider decides, and a session would
+            # not notice.
             raise Unauthenticated("Log in with an API key. It begins with sk-mtd-.")
         principal = await self._identity.identify(exchange.header)
         cookie, session = self._sessions.open(principal)
         await self._tell(exchange, principal, session.token, [self._set_cookie(exchange, cookie, self._session_s)])
 
     async def log_out(self, exchange: HttpExchange) -> None:
-        """Ends the session, and takes the cookie back."""
+        """Ends the session and deletes the cookie."""
         self._check_origin(exchange)
         self._sessions.close(exchange.header)
         await exchange.respond(b"{}", headers=[*_PRIVATE, self._set_cookie(exchange, "", 0)])
 
     async def use(self, exchange: HttpExchange) -> None:
-        """Answers with the caller's usage and what it has left."""
+        """Answers with the caller's usage and its remaining limits."""
         await _private(exchange, await self._own_use(exchange.principal))
 
     async def _send(self, exchange: HttpExchange, name: str) -> None:
         page = self._pages.get(name)
         if page is None:
             raise RouteNotFound(f"The console has no file {name[:200]!r}. It is at {ROOT}.")
-        # Looked for at every visit, and sent only when it has changed: nobody runs yesterday's page on today's server.
+        # The browser asks for the file at every visit and gets it only if it has changed.
         headers = [*_HEADERS, (b"etag", page.tag.encode()), (b"cache-control", b"no-cache")]
         if exchange.header(b"if-none-match") == page.tag:
             await exchange.respond(b"", status=304, content_type=page.content_type.encode(), headers=headers)

@@ -1,12 +1,12 @@
-"""Dialects of the APIs: how errors and rate limits look in HTTP, and how streams end.
+"""Dialects of the APIs: the format of errors and rate limits in HTTP, and the end of streams.
 
-A route names its dialect; whatever answers a call (the edge, a recording, a handler) writes in that of its route.
+A route names its dialect; every part that answers its requests uses this dialect (the application, a recorded response,
+a handler).
 
-This is the only place where an error class meets a status line. Official clients read four things: the status (which
-    picks their exception class and whether they retry),
-``error.type``, ``error.code`` and ``error.param``; and when to come back from ``retry-after`` (whole seconds, the HTTP
-standard) or ``retry-after-ms``. An error that is not of our tree tells the client nothing but its request id: what
-happened is in our log, under that id.
+Only this module maps error classes to status codes. Official clients read four things: the status (it decides their
+exception class and whether they retry), ``error.type``, ``error.code`` and ``error.param``; and they read the time of a
+retry from ``retry-after`` (whole seconds, the HTTP standard) or ``retry-after-ms``. An error that is not a MaitredError
+shows the client only the request id: the log has the details under that id.
 """
 
 import logging
@@ -49,13 +49,13 @@ Header = tuple[bytes, bytes]
 
 _REQUESTS = (b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests")
 _TOKENS = (b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens")
-"""How much in all, how much of it is left, and when all of it will be."""
+"""Headers for the limit, for the remaining amount, and for the time until the full amount is available again."""
 
 
 def to_public_error(error: Exception, request_id: str) -> MaitredError:
-    """Returns the error that may be shown: itself if it is of our tree, else a `Bug` that reveals nothing.
+    """Returns the error that may be shown: a MaitredError itself, or a `Bug` without details for others.
 
-    Faults of ours are logged here, with their cause.
+    The gateway's own faults are logged here, with their cause.
     """
     if isinstance(error, MaitredError) and not isinstance(error, Bug | ConfigInvalid):
         return error
@@ -64,9 +64,9 @@ def to_public_error(error: Exception, request_id: str) -> MaitredError:
 
 
 def clear_traceback(error: BaseException) -> None:
-    """Drops the frames that an error was raised through, and the errors that led to it with theirs.
+    """Removes the traceback frames of an error, and those of the errors that led to it.
 
-    To be called where nobody will ask for them any more. The frames hold the error, among all else that the request
+    Call it where nobody will use the traceback any more. The frames hold the error, among all else that the request
     was, and the error holds them: without this, whoever is refused or hangs up leaves some 130 objects to Python's
     collector of cyclic garbage, and its pauses to others.
     """
@@ -79,7 +79,7 @@ def clear_traceback(error: BaseException) -> None:
 
 
 def error_body(error: MaitredError) -> bytes:
-    """The error as JSON."""
+    """Returns the error as JSON."""
     detail = ErrorDetail(
         message=error.message,
         type=_openai_error_type(error),
@@ -91,15 +91,15 @@ def error_body(error: MaitredError) -> bytes:
 
 
 def error_headers(error: MaitredError) -> list[Header]:
-    """When and whether to come back, and how to say who one is."""
+    """Returns headers that say when to retry, whether to retry, and how to authenticate."""
     headers: list[Header] = []
     if error.retry_after_s is not None:
-        # Rounded up: who comes back early is refused again.
+        # The time is rounded up: a client that retries early is refused again.
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
         headers.append((b"retry-after-ms", b"%d" % math.ceil(error.retry_after_s * 1000)))
     hopeless = isinstance(error, LimitReached) and (error.retry_after_s is None or not error.retryable)
     if hopeless or isinstance(error, Conflict):
-        # Official clients retry every 409 and 429 unless they are told that it cannot help.
+        # Official clients retry every 409 and 429 unless this header tells them not to.
         headers.append((b"x-should-retry", b"false"))
     if isinstance(error, Unauthenticated):
         headers.append((b"www-authenticate", b"Bearer"))
@@ -107,14 +107,14 @@ def error_headers(error: MaitredError) -> list[Header]:
 
 
 def rate_limit_headers(rate_limits: RateLimitStatus | None) -> list[Header]:
-    """How much of its rates a caller has left, as OpenAI writes it."""
+    """Returns the caller's remaining rate limits as OpenAI's headers."""
     if rate_limits is None:
         return []
     return [*_openai_rate_headers(_REQUESTS, rate_limits.requests), *_openai_rate_headers(_TOKENS, rate_limits.tokens)]
 
 
 def clamped_headers(max_tokens: int | None) -> list[Header]:
-    """Says that `max_tokens` was lowered to this; nothing if it was not."""
+    """Returns a header with the lowered `max_tokens`; empty if it was not lowered."""
     return [] if max_tokens is None else [(b"x-maitred-max-tokens-clamped", b"%d" % max_tokens)]
 
 
@@ -122,13 +122,13 @@ def _openai_rate_headers(names: tuple[bytes, bytes, bytes], reading: CounterStat
     if reading is None:
         return []
     limit, remaining, reset = names
-    # Settling an estimate that was too low leaves less than nothing, for which clients are not prepared.
+    # If an estimate was too low, its settlement can leave a negative rest, which clients cannot handle.
     left = reading.remaining if reading.remaining > 0 else 0
     return [(limit, b"%d" % reading.capacity), (remaining, b"%d" % left), (reset, span_of(reading.reset_s))]
 
 
 def span_of(seconds: float) -> bytes:
-    """A time span as Go writes it, which is what OpenAI sends: ``20ms``, ``1.5s``, ``6m0s``, ``1h0m0s``."""
+    """Returns a duration in Go's format, which OpenAI sends: ``20ms``, ``1.5s``, ``6m0s``, ``1h0m0s``."""
     milliseconds = math.ceil(seconds * 1000)
     if milliseconds < 1000:
         return b"%dms" % milliseconds if milliseconds > 0 else b"0s"
@@ -155,7 +155,7 @@ def _limit_of(error: MaitredError) -> LimitDetail | UnsetType:
 
 
 def _openai_error_type(error: MaitredError) -> str:
-    """OpenAI's coarse class of an error."""
+    """Returns OpenAI's error type, a coarse class of errors."""
     match error:
         case QuotaExceeded():
             return "insufficient_quota"
@@ -168,41 +168,41 @@ def _openai_error_type(error: MaitredError) -> str:
 
 
 _OVERLOADED_STATUS = 529
-"""Anthropic's own, for a server that is full; its clients come back after it as after a 429."""
+"""Anthropic's own status for a full server; its clients retry after it as after a 429."""
 
 
 class ApiDialect(Protocol):
-    """One API's way to say what is not part of an answer."""
+    """Format of the parts of one API's responses that are not the answer itself."""
 
     done: bytes
-    """The event after which a stream is complete."""
+    """The event that marks a stream as complete."""
     error_struct: type[msgspec.Struct]
-    """What errors are made from."""
+    """The struct of error bodies."""
     required_headers: Mapping[str, Sequence[str]]
-    """Headers without which no request is taken, and their values."""
+    """Headers that a request must have, and their allowed values."""
 
     def error(self, error: MaitredError, request_id: str) -> tuple[int, bytes]:
-        """Status and body of an error."""
+        """Returns the status and the body of an error."""
         ...
 
     def error_event(self, error: MaitredError, request_id: str) -> bytes:
-        """The last event of a stream that is broken off."""
+        """Returns the last event of a stream that an error has ended."""
         ...
 
     def head(self, context: RequestContext) -> list[Header]:
-        """Returns headers that every answer of this API has, such as the caller's rate limits."""
+        """Returns headers that every response of this API has, such as the caller's rate limits."""
         ...
 
 
 class OpenAIDialect:
-    """Dialect of OpenAI's API; also of the routes that only maitred has."""
+    """Dialect of OpenAI's API, also used for the routes that only maitred has."""
 
     done = DONE
     error_struct: type[msgspec.Struct] = ErrorBody
     required_headers: Mapping[str, Sequence[str]] = {}
 
     def error(self, error: MaitredError, request_id: str) -> tuple[int, bytes]:
-        """Encodes an error as OpenAI does. The id is in a header."""
+        """Encodes an error as OpenAI does. The request id is in a header."""
         return error.http_status, error_body(error)
 
     def error_event(self, error: MaitredError, request_id: str) -> bytes:
@@ -218,7 +218,7 @@ class AnthropicDialect:
     """Dialect of Anthropic: https://platform.claude.com/docs/en/api/errors and .../api/rate-limits."""
 
     done = b""
-    """An answer's own ``message_stop`` says it."""
+    """The answer's own ``message_stop`` event marks the stream as complete."""
     error_struct: type[msgspec.Struct] = MessagesErrorBody
     required_headers: Mapping[str, Sequence[str]] = {"anthropic-version": API_VERSIONS}
 
@@ -248,7 +248,7 @@ ANTHROPIC = AnthropicDialect()
 
 
 def _body(error: MaitredError, request_id: str) -> MessagesErrorBody:
-    # Messages knows no field for what is wrong where; our sentences name it.
+    # Anthropic's Messages API has no field for the place of a fault; the error message names it.
     detail = MessagesError(
         type=_anthropic_error_type(error), message=error.message, details=ErrorCode(error_code=error.code)
     )
@@ -256,7 +256,7 @@ def _body(error: MaitredError, request_id: str) -> MessagesErrorBody:
 
 
 def _anthropic_error_type(error: MaitredError) -> str:
-    """Anthropic's coarse class of an error."""
+    """Returns Anthropic's error type, a coarse class of errors."""
     match error:
         case Unauthenticated():
             return "authentication_error"

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: one or several texts, each as a vector."""
+"""Route `POST /v1/embeddings`: computes a vector for each of one or several texts."""
 
 import asyncio
 import struct
@@ -20,15 +20,15 @@ from maitred.wire.openai.requests import EmbeddingRequest
 from maitred.wire.openai.responses import EmbeddingEntry, EmbeddingList, EmbeddingUsage, encode
 
 _ENTRIES_AT_ONCE = 32
-"""Written before others have a turn: about a millisecond's worth of numbers."""
+"""Vectors that are encoded before other tasks may run: this takes about a millisecond."""
 
 
 class EmbeddingRoutes:
     """Routes of embeddings in OpenAI's API.
 
     Args:
-        embedding: The system behind the API.
-        strict: Refuse unknown fields.
+        embedding: The embedding service behind the API.
+        strict: Whether unknown fields are refused.
     """
 
     def __init__(self, embedding: EmbeddingService, *, strict: bool) -> None:
@@ -65,7 +65,7 @@ class EmbeddingRoutes:
 
 
 async def _entries(vectors: Sequence[Vector], *, as_base64: bool) -> list[EmbeddingEntry]:
-    """The entries of an answer, already encoded; thousands of vectors are written bit by bit, so that nobody stalls."""
+    """Returns the encoded entries of an answer, in small steps so that other tasks can run between them."""
     entries: list[msgspec.Raw] = []
     for index, vector in enumerate(vectors):
         shown = b64encode(vector).decode("ascii") if as_base64 else list(struct.unpack(f"<{len(vector) // 4}f", vector))

@@ -1,12 +1,12 @@
-"""One HTTP request with its parsed head, and its answer, on raw ASGI.
+"""One HTTP exchange: a request with its parsed head and its response, on raw ASGI.
 
-A framework's response classes cost more per streamed chunk than all our own work on it, and they decide too early
-when the status line goes out. Here a handler sees three things: the body, one way to answer at once, and one way to
-stream.
+A framework's response classes cost more per streamed chunk than all of the gateway's own work on it, and they decide
+too early when the status line is sent. Here a handler has three things: the body, one method that sends a whole
+response, and one that streams.
 
-A client repeats its head with each request of a connection (see `maitred.api.http.fast_path`). What follows from it
-alone, or from it and the configuration, is kept with it: which route it leads to, who has proved to be its sender, what
-its headers ask for.
+A client repeats its request head on a connection (see `maitred.api.http.fast_path`). Facts that follow from the head
+alone, or from the head and the configuration, are cached with the head: its route, the authenticated sender, and the
+values of its headers.
 """
 
 import asyncio
@@ -28,25 +28,27 @@ from maitred.core.ids import id_like, new_object_id, request_id_from
 from maitred.core.tenancy import ANONYMOUS, Principal
 
 KEPT = "maitred.kept"
-"""The key under a scope's `extensions` of what is kept with its head; where there is none, its head is not repeated."""
+"""Key under a scope's `extensions` for the data that is cached with the request head; it is missing if the head is not
+repeated."""
 _PARSED_HEAD = "parsed head"
 _NONE: Mapping[str, Any] = {}
 
 
 class ParsedHead:
-    """Head of a request with what follows from it alone.
+    """Request head, with the facts that follow from it alone.
 
     Args:
-        header: Its headers. Of a head that is repeated, the length of the body is that of the first request.
+        header: The headers. In a repeated head, the content length is still that of the first request.
 
     Attributes:
-        explain: Whether the answer is to tell what the request waited for.
-        offered_id: What the client calls the request.
-        repeat_key: What it calls it and its repeats; None: it does not repeat it, or leaves it open.
-        retries: How often it says to have sent it before.
-        route: Where it leads by a table, with the part of the path that the route leaves open; None: nobody has looked.
-        principal: Who its credential was found to be of; None: nobody has looked. Whether that still holds has to be
-            asked (see `Authenticator.is_still_valid`).
+        explain: Whether the response is to tell what the request waited for.
+        offered_id: The request id that the client chose.
+        repeat_key: Value of the `Idempotency-Key` header; None: the header is missing.
+        retries: How many retries the client says it has made.
+        route: The route and its path parameter, together with the route table that found them; None: they were not
+            looked up yet.
+        principal: The principal that the credential belonged to; None: it was not looked up yet. Ask
+            `Authenticator.is_still_valid` whether this still holds.
     """
 
     __slots__ = ("explain", "header", "offered_id", "principal", "repeat_key", "retries", "route")
@@ -71,46 +73,48 @@ JSON = b"application/json"
 _EVENT_STREAM: Sequence[Header] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # nginx and its kin would otherwise collect the stream and pass it on in lumps.
+    # Without this header, nginx and similar proxies would collect the stream and pass it on in large pieces.
     (b"x-accel-buffering", b"no"),
 )
 _STREAM = b"".join(map(b"%b: %b\r\n".__mod__, _EVENT_STREAM))
 _WHOLE = b"content-type: %b\r\ncontent-length: %d\r\n"
-"""The lines that are an answer's own."""
+"""The two header lines that only a whole response has."""
 _MOST_PARAMETERS = 50
-"""Of a query."""
+"""Largest number of parameters in a query."""
 _PIECE_BYTES = 64 * 1024
-"""Of a whole answer: what is handed to the connection at once, and so lies in its buffer at most."""
+"""Largest piece of a whole response: it is given to the connection at once, so the connection's buffer holds at most
+this."""
 
 
 class ResponseState(Enum):
-    """How far the answer is."""
+    """State of the response: what has been sent."""
 
     NOTHING_SENT = auto()
     STREAMING = auto()
     SENDING = auto()
-    """A whole answer, of which the client has a part."""
+    """A whole response of which a part has been sent."""
     COMPLETE = auto()
 
 
 class HttpExchange:
-    """One request with its answer.
+    """One request with its response.
 
     Attributes:
-        path: Decoded, without the query.
-        method: Upper case.
+        path: The path, decoded, without the query.
+        method: The method in upper case.
         parsed_head: What its head says...
         header: ...and the headers in it.
-        context: What is known of this request so far.
-        parameter: The part of the path that its route leaves open.
-        dialect: Of the API that was called.
-        body: What was read.
-        status: The status that was sent; 0 before.
-        answer_headers: Sent with the answer, whatever it will be.
-        connection: What it goes out on.
-        retries: How often the client has sent the same request before, as far as can be told.
-        sent_s: When a stream last sent something, monotonic; 0 before.
-        on_disconnect: Called when the client leaves, for work that goes on without it; None: leaving ends the work.
+        context: The request context.
+        parameter: The value of the path parameter.
+        dialect: The dialect of the API that was called.
+        body: The body that was read.
+        status: The status that was sent; 0 before it is sent.
+        answer_headers: Additional headers of the response, for every kind of response.
+        connection: The connection that the response is sent on.
+        retries: How often the client has sent the same request before, as far as this is known.
+        sent_s: When a stream last sent something, in monotonic seconds; 0 before that.
+        on_disconnect: Called when the client disconnects, for work that continues without a client; None: the
+            disconnect cancels the work.
     """
 
     parameter = ""
@@ -122,7 +126,7 @@ class HttpExchange:
     on_disconnect: Callable[[], None] | None = None
     state = ResponseState.NOTHING_SENT
     _watching: CancelScope
-    """What ends when the client leaves."""
+    """The scope that is cancelled when the client disconnects."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, started_s: float) -> None:
         self.path: str = scope["path"]
@@ -144,10 +148,10 @@ class HttpExchange:
         self.context = RequestContext(request_id, started_s)
 
     def id_for(self, kind: str) -> str:
-        """An id for the one thing of a kind that this request makes.
+        """Returns an id for the one object of this kind that the request makes.
 
-        It has the digits of the request's own, so that who has the one finds the other; unless the client has chosen
-        that, and may have chosen the same for others.
+        The id has the digits of the request id, so that each can be found from the other; if the client chose the
+        request id, the digits are new, because the client may use the same id again.
         """
         return id_like(kind, self.context.request_id) if self._ours else new_object_id(kind)
 
@@ -158,10 +162,10 @@ class HttpExchange:
 
     @property
     def query(self) -> list[tuple[str, str]]:
-        """The parameters of the query, decoded, in their order.
+        """Returns the parameters of the query, decoded and in order.
 
         Raises:
-            InvalidRequest: They are not UTF-8, or too many.
+            InvalidRequest: The parameters are not UTF-8, or there are too many.
         """
         try:
             text = self._scope.get("query_string", b"").decode("ascii")
@@ -173,10 +177,10 @@ class HttpExchange:
             ) from error
 
     def has_body(self, limit_bytes: int) -> bool:
-        """Takes the body, if all of it is here already, as nearly always; otherwise it is to be read.
+        """Takes the body if it has arrived completely, which is the usual case; otherwise use `read_body`.
 
         Raises:
-            BodyTooLarge: It is longer than `limit_bytes`.
+            BodyTooLarge: The body is longer than `limit_bytes`.
         """
         body = self.connection.take_body()
         if body is None:
@@ -187,11 +191,11 @@ class HttpExchange:
         return True
 
     async def read_body(self, limit_bytes: int, timeout_s: float) -> None:
-        """Reads the whole body; chunked or not, no more than the limit is ever held.
+        """Reads the whole body, chunked or not, and never holds more than the limit.
 
         Raises:
-            BodyTooLarge: It is longer than `limit_bytes`.
-            BodyTooSlow: It takes longer than `timeout_s`.
+            BodyTooLarge: The body is longer than `limit_bytes`.
+            BodyTooSlow: Reading takes longer than `timeout_s`.
             ClientDisconnected: The connection closed before the body was complete.
         """
         try:
@@ -219,7 +223,7 @@ class HttpExchange:
                 return b"".join(chunks)
 
     def cancel_on_disconnect(self, block: CancelScope) -> Self:
-        """A context: it ends the block that makes the answer when the client leaves, unless that goes on without it."""
+        """Returns a context that cancels the block on a disconnect, unless `on_disconnect` is set."""
         self._watching = block
         return self
 
@@ -229,7 +233,7 @@ class HttpExchange:
             self._on_disconnect()
 
     def __exit__(self, *_: object) -> None:
-        if self.connection.on_lost == self._on_disconnect:  # the next request on it may have begun
+        if self.connection.on_lost == self._on_disconnect:  # the next request on this connection may have begun
             self.connection.on_lost = None
 
     def _on_disconnect(self) -> None:
@@ -242,7 +246,7 @@ class HttpExchange:
     async def respond(
         self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Sequence[Header] = ()
     ) -> None:
-        """Sends a whole response at once."""
+        """Sends a whole response in one call."""
         further = [*headers, *self.answer_headers]
         self.state, self.status = ResponseState.SENDING, status
         head = self._head(_WHOLE % (content_type, len(body)), further) if len(body) <= _PIECE_BYTES else None
@@ -259,10 +263,11 @@ class HttpExchange:
         await self._send({"type": "http.response.body", "body": bytes(rest)})
 
     async def send_error(self, error: MaitredError, headers: Sequence[Header] = ()) -> None:
-        """Answers with an error; in the middle of a stream, breaks it off with an error event.
+        """Answers with an error; a stream that has begun is ended with an error event.
 
-        A stream that is broken off gets no ``[DONE]``, and its last chunk is never marked as the last: the server
-        closes the connection instead. So a client that looks at any of the three knows that the answer is not whole.
+        A stream that ends with an error gets no ``[DONE]``, and its last chunk is not marked as the last one: the
+        server closes the connection instead. So the client can see from any of these three signs that the answer is
+        incomplete.
         """
         request_id = self.context.request_id
         if self.state is ResponseState.STREAMING:
@@ -274,8 +279,7 @@ class HttpExchange:
     async def stream(self, events: bytes) -> None:
         """Sends encoded events; the first call sends the status line before them.
 
-        Returns when the connection's buffer has room again: a client that reads slowly holds up its own handler,
-        and nobody else.
+        The call returns when the connection's buffer has room again: a slow client delays only its own handler.
         """
         if self.state is ResponseState.NOTHING_SENT:
             self.state, self.status = ResponseState.STREAMING, 200
@@ -294,16 +298,16 @@ class HttpExchange:
 
     @property
     def ready(self) -> bool:
-        """Whether a stream can `write`."""
+        """Whether the exchange can `write` to its stream without waiting."""
         return self.connection.ready
 
     def write(self, events: bytes) -> None:
-        """Writes events without waiting; only while the exchange is `ready`."""
+        """Writes events without waiting; call it only while the exchange is `ready`."""
         self.connection.write(events)
         self.sent_s = time.monotonic()
 
     async def send_comment(self, comment: bytes) -> None:
-        """Sends something that is no part of the answer, only to be heard of."""
+        """Sends a comment, which is not part of the answer, to keep the connection alive."""
         await self.stream(comment)
 
     async def finish(self, events: bytes = b"") -> None:
@@ -318,7 +322,7 @@ class HttpExchange:
         await self._send({"type": "http.response.body", "body": b""})
 
     def _head(self, own: bytes, further: Sequence[Header]) -> bytes | None:
-        """The headers of an answer as lines, its own first; None where they are to go by ASGI's `send`."""
+        """Returns the response's header lines, its own lines first; None: ASGI's `send` must send them."""
         common = response_head_lines(self.context, self.dialect, explain=self.parsed_head.explain)
         lines = encode_lines(further) if further else b""
         return None if common is None or lines is None else own + lines + common

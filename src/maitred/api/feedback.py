@@ -1,4 +1,4 @@
-"""`POST /v1/feedback`: what somebody thinks of an answer, given by whoever asked for it."""
+"""Route `POST /v1/feedback`: a caller's rating of an answer to its own request."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -13,10 +13,10 @@ from maitred.wire.feedback import FeedbackGiven, GiveFeedback, to_feedback
 
 
 class FeedbackSink(Protocol):
-    """Keeps opinions; `maitred.store.feedback` is the one that serves."""
+    """Stores feedback; the production implementation is in `maitred.store.feedback`."""
 
     async def store(self, principal: Principal, request_id: str, feedback: Feedback) -> FeedbackReceipt:
-        """Keeps one in place of what was thought before; raises ResourceNotFound for a request that is not theirs."""
+        """Stores feedback in place of the earlier one; raises ResourceNotFound for another caller's request."""
         ...
 
 
@@ -24,8 +24,8 @@ class FeedbackRoutes:
     """Routes of feedback on answers.
 
     Args:
-        keeping: Keeps what is said.
-        told: Is told of it.
+        keeping: Stores the feedback.
+        told: on_receipt: Called with every receipt.
     """
 
     def __init__(self, keeping: FeedbackSink, on_receipt: Callable[[FeedbackReceipt], None]) -> None:
@@ -44,7 +44,7 @@ class FeedbackRoutes:
         ]
 
     async def give(self, exchange: HttpExchange) -> None:
-        """Keeps one. There is no need to be idempotent by a key: the second replaces the first."""
+        """Stores the feedback of a request. It needs no idempotency key: later feedback replaces the earlier one."""
         request = decode_body(exchange.body, GiveFeedback)
         kept = await self._keeping.store(exchange.principal, request.request_id, to_feedback(request))
         self._told(kept)

@@ -1,8 +1,8 @@
-"""Headers of one request, and what all inference takes from them: priority, deadlines, session, routing constraints.
+"""Request headers of all inference routes: priority, deadlines, session and routing constraints.
 
-Routing constraints say where a request may go and what it may cost; they only ever narrow. These are headers, because
-clients can add them without knowing of us (`extra_headers`, `default_headers`), and proxies can on behalf of clients.
-Where a body says the same, the header wins: whoever sets it is nearer to us.
+Routing constraints limit where a request may go and what it may cost; they can only reduce the choice. They are headers
+because clients can add headers without special support (`extra_headers`, `default_headers`), and proxies can add them
+for clients. If the body sets the same value, the header wins: the party that sets a header is closer to the gateway.
 """
 
 import math
@@ -18,10 +18,11 @@ from maitred.wire.openai.faults import format_value
 
 
 class Headers:
-    """Looks up a header by its name, which is called like the function that it is to others.
+    """Headers of one request; a call returns the value of a header by its name.
 
     Args:
-        pairs: As they came, with names in lower case. Of several with one name, the first counts.
+        pairs: Pairs of name and value in their order, with names in lower case. If a name occurs several times, the
+            first value counts.
     """
 
     __slots__ = ("_values",)
@@ -30,12 +31,12 @@ class Headers:
         self._values = dict(reversed(pairs))
 
     def __call__(self, name: bytes) -> str | None:
-        """The first value of a header (name in lower case); None where it was not sent."""
+        """Returns the first value of a header (name in lower case); None: it was not sent."""
         value = self._values.get(name)
         return None if value is None else value.decode("latin-1")
 
     def have_any(self, names: frozenset[bytes]) -> bool:
-        """Whether one of these was sent: most requests have none of ours, and need not be asked for each."""
+        """Returns whether any of these headers was sent; this saves look-ups, since most requests have none."""
         return not names.isdisjoint(self._values)
 
 
@@ -43,19 +44,19 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def wish_in(header: Headers, name: str) -> bool | None:
-    """Returns what a yes-or-no header says; None where it is missing.
+    """Returns the value of a yes-or-no header; None: it is missing.
 
     Raises:
-        InvalidRequest: It says neither yes nor no.
+        InvalidRequest: The value is neither yes nor no.
     """
     return None if header(name.encode()) is None else flag_in(header, name)
 
 
 def flag_in(header: Headers, name: str) -> bool:
-    """Whether the header says yes; one that is not there says no.
+    """Returns whether the header says yes; a missing header means no.
 
     Raises:
-        InvalidRequest: It says neither.
+        InvalidRequest: The value is neither yes nor no.
     """
     value = header(name.encode())
     if value is None:
@@ -72,7 +73,7 @@ MOST_USD = "x-maitred-max-cost-usd"
 
 
 class RoutingConstraints(TypedDict):
-    """The fields of an `Ask` that say so."""
+    """The fields of an `InferenceRequest` that hold the routing constraints."""
 
     local_only: bool
     regions: frozenset[str] | None
@@ -83,7 +84,7 @@ def routing_constraints_in(header: Headers) -> RoutingConstraints:
     """Returns the routing constraints that the headers set.
 
     Raises:
-        InvalidRequest: A header makes no sense; `param` names it.
+        InvalidRequest: The value of a header is invalid; `param` names the header.
     """
     return {
         "local_only": flag_in(header, LOCAL_ONLY),
@@ -124,7 +125,8 @@ SESSION = b"x-session-id"
 NO_DEGRADATION = "x-maitred-no-degradation"
 ESCALATE = "x-maitred-escalate"
 RETRY_COUNT = b"x-stainless-retry-count"
-"""What OpenAI's and Anthropic's own clients send with every request: 0, and one more with each retry."""
+"""Header with the number of retries, which the official clients of OpenAI and Anthropic send with every request; it
+begins at 0."""
 
 _LONGEST_MS = 7 * 24 * 3600 * 1000
 _PRIORITY = PRIORITY.encode()
@@ -134,15 +136,15 @@ _ALL = frozenset({SESSION, *(name.encode() for name in _NAMES)})
 
 
 def apply_priority_headers(request: InferenceRequest, header: Headers, *, retries: int = 0) -> InferenceRequest:
-    """Returns the request with what its headers say of urgency, session and bounds.
+    """Returns the request with the priority, session and bounds that its headers set.
 
     Args:
-        request: With the priority that the body asks for, if it does.
+        request: The request, with the priority of the body if the body sets one.
         header: The request's headers.
-        retries: How often the same request came before.
+        retries: How often the same request was sent before.
 
     Raises:
-        InvalidRequest: A header makes no sense; `param` names it.
+        InvalidRequest: The value of a header is invalid; `param` names the header.
     """
     if not header.have_any(_ALL):
         return request if not retries else msgspec.structs.replace(request, retries=retries)
@@ -163,9 +165,9 @@ def apply_priority_headers(request: InferenceRequest, header: Headers, *, retrie
 
 
 def retries_in(header: Headers) -> int:
-    """How often the client says that it has sent this before; 0 where it says nothing that can be read.
+    """Returns the number of retries that the client reports; 0 if the header is missing or unreadable.
 
-    The header is not ours, and whoever sends nonsense in it has not asked us for anything.
+    The header belongs to the clients' own convention, so an invalid value is not refused.
     """
     value = header(RETRY_COUNT)
     if value is None or value == "0":

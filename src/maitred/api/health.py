@@ -1,6 +1,7 @@
-"""Routes for whoever runs the server: health, version, metrics, and the description of the API.
+"""Routes for operators of the server: health, version, metrics and the API description.
 
-They take no place inside and work while the server drains; a probe must see what is going on.
+These routes take no slot of the in-flight limit and work while the server drains, because a probe must see the server's
+state.
 """
 
 import asyncio
@@ -19,11 +20,11 @@ from maitred.core.tenancy import Scope
 
 
 class HealthStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether the server can work, and if not, why."""
+    """Health of the server, with the reason if it cannot work."""
 
     status: str
-    """``ok``, ``degraded`` (a store is away and requests run on what is known without it), ``draining``,
-    ``no_replica``, or ``no_store`` (one has been away for too long)."""
+    """``ok``, ``degraded`` (a store does not answer, and requests use the data that is known without it), ``draining``,
+    ``no_replica``, or ``no_store`` (a store has not answered for too long)."""
     away: list[str] = []
     """The stores that do not answer."""
 
@@ -35,7 +36,7 @@ class VersionInfo(msgspec.Struct, frozen=True):
 
 
 async def _live(exchange: HttpExchange) -> None:
-    """Alive: the event loop turns."""
+    """Answers that the process is alive: the event loop runs."""
     await exchange.respond(msgspec.json.encode(HealthStatus("ok")))
 
 
@@ -43,14 +44,14 @@ LIVE = Route("GET", "/health/live", _live, "Whether the process responds at all.
 
 
 class ServiceRoutes:
-    """Health, version, metrics, OpenAPI.
+    """Routes for health, version, metrics and the OpenAPI description.
 
     Args:
-        answering: Asked whether a request could run.
-        in_flight: Asked whether one would be let in.
-        render_metrics: Everything, and its content type, in a format that an `Accept` header asks for.
-        stores_up: Whether each store that is behind this answers.
-        check_stores: Raises StoreUnavailable once requests are refused because one of them does not.
+        answering: Tells whether a request could run.
+        in_flight: Tells whether a new request would be accepted.
+        render_metrics: Returns all metrics and their content type, in a format that an `Accept` header asks for.
+        stores_up: Returns whether each store of the gateway answers.
+        check_stores: Raises StoreUnavailable once requests are refused because a store does not answer.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class ServiceRoutes:
         self._description: bytes | None = None
 
     def routes(self) -> list[Route]:
-        """The routes, in the order of the documentation."""
+        """Returns the routes in the order of the documentation."""
         return [
             Route("GET", "/health", self.ready, "Whether requests can run now: 200 or 503.", returns=HealthStatus),
             LIVE,
@@ -90,11 +91,11 @@ class ServiceRoutes:
         ]
 
     def describe(self, routes: Iterable[Route]) -> None:
-        """Says what `/openapi.json` describes; called once, when all routes are known."""
+        """Sets the routes that `/openapi.json` describes; called once, when all routes are known."""
         self._described = routes
 
     async def ready(self, exchange: HttpExchange) -> None:
-        """Ready: a request that came now would be let in and would run."""
+        """Answers whether a request that came now would be accepted and would run."""
         away = [store for store, up in self._stores_up().items() if not up]
         if self._gate.draining:
             status = "draining"
@@ -122,7 +123,7 @@ class ServiceRoutes:
         await exchange.respond(body, content_type=content_type.encode())
 
     async def openapi(self, exchange: HttpExchange) -> None:
-        """The API's description of itself, which takes some tenths of a second to write and few ask for."""
+        """Answers with the API description, which is made on demand: it takes some tenths of a second."""
         if self._description is None:
             self._description = await asyncio.to_thread(describe, self._described)
         await exchange.respond(self._description)

@@ -1,12 +1,12 @@
-"""Requests with an `Idempotency-Key`: the first one does the work, its repeats get the same answer.
+"""Requests with an `Idempotency-Key`: the first one does the work, and its repeats get its response.
 
-The first request's handler runs as always, in the request's own task and with its place inside: it counts as in flight,
-drains, is cancelled when the server must stop, and leaves one context. But its answer goes into a recording, from which
-a child task sends to the client. So when the client leaves, only that child ends, and the work goes on for whoever asks
-again. A repeat is a request of its own, with a place, an id and an outcome, that does no work: it sends the recording.
+The first request's handler runs as usual, in the request's own task and with its own in-flight slot: it counts as in
+flight, drains, is cancelled when the server must stop, and ends with one request context. But its response goes into a
+recording, and a child task sends the recording to the client. So a disconnect of the client ends only that child task,
+and the work continues for later repeats. A repeat is a request with its own slot, id and outcome, but it does no work:
+it sends the recording.
 
-A failure is not recorded. It reaches everybody who is attached as the error that it is, and each answers it for
-itself, with its own request id.
+A failure is not recorded. Every attached reader gets the error, and answers it with its own request id.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ _VALUE = re.compile(r"[\x20-\x7e]{1,255}")
 
 
 class Idempotency:
-    """Answers calls with an `Idempotency-Key`.
+    """Handles requests with an `Idempotency-Key`.
 
     Args:
-        store: Keeps what was answered.
-        standing: Where the caller of a repeat stands with its limits, none of which a repeat uses.
-        heartbeat_s: Longest silence on a stream.
+        store: Stores the responses.
+        standing: Returns how far the limits of a repeat's caller are used; a repeat does not use any limit.
+        heartbeat_s: Longest time in seconds without an event on a stream.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Idempotency:
         self._heartbeat_s = heartbeat_s
 
     def guard(self, route: Route) -> Route:
-        """Returns the route with a handler for calls that bring the header; as it is, if it takes none."""
+        """Returns the route with a handler for requests with the header, or the route itself if it takes none."""
         if not route.idempotent:
             return route
         return dataclasses.replace(route, repeat_handler=partial(self._answer, route))
@@ -91,7 +91,7 @@ async def _perform(
     reader: RecordedResponseReader,
     heartbeat_s: float,
 ) -> None:
-    """Does the work, for the client and for everybody who asks again, whether or not the client stays."""
+    """Does the work for the client and for all repeats, even if the client disconnects."""
     sending = asyncio.create_task(_send(reader, exchange, heartbeat_s))
     left = False
 
@@ -116,12 +116,13 @@ async def _perform(
 
 
 async def _record(exchange: HttpExchange, handler: Handler, recording: RecordedResponse) -> Exception | None:
-    """Runs the handler into the recording; returns its failure, which readers get as well."""
+    """Runs the handler into the recording; returns its failure, which the readers get too."""
     try:
         with CancelScope() as block:
             await handler(RecordedExchange(exchange, recording, block))
     except ClientDisconnected as left:
-        # Nobody reads, and it cannot be kept: there is no more to it, and it is not to be done again.
+        # No reader is left and the response cannot be stored: the recording ends here, so that the work is not
+        # repeated.
         await recording.finish()
         return left
     except Exception as error:
@@ -135,15 +136,15 @@ async def _record(exchange: HttpExchange, handler: Handler, recording: RecordedR
 
 
 async def _send(reader: RecordedResponseReader, exchange: HttpExchange, heartbeat_s: float) -> None:
-    """Sends what is read to a client."""
-    with reader:  # who cannot send must not count as a reader while the work goes on
+    """Sends the recorded response to a client."""
+    with reader:  # a reader that cannot send must not stay counted while the work continues
         head = await reader.head()
-        if exchange.context.clamped_max_tokens is None:  # a repeat, whose context says nothing of work that others did
+        if exchange.context.clamped_max_tokens is None:  # a repeat's context does not know the first request's work
             exchange.answer_headers += clamped_headers(head.clamped_max_tokens)
         if not exchange.context.degraded:
             exchange.answer_headers += degraded_headers(head.degraded)
         if head.streams:
-            # The work may have begun its answer only to show that it lives.
+            # The handler may have started its response only to send heartbeats.
             await exchange.stream(b"")
             async with StreamHeartbeat(exchange, heartbeat_s):
                 while piece := await reader.piece():
@@ -167,15 +168,15 @@ class RecordedExchange(HttpExchange):
     async def respond(
         self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Sequence[Header] = ()
     ) -> None:
-        """Records a whole answer; as `HttpExchange.respond`."""
+        """Records a whole response, like `HttpExchange.respond`."""
         self.status, self.state = status, ResponseState.COMPLETE
         await self._begin(RecordedHead(status, content_type, tuple(headers), streams=False))
         await self._recording.add(body)
 
     async def stream(self, events: bytes) -> None:
-        """Records a part of a stream; as `HttpExchange.stream`.
+        """Records a part of a stream, like `HttpExchange.stream`.
 
-        It waits for nobody, unless the answer is too large to keep.
+        The call waits for no reader, unless the answer is too large to store.
         """
         if self.state is ResponseState.NOTHING_SENT:
             self.status, self.state = 200, ResponseState.STREAMING
@@ -185,21 +186,22 @@ class RecordedExchange(HttpExchange):
             return
         await self._recording.add(events)
         if self._recording.unwanted:
-            # Ended as it is when the client of an ordinary request leaves, so that it is settled like that.
+            # The work is cancelled in the same way as after a disconnect of an ordinary request, so it is settled in
+            # the same way.
             self._block.cancel(ClientDisconnected())
             await asyncio.sleep(0)
 
     @property
     def ready(self) -> bool:
-        """Returns False: what goes into a recording may have to wait for room there."""
+        """Returns False: a write to the recording may have to wait for space."""
         return False
 
     async def send_comment(self, comment: bytes) -> None:
-        """Begins the stream, and records no comment: each reader of a recording has comments of its own."""
+        """Starts the stream without recording the comment: each reader of a recording sends its own comments."""
         await self.stream(b"")
 
     async def finish(self, events: bytes = b"") -> None:
-        """Records the end of a stream; whoever sends the recording ends the response."""
+        """Records the end of a stream; the reader of the recording ends the response."""
         if events:
             await self.stream(events)
         self.state = ResponseState.COMPLETE

@@ -1,8 +1,9 @@
-"""Requests in flight: how many may be, which are, and how they drain.
+"""Requests in flight: their limit, their cancellation and their drain.
 
-The gate bounds how many requests are inside at once, and it drains: from the first SIGTERM on it takes nobody new,
-those inside get a grace period, and who is still there when it ends is shown out with an honest error. So is, at any
-time, whose key is no longer valid.
+The gate bounds how many requests are inside at once, and it drains: `InFlightLimiter` limits how many requests run at
+once, and it drains: after the first SIGTERM it accepts no new request, running requests get a grace period, and
+requests that still run at its end are cancelled with an error that says so. A request is also cancelled as soon as its
+API key is no longer valid.
 """
 
 import asyncio
@@ -19,16 +20,16 @@ from maitred.dispatch.policy.retry_after import RetryAfterTurns
 
 _REVOKED = "This API key was revoked, or has expired, while the request ran. What was generated until then is billed."
 _DRAIN_RETRY_S = 2.0
-"""A load balancer has taken us out by then."""
+"""By this time, a load balancer has stopped sending requests to this gateway."""
 
 
 class InFlightLimiter:
-    """Counts requests in and out.
+    """Limits the number of requests in flight.
 
     Args:
-        capacity: How many may be inside at once.
-        clock: For the pace at which places come free.
-        draw: A number from 0 to 1, for the jitter in times to come back.
+        capacity: Largest number of requests in flight.
+        clock: Measures how fast slots become free.
+        draw: Returns a random number from 0 to 1, for the jitter of `Retry-After`.
     """
 
     def __init__(self, capacity: int, clock: Clock | None = None, *, draw: Callable[[], float] = random.random) -> None:
@@ -43,31 +44,31 @@ class InFlightLimiter:
         self._empty.set()
 
     def reconfigure(self, capacity: int) -> None:
-        """Sets how many may be in flight from now on; those that are stay."""
+        """Sets the largest number of requests in flight from now on; requests that run continue."""
         self._capacity = capacity
 
     @property
     def count(self) -> int:
-        """Requests that are being answered."""
+        """Number of requests in flight."""
         return len(self._slots)
 
     @property
     def draining(self) -> bool:
-        """Whether nobody is let in any more."""
+        """Whether new requests are refused."""
         return self._draining
 
     def acquire(self, principal: Principal | None = None, *, even_if_full: bool = False) -> "InFlightSlot":
-        """A place inside, to be taken at once, for as long as the block runs; the block can be interrupted.
+        """Returns a slot, which is taken at once and released when its block ends; the block can be cancelled.
 
         Args:
-            principal: Whose request it is; None: it ends by itself, whoever sent it. Those of one tenant that are
-                refused shall come back one after the other, as places come free.
-            even_if_full: Whether to come in where no place is left; for those who can make some.
+            principal: Principal of the request; None: no revoked key cancels it. Refused requests of one tenant get
+                different retry times, in the pace in which slots become free.
+            even_if_full: Whether the request is accepted without a free slot; for requests that can free slots.
 
         Raises:
-            Draining: Nobody is let in any more; or, from within the block, the grace period is over.
-            Unauthenticated: From within the block, the principal's key is no longer valid.
-            Saturated: Every place is taken.
+            Draining: No new request is accepted; or, raised inside the block, the grace period is over.
+            Unauthenticated: Raised inside the block: the principal's key is no longer valid.
+            Saturated: Every slot is taken.
         """
         if self._draining:
             raise Draining(retry_after_s=_DRAIN_RETRY_S)
@@ -76,10 +77,11 @@ class InFlightLimiter:
         return InFlightSlot(self, principal)
 
     def cancel_revoked(self, holds: Callable[[Principal], bool]) -> int:
-        """Interrupts everyone inside whose key is no longer valid; returns how many.
+        """Cancels all requests whose key is no longer valid; returns their number.
 
         Args:
-            holds: Whether a request of this principal would still be let in; asked once for each key and tenant.
+            holds: Returns whether a request of this principal would still be accepted; called once for each key and
+                tenant.
         """
         verdicts: dict[tuple[str, str], bool] = {}
         ended = 0
@@ -95,14 +97,14 @@ class InFlightLimiter:
         return ended
 
     def close(self) -> None:
-        """Takes nobody new from now on."""
+        """Refuses all new requests from now on."""
         self._draining = True
 
     async def drain(self, grace_s: float) -> int:
-        """Closes the gate, waits until all have left, and after `grace_s` ends those who have not.
+        """Refuses new requests, waits until all have ended, and after `grace_s` cancels the others.
 
         Returns:
-            How many had to be ended.
+            The number of cancelled requests.
         """
         self.close()
         try:
@@ -113,7 +115,7 @@ class InFlightLimiter:
         return self.cancel_all()
 
     def cancel_all(self) -> int:
-        """Interrupts everyone inside, now; returns how many."""
+        """Cancels all requests in flight at once; returns their number."""
         self.close()
         inside = list(self._slots)
         for block in inside:
@@ -128,11 +130,12 @@ class InFlightLimiter:
 
 
 class CancelScope:
-    """A block of one task that others can end.
+    """Block of one task that other tasks can cancel.
 
-    An answer can take minutes, and two things may end it at any moment: the client leaves, or the server has to stop.
-    Both reach the task as a cancellation, so that every `async with` on its stack releases what it holds; and both
-    leave the block as the exception that says why. `asyncio.timeout` works so, for time alone.
+    An answer can take minutes, and two events may
+    end it at any moment: the client disconnects, or the server must stop. Both events cancel the task, so every `async
+    with` on its stack releases its resources; and both leave the block as the exception that gives the reason.
+    `asyncio.timeout` works in the same way, but only for time limits.
 
     Example::
 
@@ -152,30 +155,31 @@ class CancelScope:
         return self
 
     def cancel(self, reason: Exception) -> None:
-        """Ends the block with `reason`; only the first reason counts, and none after the block has ended."""
+        """Cancels the block; only the first `reason` counts, and a call after the end has no effect."""
         if self._task is not None and self._reason is None:
             self._reason = reason
-            # As the message too, for those on the stack who settle differently with a caller that left and with us.
+            # The reason is also the message of the cancellation: code on the stack settles differently for a disconnect
+            # and for a shutdown.
             self._task.cancel(reason)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Raises the reason where that has ended the block.
+        # This raises the reason if the reason has ended the block.
         task, self._task = self._task, None
         if task is None or self._reason is None:
             return
-        # If someone else cancelled the task as well, that cancellation stands and must go on.
+        # If another task cancelled this task too, that cancellation must be passed on.
         if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise self._reason from None
 
 
 class InFlightSlot(CancelScope):
-    """A request's place inside. Made by `InFlightLimiter.acquire`.
+    """Slot of one request under the in-flight limit. `InFlightLimiter.acquire` makes it.
 
     Args:
-        in_flight: What it has come in by.
-        principal: Whose request it is; None: it ends by itself, whoever sent it.
+        in_flight: The limiter that the slot belongs to.
+        principal: Principal of the request; None: no revoked key cancels it.
     """
 
     def __init__(self, in_flight: InFlightLimiter, principal: Principal | None) -> None:
@@ -202,4 +206,4 @@ class InFlightSlot(CancelScope):
 
 
 class ClientDisconnected(Exception):
-    """The connection is closed: nobody reads the rest. Not an error, and never answered."""
+    """The client closed the connection; nobody reads the response. This is not an error and gets no response."""

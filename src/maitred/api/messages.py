@@ -1,7 +1,7 @@
-"""`POST /v1/messages`: any of our models for clients that speak Anthropic.
+"""Route `POST /v1/messages`: Anthropic's API for all models of the gateway.
 
-A request becomes the chat completion that means the same and goes the same way from there; only what goes out again
-has another shape.
+A request is converted into the equivalent chat completion and then takes the same path; only the response has another
+format.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -59,12 +59,12 @@ _STOP_REASONS: Mapping[FinishReason, str] = {
 
 
 class MessagesRoutes:
-    """Messages, and their length in tokens.
+    """Routes of Anthropic's API: messages, and the number of their tokens.
 
     Args:
-        answering: The system behind the API.
-        strict: Refuse unknown fields.
-        heartbeat_s: Longest silence on a stream.
+        answering: The inference service behind the API.
+        strict: Whether unknown fields are refused.
+        heartbeat_s: Longest time in seconds without an event on a stream.
     """
 
     def __init__(self, answering: InferenceService, *, strict: bool, heartbeat_s: float) -> None:
@@ -117,7 +117,7 @@ class MessagesRoutes:
             )
 
     async def count(self, exchange: HttpExchange) -> None:
-        """Counts a conversation's tokens, as its model would read it."""
+        """Counts the tokens of a conversation as the model would read them."""
         check_version(exchange.header(b"anthropic-version"))
         chat = to_chat(decode_count_tokens(exchange.body, strict=self._strict))
         if needs := [need for need in requested_features(chat) if need not in TOOL_FIELDS]:
@@ -129,13 +129,13 @@ class MessagesRoutes:
 
 
 class MessagesFormatter:
-    """Writes one answer: a message with a block for its thoughts, one for its text and one for each tool that it calls.
+    """Writes one message, with a block for its reasoning, one for its text and one for each tool call.
 
     Args:
-        model: As the client names it.
-        answer_id: What the answer is called.
-        context: The request's, for its usage so far.
-        thoughts: Whether the client wants to see what was thought.
+        model: The model's name in the request.
+        answer_id: The id of the answer.
+        context: The request context, for its usage so far.
+        thoughts: Whether the client wants the reasoning text.
     """
 
     def __init__(self, model: str, answer_id: str, context: RequestContext, *, thoughts: bool = False) -> None:
@@ -145,32 +145,32 @@ class MessagesFormatter:
         self._thoughts = thoughts
         self._stop = StopDelta()
         self._block = -1
-        """The last one that was begun."""
+        """Index of the block that was started last."""
         self._of: int | None = None
-        """What it is a block of: a call, by its number, or `_TEXT` or `_THOUGHT`; None: it is closed."""
+        """Kind of the open block: the number of a tool call, or `_TEXT` or `_THOUGHT`; None: no block is open."""
         self._template: EventTemplate | None = None
-        """For the text of this block; None: there was none yet."""
+        """Template for the text of this block; None: the block has had no text yet."""
 
     def start(self) -> bytes:
-        """The message without its content."""
+        """Returns the event that starts the message, without its content."""
         return encode_stream_event(MessageStart(message=self._answer([], StopDelta(), self._context.usage)))
 
     def events(self, parts: Sequence[TextDelta]) -> bytes:
-        """One event for new text, one for each new piece of a call, and those that begin and end blocks."""
+        """Returns events for new text, for each new piece of a tool call, and for the start and end of blocks."""
         return b"".join([self._plain(part.text) if part.plain else self._encode_part(part) for part in parts])
 
     def end(self, usage: Usage) -> bytes:
-        """Why it ended, and what was used."""
+        """Returns the events with the stop reason and the usage."""
         return encode_stream_event(MessageDelta(delta=self._stop, usage=MessageUsage.of(usage))) + encode_stream_event(
             MessageStop()
         )
 
     def whole(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
-        """The answer as one object."""
+        """Returns the answer as one JSON object."""
         (choice,) = choices
         extra = merge_deltas(choice.extras)
         text = "".join(choice.text) + extra.get("refusal", "")
-        # Clients send an answer back as a part of the next conversation, where an empty block is a fault.
+        # Clients send an answer back within the next conversation, and an empty block would be an error there.
         content = [_thinking(thought)] if (thought := self._thought_in(extra)) else []
         content += [ContentBlock(type="text", text=text)] if text else []
         content += [
@@ -179,7 +179,7 @@ class MessagesFormatter:
         return encode(self._answer(content, _stop_of(choice.finish, choice.stop), usage))
 
     def _plain(self, text: str) -> bytes:
-        """The events for text alone."""
+        """Returns the events for a delta that has only text."""
         begins = (
             b"" if self._of == _TEXT else self._encode_events(self._open(_TEXT, ContentBlock(type="text", text="")))
         )
@@ -248,19 +248,19 @@ class MessagesFormatter:
 
 
 def _stop_of(finish: FinishReason, stop: str | None) -> StopDelta:
-    """Why an answer ended, in Anthropic's words. Theirs for a part of an answer is the one for too many tokens."""
+    """Returns the stop reason in Anthropic's words. An incomplete answer gets the one for too many tokens."""
     if stop is not None:
         return StopDelta(stop_reason="stop_sequence", stop_sequence=stop)
     return StopDelta(stop_reason=_STOP_REASONS.get(finish, "max_tokens"))
 
 
 def _thinking(thought: str) -> ContentBlock:
-    """Makes the content block of a reasoning text, which nobody signs here."""
+    """Makes the content block of a reasoning text, without a signature."""
     return ContentBlock(type="thinking", thinking=thought, signature="")
 
 
 def _tool_use(call: Mapping[str, Any], *, cut_off: bool) -> ContentBlock:
-    """A call, or one that was cut off as the text that there is of it: no client can run that."""
+    """Returns the block of a tool call; an incomplete call becomes text, since no client can run it."""
     name, written = call["function"]["name"], call["function"]["arguments"]
     try:
         arguments = msgspec.json.decode(written or "{}")

@@ -1,4 +1,4 @@
-"""Routes about models rather than with them: the list, and a model's tokenizer."""
+"""Routes that give information about models: the list, and a model's tokenizer."""
 
 import time
 from contextlib import suppress
@@ -18,11 +18,11 @@ from maitred.wire.openai.sampling import declared_tools
 
 
 class ModelRoutes:
-    """The list of models, and their tokenizers.
+    """Routes for the list of models and for their tokenizers.
 
     Args:
-        answering: The system behind the API.
-        strict: Refuse unknown fields.
+        answering: The inference service behind the API.
+        strict: Whether unknown fields are refused.
     """
 
     def __init__(self, answering: InferenceService, *, strict: bool) -> None:
@@ -31,7 +31,7 @@ class ModelRoutes:
         self._created = int(time.time())
 
     def routes(self) -> list[Route]:
-        """The routes, in the order of the documentation."""
+        """Returns the routes in the order of the documentation."""
         return [
             Route(
                 "GET", "/v1/models", self.list, "The models that are served.", returns=ModelList, needs=Scope.INFERENCE
@@ -64,11 +64,11 @@ class ModelRoutes:
         )
 
     async def get(self, exchange: HttpExchange) -> None:
-        """Shows one model of the caller's."""
+        """Answers with one model that the caller may use."""
         await exchange.respond(encode(self._entry(exchange, exchange.parameter)))
 
     async def tokenize(self, exchange: HttpExchange) -> None:
-        """Tokenises a text as the model would read it."""
+        """Tokenizes a text as the model would read it."""
         request = decode_tokenize(exchange.body, strict=self._strict)
         model = request.model or self._first(exchange)
         prompt: Prompt = request.prompt or ""
@@ -87,7 +87,7 @@ class ModelRoutes:
         await exchange.respond(encode(Tokenized(count=len(tokens), max_model_len=window, tokens=tokens)))
 
     async def detokenize(self, exchange: HttpExchange) -> None:
-        """Turns tokens into the text that they stand for."""
+        """Converts tokens into their text."""
         request = decode_detokenize(exchange.body, strict=self._strict)
         model = request.model or self._first(exchange)
         await exchange.respond(
@@ -95,13 +95,13 @@ class ModelRoutes:
         )
 
     def _first(self, exchange: HttpExchange) -> str:
-        """The model that is meant where none is named; any name at all if none is open to the caller."""
+        """Returns the default model of requests that name none; any name if the caller may use no model."""
         return next(iter(self._answering.models(exchange.principal)), "")
 
     def _entry(self, exchange: HttpExchange, name: str) -> ModelEntry:
         window: int | UnsetType = UNSET
         ready = self._answering.ready(name)
-        # A list of models must not depend on a replica's health.
+        # The list of models must not depend on the health of a replica.
         with suppress(ReplicaUnavailable):
             window = self._answering.card(exchange.principal, name).context_tokens
         return ModelEntry(id=name, created=self._created, owned_by="maitred", max_model_len=window, ready=ready)

@@ -1,6 +1,6 @@
-"""The API's description of itself, made from the structs that requests are decoded with, so that it cannot lag behind.
+"""OpenAPI description of the API, made from the structs that requests are decoded with.
 
-OpenAPI 3.1 takes JSON Schema as it is, which is what msgspec writes.
+OpenAPI 3.1 uses JSON Schema, and msgspec writes JSON Schema.
 """
 
 from collections.abc import Iterable
@@ -97,11 +97,11 @@ _PUBLISHED_NAMES = {
     "TimelineList": "StoryList",
     "SpanBody": "ChapterBody",
 }
-"""Type -> the name of its schema, where they differ: generated clients have types of these names."""
+"""Type -> the name of its schema, if the two names differ: generated clients use these names for their types."""
 
 
 def describe(routes: Iterable[Route]) -> bytes:
-    """The OpenAPI document for these routes, as JSON."""
+    """Returns the OpenAPI document of these routes, as JSON."""
     routes = list(routes)
     structs = [
         struct for route in routes for struct in (route.reads, route.returns, route.streams, route.query) if struct
@@ -113,7 +113,7 @@ def describe(routes: Iterable[Route]) -> bytes:
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of, components)
     for query in {_name_in(schema_of[route.query]) for route in routes if route.query is not None}:
-        del components[query]  # described parameter by parameter
+        del components[query]  # its fields are described as separate parameters
     document = {
         "openapi": "3.1.0",
         "info": {
@@ -159,7 +159,7 @@ def _operation(route: Route, schema_of: dict[type | UnionType, Any], components:
     if route.reads is not None:
         body = components[_name_in(schema_of[route.reads])]
         operation["requestBody"] = {
-            # Where no field is required, no body is an empty object.
+            # If no field is required, a missing body means an empty object.
             "required": bool(body.get("required")),
             "content": {"application/json": {"schema": schema_of[route.reads]}},
         }

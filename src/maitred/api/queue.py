@@ -1,4 +1,4 @@
-"""`GET /v1/queue/{request id}`: where a request stands, for whoever does not read its stream."""
+"""Route `GET /v1/queue/{request id}`: queue position for clients that do not read the stream."""
 
 import msgspec
 
@@ -10,24 +10,24 @@ from maitred.core.tenancy import Scope
 
 
 class QueuePlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request stands in the queue, and what is predicted for it."""
+    """Queue position of a request, and the predicted times."""
 
     id: str
-    """The request's, as in its `x-request-id`."""
+    """Id of the request, as in its `x-request-id`."""
     object: str = "queue.place"
     position: int
-    """Requests that are expected to be served before it."""
+    """Number of requests that are expected to be served before it."""
     predicted_wait_ms: int
-    """Until it leaves the queue."""
+    """Time until the request leaves the queue."""
     predicted_ttft_ms: int
-    """Until its first token."""
+    """Time until the first token of the request."""
 
 
 class QueueRoutes:
-    """Places in the queue.
+    """Routes of queue positions.
 
     Args:
-        answering: The system behind the API.
+        answering: The inference service behind the API.
     """
 
     def __init__(self, answering: InferenceService) -> None:

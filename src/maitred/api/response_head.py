@@ -1,12 +1,12 @@
-"""Heads of answers, as lines: queue position, priority, waits, rates.
+"""Header lines of responses: queue position, priority, waits and rate limits.
 
-What an answer tells beside its body is the same for nearly all: where the request stood in the queue, and what its
-caller has left of two rates. That is written into a form, which is cut out of what the general way makes of a context
-with marks; so the general way stays the only one that knows the headers. A request of which there is more to tell, or
-less, goes the general way.
+Most responses have the same headers beside the body:
+the queue position of the request, and the remaining amount of two rates of the caller. These headers are written with a
+template, which is cut from the output of the general function for a context with marker values; so only the general
+function knows the headers. A response with more or fewer headers is written by the general function.
 
-Good answers and refusals have them alike. Numbers are predictions of the moment at which the request joined the queue,
-or would have joined it.
+Successful responses and refusals have the same headers. The numbers are predictions from the moment at which the
+request joined the queue, or would have joined it.
 """
 
 import math
@@ -20,14 +20,14 @@ from maitred.core.flow import PriorityClass, QueuePosition
 from maitred.wire.sse import JsonTemplate
 
 _UNFIT = re.compile(rb"[^ -~]")
-"""What a header's value cannot hold. A model's name can."""
+"""Characters that a header value cannot hold. The name of a model can contain them."""
 
 
 def timing_headers(context: RequestContext, *, explain: bool) -> list[Header]:
-    """The headers; none for a request that never came near a queue.
+    """Returns the timing headers; empty for a request that did not reach a queue.
 
     Args:
-        context: The request's.
+        context: The request context.
         explain: Whether the caller wants to know what it waited for.
     """
     headers = [] if context.predicted_position is None else _position_headers(context.predicted_position)
@@ -51,19 +51,19 @@ def timing_headers(context: RequestContext, *, explain: bool) -> list[Header]:
 
 
 def degraded_headers(steps: Sequence[str]) -> list[Header]:
-    """Returns headers that say what was taken from the request because of the load; none if nothing was."""
+    """Returns headers that list what was removed from the request because of load; empty for nothing."""
     if not steps:
         return []
     return [(b"x-maitred-degraded", _UNFIT.sub(b"?", ", ".join(steps).encode("utf-8")))]
 
 
 def _fallback_header(fallbacks: Sequence[str]) -> Header:
-    """Which models were tried after the one that was asked for, the one that answers last."""
+    """Returns the header that lists the models tried after the requested one; the last one has answered."""
     return b"x-maitred-fallback", _UNFIT.sub(b"?", ", ".join(fallbacks).encode("utf-8"))
 
 
 def _escalated_header(failed: Sequence[RejectedAnswer]) -> Header:
-    """The models whose answers failed a check, and which."""
+    """Returns the header that lists the models whose answers failed a check, with the checks."""
     models = ", ".join(f"{answer.model}={answer.reason}" for answer in failed)
     return b"x-maitred-escalated", _UNFIT.sub(b"?", models.encode("utf-8"))
 
@@ -77,13 +77,13 @@ def _position_headers(position: QueuePosition) -> list[Header]:
 
 
 def _waits(waited_ms: Mapping[str, float]) -> bytes:
-    """The causes, the longest wait first, as a dictionary of structured fields (RFC 8941)."""
+    """Returns the causes of waiting, longest first, as a dictionary of structured fields (RFC 8941)."""
     waits = sorted(waited_ms.items(), key=lambda wait: -wait[1])
     return ", ".join(f"{cause}={spent_ms:.1f}" for cause, spent_ms in waits).encode("ascii")
 
 
 def milliseconds(seconds: float) -> int:
-    """Whole milliseconds, rounded up: a prediction that is late is worse than one that is early."""
+    """Returns whole milliseconds, rounded up: a prediction should rather be too long than too short."""
     return math.ceil(seconds * 1000)
 
 
@@ -95,8 +95,8 @@ def response_headers(context: RequestContext, dialect: ApiDialect, *, explain: b
     """Returns the headers that every response has.
 
     Args:
-        context: The request's.
-        dialect: Of the API that was called.
+        context: The request context.
+        dialect: The dialect of the API that was called.
         explain: Whether the caller wants to know what it waited for.
     """
     headers = [(b"x-request-id", context.request_id.encode("ascii")), *dialect.head(context)]
@@ -106,16 +106,16 @@ def response_headers(context: RequestContext, dialect: ApiDialect, *, explain: b
 
 
 def response_head_lines(context: RequestContext, dialect: ApiDialect, *, explain: bool) -> bytes | None:
-    """Returns the same headers as encoded lines."""
+    """Returns the response headers as encoded lines, as `response_headers` gives them."""
     if explain or dialect is not OPENAI or (lines := _usual_lines(context)) is None:
         return encode_lines(response_headers(context, dialect, explain=explain))
     return lines
 
 
 def encode_lines(headers: Sequence[Header]) -> bytes | None:
-    """Headers as lines, each with its end; None where ASGI's `send` has to see to it.
+    """Returns the headers as encoded lines; None: ASGI's `send` has to write them.
 
-    That is where one holds more than a line, or says that the connection is closed.
+    This is so if a value contains a line break, or a header says that the connection is closed.
     """
     lines = b"\r\n".join([*map(_PAIR, headers), b""])
     sound = lines.count(b"\n") == len(headers) == lines.count(b"\r")
@@ -123,7 +123,7 @@ def encode_lines(headers: Sequence[Header]) -> bytes | None:
 
 
 def _usual_lines(context: RequestContext) -> bytes | None:
-    """The lines by the form; None: it has not what there is to tell."""
+    """Returns the header lines by the template; None: the context does not fit the template."""
     rate_limits, position, priority = context.rate_limits, context.predicted_position, context.priority
     if rate_limits is None or position is None or priority is None:
         return None

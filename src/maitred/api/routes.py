@@ -1,8 +1,8 @@
-"""The table of routes: which handler answers which method and path.
+"""Route table: finds the handler of a method and a path.
 
-Most paths are matched whole, by one dictionary look-up. A path may have one parameter: ``{name}`` at the end takes any
-rest, slashes included, because a model's name may hold them; in the middle it takes one segment, as in
-``/admin/v1/keys/{id}/rotate``. Where both fit, the parameter in the middle wins.
+Most paths are matched as a whole, by one dictionary look-up. A path may have one parameter: ``{name}`` at the end
+matches any rest of the path, slashes included, because the name of a model may contain slashes; in the middle it
+matches one segment, as in ``/admin/v1/keys/{id}/rotate``. If both match, the parameter in the middle wins.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -17,26 +17,26 @@ from maitred.core.errors import MethodNotAllowed, RouteNotFound
 from maitred.core.tenancy import Scope
 
 Handler = Callable[[Any], Awaitable[None]]
-"""Takes an `HttpExchange`, whose module imports this one."""
+"""Handler of an `HttpExchange`; it is typed `Any` because the exchange's module imports this module."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation, with what its description in ``/openapi.json`` needs.
+    """One operation of the API, with the data for its description in ``/openapi.json``.
 
     Attributes:
-        path: May hold one ``{name}``.
-        reads: The struct of the request body. Calls with a body are work: they count as in flight, and drain.
-        returns: The struct of the answer; None when it is not made from one.
+        path: The path, which may contain one ``{name}``.
+        reads: The struct of the request body. Requests with a body do work, so they count as in flight and are drained.
+        returns: The struct of the response; None: the response is not made from a struct.
         streams: The struct of a streamed chunk.
-        content_type: Of an answer that is not made from a struct.
-        needs: The scope that the caller's key must have; None: everybody may.
+        content_type: Content type of a response that is not made from a struct.
+        needs: The scope that the caller's key must have; None: no key is needed.
         query: The struct of the query's parameters, whose fields are described.
-        also: Another content type, of text, that the caller can choose.
-        idempotent: Takes an ``Idempotency-Key``.
-        repeat_handler: Handler of calls with an ``Idempotency-Key``; None: the key changes nothing.
-        remembers: Takes one, too, and keeps its replies itself.
-        dialect: Of the API that it belongs to.
+        also: Another text content type that the caller can choose.
+        idempotent: Whether it takes an ``Idempotency-Key``.
+        repeat_handler: Handler of requests with an ``Idempotency-Key``; None: the key has no effect.
+        remembers: Whether it takes an ``Idempotency-Key`` and stores its replies itself.
+        dialect: The dialect of the API that the route belongs to.
     """
 
     method: str
@@ -65,7 +65,7 @@ class _Pattern:
     methods: dict[str, Route]
 
     def parameter_in(self, path: str) -> str:
-        """Returns the text in the place of the parameter; empty if the path is another one."""
+        """Returns the value of the parameter in a path; empty if the path does not match."""
         if not path.startswith(self.prefix) or not path.endswith(self.suffix):
             return ""
         parameter = path[len(self.prefix) : len(path) - len(self.suffix)]
@@ -73,7 +73,7 @@ class _Pattern:
 
 
 class RouteTable:
-    """Finds the route of a call."""
+    """Finds the route of a request."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
@@ -84,32 +84,32 @@ class RouteTable:
             suffix = rest.partition("}")[2]
             methods = patterns.setdefault((prefix, suffix), {}) if brace else self._exact.setdefault(route.path, {})
             methods[route.method] = route
-        # The more a pattern says of a path, the earlier it is tried.
+        # More specific patterns are tried first.
         self._patterns = [
             _Pattern(prefix, suffix, patterns[prefix, suffix])
             for prefix, suffix in sorted(patterns, key=lambda parts: (-len(parts[1]), -len(parts[0])))
         ]
 
     def find(self, method: str, path: str) -> tuple[Route, str]:
-        """The route, and the part of the path that stands for its parameter, if it has one.
+        """Returns the route, and the value of its path parameter, if it has one.
 
         Raises:
             RouteNotFound: No route has this path.
-            MethodNotAllowed: Routes have it, with other methods.
+            MethodNotAllowed: Routes have this path, but with other methods.
         """
         methods, parameter = self._exact.get(path), ""
         if methods is None:
             methods, parameter = self._match(path)
         if not methods:
             raise RouteNotFound(f"There is no path {path[:200]!r} here. GET /openapi.json lists the routes.")
-        # HEAD is GET whose body is not sent.
+        # A HEAD request is handled as GET, and its body is not sent.
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
             raise MethodNotAllowed(f"{path[:200]} does not take {method[:20]}; it takes {', '.join(methods)}.")
         return route, parameter
 
     def methods_of(self, path: str) -> list[str]:
-        """The methods that this path takes, for the ``Allow`` header of a 405."""
+        """Returns the methods of this path, for the ``Allow`` header of a 405."""
         methods = self._exact.get(path) or self._match(path)[0]
         return [*methods, "HEAD"] if "GET" in methods else list(methods)
 

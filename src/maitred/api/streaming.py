@@ -1,16 +1,16 @@
-"""Sending of an answer, whole or as a stream with a heartbeat, whatever the API's shape.
+"""Sends answers in the format of any API, as whole responses or as streams with a heartbeat.
 
-The status line of a stream waits for the replica's first sign of life. Up to then a failure is an honest 502 or 503,
-which clients retry by themselves; and nothing is lost by waiting, because there is nothing to show before the first
-token. Only when that takes so long that a proxy on the way might give up does the stream begin without it, with
-comments that every reader of event streams skips (see `StreamHeartbeat`).
+The status line of a stream is sent when the replica's first output arrives. Until then, a failure can still be answered
+with a 502 or 503, which clients retry by themselves; and the delay costs nothing, because no token exists yet. Only if
+this takes so long that a proxy might give up does the stream start earlier, with comments that every reader of event
+streams skips (see `StreamHeartbeat`).
 
-**Heartbeat.** Proxies and clients give up on a connection that is silent for long: while a request waits in the queue,
-and again when its sequence has lost its place in the batch for a while. Comments, which every reader of event streams
-skips, keep it open. Before the first token they also tell where the request stands.
+**Heartbeat.** Proxies and clients give up on a connection without data: while a request waits in the queue, and while
+its sequence is preempted from the batch. Comments, which every reader of event streams skips, keep the connection open.
+Before the first token they also give the queue position of the request.
 
-A token must not pay for this, so a timer looks now and then at when something was last sent, and nothing is touched
-where something was.
+The heartbeat must not slow down tokens, so a timer checks from time to time when something was last sent, and acts only
+if nothing was sent.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from maitred.wire.sse import encode_comment
 
 
 class StreamHeartbeat:
-    """Sends a comment on a stream whenever nothing was sent for a while, as long as its block runs.
+    """Sends a comment on a stream whenever nothing was sent for a while, until its block ends.
 
-    The first comment sends the status line, if it has not gone out yet.
+    The first comment also sends the status line, if it was not sent yet.
 
     Args:
-        exchange: The stream's.
-        every_s: The longest silence.
+        exchange: The exchange of the stream.
+        every_s: The longest time in seconds without data.
     """
 
     def __init__(self, exchange: HttpExchange, every_s: float) -> None:
@@ -66,12 +66,12 @@ class StreamHeartbeat:
     def _beat(self) -> None:
         quiet_s = time.monotonic() - max(self._exchange.sent_s, self._entered_s)
         left_s = self._every_s - quiet_s
-        # The clock that timers go by can be a hair behind.
+        # The clock of the event loop's timers can be slightly behind.
         if left_s > 0.001 * self._every_s:
             self._timer = self._loop.call_later(left_s, self._beat)
             return
         self._timer = self._loop.call_later(self._every_s, self._beat)
-        # While a write waits for the client, there is more to read than it reads.
+        # While a write waits for the client, the client still has unread data, so no heartbeat is needed.
         if self._exchange.connection.writable and (self._sending is None or self._sending.done()):
             self._sending = self._loop.create_task(
                 self._exchange.send_comment(encode_comment(sign_of_life(self._exchange.context)))
@@ -79,7 +79,7 @@ class StreamHeartbeat:
 
 
 def sign_of_life(context: RequestContext) -> str:
-    """Makes the comment of a heartbeat: where the request stands, as far as that is known."""
+    """Makes the text of a heartbeat comment: the queue position of the request, if it is known."""
     position = None if context.position is None else context.position()
     if position is not None:
         return queue_comment(position)
@@ -87,13 +87,13 @@ def sign_of_life(context: RequestContext) -> str:
 
 
 def queue_comment(position: QueuePosition) -> str:
-    """A place in the queue, in words."""
+    """Returns a queue position as text."""
     return f"queue position {position.position}, predicted wait {round(position.wait_s * 1000)} ms"
 
 
 @dataclass(slots=True)
 class CollectedChoice:
-    """A choice, collected from its parts."""
+    """One choice of an answer, collected from its deltas."""
 
     text: list[str] = field(default_factory=list)
     scores: list[TokenScore] | None = None
@@ -103,7 +103,7 @@ class CollectedChoice:
 
     @property
     def plain(self) -> bool:
-        """Whether it is a text, and nothing else is to be told of it."""
+        """Whether the choice consists of text alone."""
         return self.scores is None and not self.extras and self.finish is not FinishReason.DEADLINE
 
     def add(self, part: TextDelta) -> None:
@@ -120,10 +120,10 @@ class CollectedChoice:
 
 
 class ResponseFormatter(Protocol):
-    """One API's way to write one answer."""
+    """Writes one answer in the format of one API."""
 
     def start(self) -> bytes:
-        """Events that come before any text; asked for once the replica has begun to answer."""
+        """Returns the events before any text; called once the replica has begun to answer."""
         ...
 
     def events(self, parts: Sequence[TextDelta]) -> bytes:
@@ -131,11 +131,11 @@ class ResponseFormatter(Protocol):
         ...
 
     def end(self, usage: Usage) -> bytes:
-        """Events that come after all text."""
+        """Returns the events after all text."""
         ...
 
     def whole(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
-        """The whole answer as one body."""
+        """Returns the whole answer as one body."""
         ...
 
 
@@ -151,18 +151,20 @@ async def send_response(
     """Sends the answer to the client.
 
     Raises:
-        ReplicaLost: The answer is not whole. What was streamed so far must be broken off, not ended.
+        ReplicaLost: The answer is incomplete. The caller must abort a stream that has begun instead of ending it
+            normally.
     """
     if streams:
         await _stream(exchange, answer, shape, heartbeat_s)
         return
     collected = [CollectedChoice() for _ in range(choices)]
-    # Whoever has all of it need not ask once more to hear that; but who wraps an answer may have to hear its end.
+    # A `PushStream` whose choices are all complete needs no further read; a wrapper around an answer may need to see
+    # the end.
     unfinished = choices if isinstance(answer, PushStream) else math.inf
     async for parts in answer:
         for part in parts:
             if part.finish is None and part.scores is None and part.extra is None:
-                collected[part.index].text.append(part.text)  # as most of an answer is
+                collected[part.index].text.append(part.text)  # most deltas are only text
             else:
                 collected[part.index].add(part)
                 unfinished -= part.finish is not None
@@ -174,7 +176,7 @@ async def send_response(
 
 
 class _ExchangeSink:
-    """Implements `core.service.StreamSink`: a stream that has begun."""
+    """Sink of a stream that has begun, which implements `core.service.StreamSink`."""
 
     def __init__(self, exchange: HttpExchange, shape: ResponseFormatter) -> None:
         self._exchange = exchange
@@ -190,7 +192,7 @@ class _ExchangeSink:
 
 
 async def _stream(exchange: HttpExchange, answer: ResponseStream, shape: ResponseFormatter, heartbeat_s: float) -> None:
-    """One write per batch: a reader that lags gets fewer, larger writes, and holds up nobody but itself."""
+    """Sends one write per batch of deltas: a slow client gets fewer, larger writes and delays only itself."""
     async with StreamHeartbeat(exchange, heartbeat_s):
         batches = aiter(answer)
         first = await anext(batches)

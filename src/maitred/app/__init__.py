@@ -1,1 +1,1 @@
-"""The composition root: where the parts are made and meet, and the pipeline that names the stages in order."""
+"""Composition root: makes and connects the parts, and names the stages of a request in order."""

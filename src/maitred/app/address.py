@@ -1,4 +1,4 @@
-"""The socket that we listen on. Without uvicorn: it is bound long before there is a server for it."""
+"""Listening socket of the gateway. It is bound without uvicorn, long before the HTTP server exists."""
 
 import errno
 import socket
@@ -7,16 +7,16 @@ from maitred.api.config import ServerConfig
 from maitred.core.errors import ConfigInvalid
 
 _UNSENT_BYTES = 16 * 1024
-"""What the kernel takes for a connection beyond what is under way to the client. By itself it takes 4 MiB of an answer
-that nobody reads, so that neither its memory would be bounded nor anything noticed; the speed of a connection does not
-suffer (see TCP_NOTSENT_LOWAT in tcp(7))."""
+"""Limit of the unsent data that the kernel takes for a connection, in addition to the data on its way to the client. By
+default the kernel takes 4 MiB of a response that nobody reads, so its memory would not be limited and a stalled client
+would not be noticed; the limit does not reduce the speed of a connection (see TCP_NOTSENT_LOWAT in tcp(7))."""
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A socket that is bound, but does not listen yet.
+    """Makes a socket that is bound, but does not listen yet.
 
     Raises:
-        ConfigInvalid: The address is taken or not ours.
+        ConfigInvalid: The address is in use or does not belong to this machine.
     """
     address = f"{config.host}:{config.port}"
     try:
@@ -27,7 +27,7 @@ def bind(config: ServerConfig) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-                # Connections that it accepts inherit it.
+                # Accepted connections inherit this option.
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
             listener.bind(target)
         except OSError:
@@ -48,7 +48,7 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def format_url(listener: socket.socket) -> str:
-    """Where clients reach it."""
+    """Returns the URL at which clients reach the server."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()

@@ -12,9 +12,9 @@ from maitred.routing.catalog import ServedModel, TextModel
 
 
 def show_key(console: Console, first_key: str) -> None:
-    """Prints the first admin key, which nobody can ever see again; so it waits for nothing that may yet fail."""
+    """Prints the first admin key, which is shown only once, at once, before any later step can fail."""
     console.print("The admin key, shown only now:\n", highlight=False)
-    # Never wrapped or coloured: it is meant to be copied.
+    # The line is not wrapped or coloured, because it is meant to be copied.
     console.print(f"export MAITRED_ADMIN_KEY={first_key}\n", soft_wrap=True, markup=False, highlight=False)
 
 
@@ -31,12 +31,12 @@ def announce(console: Console, url: str, model: str, card: ModelCard) -> None:
 
 
 def announce_upstreams(console: Console, url: str, models: Sequence[TextModel], *, first: bool) -> None:
-    """Prints which models are passed on to whom.
+    """Prints which models are served by which upstream servers.
 
     Args:
-        console: Where to.
-        url: Of this server.
-        models: Those that servers of others run.
+        console: The console to print to.
+        url: The URL of this server.
+        models: The models that upstream servers run.
         first: Whether a first request is to be shown.
     """
     if first:
@@ -52,9 +52,9 @@ def announce_on_demand(console: Console, url: str, models: Sequence[ServedModel]
     """Prints which models are loaded when they are needed.
 
     Args:
-        console: Where to.
-        url: Of this server.
-        models: Those models.
+        console: The console to print to.
+        url: The URL of this server.
+        models: The models that are loaded on demand.
         first: Whether a first request is to be shown.
     """
     if first:
@@ -72,7 +72,7 @@ def _show_first_steps(console: Console, url: str, model: str) -> None:
 
 
 def first_request(url: str, model: str) -> str:
-    """A curl command that streams an answer."""
+    """Returns a curl command that streams an answer."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello! Who are you?"}], "stream": True}
     return (
         f"curl -N {url}/v1/chat/completions \\\n"

@@ -15,7 +15,7 @@ RequestLog, TraceObserver, ObserverBatch <- one RequestContext per request
 Metrics, TimelineBuffer, RecentTraffic <- ObserverBatch: several requests at a time, and before anybody reads them
                               LiveState <- consoles and `maitred top`, every second
 
-The parts between clients and queues are made anew with every configuration (`ConfigGeneration`); all others stay
+A new configuration replaces the parts between clients and queues (`ConfigGeneration`); all other parts stay
 (`GatewayServices`).
 """
 
@@ -61,17 +61,17 @@ from maitred.wire.worker_protocol import ControllerSnapshot
 
 
 class Gateway:
-    """Gateway process that serves, made by `open_gateway`.
+    """Gateway process that serves requests; `open_gateway` makes it.
 
     Args:
-        parts: What stays.
-        first: The generation that it begins with.
+        parts: The services that stay when the configuration changes.
+        first: The first generation of the configuration.
 
     Attributes:
-        application: Takes requests.
-        in_flight: Who is inside.
-        registry: What engines of ours serve.
-        controller: Where API workers ask, if there are any.
+        application: The ASGI application.
+        in_flight: The limiter of requests in flight.
+        registry: The models and engines that the gateway itself runs.
+        controller: The server that API workers send requests to, if there are workers.
     """
 
     def __init__(self, parts: GatewayServices, first: ConfigGeneration) -> None:
@@ -85,18 +85,21 @@ class Gateway:
         self._listeners: list[Callable[[Config], None]] = []
 
     def watch(self, listener: Callable[[Config], None]) -> None:
-        """Tells of every configuration that comes into force, for what stands around the gateway. It must not raise."""
+        """Calls `listener` with every configuration that is applied, for code outside the gateway.
+
+        The listener must not raise.
+        """
         self._listeners.append(listener)
 
     async def apply_config(self, config: Config) -> None:
-        """Puts a configuration in force, which differs from the one before only in what can change.
+        """Applies a configuration that differs from the current one only in changeable settings.
 
-        All that can fail or take time comes first and changes nothing, but for what the store keeps of tenants and
-        rollouts, which is the same at every start. Then everything changes within one turn of the event loop.
+        All steps that can fail or take time run first and change nothing, except the tenants and rollouts in the store,
+        which are the same after every start. Then all other changes are made within one turn of the event loop.
 
         Raises:
-            ConfigInvalid: A setting names what cannot be used.
-            StoreUnavailable: What is declared cannot be stored.
+            ConfigInvalid: A setting refers to something that cannot be used.
+            StoreUnavailable: The declared tenants or rollouts cannot be stored.
         """
         parts, before = self._services, self.application.current.config
         resources = parts.resources
@@ -117,7 +120,7 @@ class Gateway:
             listener(config)
 
     async def _declare(self, before: Config, config: Config) -> Sequence[RolloutState] | None:
-        """Puts what is declared into the store, as far as it has changed; what is decided of rollouts then."""
+        """Stores the changed declarations of the configuration; returns the resulting states of the rollouts."""
         states = None
         if config.routing.rollouts != before.routing.rollouts:
             states = await self._services.rollouts.declare(config.routing.rollouts)
@@ -135,17 +138,17 @@ class Gateway:
 async def open_gateway(
     config: Config, resources: GatewayResources, reloader: Reloader, clock: Clock, ipc: IpcDirectory | None = None
 ) -> AsyncIterator[Gateway]:
-    """Makes every part and wires it to the others; what goes on by itself runs until the context is left.
+    """Makes all parts and connects them; their background tasks run until the context ends.
 
     Args:
-        config: The settings.
-        resources: What it stands on.
-        reloader: Brings other settings.
-        clock: The time.
-        ipc: Of its processes; None: it is one.
+        config: The configuration.
+        resources: The resources that the gateway uses.
+        reloader: Reloads the configuration.
+        clock: The clock.
+        ipc: Directory of the sockets between the gateway's processes; None: the gateway is one process.
 
     Raises:
-        ConfigInvalid: Two models have one name, or a rollout names one that is not there.
+        ConfigInvalid: Two models have the same name, or a rollout names a model that does not exist.
     """
     stores, access, local, on_demand = resources.stores, resources.access, resources.local, resources.on_demand
     alarm = SoftBudgetAlarm()

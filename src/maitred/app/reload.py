@@ -1,7 +1,7 @@
-"""Reads the configuration again while the gateway runs, and has it applied as a whole, or not at all.
+"""Reload of the configuration while the gateway runs: it is applied as a whole or not at all.
 
 SIGHUP, POST /admin/v1/config/reload -> read -> compare -> check -> apply
-`--------`--------`--> refused: what was in force stays in force
+`--------`--------`--> refused: the configuration stays as it was
 """
 
 import asyncio
@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 Read = Callable[[], LoadedConfig]
 """Reads all layers again; raises ConfigInvalid."""
 Apply = Callable[[Config], Awaitable[None]]
-"""Puts a configuration in force; raises MaitredError, and has changed nothing then."""
+"""Applies a configuration; if it raises MaitredError, it has changed nothing."""
 
 
 class Reloader:
-    """Knows what is in force. Implements `maitred.api.admin.service.ConfigService`.
+    """Holds the current configuration and reloads it. Implements `maitred.api.admin.service.ConfigService`.
 
     Args:
-        loaded: What the gateway was started with.
-        read: Reads it again. It may read files, so it is called in a thread.
-        clock: The time.
+        loaded: The configuration that the gateway was started with.
+        read: Reads the configuration again. It may read files, so it is called in a thread.
+        clock: The clock.
     """
 
     def __init__(self, loaded: LoadedConfig, read: Read, clock: Clock) -> None:
@@ -50,7 +50,7 @@ class Reloader:
         self._took_s = 0.0
 
     def applies(self, apply: Apply) -> None:
-        """Says who puts a configuration in force. Until then nobody does."""
+        """Sets the function that applies a configuration. Until this call, no configuration is applied."""
         self._apply = apply
 
     @property
@@ -68,11 +68,13 @@ class Reloader:
         )
 
     async def reload(self, *, dry_run: bool = False) -> ReloadBody:
-        """Reads it again and puts it in force; or says what that would change.
+        """Reads the configuration again and applies it; with `dry_run`, only returns what would change.
 
         Raises:
-            InvalidRequest: It has faults, all of which the message lists. What was in force stays in force.
-            StoreUnavailable: What is declared cannot be stored. What was in force stays in force.
+            InvalidRequest: The configuration has faults, and the message lists all of them. The current configuration
+                stays in force.
+            StoreUnavailable: The declared tenants or rollouts cannot be stored. The current configuration stays in
+                force.
         """
         async with self._lock:
             began_s = self._clock.monotonic_s()
@@ -120,11 +122,11 @@ class Reloader:
                 task.cancel()
 
     async def _on_signal(self) -> None:
-        """Reloads after a signal, where nobody waits for an answer: the log says what came of it."""
+        """Reloads after a signal: no caller waits for an answer, so the result is logged."""
         try:
             await self.reload()
         except MaitredError:
-            pass  # it has been said
+            pass  # the failure has been logged
         except Exception:
             log.exception("The configuration could not be reloaded.")
 

@@ -1,23 +1,23 @@
 """Runtime of a process: a clock without pauses, the garbage collector, and background tasks.
 
-**Clock.** A process can be stopped for a while: its container is paused, its machine is moved or goes to sleep, a
-debugger holds it. What it counts in its own memory nobody else can touch meanwhile, and nothing of it has become
-untrue. Yet leases would end, because nobody renewed them, and the first requests after the pause would be given what
-those that still run have reserved: a hard budget would be overspent.
+**Clock.** A process can be stopped for a while: its container is paused, its machine is moved or suspended, or a
+debugger stops it. During this time no other process can change the counters in its memory, so they stay correct. Yet
+leases would end because nobody renewed them, and the first requests after the pause would get amounts that running
+requests have reserved: a hard budget would be overspent.
 
-**Garbage.** Nearly everything that a request makes is gone, by reference counts, when the request is (see also
-`maitred.api.dialect.clear_traceback`). Python cannot know that: it looks through what is new after every 700 objects,
-and now and then through everything there is, tokenizers, tables of tenants and all the code included. In a gateway
-those looks were a tenth of all CPU time, and the thorough ones pauses of the event loop. So what is there when serving
-begins is never looked at again, and the rest seldom.
+**Garbage.** Reference counts free nearly all objects of a request when the request ends (see also
+`maitred.api.dialect.clear_traceback`). Python cannot know this: its collector scans the new objects after every 700
+objects, and from time to time all objects, including tokenizers, tables of tenants and all code. In a gateway these
+scans took a tenth of all CPU time, and the full scans paused the event loop. So the objects that exist when serving
+begins are excluded from later scans, and other objects are scanned seldom.
 
-A look takes about a microsecond an object, and nobody is served meanwhile. A request that waits is some 150 objects, so
-the generations must be small as well: where the middle one had half a million, a crowd of 4,000 that waited cost all
-streams a pause of 0.7 s.
+A scan takes about a microsecond per object, and no request is served during it. A waiting request consists of about 150
+objects, so the generations must also be small: with a middle generation of half a million objects, 4,000 waiting
+requests paused all streams for 0.7 s.
 
-What has become old is as good as never looked at. That is right for what serves, and leaves one thing that is old when
-it is let go of, refers to itself, and comes again and again: the generation of a configuration. For these there is
-`GcSweep`.
+Objects in the oldest generation are almost never scanned. This is right for the objects that serve, with one exception,
+which becomes old before it is freed, contains reference cycles, and occurs again and again: the generation of the
+configuration. `GcSweep` collects these generations.
 """
 
 import asyncio
@@ -30,11 +30,12 @@ from maitred.core.clock import Clock
 
 
 class PauseFreeClock:
-    """Another clock less the pauses. Implements `maitred.core.clock.Clock`.
+    """Clock without the pauses of the process. Implements `maitred.core.clock.Clock`.
 
     Args:
-        clock: Counts pauses too. Wall time is its own: windows of budgets end whoever sleeps.
-        longest_s: A busy event loop may be late by this; what is longer is a pause.
+        clock: Clock that also counts pauses. Its wall time is used unchanged, because budget windows end during a
+            pause, too.
+        longest_s: Longest delay of a busy event loop; a longer gap counts as a pause.
     """
 
     def __init__(self, clock: Clock, longest_s: float) -> None:
@@ -46,7 +47,7 @@ class PauseFreeClock:
     def monotonic_s(self) -> float:
         """Returns monotonic seconds without the pauses of this process."""
         now_s = self._clock.monotonic_s()
-        # Whoever reads the time first after a pause finds it, before anything is decided by it.
+        # The first reading after a pause detects the pause, before any decision uses the time.
         if now_s - self._seen_s > self._longest_s:
             self._paused_s += now_s - self._seen_s
         self._seen_s = now_s
@@ -57,34 +58,37 @@ class PauseFreeClock:
         return self._clock.wall_s()
 
     async def run(self) -> None:
-        """Ticks until it is cancelled. Only while it runs can a pause be told from a time without requests."""
+        """Reads the clock until it is cancelled. Only this distinguishes a pause from an idle time."""
         while True:
             await asyncio.sleep(self._longest_s / 2)
             self.monotonic_s()
 
 
 _NEW_OBJECTS = 5_000
-"""Beyond those that are gone: 30 requests more than there were."""
+"""Number of new objects, less the freed ones, that starts a scan: those of 30 additional requests."""
 _YOUNG, _MIDDLE = 3, 1_000
-"""Looks at the younger generation before one at the next."""
+"""Number of scans of a younger generation before the next one is scanned."""
 
 
 _LATER_S = (10.0, 90.0)
-"""By the first, busy connections have let go of a generation; by the second, idle connections have been closed, which
-hold the generation of their last request until then."""
+"""Delays of the two collections: after the first, busy connections have released the old generation; after the second,
+idle connections have been closed, which keep the generation of their last request until then."""
 
 
 class GcSweep:
-    """Collects garbage among all that came since serving began, some time after a generation was let go of, and again.
+    """Collects the garbage that arose since serving began, twice after a generation was released.
 
-    That is a pause of 3 ms where a hundred streams run, and of 50 where it is a thousand.
+    Each collection pauses the process for 3 ms with a hundred streams, and for 50 ms with a thousand.
     """
 
     def __init__(self) -> None:
         self._due: dict[float, asyncio.TimerHandle] = {}
 
     def later(self) -> None:
-        """Something was let go of. What is let go of until a look is part of it."""
+        """Schedules the collections after a generation was released.
+
+        A collection that is already scheduled includes objects that are released before it.
+        """
         for after_s in _LATER_S:
             if after_s not in self._due:
                 self._due[after_s] = asyncio.get_running_loop().call_later(after_s, self._check, after_s)
@@ -95,7 +99,7 @@ class GcSweep:
 
 
 def tune_gc() -> None:
-    """Call it once, when everything that stays is there."""
+    """Tunes the garbage collector; call it once, when all permanent objects exist."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS, _YOUNG, _MIDDLE)
@@ -105,11 +109,11 @@ K = TypeVar("K", bound=Hashable)
 
 
 class KeyedTasks(Generic[K]):
-    """Owns them. A context, whose end ends all that are left and raises what one of them has failed with.
+    """Runs one background task per key. The end of its context ends them and raises errors.
 
     Args:
-        work: What is done for a thing until it is cancelled.
-        name: What the task is called.
+        work: The coroutine for a key, which runs until it is cancelled.
+        name: Returns the name of the task of a key.
     """
 
     def __init__(self, work: Callable[[K], Coroutine[Any, Any, None]], name: Callable[[K], str]) -> None:
@@ -132,17 +136,17 @@ class KeyedTasks(Generic[K]):
                 task.result()
 
     def __iter__(self) -> Iterable[K]:
-        """The things that something is done for."""
+        """Returns the keys that have a task."""
         return iter(self._tasks)
 
     def begin(self, things: Iterable[K]) -> None:
-        """For these too, from now on."""
+        """Starts tasks for these keys too."""
         for thing in things:
             if thing not in self._tasks:
                 self._tasks[thing] = asyncio.create_task(self._work(thing), name=self._name(thing))
 
     def only(self, things: Iterable[K]) -> None:
-        """For these, and for no others any more."""
+        """Keeps only the tasks of these keys, and cancels the others."""
         kept = set(things)
         for thing in [thing for thing in self._tasks if thing not in kept]:
             self._tasks.pop(thing).cancel()

@@ -1,10 +1,10 @@
-"""`maitred serve`: opens what a gateway stands on, puts the gateway together, and serves until a signal comes.
+"""Command `maitred serve`: opens the resources, makes the gateway, and serves until a signal comes.
 
-    signals -> Shutdown -> Gate <- Edge <- HttpServer <- clients
-            `-> Reloader -> Generation
+    signals -> Shutdown -> InFlightLimiter <- GatewayApp <- HttpServer <- clients
+            `-> Reloader -> ConfigGeneration
 
-The HTTP server listens before the engine is ready: whoever comes early gets a 503 that says when to come back, and a
-probe sees the process alive but not ready.
+The HTTP server listens before the engine is ready: an early client gets a 503 with a retry time, and a probe sees that
+the process is alive but not ready.
 """
 
 import asyncio
@@ -43,19 +43,20 @@ async def serve(
     """Serves until a signal comes; called by `maitred.app.start`.
 
     Args:
-        loaded: The settings.
-        read: Reads them again.
-        listener: Bound.
-        engines: Of the `model` section, which have begun to start; None where only others run any model.
-        clock: For everything.
-        ipc: Where API workers find this process, which is their controller then; None: it has no workers.
+        loaded: The configuration.
+        read: Reads the configuration again.
+        listener: The bound socket.
+        engines: Engines of the `model` section, whose start has begun; None: only upstream servers run models.
+        clock: The clock of all parts.
+        ipc: Directory in which API workers find this process, which is then their controller; None: there are no
+            workers.
 
     Returns:
         The exit code: 0 after a drain, also if it had to cut answers short.
 
     Raises:
-        ConfigInvalid: A setting names what cannot be used.
-        ReplicaUnavailable: The engine did not start; the message has its last words.
+        ConfigInvalid: A setting refers to something that cannot be used.
+        ReplicaUnavailable: The engine did not start; the message holds its last lines of output.
     """
     console = Console()
     config, reloader = loaded.config, Reloader(loaded, read, clock)
@@ -98,7 +99,7 @@ async def serve(
 
 @asynccontextmanager
 async def _find_workers(ipc: IpcDirectory | None) -> AsyncIterator[PendingWorkers]:
-    """Where API workers are, if there are any; those that had another controller before have come."""
+    """Finds the API workers, if there are any; workers that had an earlier controller have connected."""
     if ipc is None:
         yield PendingWorkers()
         return
@@ -108,10 +109,10 @@ async def _find_workers(ipc: IpcDirectory | None) -> AsyncIterator[PendingWorker
 
 
 async def _announce_when_ready(console: Console, url: str, resources: GatewayResources, shutdown: Shutdown) -> None:
-    """Says what is served, each sort of models as soon as it can be.
+    """Announces the served models, each kind as soon as it is ready.
 
     Raises:
-        ReplicaUnavailable: No engine can start, or the encoder cannot.
+        ReplicaUnavailable: No engine can start, or the encoder cannot start.
     """
     local, on_demand, upstreams = resources.local, resources.on_demand, resources.upstreams
     if upstreams.models:
@@ -125,10 +126,10 @@ async def _announce_when_ready(console: Console, url: str, resources: GatewayRes
 
 
 async def _is_up(engines: EngineGroup | None, encoders: EncoderModels, shutdown: Shutdown) -> bool:
-    """Waits until an engine is ready, and the encoder; False if we are told to stop before that.
+    """Waits until an engine and the encoder are ready; False if the shutdown was requested before that.
 
     Raises:
-        ReplicaUnavailable: No engine can start, or the encoder cannot.
+        ReplicaUnavailable: No engine can start, or the encoder cannot start.
     """
 
     async def wait_ready() -> None:

@@ -1,7 +1,7 @@
-"""Shutdown of the gateway: from a signal until no request is left.
+"""Shutdown of the gateway: the time from a signal until no request is left.
 
-The first SIGTERM or SIGINT asks: nobody new is let in, and answers under way may finish within the grace period. The
-second one insists: whatever is left ends at once.
+The first SIGTERM or SIGINT asks: The first SIGTERM or SIGINT starts the drain: new requests are refused, and running
+responses may finish within the grace period. The second signal ends all remaining requests at once.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ class Shutdown:
     """Handler of signals that shuts the gateway down.
 
     Args:
-        in_flight: Closed by the first signal, emptied by the second.
-        grace_s: What answers under way get in between.
+        in_flight: The limiter that the first signal closes; the second signal cancels its requests.
+        grace_s: Time that running responses get between the two.
 
     Attributes:
         forced: Whether a second signal has come.
@@ -35,7 +35,7 @@ class Shutdown:
         self.forced = False
 
     def reconfigure(self, grace_s: float) -> None:
-        """A drain that has not begun gives so much."""
+        """Sets the grace period of a drain that has not begun."""
         self._grace_s = grace_s
 
     @contextmanager
@@ -51,7 +51,7 @@ class Shutdown:
                 loop.remove_signal_handler(number)
 
     def request(self) -> None:
-        """Does what a signal does."""
+        """Requests the shutdown, as a signal does."""
         if self._requested.is_set():
             self.forced = True
             self._in_flight.cancel_all()
@@ -64,7 +64,7 @@ class Shutdown:
         await self._requested.wait()
 
     async def drain(self) -> None:
-        """Waits until no request is left, within the grace period; then ends those that are."""
+        """Waits until no request is left, within the grace period; then cancels the remaining requests."""
         if self._in_flight.count:
             log.info("Draining: %d answers may go on for %g s.", self._in_flight.count, self._grace_s)
         ended = await self._in_flight.drain(self._grace_s)

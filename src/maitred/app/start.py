@@ -1,12 +1,13 @@
-"""The first things that a gateway does: what may refuse it, then its engines, and only then all the rest of it.
+"""First steps of a gateway: the checks that can refuse it, then its engines, then everything else.
 
     address, folder -> engine processes -> the gateway's own code -> stores, queues, HTTP
                            |                                                          |
                            +-- torch, weights, kernels ----------------> hello -------+
 
-Both sides take seconds to import what they need, and each has its core for that. So this module, and what it imports,
-stays light: every millisecond here is one that the engine's start waits. What can refuse this gateway comes before the
-engines nevertheless: who may not serve from this folder must not take an accelerator's memory from who does.
+The gateway and the engines both take seconds to import their code, and each has its own core for that. So this module
+and its imports stay light: each millisecond here delays the start of the engine. Checks that can refuse this gateway
+still run before the engines start: a gateway that may not use this data folder must not take accelerator memory from
+the gateway that uses it.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from maitred.store.data_lock import lock_data
 
 Read = Callable[[], LoadedConfig]
 _BACKLOG = 4096
-"""Connections that the kernel takes while every worker is busy."""
+"""Number of connections that the kernel accepts while every worker is busy."""
 
 
 def run(loaded: LoadedConfig, command: CommandFactory | None = None, *, read: Read | None = None) -> int:
@@ -40,15 +41,16 @@ def run(loaded: LoadedConfig, command: CommandFactory | None = None, *, read: Re
 
     Args:
         loaded: The configuration.
-        command: Starts the engine; by default the one of this installation. Tests bring their own.
-        read: Reads the configuration again, for a reload; None: it stays as it is.
+        command: Returns the command that starts the engine; by default, that of this installation. Tests pass their
+            own.
+        read: Reads the configuration again for a reload; None: the configuration does not change.
 
     Returns:
         The exit code: 0 after a drain, also if it had to cut answers short.
 
     Raises:
-        ConfigInvalid: No model is where the configuration says, or the address is taken.
-        ReplicaUnavailable: The engine did not start; the message has its last words.
+        ConfigInvalid: There is no model where the configuration says, or the address is in use.
+        ReplicaUnavailable: The engine did not start; the message holds its last lines of output.
     """
     configure_logging(loaded.config.log)
     read = read or (lambda: loaded)
@@ -59,7 +61,7 @@ def run(loaded: LoadedConfig, command: CommandFactory | None = None, *, read: Re
 
 
 def _several(loaded: LoadedConfig, command: CommandFactory | None, read: Read, listener: socket.socket) -> int:
-    """A controller, its workers and a keeper of engines, each in a process of its own."""
+    """Runs a controller, its workers and an engine host, each in a process of its own."""
     in_force = loaded
 
     def read_again() -> None:
@@ -91,7 +93,7 @@ def _several(loaded: LoadedConfig, command: CommandFactory | None, read: Read, l
 
 @contextmanager
 def _let(config: Config) -> Iterator[None]:
-    """Holds what nobody else may use meanwhile, for all processes that are forked within the block together."""
+    """Locks the data folder for all processes that are forked within the block together."""
     stack = AsyncExitStack()
     uvloop.run(stack.enter_async_context(_lock_data(config)))
     try:
@@ -123,7 +125,7 @@ async def _start(
             else:
                 made = engines_in(ipc, config)
             engines = await stack.enter_async_context(made)
-        # In a thread, because the loop has processes to start and to listen to meanwhile.
+        # This import runs in a thread, because the event loop must start processes and listen to them meanwhile.
         serve = await asyncio.to_thread(_gateway)
         return await serve(loaded, read, listener, engines, clock, ipc)
 
@@ -135,7 +137,7 @@ def _prepare() -> None:
 
 
 def _gateway() -> Callable[..., Awaitable[int]]:
-    # What modules bring stays, and need not be looked through for garbage again and again while they come.
+    # The objects that an import makes stay, so garbage collections during the import would be useless.
     gc.disable()
     try:
         from maitred.app.serve import serve

@@ -1,1 +1,1 @@
-"""Cache: answers that need no second run."""
+"""Cache: stored answers for repeated requests."""

@@ -1,4 +1,4 @@
-"""The `idempotency` section: for how long, and how much, of answers is kept for those who ask again."""
+"""Settings of `idempotency`: the time and the size for which answers to repeatable requests are kept."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 
 class IdempotencyConfig(Struct, frozen=True, kw_only=True):
-    """For how long, and how much, of answers is kept for those who repeat a request with its Idempotency-Key."""
+    """Settings of stored answers: the time and the size for requests repeated with their Idempotency-Key."""
 
     ttl_s: Annotated[
         float,

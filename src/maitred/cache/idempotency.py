@@ -1,15 +1,15 @@
-"""Doing work once for a request that is sent several times: the words for it.
+"""Idempotency protocols: a request that is sent several times does its work only once.
 
-A client that lost its connection cannot know whether its request ran. With an ``Idempotency-Key`` it sends the request
-again without fear: whoever comes first *claims* the key and does the work, and what the work says goes into a
-*recording*; everybody else, the first one's own connection included, only reads the recording, from its beginning and
-then live. So there is one kind of reader, a reader that is slow or leaves concerns nobody else, and all of them see the
-same bytes.
+A client that lost its connection cannot know whether its request was executed. With an ``Idempotency-Key`` the client
+can safely send the request again: the first request with a key *claims* the key and does the work, and the output of
+the work goes into a *recording*; all connections, including that of the first request, only read the recording, from
+its beginning and then live. All readers therefore have the same code, a slow or disconnected reader does not affect the
+others, and all of them get the same bytes.
 
-A recording that ends well is kept for a while. One that fails is forgotten at once, because nothing was delivered or
-billed as an answer: the next one with the key claims it anew.
+A recording that ends without an error is kept for some time. A recording that fails is removed immediately, because no
+answer was delivered or billed: the next request with the key claims it again.
 
-`maitred.cache.memory` keeps recordings in this process. A store that several gateways share has to offer the same two
+`maitred.cache.memory` keeps recordings in this process. A store that several gateways share must implement the same two
 protocols.
 """
 
@@ -18,34 +18,34 @@ from typing import NamedTuple, Protocol, Self
 
 
 class IdempotencyKey(NamedTuple):
-    """Key under which a request is a repeat of another: caller, route and the client's key."""
+    """Key that identifies repeated requests: caller, route and the key that the client sent."""
 
     caller: str
-    """Tenant and key; nobody can name a recording of somebody else's."""
+    """Tenant and API key of the caller, so that no caller can name the recording of another."""
     route: str
     value: str
-    """The ``Idempotency-Key``."""
+    """Value of the ``Idempotency-Key`` header."""
 
 
 class RecordedHead(NamedTuple):
-    """How an answer begins."""
+    """Head of a recorded answer."""
 
     status: int
     content_type: bytes
     headers: tuple[tuple[bytes, bytes], ...]
-    """Of this answer; what belongs to one request, such as its id, is not recorded."""
+    """Headers of the recorded answer; headers of a single request, such as its id, are not recorded."""
     streams: bool
-    """Comes as events, piece by piece."""
+    """Whether the answer is an event stream."""
     clamped_max_tokens: int | None = None
-    """What ``max_tokens`` was lowered to, because a limit of the first caller had no room for more."""
+    """Reduced value of ``max_tokens``, if a limit of the first caller did not allow more."""
     degraded: tuple[str, ...] = ()
-    """What was taken from it because of the load."""
+    """Reductions of the request because of the load."""
 
 
 class RecordedResponseReader(Protocol):
-    """One who reads a recording from its beginning. Leaving the block ends the reading.
+    """Reader of a recording, which begins at its start; leaving the block ends the reading.
 
-    A Protocol, because a store that several gateways share has readers of its own.
+    A Protocol, because a store that several gateways share has its own implementation.
     """
 
     def __enter__(self) -> Self: ...
@@ -55,20 +55,20 @@ class RecordedResponseReader(Protocol):
     ) -> None: ...
 
     async def head(self) -> RecordedHead:
-        """Waits for the beginning.
+        """Waits for the head of the recording.
 
         Raises:
-            Exception: The work failed before that; this is its failure.
+            Exception: The work failed before the head; this is the error of the work.
         """
         ...
 
     async def piece(self) -> bytes:
-        """Returns the next bytes, at most some 64 KiB; empty at the end.
+        """Returns the next bytes, at most about 64 KiB; the result is empty at the end.
 
         Raises:
-            Exception: The work failed; this is its failure, after everything that came before it.
-            IdempotencyConflict: What comes next is not held any more, because this reader is far behind the others in
-                an answer that is too large to keep.
+            Exception: The work failed; the error of the work comes after all recorded bytes.
+            IdempotencyConflict: The next bytes are no longer stored, because this reader is far behind the others and
+                the answer is too large to keep.
         """
         ...
 
@@ -78,9 +78,9 @@ class RecordedResponseReader(Protocol):
 
 
 class RecordedResponse(Protocol):
-    """Recorded response to one key, so far. One writer, any number of readers.
+    """Recorded response to one key, with one writer and any number of readers.
 
-    A Protocol, because a store that several gateways share has recordings of its own.
+    A Protocol, because a store that several gateways share has its own implementation.
     """
 
     @property
@@ -90,45 +90,54 @@ class RecordedResponse(Protocol):
 
     @property
     def unwanted(self) -> bool:
-        """Whether going on is pointless: the answer is too large to keep, and nobody reads it."""
+        """Whether the work can stop, because the answer is too large to keep and has no reader."""
         ...
 
     def reader(self) -> RecordedResponseReader:
-        """Someone new who reads from the beginning."""
+        """Returns a new reader, which reads from the beginning."""
         ...
 
     async def begin(self, head: RecordedHead) -> None:
-        """The answer begins; once."""
+        """Records the head of the answer; called exactly once."""
         ...
 
     async def add(self, data: bytes) -> None:
-        """The answer goes on. Waits for readers only if it is too large to keep, and then for the fastest alone."""
+        """Adds bytes to the answer.
+
+        If the answer is too large to keep, this waits for the fastest reader; otherwise it does not wait for readers.
+        """
         ...
 
     async def finish(self) -> None:
-        """The answer is whole."""
+        """Marks the answer as complete."""
         ...
 
     async def fail(self, error: Exception) -> None:
-        """There is no whole answer, and none to keep. Readers get `error` after what was said so far."""
+        """Marks the answer as failed, and removes it.
+
+        Readers get `error` after the bytes that were recorded so far.
+        """
         ...
 
 
 class IdempotencyClaim(NamedTuple):
-    """Claim of a request on its key: the recording, and whether the request has to write it."""
+    """Claim of a request for its key: the recording, and whether this request must write it."""
 
     recording: RecordedResponse
     fresh: bool
-    """The work is its own to do, and to record; exactly one of `finish` and `fail` must follow. Else: only read."""
+    """Whether this request must do the work and record it; if False, it only reads.
+
+    If True, exactly one of `finish` and `fail` must follow.
+    """
 
 
 class AnswerStore(Protocol):
     """Store of recorded responses."""
 
     async def claim(self, key: IdempotencyKey, body_hash: bytes, request_id: str) -> IdempotencyClaim:
-        """Takes the key for a new recording, or finds the one that it has.
+        """Claims the key for a new recording, or returns the existing recording of the key.
 
         Raises:
-            IdempotencyConflict: The key's recording is of another body, or of an answer that was not kept.
+            IdempotencyConflict: The key has a recording of another request body, or of an answer that was not kept.
         """
         ...

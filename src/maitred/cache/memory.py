@@ -1,11 +1,11 @@
-"""Keeps recordings in the memory of this process, within a bound.
+"""Store of recordings in the memory of this process, with a size bound.
 
-What counts against the bound is every recording that exists: one that is being written, one that is kept, and one that
-has been let go of but that somebody still reads. When there is no room for more, those that ended first go first; those
-that have readers stay, because dropping them would free nothing. When nothing can go, what is being written is not kept
-(see `maitred.cache.recording`).
+Every existing recording counts against the bound: recordings that are being written, kept recordings, and removed
+recordings that still have a reader. If the bound is reached, the recordings that ended first are removed first;
+recordings with readers stay, because removing them would free no memory. If no recording can be removed, the recording
+that is being written is not kept (see `maitred.cache.recording`).
 
-Everything is one event loop's; nothing here suspends between looking and acting.
+The whole store belongs to one event loop; no method awaits between a check and the change that depends on it.
 """
 
 from collections import OrderedDict
@@ -18,14 +18,16 @@ from maitred.core.errors import IdempotencyConflict
 
 
 class MemoryIdempotencyStore:
-    """Keeps recordings in memory. Implements `cache.idempotency.AnswerStore`, and `RecordingStore` for recordings.
+    """Store of recordings in memory; implements `cache.idempotency.AnswerStore`.
+
+    For its recordings it also implements `RecordingStore`.
 
     Args:
-        config: The bounds.
-        clock: For the age of recordings.
+        config: Bounds on the time and the size of recordings.
+        clock: Clock that measures the age of recordings.
 
     Attributes:
-        held_bytes: What all recordings that exist take.
+        held_bytes: Bytes of all existing recordings.
     """
 
     def __init__(self, config: IdempotencyConfig, clock: Clock) -> None:
@@ -33,19 +35,19 @@ class MemoryIdempotencyStore:
         self._clock = clock
         self._listed: dict[IdempotencyKey, MemoryRecording] = {}
         self._ended: OrderedDict[IdempotencyKey, float] = OrderedDict()
-        """When each kept recording ended, in that order."""
+        """End time of each kept recording, in the order of the ends."""
         self.held_bytes = 0
 
     def reconfigure(self, config: IdempotencyConfig) -> None:
-        """Keeps within these bounds from now on."""
+        """Sets new bounds, which apply from now on."""
         self._config = config
 
     def __len__(self) -> int:
-        """Keys that are taken."""
+        """Returns the number of claimed keys."""
         return len(self._listed)
 
     async def claim(self, key: IdempotencyKey, body_hash: bytes, request_id: str) -> IdempotencyClaim:
-        """Claims a key for a new recording, or returns the one that has it; implements `AnswerStore.claim`."""
+        """Claims a key for a new recording, or returns its recording; implements `AnswerStore.claim`."""
         self._expire()
         known = self._listed.get(key)
         if known is None:
@@ -75,7 +77,7 @@ class MemoryIdempotencyStore:
         return True
 
     def count(self, size: int) -> None:
-        """Counts bytes that are there already; implements `RecordingStore.count`."""
+        """Counts bytes that already exist; implements `RecordingStore.count`."""
         self.held_bytes += size
 
     def store(self, recording: MemoryRecording) -> None:

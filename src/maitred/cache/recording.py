@@ -1,9 +1,10 @@
-"""One recording in memory: one writes, any number read, each at its own pace.
+"""Recording in memory, with one writer and any number of readers of different speeds.
 
-An answer that grows beyond the largest size, or beyond the room that can be made, is *not kept*: from then on its
-recording never holds more than it did at that moment. What its readers have seen is dropped; the work waits for the
-fastest of them, as it does for the client of an ordinary request; one who falls behind what is held is broken off; and
-when nobody reads any more, the work may end. Its key stays taken, so that it is refused and not generated again.
+An answer that exceeds the largest size, or the memory that can be freed, is *not kept*: from then on its recording
+never stores more bytes than it did at that moment. Bytes that its readers have read are removed; the work waits for the
+fastest reader, as it does for the client of an ordinary request; a reader that is behind the stored bytes gets an
+error; and when there is no reader left, the work may stop. The key stays claimed, so that a repeated request is refused
+and not generated again.
 """
 
 import asyncio
@@ -14,43 +15,46 @@ from maitred.cache.idempotency import IdempotencyKey, RecordedHead
 from maitred.core.errors import IdempotencyConflict
 
 ENTRY_BYTES = 1024
-"""What a recording costs beside its answer: its key, and the objects that it is made of."""
+"""Bytes that a recording uses besides its answer, for its key and its objects."""
 PIECE_BYTES = 64 * 1024
-"""Given to a reader at once; and how far the work runs ahead of the fastest reader of an answer that is not kept."""
+"""Largest piece for a reader; also the lead of the work over the fastest reader if not kept.
+
+
+"""
 
 
 class RecordingStore(Protocol):
     """Store that holds recordings and bounds their bytes.
 
-    A Protocol, because the store is made of recordings.
+    A Protocol, because the store itself depends on `MemoryRecording`.
     """
 
     def take(self, size: int) -> bool:
-        """Holds so many bytes more; False if there is no room for them."""
+        """Reserves `size` more bytes, or returns False if there is no memory for them."""
         ...
 
     def count(self, size: int) -> None:
-        """Holds so many bytes more, or fewer, room or no room."""
+        """Adds `size` bytes to the count, or subtracts them if negative, without a check of the bound."""
         ...
 
     def store(self, recording: "MemoryRecording") -> None:
-        """The recording has ended; its age begins."""
+        """Keeps a recording that has ended; its age begins now."""
         ...
 
     def forget(self, recording: "MemoryRecording") -> None:
-        """Frees the key of a recording, which lives on while somebody reads it."""
+        """Frees the key of a recording; the recording itself exists while it has a reader."""
         ...
 
 
 class MemoryRecording:
-    """One recording. Implements `maitred.cache.idempotency.RecordedResponse`.
+    """Recording in memory; implements `maitred.cache.idempotency.RecordedResponse`.
 
     Attributes:
-        kept: Whether all of it is held, so that it can be read from the beginning.
-        ended: Whether the work is over.
-        failure: Why it did not end well.
-        forgotten: Whether the shelf has let go of it.
-        readers: Who reads.
+        kept: Whether the whole answer is stored, so that it can be read from the beginning.
+        ended: Whether the work has ended.
+        failure: Error with which the work ended, or None.
+        forgotten: Whether the store has removed the recording.
+        readers: Current readers of the recording.
     """
 
     def __init__(
@@ -72,12 +76,12 @@ class MemoryRecording:
         self._shelf = shelf
         self._largest_bytes = largest_bytes
         self._most_bytes = 0
-        """Once it is not kept: what it may hold."""
+        """Largest number of stored bytes after the recording is no longer kept."""
         self._changed = asyncio.Event()
 
     @property
     def size(self) -> int:
-        """Bytes that the recording takes of the store."""
+        """Number of bytes that the recording uses in the store."""
         return ENTRY_BYTES + len(self.data)
 
     @property
@@ -87,7 +91,7 @@ class MemoryRecording:
 
     @property
     def unwanted(self) -> bool:
-        """Whether nobody reads the recording and nobody will."""
+        """Whether the recording has no reader now and can get none later."""
         return not self.kept and not self.readers
 
     def reader(self) -> "MemoryReader":
@@ -131,40 +135,41 @@ class MemoryRecording:
         self.notify()
 
     def notify(self) -> None:
-        """Wakes everybody who waits for news."""
+        """Wakes all tasks that wait for a change."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def wait_change(self) -> None:
-        """Waits until anything has changed."""
+        """Waits until the recording has changed."""
         await self._changed.wait()
 
     def on_reader_moved(self) -> None:
-        """A reader has gone on or left."""
+        """Handles a reader that has advanced or has stopped reading."""
         if not self.kept:
             self._drop(0)
             self.notify()
         self.release()
 
     def release(self) -> None:
-        """Gives its room back, once nobody can come to it any more."""
+        """Releases the memory of the recording when it can get no more readers."""
         if self.forgotten and self.ended and not self.readers:
             self._shelf.count(-self.size)
 
     def _drop(self, before: int) -> None:
-        """Lets go of what lies before this position, or before all readers."""
+        """Removes the stored bytes before this position, or before the positions of all readers."""
         before = max(before, min((reader.position for reader in self.readers), default=self.end))
         gone = before - self.start
         if gone > 0:
             del self.data[:gone]
             self.start = before
             self._shelf.count(-gone)
-            # Who is broken off will find out at its next piece. Until then, which may be long, nobody waits for it.
+            # A reader that is behind gets its error at its next read. The writer does not wait for this reader, because
+            # the next read may come much later.
             self.readers = {reader for reader in self.readers if reader.position >= before}
 
 
 class MemoryReader:
-    """One reader. Implements `maitred.cache.idempotency.RecordedResponseReader`."""
+    """Reader of a memory recording; implements `maitred.cache.idempotency.RecordedResponseReader`."""
 
     def __init__(self, recording: MemoryRecording) -> None:
         self.position = 0

@@ -19,7 +19,7 @@ from maitred.wire.link.credentials import link_faults
 
 
 class ConfigConflict(Struct, frozen=True):
-    """Conflict of settings that are valid one by one but not together; a report points at the first key."""
+    """Conflict of settings that are valid alone but not together; a report points at the first key."""
 
     keys: tuple[str, ...]
     message: str

@@ -1,8 +1,8 @@
 """Comparison of two configurations: what has changed, what of it a reload can apply, and the result.
 
-Most settings can be applied: the code that they concern reads them again. Those that cannot are in `RESTART`, each with
-the reason that operators are told; when they have changed, the server goes on with the value that it started with. So a
-reload is never partial without notice: every changed setting is either applied or named.
+Most settings can be applied, because the code that uses them reads them again. The others are in `RESTART`, each with
+the reason for operators; when one of them has changed, the server keeps the value that it started with. So a reload is
+never partial without notice: every changed setting is either applied or named.
 """
 
 from collections.abc import Iterator, Mapping
@@ -197,7 +197,8 @@ def _apply_live(running: object, read: object, path: _SettingPath) -> object:
     if restart_reason(path.pattern) is not None:
         return running
     if isinstance(running, dict) and isinstance(read, dict) and _are_sections(running, read):
-        names = {**read, **running}  # in the order of what was read; entries that stay until a restart come last
+        # In the order of the new configuration; entries that stay until a restart come last
+        names = {**read, **running}
         settled = {name: _apply_live(running.get(name), read.get(name), path.child_entry(name)) for name in names}
         return {name: entry for name, entry in settled.items() if entry is not None}
     return read

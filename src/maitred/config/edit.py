@@ -30,7 +30,7 @@ def set_values(text: str, changes: SettingValues, name: str = "the file") -> str
     if faults:
         raise InvalidRequest(f"{faults[0]} Mend that first.")
     changed = text
-    for key, value in reversed(list(changes.items())):  # each goes to the top of its section
+    for key, value in reversed(list(changes.items())):  # each new setting goes to the top of its section
         section, _, setting = key.partition(".")
         changed = _set_value(changed, section, setting, format_value(value))
         after, faults = parse_yaml(changed, name)
@@ -49,12 +49,12 @@ def write_values(path: Path, changes: SettingValues) -> None:
     Raises:
         InvalidRequest: As for `set_values`; or the file cannot be read or written.
     """
-    target = path.resolve()  # a link stays one
+    target = path.resolve()  # a symbolic link stays a symbolic link
     temporary = target.with_name(f".{target.name}.new")
     try:
         text = ""
         if target.exists():
-            shutil.copy(target, temporary)  # for its permissions
+            shutil.copy(target, temporary)  # the copy keeps the permissions of the file
             text = target.read_bytes().decode()
         temporary.write_bytes(set_values(text, changes, str(path)).encode())
         temporary.replace(target)
@@ -108,7 +108,7 @@ def _expected_node(before: ConfigNode, section: str, setting: str, value: str) -
     assert isinstance(before.value, dict)
     settings = before.value.get(section, ConfigNode(None, "")).value or {}
     if not isinstance(settings, dict):
-        return ConfigNode(None, before.origin)  # no section, so nothing is right
+        return ConfigNode(None, before.origin)  # it is not a section, so no result is right
     return ConfigNode(
         {**before.value, section: ConfigNode({**settings, setting: ConfigNode(value, "")}, "")}, before.origin
     )

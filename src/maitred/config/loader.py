@@ -48,8 +48,8 @@ def load(
             references are looked up here. None is no environment.
         overrides: Dotted keys (``server.port``) -> value, plain or wrapped in `sources.Flag`. Strings are read as they
             would be from the environment.
-        sections: Read only these and leave the others at their defaults: an engine beside a gateway finds the same file
-            and environment, and has no say in whether that gateway's settings are sound. The profile is read always.
+        sections: Only these sections are read, and the others keep their defaults. An engine beside a gateway finds the
+            same file and environment, but must not judge the gateway's settings. The profile is always read.
 
     Raises:
         ConfigInvalid: The message lists every fault with its origin.

@@ -32,7 +32,7 @@ class ConfigFault(Struct, frozen=True, order=True):
     Attributes:
         origin: Place where it was written.
         key: Dotted name of the setting; empty if the fault does not belong to one setting.
-        message: What is wrong and what would be right.
+        message: Description of the fault and of the correct form.
     """
 
     origin: str

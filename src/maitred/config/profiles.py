@@ -1,8 +1,8 @@
 """Profiles: sets of defaults for one kind of installation, chosen by one name.
 
 A profile is a layer of settings between the built-in defaults and the file, so the file, the environment and flags
-change any of it, setting by setting. It holds only what the number of users decides; how large batches can be on a
-machine is for `maitred tune` to find out.
+change any of it, setting by setting. It holds only settings that depend on the number of users; `maitred tune` finds
+how large batches can be on a machine.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class ConfigProfile(Struct, frozen=True):
     """Profile: defaults for one kind of installation.
 
     Attributes:
-        summary: Whom it is for, and what it does for them; in a sentence.
+        summary: Purpose of the profile and its effect, in one sentence.
         settings: Section -> setting -> value. Everything else keeps its default.
     """
 
@@ -39,7 +39,8 @@ PROFILES: Mapping[ProfileName, ConfigProfile] = {
             "dispatch": {
                 "line": {"policy": "fifo"},
                 "max_waiting": {},
-                # Not for ever: it is also how long a request waits for an engine that does not come back.
+                # The limit is finite, because it also limits how long a request waits for an engine that does not come
+                # back.
                 "max_wait_s": dict.fromkeys(("interactive", "standard", "batch", "background"), 3600.0),
             },
         },

@@ -107,7 +107,7 @@ def _read_literal(kind: inspect.Type, node: ConfigNode, unit: str) -> ReadResult
 
 
 def describe_value(node: ConfigNode) -> str:
-    """Describes a wrong value, short and printable; quoted text is called so, for that may be the fault."""
+    """Describes a wrong value in short, printable form; says if it was quoted, as that may be the fault."""
     value = node.value
     if value is None:
         return "empty"

@@ -1,1 +1,1 @@
-"""The web console: its pages, who is logged in, and the state that viewers share."""
+"""Web console: its pages, its login sessions, and the live state that viewers share."""

@@ -1,4 +1,4 @@
-"""The `console` section: whether there is a web console, and how long one stays logged in."""
+"""Settings of the section `console`: whether there is a web console, and how long a login lasts."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 
 class ConsoleConfig(Struct, frozen=True, kw_only=True):
-    """The web console at `/console`; see [console](console.md)."""
+    """Web console at `/console`; see [console](console.md)."""
 
     enabled: Annotated[bool, Meta(description="Whether there is one.")] = True
     session_s: Annotated[

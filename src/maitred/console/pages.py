@@ -1,4 +1,4 @@
-"""The files of the console, read once: they come with the package, and nothing is fetched from anywhere else."""
+"""Files of the console, which come with the package and are read once; nothing else is fetched."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""What is served; other files, such as licences, only lie beside them."""
+"""Content types of served files; other files in the folder, such as licences, are not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class ConsolePage:
     body: bytes
     content_type: str
     tag: str
-    """Another one when the file changes."""
+    """Entity tag, which changes with the file."""
 
 
 def pages(folder: Path = _FOLDER) -> dict[str, ConsolePage]:
-    """Every file by its name below ``/console/``."""
+    """Returns every file by its name below ``/console/``."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix in _TYPES:

@@ -1,7 +1,7 @@
-"""One state a second, made once for all who watch: a hundred open browsers cost what one does.
+"""Live feed: one state per second for all viewers, so a hundred browsers cost as much as one.
 
-The pulse beats whether anybody watches or not, because charts begin before the first look at them; the state itself is
-made only while somebody does. A viewer that reads slowly misses states and never holds up the others.
+The beat runs every second even without viewers, because charts begin before the first viewer; the state itself is made
+only while somebody watches. A viewer that reads slowly misses states, and never delays the others.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ _FULL_RETRY_S = 10.0
 
 
 class LiveFeed(Generic[T]):
-    """Makes states, and hands them to viewers.
+    """Feed that makes states, and gives them to viewers.
 
     Args:
-        beat: Called every second, before anything else.
-        make: Makes the state.
-        clock: Tells how old the last one is.
-        most_viewers: At one time.
+        beat: Function that is called every second, before anything else.
+        make: Function that makes the state.
+        clock: Clock for the age of the last state.
+        most_viewers: Largest number of viewers at one time.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class LiveFeed(Generic[T]):
         self._changed = asyncio.Condition()
 
     def reconfigure(self, most_viewers: int) -> None:
-        """Sets how many may watch from now on; who watches goes on."""
+        """Sets the largest number of viewers; current viewers stay."""
         self._most_viewers = most_viewers
 
     @property
@@ -53,7 +53,7 @@ class LiveFeed(Generic[T]):
         return self._viewers
 
     async def run(self) -> None:
-        """Beats until it is cancelled."""
+        """Runs the beat until it is cancelled."""
         due_s = self._clock.monotonic_s()
         while True:
             self._beat()
@@ -67,17 +67,17 @@ class LiveFeed(Generic[T]):
             await asyncio.sleep(due_s - now_s)
 
     async def now(self) -> T:
-        """The state, not older than a second."""
+        """Returns the state, which is at most a second old."""
         if self._made is None or self._clock.monotonic_s() - self._made[0] >= EVERY_S:
             return await self._remake()
         return self._made[1]
 
     @contextmanager
     def watching(self) -> Iterator[AsyncIterator[T]]:
-        """States as they are made, beginning with one at once; only the newest is ever handed out.
+        """Yields new states, beginning with the current one; a slow viewer gets only the newest.
 
         Raises:
-            Saturated: Too many watch.
+            Saturated: There are too many viewers.
         """
         if self._viewers >= self._most_viewers:
             raise Saturated(_FULL, retry_after_s=_FULL_RETRY_S)
@@ -101,7 +101,7 @@ class LiveFeed(Generic[T]):
     async def _remake(self) -> T:
         asked_s = self._clock.monotonic_s()
         async with self._making:
-            # Whoever waited for another's making has what it wants.
+            # A caller that waited while another made the state uses that state.
             if self._made is None or self._made[0] < asked_s:
                 state = await self._make()
                 self._made = self._clock.monotonic_s(), state

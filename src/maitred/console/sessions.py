@@ -1,12 +1,13 @@
-"""Sessions of the console: who is logged in, and how a session stands in for a key.
+"""Sessions of the console: who is logged in, and how a session replaces a key.
 
-A browser must not keep a key: whatever can read its storage could take it away. So it shows the key once and gets a
-session: 256 random bits in a cookie that scripts cannot read and that other sites' requests do not carry. The session
-remembers whose key it was, and every request asks anew what that key may do, so revoking the key ends the session.
+A browser must not keep a key, because any code that can read its storage could steal it. So it sends the key once and
+gets a session: 256 random bits in a cookie that scripts cannot read and that requests of other sites do not carry. The
+session records the owner of the key, and every request checks again what that key may do, so revoking the key ends the
+session.
 
-A cookie is sent without the page's doing. So it counts only beside a header with a second secret, the session's token,
-which the page is told and no other site can read or send; that, and where the browser says a request comes from, is
-the whole of the protection against forged requests. A request with a key of its own needs neither.
+A browser sends a cookie automatically. So it counts only together with a header that has a second secret, the session's
+token. The page receives the token; no other site can read or send it. The token and the origin that the browser reports
+are the whole protection against forged requests. A request with a key of its own needs neither.
 """
 
 import hashlib
@@ -22,10 +23,10 @@ from maitred.identity.identity import Identity, read_credential
 COOKIE = "maitred_session"
 TOKEN_HEADER = b"x-maitred-console"
 _PER_KEY = 16
-"""Sessions of one key: who logs in again and again must not end those of others."""
+"""Most sessions of one key, so that repeated logins with one key cannot end the sessions of others."""
 
 Header = Callable[[bytes], str | None]
-"""The value of a request's header, by its name in lower case."""
+"""Function that returns the value of a request header by its name in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +35,18 @@ class ConsoleSession:
 
     principal: Principal
     token: str
-    """What requests must say beside the cookie."""
+    """Token that requests must send in addition to the cookie."""
     ends_s: float
-    """Monotonic."""
+    """Monotonic time at which the session ends."""
 
 
 class ConsoleSessions:
-    """All sessions of this gateway.
+    """Sessions of this gateway.
 
     Args:
-        clock: For their end.
-        lasting_s: How long they last.
-        most: How many there may be.
+        clock: Clock for the end of sessions.
+        lasting_s: Duration of a session.
+        most: Largest number of sessions.
     """
 
     def __init__(self, clock: Clock, lasting_s: float, most: int) -> None:
@@ -56,7 +57,7 @@ class ConsoleSessions:
         """By the hash of the cookie, oldest first, which is also the order of their ends."""
 
     def reconfigure(self, lasting_s: float, most: int) -> None:
-        """New ones last so long, and there may be so many."""
+        """Sets the duration of new sessions, and the largest number of sessions."""
         self._lasting_s = lasting_s
         self._most = most
 
@@ -64,7 +65,7 @@ class ConsoleSessions:
         return len(self._sessions)
 
     def open(self, principal: Principal) -> tuple[str, ConsoleSession]:
-        """Begins one. Returns what goes into the cookie, which is kept nowhere, and the session."""
+        """Opens a session; returns it and the value of its cookie, which is not stored anywhere."""
         now_s = self._clock.monotonic_s()
         for name in [name for name, session in self._sessions.items() if session.ends_s <= now_s]:
             del self._sessions[name]
@@ -79,22 +80,22 @@ class ConsoleSessions:
         return cookie, session
 
     def session_for(self, header: Header) -> ConsoleSession | None:
-        """The session that a request's cookie names; None if there is none."""
+        """Returns the session that a request's cookie names; None if there is none."""
         cookie = _cookie_in(header(b"cookie") or "")
         session = self._sessions.get(_hash_token(cookie)) if cookie else None
         return session if session is not None and self._clock.monotonic_s() < session.ends_s else None
 
     def close(self, header: Header) -> None:
-        """Ends the one that a request's cookie names, if there is one."""
+        """Ends the session that a request's cookie names, if there is one."""
         self._sessions.pop(_hash_token(_cookie_in(header(b"cookie") or "")), None)
 
 
 class SessionIdentity:
-    """Knows who calls by a session, too. Implements `maitred.core.tenancy.Authenticator`.
+    """Authenticator that also accepts sessions. Implements `maitred.core.tenancy.Authenticator`.
 
     Args:
-        identity: Knows callers by keys, and whom sessions stand for.
-        sessions: Those that are open.
+        identity: Authenticator of keys, and of the owners of sessions.
+        sessions: Open sessions.
     """
 
     def __init__(self, identity: Identity, sessions: ConsoleSessions) -> None:
@@ -104,7 +105,7 @@ class SessionIdentity:
     async def identify(self, header: Header) -> Principal:
         """Returns the principal of a session or a key.
 
-        A key that is shown counts first; a cookie without its token does not count.
+        A key in the request takes precedence; a cookie without its token does not count.
         """
         token = header(TOKEN_HEADER)
         if token and read_credential(header) is None and same_origin(header):
@@ -121,7 +122,7 @@ class SessionIdentity:
 
 
 def same_origin(header: Header) -> bool:
-    """Whether the browser says that a page of this very server sends the request, as far as it says anything."""
+    """Whether the browser reports the same origin for the request, or reports none."""
     if header(b"sec-fetch-site") not in (None, "same-origin", "none"):
         return False
     origin = header(b"origin")

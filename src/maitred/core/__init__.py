@@ -1,1 +1,1 @@
-"""The vocabulary every part speaks: ids, requests, usage, clock, errors and ports. Imports nothing of ours."""
+"""Shared types of every package: ids, requests, usage, clock, errors, Protocols. It imports no other package."""

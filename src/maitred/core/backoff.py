@@ -1,15 +1,15 @@
-"""When to try again: exponential back-off with full jitter, within what is asked for and what is left.
+"""Wait before a retry: exponential back-off with full jitter, within a deadline and a retry budget.
 
-The wait before a further attempt is drawn evenly between nothing and a ceiling that doubles with every failure. Of the
-ways to spread those who were turned away together, this *full jitter* gives the least work in all (M. Brooker,
-"Exponential Backoff And Jitter", AWS Architecture Blog, 2015). Three things bound it here:
+The wait before the next attempt is uniformly random between 0 and a ceiling, and the ceiling doubles with every
+failure. Many requests can fail at the same moment, and jitter spreads their retries: *full jitter* causes the least
+total work (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015). Three rules bound the wait:
 
-- Where the other side names a time to come back (`Retry-After`), nobody comes earlier, and the jitter is added to it:
-  all who were told the same time would else come at that time.
-- An attempt that could not be over by the deadline is not made. Where only the jitter would not fit, it is cut.
-- A budget is asked last, so that nothing is taken from it for an attempt that is not made.
+If the server sends `Retry-After`, the wait is that time plus the jitter: without the jitter, all clients with the same
+`Retry-After` would retry at the same moment. The caller retries only if an attempt can finish before the deadline. If
+only the jitter exceeds the deadline, the jitter is shortened. The retry budget is checked last, so it is charged only
+for attempts that happen.
 
-Pure: time and chance are arguments.
+This module is pure: the time and the random number are arguments.
 """
 
 import math
@@ -23,15 +23,15 @@ class BackoffCeiling:
     """The longest wait after each of several failures in a row.
 
     Attributes:
-        first_s: After the first.
-        most_s: It stops growing here.
+        first_s: Longest wait after the first failure, in seconds.
+        most_s: Upper bound of the ceiling, in seconds.
     """
 
     first_s: float = 0.2
     most_s: float = 30.0
 
     def after(self, failures: int) -> float:
-        """Seconds, after so many failures (at least 1)."""
+        """Returns the longest wait in seconds after a number of failures (at least 1)."""
         doublings = min(failures - 1, 1_000)  # 2.0 ** 1024 is more than a float holds
         return min(self.first_s * 2.0**doublings, self.most_s)
 
@@ -40,28 +40,29 @@ class GiveUpReason(StrEnum):
     """Why there is no further attempt."""
 
     ATTEMPTS = "attempts"
-    """As many were made as one request may have."""
+    """The request has used all of its attempts."""
     TOLD = "told"
-    """The other side asks for a longer pause than anybody waits for."""
+    """The server asks for a longer pause than `patience_s`."""
     DEADLINE = "deadline"
-    """A further one could not be over in time."""
+    """The next attempt would end after the deadline."""
     BUDGET = "budget"
-    """The caller's requests have been tried again too often lately."""
+    """The retry budget has no retry left for this caller."""
 
 
 class RetryState:
-    """The attempts of one request, as many as it may have.
+    """Counts the attempts of one request and computes the wait before the next.
 
     Args:
-        most: Attempts in all, with the first.
-        ceiling: Of the waits.
-        draw: Evenly from [0, 1).
-        granted: Takes one attempt from a budget; False: nothing is left there. `RetryBudget.on_refusal` is one.
-        deadline_s: When the last must be over, on the clock of `wait`.
-        patience_s: A longer pause that the other side asks for is not waited for.
+        most: Maximum number of attempts, the first one included.
+        ceiling: Upper bound of each wait.
+        draw: Returns a uniform random number from [0, 1).
+        granted: Takes one retry from a budget and returns True; returns False if the budget is empty.
+            `RetryBudget.on_refusal` is an example.
+        deadline_s: Time at which the last attempt must have ended, on the clock of `wait`.
+        patience_s: Longest pause in seconds that the server may ask for; after a longer one the caller gives up.
 
     Attributes:
-        failures: So far.
+        failures: Number of failed attempts so far.
     """
 
     def __init__(
@@ -83,13 +84,13 @@ class RetryState:
         self._patience_s = patience_s
 
     def wait(self, now_s: float, *, told_s: float | None = None, takes_s: float = 0.0) -> float | GiveUpReason:
-        """An attempt has failed: how long to wait before the next, or why there is none.
+        """Counts a failed attempt and returns the wait in seconds, or the reason to give up.
 
         Args:
-            now_s: Now.
-            told_s: Least pause that was asked for by whoever is tried next. What another replica asks for does not
-                count.
-            takes_s: Least that an attempt takes.
+            now_s: Current time in seconds.
+            told_s: Shortest pause in seconds that the next replica asks for. A pause that another replica asks for does
+                not count.
+            takes_s: Shortest duration of one attempt, in seconds.
         """
         self.failures += 1
         if self.failures >= self._most:

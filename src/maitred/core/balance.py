@@ -1,4 +1,4 @@
-"""Facts that the choice among a model's replicas goes by; dispatch knows them, and `routing` decides."""
+"""Inputs for choosing a replica: dispatch provides the facts, and `routing` decides."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,42 +7,42 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """A request that is to be placed."""
+    """A request that needs a replica."""
 
     prompt_tokens: int
     output_tokens: float = 0.0
-    """That are predicted, of all its choices."""
+    """Predicted output tokens of all choices together."""
     session: str | None = None
-    """What the caller names for requests that belong together; those of another tenant must have another name."""
+    """Session name from the caller for related requests; names must differ between tenants."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCandidate:
-    """A replica that could take it now."""
+    """A replica that can take the request now."""
 
     name: str
-    """The same for as long as the replica lives."""
+    """Name of the replica, constant during its lifetime."""
     weight: float = 1.0
-    """How much of the load it should have beside the others; a replica that comes back begins with little."""
+    """Relative share of the load; a replica that has just returned starts with a small weight."""
     requests: int = 0
-    """That were sent there and have not ended."""
+    """Number of requests that run or wait at the replica."""
     prompt_tokens: float = 0.0
-    """Of these, that are still to be computed."""
+    """Prompt tokens of these requests that are not computed yet."""
     output_tokens: float = 0.0
-    """Of these, that are still expected."""
+    """Output tokens of these requests that are still expected."""
     cached_tokens: int = 0
-    """Leading tokens of the request's prompt that it holds already."""
+    """Leading tokens of the request's prompt that are in the replica's prefix cache."""
     wait_s: float | None = None
-    """Predicted, until the request's own prompt is begun there; None: nobody can tell."""
+    """Predicted seconds until the prefill of this request starts there; None: unknown."""
     prefill_s: float | None = None
-    """Predicted, for the prompt less what is held."""
+    """Predicted seconds for the prefill of the prompt tokens that are not in the cache."""
 
 
 class LoadBalancer(Protocol):
-    """Decides where a request goes."""
+    """Chooses the replica for each request."""
 
     def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
-        """Chooses one of the candidates, of which there is at least one, and counts it as chosen."""
+        """Chooses one of the candidates (at least one) and counts it as chosen."""
         ...
 
 
@@ -50,25 +50,25 @@ class CacheAwareBalancer(LoadBalancer, Protocol):
     """Load balancer that knows the prefix caches of its replicas."""
 
     def cached_tokens(self, scope: str, prompts: Sequence[Sequence[int]]) -> Mapping[str, int]:
-        """For each replica that is followed, how many leading tokens of the prompts it holds.
+        """Returns for each known replica how many leading prompt tokens its prefix cache holds.
 
         Args:
             scope: The cache scope; nothing is shared across scopes.
-            prompts: Of one request.
+            prompts: Prompts of one request, as token ids.
         """
         ...
 
     def on_dispatch(self, name: str, capacity_tokens: int, scope: str, prompts: Sequence[Sequence[int]]) -> None:
-        """A request was sent to a replica, which holds its prompts from now on, as long as it has room.
+        """Notes that a request was sent to a replica, whose prefix cache now holds its prompts.
 
         Args:
-            name: The replica.
-            capacity_tokens: What its cache holds in all.
+            name: Name of the replica.
+            capacity_tokens: Total size of its prefix cache in tokens.
             scope: The cache scope.
-            prompts: Of the request.
+            prompts: Prompts of the request, as token ids.
         """
         ...
 
     def on_restart(self, name: str) -> None:
-        """A replica has started anew and holds nothing."""
+        """Notes that a replica has restarted with an empty prefix cache."""
         ...

@@ -1,7 +1,7 @@
-"""Time as an argument.
+"""Clock interface: callers pass the time as an argument.
 
-Decisions (scheduling, admission, routing) never read a clock; whoever drives them passes the time in. This
-is what lets the simulator and the tests run the same code as production.
+Scheduling, admission and routing never read a clock; their caller passes the time as an argument. Therefore the
+simulator and the tests run the same code as production.
 """
 
 import time
@@ -12,18 +12,19 @@ class Clock(Protocol):
     """Reads time, in seconds."""
 
     def monotonic_s(self) -> float:
-        """A time that only moves forward; only differences mean anything."""
+        """Returns a time that never goes back; only differences between two values have a meaning."""
         ...
 
     def wall_s(self) -> float:
-        """Seconds since the Unix epoch, for what people read."""
+        """Returns the seconds since the Unix epoch, for values that people read."""
         ...
 
 
 class SystemClock:
-    """The machine's own clock.
+    """The system clock of the machine.
 
-    Its methods are the functions of the standard library themselves: a request asks for the time some twenty times.
+    Its methods are the functions of the standard library themselves, without a wrapper: each request reads the time
+    about twenty times.
     """
 
     monotonic_s = staticmethod(time.monotonic)

@@ -1,42 +1,43 @@
-"""Requests that are under way together go through a stage together.
+"""Cohort scheduling: concurrent requests pass through each stage as a group.
 
-From its socket to a server and back, a request without obstacles runs some nine hundred functions. When it has come
-through them, the processor's caches hold the last of them, and the next request finds the first ones gone: in place
-each takes three to six times what it does in a loop. So who comes to the end of a stage halts for those who are in it,
-and then all of them find the code and the tables of the next stage where the first of them has left them. This is
-cohort scheduling (Larus and Parkes, USENIX 2002) on an event loop: a halt is one turn of it.
+A request that meets no obstacle calls about nine hundred functions between its socket, a server and back. After these
+calls the processor caches hold only the last functions, and the next request misses the cache for the first ones: each
+function takes three to six times as long as in a loop. Therefore a request waits at the end of a stage until the other
+requests in that stage have finished it; then all of them run the next stage while its code and data are in the
+processor caches. This is cohort scheduling (Larus and Parkes, USENIX 2002) on an event loop: each wait is one iteration
+of the loop.
 
-A turn costs about what half a stage does, so nobody halts for others who are not known to come.
+One iteration costs about half as much as a stage, so a request waits only for requests that have been announced.
 """
 
 from collections.abc import Generator
 
 
 class CohortStage:
-    """Where requests halt on their way, in this order. Plain numbers: Python 3.11 calls a function to find a member."""
+    """Points at which requests wait for each other. Integers, because Python 3.11 Enum access is slow."""
 
     COME = 0
-    """It was read, and its task has not begun."""
+    """The request was read, and its task has not started."""
     KNOWN = 1
-    """Who asks is known."""
+    """The caller is authenticated."""
     READ = 2
-    """So is what is asked."""
+    """The body of the request is parsed."""
     ADMITTED = 3
-    """It has its budget and its place in the queue."""
+    """The request has its reservation and its entry in the queue."""
     RELEASED = 4
-    """It has its turn at a server."""
+    """The request was dispatched to a replica."""
     ANSWERED = 5
-    """The server has said something, and the task has not heard it."""
+    """The server has sent data that the task has not read yet."""
     HEARD = 6
-    """All of the answer is there."""
+    """The answer is complete."""
     SETTLED = 7
-    """It is paid for."""
+    """The usage of the request is settled."""
     SENT = 8
-    """The client has it."""
+    """The answer was sent to the client."""
 
 
 class _YieldOnce:
-    """Waits until the event loop has done all else that is due; what `asyncio.sleep(0)` waits for, by a frame less."""
+    """Waits for one iteration of the event loop, like `asyncio.sleep(0)` but with one frame fewer."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield
@@ -46,7 +47,7 @@ _ONE_TURN = _YieldOnce()
 
 
 class Cohort:
-    """Requests that are under way together in one event loop."""
+    """The concurrent requests of one event loop."""
 
     __slots__ = ("_at",)
 
@@ -54,15 +55,15 @@ class Cohort:
         self._at = [0] * (CohortStage.SENT + 1)
 
     def expect(self, halt: int) -> None:
-        """Announces that a request will arrive at a stage in this turn of the event loop, or the next."""
+        """Announces a request that reaches a stage in this iteration of the event loop or the next."""
         self._at[halt] += 1
 
     def arrive(self, halt: int) -> None:
-        """Notes that the announced requests have arrived."""
+        """Notes that one announced request has arrived at a stage."""
         self._at[halt] -= 1
 
     async def sync(self, halt: int) -> None:
-        """Lets those catch up who are in the stage that ends there."""
+        """Waits for one iteration of the event loop if other requests are in the stage that ends here."""
         at = self._at
         if at[halt - 1] or at[halt]:
             at[halt] += 1
@@ -73,9 +74,9 @@ class Cohort:
 
     @property
     def empty(self) -> bool:
-        """Whether nobody halts or is called."""
+        """Whether no request waits and none is announced."""
         return not any(self._at)
 
 
 COHORT = Cohort()
-"""Of this process's requests."""
+"""Cohort of all requests of this process."""

@@ -1,10 +1,10 @@
-"""Context of a request: what is known of it until it ends, and the ids that log lines get from it.
+"""Request context: the facts about one request until it ends, and the ids for its log lines.
 
-The stages write down what they see (tokens, times), and the edge closes the context exactly once with the request's one
-`Outcome`; logs, metrics, headers and the bill are made from it.
+The stages record tokens and times in the context, and the HTTP layer closes it exactly once with the `Outcome` of the
+request; logs, metrics, headers and the bill are made from it.
 
-`LOG_CONTEXT` says for which request a task works. A task hands it on to those that it starts. Some of these outlive the
-request; what they do then is no longer for it.
+`LOG_CONTEXT` names the request that a task works for. A task passes it to the tasks that it starts. Some of these tasks
+run longer than the request; their later work does not belong to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,149 +26,149 @@ from maitred.core.timeline import RequestTimeline
 
 
 class RateLimitStatus(msgspec.Struct, frozen=True):
-    """How much of its rate limits a caller has left: of each sort the tightest, None where there is none."""
+    """Remaining rate limits of a caller: the tightest limit of each kind; None: no such limit."""
 
     requests: CounterState | None = None
     tokens: CounterState | None = None
 
 
 class ModelSelection(msgspec.Struct, frozen=True):
-    """Which model was chosen for a request whose caller had left that open."""
+    """The model that was chosen for a request without a fixed model."""
 
     name: str
-    """What the caller asked for, without aliases."""
+    """Model name from the request, with aliases resolved."""
     model: str
-    """The first choice, as it stands in the table of names; it may have gone on from there."""
+    """The first choice, as written in the model table; a fallback may have changed it later."""
     reason: str
-    """``small``, ``medium`` or ``large`` for how hard it looked, else the kind of work, such as ``code``."""
+    """Difficulty class ``small``, ``medium`` or ``large``, or the kind of work, such as ``code``."""
     score: float | None = None
-    """How hard it looked, from 0 to 1; None: it could not be told."""
+    """Estimated difficulty from 0 to 1; None: unknown."""
 
 
 class RejectedAnswer(msgspec.Struct, frozen=True):
-    """A whole answer that failed a check (see `maitred.routing.escalation`). It is billed."""
+    """A complete answer that failed a check (see `maitred.routing.escalation`). It is billed."""
 
     model: str
     reason: str
-    """The check."""
+    """Name of the failed check."""
     usage: Usage
     replaced: bool = False
-    """Whether its caller got that of a larger model instead."""
+    """Whether the caller got the answer of a larger model instead."""
 
 
 class Outcome(StrEnum):
-    """How a request ended. Each ends in exactly one of these ways."""
+    """How one request ended. Each request has exactly one outcome."""
 
     FINISHED = "finished"
     """The whole answer was sent."""
     REFUSED = "refused"
-    """It was turned away before any work was done for it."""
+    """The request was refused before any work was done for it."""
     FAILED = "failed"
-    """It was taken, and then we could not complete it."""
+    """The request was admitted, but the server could not complete it."""
     CANCELLED = "cancelled"
-    """The caller left."""
+    """The caller closed the connection."""
 
 
 class RequestContext(msgspec.Struct):
-    """Record of one request; observers read it once, when the request has ended."""
+    """Record of one request; observers read it once, after the request has ended."""
 
     request_id: str
     started_s: float
-    """Monotonic, as all times here."""
+    """Start time on the monotonic clock, like all times in this class."""
     route: str = "unmatched"
     principal: Principal | None = None
-    """Who calls; None before that is known, and on routes that everybody may use."""
+    """The authenticated caller; None before authentication and on public routes."""
     model: str = ""
-    """As resolved, so its values are bounded; empty until then."""
+    """Resolved model name, so the set of values is bounded; empty before it is resolved."""
     selection: ModelSelection | None = None
-    """Why that model, where the caller had left it open; None: it named one."""
+    """Why this model was chosen; None: the caller named the model."""
     arm: RolloutArm | None = None
-    """Which side of a rollout serves it; None: there is none behind its name, or neither does."""
+    """Rollout arm that serves the request; None: the name has no rollout, or no arm serves it."""
     rate_limits: RateLimitStatus | None = None
-    """Where the caller stands with its limits after this request was reserved; None if nothing was counted."""
+    """Rate limit status of the caller after this reservation; None if nothing was counted."""
     refused_by: str = ""
-    """The kind of limit that refused it, such as ``tokens_per_minute``."""
+    """Kind of the limit that refused the request, such as ``tokens_per_minute``."""
     failure: MaitredError | None = None
-    """The error that it was answered with; None: none."""
+    """The error that the caller received; None: no error."""
     clamped_max_tokens: int | None = None
-    """What `max_tokens` was lowered to, because a limit had no room for more."""
+    """Lowered `max_tokens`, because a limit had no room for more."""
     priority: PriorityClass | None = None
-    """As granted; None until that is known."""
+    """Priority class that was granted; None until it is known."""
     predicted_position: QueuePosition | None = None
-    """What was predicted when it joined the queue."""
+    """Predicted queue position when the request joined the queue."""
     position: Callable[[], QueuePosition | None] | None = None
-    """Where it stands now; None, or returning None: it does not wait."""
+    """Returns the current queue position; None, or a result of None: the request does not wait."""
     dispatched_s: float | None = None
-    """When it left the queue."""
+    """Time of the dispatch from the queue."""
     waited_ms: dict[str, float] = {}
-    """Milliseconds that it waited, by cause (see `maitred.core.request.WaitCause`)."""
+    """Waiting time in milliseconds by cause (see `maitred.core.request.WaitCause`)."""
     degraded: list[str] = []
-    """What was taken from it because of the load, such as ``max_tokens=64`` or ``model=small``."""
+    """Degradations because of the load, such as ``max_tokens=64`` or ``model=small``."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
-    """Part of the completion tokens."""
+    """Reasoning tokens, a part of the completion tokens."""
     estimated: bool = False
-    """Whether tokens are estimates, because whoever served it did not count them."""
+    """Whether the token counts are estimates, because the server did not count them."""
     first_token_s: float | None = None
     gaps_s: list[float] = []
-    """Between one delivery of tokens of a choice and the next."""
+    """Seconds between two successive deliveries of tokens of one choice."""
     finish_reasons: list[FinishReason] = []
-    """Why choices ended, one for each that has."""
+    """Finish reasons, one for each choice that has ended."""
     fallbacks: list[str] = []
-    """The models that it went on to after others had failed it, such as ``general=big``."""
+    """Fallback models that were used after a failure, such as ``general=big``."""
     rejected_answers: list[RejectedAnswer] = []
-    """Whole answers that failed a check, in their order; the last one may be the one that was given."""
+    """Complete answers that failed a check, in order; the last one may be the answer sent."""
     recoveries: int = 0
-    """How often it went on at another replica because its own had failed."""
+    """How often the request moved to another replica because its own had failed."""
     continued: int = 0
-    """Of these, how often in the middle of an answer whose text another server was given to go on with."""
+    """How many of these recoveries continued a partial answer from its text."""
     hedged: str = ""
-    """Which of two replicas, ``first`` or ``second``, began to answer first; empty: it was sent to one."""
+    """Replica that answered first, ``first`` or ``second``; empty: only one replica was used."""
     outcome: Outcome | None = None
     stalled: bool = False
-    """Whether it was cancelled because its client had stopped reading."""
+    """Whether the request was cancelled because its client had stopped reading."""
     status: int = 0
     ended_s: float = 0.0
     request: InferenceRequest | None = None
-    """What was asked; None until that is known."""
+    """The parsed request; None until it is known."""
     timeline: RequestTimeline = msgspec.field(default_factory=RequestTimeline)
-    """What happened on its way."""
+    """Timeline of the request's spans."""
     listener: "DeltaListener | None" = None
-    """Hears the answer beside its caller; None: nobody does."""
+    """Additional listener to the deltas of the answer; None: no listener."""
 
     @property
     def error(self) -> str:
-        """The code of the error that it was answered with, such as ``queue_full``; empty: none."""
+        """Code of the error that the caller received, such as ``queue_full``; empty: no error."""
         return "" if self.failure is None else self.failure.code
 
     @property
     def escalated(self) -> list[str]:
-        """Answers that failed a check: the model, and the check."""
+        """Returns the model and the check for each answer that failed a check."""
         return [f"{failed.model}={failed.reason}" for failed in self.rejected_answers]
 
     @property
     def usage(self) -> Usage:
-        """The tokens, as they are billed."""
+        """The usage in tokens, as it is billed."""
         return Usage(
             self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.estimated, self.reasoning_tokens
         )
 
     def reset_for_fallback(self, fallback: str) -> None:
-        """Clears what is known of the request when it moves to another model."""
+        """Clears the facts about the answer when the request moves to another model."""
         self.fallbacks.append(fallback)
         self._reset()
 
     def escalate(self) -> "RequestContext":
-        """The whole answer that is there has failed a check: another model is asked. Returns what was known so far."""
+        """Resets the context for a larger model after a failed check. Returns a copy of the previous state."""
         known = replace(self, fallbacks=[*self.fallbacks], degraded=[*self.degraded])
         self._reset()
         self.first_token_s, self.gaps_s, self.waited_ms = None, [], {}
         return known
 
     def restore(self, known: "RequestContext") -> None:
-        """Restores a saved copy: the other model that was asked has given nothing."""
+        """Restores a saved copy, because the other model gave no answer."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(known, name))
 
@@ -178,14 +178,14 @@ class RequestContext(msgspec.Struct):
         self.estimated, self.degraded, self.refused_by, self.finish_reasons = False, [], "", []
 
     def close(self, outcome: Outcome, status: int, now_s: float) -> None:
-        """Fixes the outcome; a second one would be a fault of ours."""
+        """Sets the outcome; a second call is a bug."""
         if self.outcome is not None:
             raise RuntimeError(f"Request {self.request_id} ended twice: {self.outcome}, then {outcome}.")
         self.outcome, self.status, self.ended_s = outcome, status, now_s
 
 
 class DeltaListener(Protocol):
-    """Someone who hears an answer beside its caller. Must not block and must not raise."""
+    """Additional listener to the deltas of an answer. A listener must not block and must not raise."""
 
     def on_delta(self, parts: Sequence[TextDelta]) -> None:
         """Takes the next deltas of the answer."""
@@ -193,10 +193,13 @@ class DeltaListener(Protocol):
 
 
 class RequestObserver(Protocol):
-    """Someone who wants to know of ended requests. Must not block and must not raise."""
+    """Observer of requests that have ended. An observer must not block and must not raise."""
 
     def on_request_end(self, *contexts: RequestContext) -> None:
-        """Told of each request once, after everything it held is free, of some at a time in the order they ended."""
+        """Called once for each request, after all of its resources are free.
+
+        One call may have several requests, in the order they ended.
+        """
         ...
 
 
@@ -204,9 +207,9 @@ class LogContext:
     """Context of one request for log lines.
 
     Attributes:
-        request_id: What its client was told.
-        trace_id: Empty: it is not traced.
-        over: Whether it has ended.
+        request_id: The request id that the client received.
+        trace_id: Id of the trace; empty: the request is not traced.
+        over: Whether the request has ended.
     """
 
     __slots__ = ("over", "request_id", "trace_id")
@@ -218,4 +221,4 @@ class LogContext:
 
 
 LOG_CONTEXT: ContextVar[LogContext | None] = ContextVar("request in hand", default=None)
-"""The request that is worked for; None: none is."""
+"""The request that the current task works for; None: no request."""

@@ -1,10 +1,10 @@
-"""Reserve, clamp, settle: how limits and budgets are counted so that no race can overspend them.
+"""Counters of limits and budgets: reserve, clamp, settle, so that no race can overspend them.
 
-A request *reserves* the most that it can use, in every counter that holds for it, in one atomic step: all or nothing.
-Its reservation is a *lease*. When the request ends it *settles*: what it really used is charged, the rest goes back at
-once. A lease that is not settled, because its gateway died, expires and gives everything back.
+A request *reserves* the maximum that it can use in every counter that applies to it, in one atomic step: all or
+nothing. The reservation is a *lease*. When the request ends, it *settles*: the counters charge what it really used and
+free the rest at once. If the gateway dies before it settles a lease, the lease expires and everything is given back.
 
-There are three sorts of counters::
+There are three kinds of counters::
 
     BUCKET   a rate: `capacity` tokens at most, refilled continuously. Reserving takes; settling gives back what was
              not used (or takes more, when an estimate was too low: the level may become negative).
@@ -31,12 +31,12 @@ class CounterKind(StrEnum):
 
 
 class RequestSize(msgspec.Struct, frozen=True):
-    """How large a request is, before anything is generated."""
+    """Size of a request before anything is generated."""
 
     prompt_tokens: int = 0
-    """Of all prompts together."""
+    """Number of tokens of all prompts together."""
     choices: int = 1
-    """Answers to all prompts together; each may have as many tokens as are reserved."""
+    """Number of choices of all prompts together; each may have as many tokens as are reserved."""
 
 
 _ANY_SIZE = RequestSize()
@@ -45,29 +45,29 @@ _ANY_SIZE = RequestSize()
 class LimitClaim(msgspec.Struct, frozen=True):
     """Claim of a request on one counter, as a function of its size and of its output.
 
-    The amount is ``ceil((fixed + per_prompt * prompt_tokens + per_output * choices * output) / divisor)``. So the same
-    claim serves all requests of one sort, and nothing needs to be made for each of them.
+    The amount is ``ceil((fixed + per_prompt * prompt_tokens + per_output * choices * output) / divisor)``. Therefore
+    all requests of one kind share one claim object, and no object is built for each request.
     """
 
     counter: str
-    """Name of the counter. Budgets have a window in theirs, so that a new window is a new counter."""
+    """Name of the counter. The name of a budget contains its window, so a new window is a new counter."""
     kind: CounterKind
     capacity: int
     fixed: int
     per_output: int = 0
     divisor: int = 1
     refill_per_s: float = 0.0
-    """Of a bucket."""
+    """Refill rate of a bucket, per second."""
     ends_s: float | None = None
-    """Of a budget: wall time at which its window ends; None: never."""
+    """Wall time at which the window of a budget ends; None: never."""
     hard: bool = True
-    """A claim that is not hard never refuses or clamps; it only counts."""
+    """Whether the claim can refuse or clamp; a soft claim only counts."""
     clamps: bool = False
-    """Whether `output` may be lowered to make it fit; otherwise it fits as asked or is denied."""
+    """Whether `output` may be lowered to fit; otherwise the claim fits as asked or is denied."""
     per_prompt: int = 0
 
     def amount(self, output: int, size: RequestSize = _ANY_SIZE) -> int:
-        """Returns the amount that so much output of each choice takes."""
+        """Returns the claimed amount for a number of output tokens per choice."""
         exact = self.fixed + self.per_prompt * size.prompt_tokens + self.per_output * size.choices * output
         return -(-exact // self.divisor)
 
@@ -92,90 +92,92 @@ class CounterState(msgspec.Struct, frozen=True):
 
     capacity: int
     remaining: int
-    """What could be reserved now; negative when settling took more than there was."""
+    """Amount that can be reserved now; negative if settling took more than there was."""
     reset_s: float
-    """Seconds until it is full again, or until the window ends; 0 when it is full or nothing is known."""
+    """Seconds until the counter is full or the window ends; 0 if it is full or unknown."""
     used: int = 0
-    """Of a budget: charged. Of a pool: reserved. Of a bucket: missing from it."""
+    """Used amount: of a budget, the charged one. Of a pool, the reserved one. Of a bucket, the missing one."""
     reserved: int = 0
-    """Of a budget: held by requests that run."""
+    """Amount of a budget that is reserved by running requests."""
 
 
 class ReservationGranted(msgspec.Struct, frozen=True):
-    """The lease is held."""
+    """The granted lease of a reservation."""
 
     output: int
-    """What may be generated: as asked, or less."""
+    """Granted output tokens of each choice: as asked, or fewer."""
     readings: list[CounterState]
-    """After the reservation, in the order of the claims."""
+    """States of the counters after the reservation, in the order of the claims."""
 
 
 class ReservationDenied(msgspec.Struct, frozen=True):
     """Denial of a reservation: nothing was taken."""
 
     claim: int
-    """Index of the claim that has no room; of several, the one that will have room last."""
+    """Index of the claim that has no room; if several have none, the one with the longest wait."""
     readings: list[CounterState]
     retry_after_s: float | None
-    """When there will be room if nobody else comes; None: never by waiting, or nobody knows."""
+    """Seconds until there is room without other requests; None: waiting cannot help, or unknown."""
 
 
 class Reservation(msgspec.Struct, frozen=True):
     """Reservation of several claims under one lease."""
 
     lease: str
-    """Unique. Reserving twice under one id is a fault of ours."""
+    """Unique id of the lease. Two reservations with the same id are a bug."""
     claims: Sequence[LimitClaim]
     output: int
-    """Output tokens that are wanted of each choice."""
+    """Requested output tokens of each choice."""
     least_output: int
-    """Fewer than this are of no use: deny instead of clamping below it. At most `output`."""
+    """Lower bound of clamping: below it the reservation is denied. The bound is at most `output`."""
     lease_s: float
-    """The lease ends so long after it was made or last renewed."""
+    """Lifetime of the lease in seconds after it was made or last renewed."""
     size: RequestSize = _ANY_SIZE
 
     def spelt_out(self) -> "Reservation":
-        """Returns the reservation with claims that hold the size themselves, to be passed on."""
+        """Returns the reservation with the request size inside each claim, to send it on."""
         claims = [claim.of(self.size) for claim in self.claims]
         return Reservation(self.lease, claims, self.output, self.least_output, self.lease_s)
 
 
 class Counters(Protocol):
-    """Counts. Every method is atomic, and safe under any number of concurrent callers."""
+    """Interface of the counters. Every method is atomic and safe for concurrent callers."""
 
     @property
     def healthy(self) -> bool:
-        """Whether everything that is shared can be reached."""
+        """Whether all shared stores can be reached."""
         ...
 
     @property
     def settles_immediately(self) -> bool:
-        """Whether settling never waits for anybody, because everything is counted in this process."""
+        """Whether settling never waits, because all counters are in this process."""
         ...
 
     async def reserve(self, reservation: Reservation) -> ReservationGranted | ReservationDenied:
-        """Takes all claims or none.
+        """Reserves all claims or none.
 
         Raises:
-            StoreUnavailable: A shared store is away, and what this gateway holds of it in advance is used up.
+            StoreUnavailable: A shared store cannot be reached, and the share that this gateway reserved in advance is
+                used up.
         """
         ...
 
     async def settle(self, lease: str, amounts: Mapping[str, int]) -> None:
-        """Ends a lease and charges what was used; settling a second time changes nothing.
+        """Ends a lease and charges the used amounts; a second call changes nothing.
 
-        A lease that expired before is charged all the same: usage counts even if it comes late.
+        An expired lease is charged too: late usage still counts.
 
         Args:
-            lease: Its id.
-            amounts: Counter -> what was really used. A counter of the lease that is missing here used nothing.
+            lease: Id of the lease.
+            amounts: Counter name -> amount that was really used. A counter of the lease that is missing here used
+                nothing.
         """
         ...
 
     async def renew(self, leases: Sequence[str], lease_s: float) -> None:
-        """Puts off the end of these leases; unknown ones are passed over."""
+        """Extends these leases; unknown ids are ignored."""
         ...
 
     async def read(self, claims: Sequence[LimitClaim]) -> list[CounterState]:
-        """The state of these counters; nothing is taken."""
+        """Returns the states of these counters without reserving anything."""
         ...

@@ -1,4 +1,4 @@
-"""Every error a caller can see, in four families by who must act.
+"""Errors that a caller can see, in four groups by who must act.
 
 ::
 
@@ -7,23 +7,23 @@
     │   ├── InvalidRequest            400  a field is missing, of the wrong type or out of range
     │   │   ├── ContextLengthExceeded 400  prompt and answer do not fit the model's window
     │   │   ├── ContentRefused        400  a provider's policy is against the content
-    │   │   ├── Unsupported           400  this model, or who runs it, cannot do what is asked
-    │   │   └── TooExpensive          400  it may cost more than its caller allows
-    │   ├── Unauthenticated           401  no key, or none that is valid here
-    │   ├── Forbidden                 403  the key is valid, and not for this
+    │   │   ├── Unsupported           400  the model or its provider does not support the request
+    │   │   └── TooExpensive          400  the request may cost more than its caller allows
+    │   ├── Unauthenticated           401  the key is missing or invalid
+    │   ├── Forbidden                 403  the key is valid but lacks the permission
     │   ├── ModelNotFound             404  no such model here
     │   ├── RouteNotFound             404  no such path
     │   ├── ResourceNotFound          404  no such tenant, key or limit
     │   ├── MethodNotAllowed          405  the path exists, the method does not
     │   ├── BodyTooSlow               408  the body did not arrive in time
-    │   ├── Conflict                  409  what exists already does not allow it
-    │   │   └── IdempotencyConflict   409  the Idempotency-Key stands for something else, or for what was not kept
+    │   ├── Conflict                  409  the change conflicts with existing data
+    │   │   └── IdempotencyConflict   409  the Idempotency-Key belongs to another request, or its answer was not kept
     │   ├── BodyTooLarge              413  the body is over the configured limit
     │   └── ConfigInvalid             400  the operator's configuration has faults
     ├── Refused               the caller must come back later
     │   ├── Saturated                 429  more requests are in flight than this server takes
     │   ├── Overloaded                429
-    │   │   ├── QueueFull             429  as many wait, or as long, as the queue takes
+    │   │   ├── QueueFull             429  the queue is full, or its wait is too long
     │   │   └── DeadlineUnmeetable    429  the caller's deadline will have passed before its turn
     │   └── LimitReached              429
     │       ├── RateLimited           429  a rate or a concurrency limit has no room now
@@ -31,9 +31,9 @@
     ├── Unavailable           the operator, or time, must act
     │   ├── ReplicaUnavailable        503  no replica of the model is ready
     │   │   ├── ReplicaBusy           503  a replica takes no more requests now
-    │   │   ├── ModelLoading          503  it is not in memory, and will be
-    │   │   ├── ModelLoadFailed       503  it was to be loaded, and could not be
-    │   │   └── ModelHeld             503  its operator keeps it out of memory
+    │   │   ├── ModelLoading          503  the model is being loaded
+    │   │   ├── ModelLoadFailed       503  the load of the model failed
+    │   │   └── ModelHeld             503  the operator keeps the model unloaded
     │   ├── ReplicaLost               502  the replica died while it was answering
     │   │   └── ReplicaTooSlow        502  the answer took longer than answers may
     │   ├── DeadlineExceeded          504  the answer was not complete within the caller's deadline
@@ -42,8 +42,8 @@
     └── Bug                   we must act
         └── ProtocolViolation         500  a peer broke the framed protocol
 
-Each class says with `code`, `http_status` and `retryable` what it means to a program; the message says to a person
-what to do. Only `maitred.api.dialect` turns an error into HTTP.
+Each class has `code`, `http_status` and `retryable` for programs; the message tells a person what to do. Only
+`maitred.api.dialect` turns an error into HTTP.
 """
 
 from typing import ClassVar
@@ -53,12 +53,12 @@ from maitred.core.flow import QueuePosition
 
 
 class MaitredError(Exception):
-    """Root of the tree.
+    """Base class of all maitred errors.
 
     Args:
-        message: One or two sentences that name the remedy. The class's `default_message` when omitted.
+        message: One or two sentences that name the remedy. If omitted, the `default_message` of the class.
         param: The request field at fault, in the caller's own terms (``messages[2].content``).
-        retry_after_s: When coming back makes sense, for errors that pass by themselves.
+        retry_after_s: Seconds after which a retry makes sense, for temporary errors.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -76,7 +76,7 @@ class MaitredError(Exception):
 
 
 class CallerError(MaitredError):
-    """The caller must change the request; sending it again as it is cannot help."""
+    """The caller must change the request; a retry of the same request cannot help."""
 
     code = "invalid_request"
     http_status = 400
@@ -97,14 +97,14 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class ContentRefused(InvalidRequest):
-    """The policy of whoever runs the model is against the content."""
+    """The content violates the policy of the model's provider."""
 
     code = "content_policy_violation"
     default_message = "The server that runs this model refuses the content. Change it, or ask another model."
 
 
 class Unsupported(InvalidRequest):
-    """Raised when this model, or whoever runs it, cannot do what is asked; another one may."""
+    """The model or its provider does not support the request; another model may support it."""
 
 
 class TooExpensive(InvalidRequest):
@@ -115,7 +115,7 @@ class TooExpensive(InvalidRequest):
 
 
 class Unauthenticated(CallerError):
-    """No key, or none that is valid here. Never says which part of it was wrong."""
+    """The key is missing or invalid. The message never says which part was wrong."""
 
     code = "invalid_api_key"
     http_status = 401
@@ -123,7 +123,7 @@ class Unauthenticated(CallerError):
 
 
 class Forbidden(CallerError):
-    """The key is valid, and it may not be used for this."""
+    """The key is valid but lacks the permission for this request."""
 
     code = "permission_denied"
     http_status = 403
@@ -163,7 +163,7 @@ class MethodNotAllowed(CallerError):
 
 
 class BodyTooSlow(CallerError):
-    """The body did not arrive in time; meanwhile it held a place that others wait for."""
+    """The body did not arrive in time; meanwhile it held a slot that other requests wait for."""
 
     code = "request_timeout"
     http_status = 408
@@ -171,7 +171,7 @@ class BodyTooSlow(CallerError):
 
 
 class Conflict(CallerError):
-    """Raised when what exists already does not allow a change: an id is taken, or something has changed in between."""
+    """Existing data prevents a change: an id is taken, or the data has changed in between."""
 
     code = "conflict"
     http_status = 409
@@ -179,7 +179,7 @@ class Conflict(CallerError):
 
 
 class IdempotencyConflict(Conflict):
-    """The Idempotency-Key stands for another request, or for an answer that could not be kept."""
+    """The Idempotency-Key belongs to another request, or its answer could not be kept."""
 
     code = "idempotency_conflict"
     default_message = "This Idempotency-Key was used for another request. Take a new key for each new request."
@@ -201,7 +201,7 @@ class ConfigInvalid(CallerError):
 
 
 class Refused(MaitredError):
-    """A sound request that is not taken now; `retry_after_s` says when it may be."""
+    """A valid request is refused for now; `retry_after_s` says when to retry."""
 
     code = "refused"
     http_status = 429
@@ -217,13 +217,13 @@ class Saturated(Refused):
 
 
 class Overloaded(Refused):
-    """Others are owed service first, and its turn would come too late.
+    """Other requests go first, and this request would wait too long.
 
     Args:
-        message: Says why.
+        message: Reason of the refusal.
         param: See `MaitredError`.
-        retry_after_s: When this caller's share has room.
-        position: What is predicted for it.
+        retry_after_s: Seconds until this caller's share has room.
+        position: Predicted queue position of the request.
     """
 
     code = "overloaded"
@@ -241,29 +241,29 @@ class Overloaded(Refused):
 
 
 class QueueFull(Overloaded):
-    """The queue takes no more of this class: it is too long, or whoever joined it now would wait too long."""
+    """The queue accepts no more requests of this class: its length or its wait is too long."""
 
     code = "queue_full"
     default_message = "The queue is full. Try again after the time in Retry-After."
 
 
 class DeadlineUnmeetable(Overloaded):
-    """The first token is predicted for after the deadline; `retry_after_s` says when this caller's share has room."""
+    """The predicted first token is after the deadline; `retry_after_s` says when the share has room."""
 
     code = "deadline_unmeetable"
     default_message = "The first token would come after the deadline. Try again after the time in Retry-After."
 
 
 class LimitReached(Refused):
-    """A limit has no room.
+    """A limit has no room for the request.
 
     Args:
         message: Names the limit and the remedy.
-        subject: Whose limit it is, such as ``tenant:acme``.
-        limit: Its kind, such as ``tokens_per_minute``.
-        value: What it allows, in requests, tokens or nano-dollars.
-        counter_state: Its state.
-        retry_after_s: When there will be room; None: never by waiting, so that coming back cannot help.
+        subject: Subject of the limit, such as ``tenant:acme``.
+        limit: Kind of the limit, such as ``tokens_per_minute``.
+        value: Value of the limit, in requests, tokens or nano-dollars.
+        reading: State of the counter of the limit.
+        retry_after_s: Seconds until there is room; None: waiting cannot help.
     """
 
     def __init__(
@@ -284,20 +284,20 @@ class LimitReached(Refused):
 
 
 class RateLimited(LimitReached):
-    """A rate or a concurrency limit has no room now; it will have some by itself."""
+    """A rate or concurrency limit has no room now; room returns with time."""
 
     code = "rate_limit_exceeded"
 
 
 class QuotaExceeded(LimitReached):
-    """A budget has no room; retrying soon cannot help."""
+    """A budget has no room; an early retry cannot help."""
 
     code = "insufficient_quota"
     retryable = False
 
 
 class Unavailable(MaitredError):
-    """Nothing is wrong with the request, but nothing here can serve it now."""
+    """The request is valid, but nothing here can serve it now."""
 
     code = "unavailable"
     http_status = 503
@@ -313,25 +313,25 @@ class ReplicaUnavailable(Unavailable):
 
 
 class ReplicaBusy(ReplicaUnavailable):
-    """Raised when a replica is there and takes no more requests now; nothing is wrong with it."""
+    """The replica is healthy but accepts no more requests now."""
 
 
 class ModelLoading(ReplicaUnavailable):
-    """The model is not in memory. It is loaded when it is needed; `retry_after_s` says when it should be there."""
+    """The model is not in memory. A request loads it; `retry_after_s` says when."""
 
     code = "model_loading"
     default_message = "The model is being loaded. Try again after the time in Retry-After."
 
 
 class ModelLoadFailed(ReplicaUnavailable):
-    """The model was to be loaded and could not be; `retry_after_s` says when that is tried again."""
+    """The load of the model failed; `retry_after_s` says when it is tried again."""
 
     code = "model_load_failed"
     default_message = "The model could not be loaded. The server's log says why; it is tried again after Retry-After."
 
 
 class ModelHeld(ReplicaUnavailable):
-    """The operator has unloaded the model, and keeps it out of memory until he says otherwise."""
+    """The operator has unloaded the model and keeps it unloaded until the operator loads it again."""
 
     code = "model_held"
     default_message = (
@@ -341,7 +341,7 @@ class ModelHeld(ReplicaUnavailable):
 
 
 class ReplicaLost(Unavailable):
-    """The replica died while it was answering; what was sent so far is not the whole answer."""
+    """The replica died during the answer; the text that was sent is incomplete."""
 
     code = "replica_lost"
     http_status = 502
@@ -349,7 +349,7 @@ class ReplicaLost(Unavailable):
 
 
 class ReplicaTooSlow(ReplicaLost):
-    """The answer was not complete in the time that the replica is given for any; another attempt would take as long."""
+    """The answer exceeded the time limit of the replica; another attempt would take as long."""
 
     default_message = "The answer took longer than answers may take here. Ask for a shorter one."
 
@@ -366,7 +366,7 @@ class DeadlineExceeded(Unavailable):
 
 
 class StoreUnavailable(Unavailable):
-    """The database or the shared counters are away, and what is known without them is not enough."""
+    """The database or the shared counters cannot be reached, and local data is insufficient."""
 
     code = "store_unavailable"
     default_message = "The store of this service is not available now. Try again shortly."
@@ -380,11 +380,11 @@ class Draining(Unavailable):
 
 
 class Bug(MaitredError):
-    """A fault of ours; nothing the caller can change."""
+    """A bug in maitred; the caller cannot fix it."""
 
 
 class ProtocolViolation(Bug):
-    """A peer sent what the framed protocol does not allow."""
+    """A peer sent data that violates the framed protocol."""
 
     code = "protocol_violation"
     default_message = "A peer broke the engine protocol. Both ends must run the same version of maitred."

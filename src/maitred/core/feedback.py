@@ -1,4 +1,4 @@
-"""Feedback on an answer: a score, words, tags."""
+"""Feedback on an answer: a score, a comment and tags."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -9,7 +9,7 @@ _MIDDLE = 0.5
 
 
 class FeedbackLabel(StrEnum):
-    """A score in one word, for counting."""
+    """Label of a score, for counting."""
 
     GOOD = "good"
     NEUTRAL = "neutral"
@@ -17,16 +17,16 @@ class FeedbackLabel(StrEnum):
 
 
 class Feedback(msgspec.Struct, frozen=True, kw_only=True):
-    """One opinion of one request."""
+    """One feedback item about one request."""
 
     score: float
-    """From 0, bad, to 1, good."""
+    """Score from 0 (bad) to 1 (good)."""
     text: str = ""
     tags: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> FeedbackLabel:
-        """Good above the middle, bad below it."""
+        """Returns good above 0.5 and bad below it."""
         if self.score == _MIDDLE:
             return FeedbackLabel.NEUTRAL
         return FeedbackLabel.GOOD if self.score > _MIDDLE else FeedbackLabel.BAD
@@ -36,10 +36,10 @@ class FeedbackReceipt(NamedTuple):
     """Result of storing feedback."""
 
     feedback: Feedback
-    """The one that holds now."""
+    """The feedback that is stored now."""
     model: str
-    """That served the request."""
+    """Model that served the request."""
     rollout: str
-    """The side of a rollout that the request was on, such as ``chat=canary``; empty: there was none."""
+    """Rollout arm of the request, such as ``chat=canary``; empty: no rollout."""
     before: Feedback | None
-    """What held before; None: this is the first opinion of the request."""
+    """The previous feedback; None: this is the first feedback for the request."""

@@ -1,8 +1,9 @@
-"""Flows, which share the service of the replicas: every request belongs to one.
+"""Flows that share the service of the replicas: every request belongs to one flow.
 
-A flow is a path through the tenants, from the organisation down to the key. At each level siblings share what their
-parent got by their weights, so one key that floods takes from its own team first. Across all of it stand four classes
-of urgency. Nothing here decides anything: `maitred.fairness` does, for the gateway's queue and for the engine's batch.
+A flow is a path through the tenants, from the organisation down to the key. At each level, siblings share the service
+of their parent in proportion to their weights, so a key that floods takes service from its own team first. In addition,
+each request has one of four priority classes. This module only defines types; `maitred.fairness` makes the decisions
+for the gateway's queue and for the engine's batch.
 """
 
 from enum import StrEnum
@@ -18,27 +19,27 @@ class PriorityClass(StrEnum):
     """How urgent a request is, the most urgent first."""
 
     INTERACTIVE = "interactive"
-    """Somebody is looking at the screen."""
+    """A person waits for the answer."""
     STANDARD = "standard"
     BATCH = "batch"
-    """Minutes do not matter."""
+    """A delay of minutes is acceptable."""
     BACKGROUND = "background"
-    """Runs when there is room; ageing sees to it that there is, in the end."""
+    """The request runs when there is room; ageing guarantees that it runs eventually."""
 
     rank: int
-    """0 for the most urgent."""
+    """Rank of the class, 0 for the most urgent."""
     priority: int
-    """The highest number that means this class."""
+    """The highest priority number of this class."""
 
 
-# Attributes, and not properties: every request is asked for them several times.
+# These are attributes instead of properties, because they are read several times for every request.
 for _rank, (_class, _highest) in enumerate(zip(PriorityClass, (10, 7, 4, 2), strict=True)):
     _class.rank, _class.priority = _rank, _highest
 
 
 @cache
 def priority_class_for(priority: int) -> PriorityClass:
-    """The class that a number from 1 (least urgent) to 10 (most) stands for.
+    """Returns the priority class of a number from 1 (least urgent) to 10 (most urgent).
 
     10 to 8 are interactive, 7 to 5 standard, 4 and 3 batch, 2 and 1 background.
     """
@@ -52,48 +53,48 @@ class FlowLevel(msgspec.Struct, frozen=True, array_like=True, cache_hash=True):
     """One level of a flow's path."""
 
     id: str
-    """Unique among its siblings: the id of a tenant or of a key."""
+    """Id of a tenant or of a key, unique among its siblings."""
     weight: float = 1.0
-    """Of what the level above gets, relative to its siblings."""
+    """Share of the parent's service, relative to the siblings."""
 
 
 class Flow(msgspec.Struct, frozen=True, array_like=True, cache_hash=True):
-    """Whose request it is, and how urgent."""
+    """The owner and the priority class of a request."""
 
     path: tuple[FlowLevel, ...]
-    """From the organisation down to the key; at least one."""
+    """Levels from the organisation down to the key; at least one."""
     priority: PriorityClass = PriorityClass.STANDARD
 
 
 ONE_FLOW = Flow((FlowLevel("*"),))
-"""For whoever does not tell callers apart."""
+"""Default flow for components that do not distinguish callers."""
 
 
 class QueuePosition(msgspec.Struct, frozen=True):
-    """Where a request stands in the queue, and what is predicted for it."""
+    """Position of a request in the queue, and its predicted times."""
 
     position: int
-    """Requests that are expected to be released before it."""
+    """Number of requests that are expected to be dispatched before this one."""
     wait_s: float
-    """From now until it is released to a replica."""
+    """Seconds from now until the dispatch to a replica."""
     ttft_s: float
-    """From now until its first token."""
+    """Seconds from now until its first token."""
 
 
 class ServiceWeights(msgspec.Struct, frozen=True, array_like=True):
     """Weights of service per prompt, cached and output token.
 
-    *Service* is what a request costs the replicas, in one number. A token of the prompt, one that was found in the
-    cache, and one that was generated cost very different amounts of work. Fair shares, queues and predictions count
-    their weighted sum. The weights are those of Sheng et al., OSDI'24 (VTC): an output token counts twice a prompt
-    token, because it takes a step of its own.
+    *Service* is the cost of a request for the replicas as one number. Prompt tokens, cached tokens and output tokens
+    cost very different amounts of work. Fair shares, queues and predictions use the weighted sum of the three. The
+    weights are those of Sheng et al., OSDI'24 (VTC): an output token counts twice as much as a prompt token, because
+    each output token needs its own step.
     """
 
     prompt: float = 1.0
-    """That had to be computed."""
+    """Weight of a prompt token that must be computed."""
     cached: float = 0.1
     output: float = 2.0
 
     def service(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> float:
-        """The service of so many tokens; `prompt_tokens` includes the cached ones."""
+        """Returns the service of these tokens; `prompt_tokens` includes the cached ones."""
         return self.prompt * (prompt_tokens - cached_tokens) + self.cached * cached_tokens + self.output * output_tokens

@@ -1,4 +1,4 @@
-"""Constraints on an answer, as a caller sends them and as the engine takes them."""
+"""Constraints on an answer: the form from the caller and the form for the engine."""
 
 from typing import Any, Literal
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """A formal language; an answer is one of its words.
+    """Grammar that the answer must match.
 
     Attributes:
-        kind: In which notation `text` is: a JSON Schema (as JSON), a regular expression, or a context-free grammar in
+        kind: Notation of `text`: a JSON Schema (as JSON), a regular expression, or a context-free grammar in
             llguidance's dialect of Lark.
         text: The grammar itself.
     """
@@ -19,16 +19,17 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
-    """Constraint on an answer as it was sent, not yet checked.
+    """Unchecked constraint on an answer, as the caller sent it.
 
     Attributes:
-        form: What `content` is: nothing (any JSON object will do), a schema, a regular expression, a list of strings of
-            which the answer is to be one, a context-free grammar (Lark, or EBNF as llama.cpp writes it), or one that
-            was put together here (``lark``).
+        form: Kind of `content`: nothing (any JSON object is valid), a schema, a regular expression, a list of strings
+            from which the answer is one, a context-free grammar (Lark, or EBNF in the syntax of llama.cpp), or a
+            grammar that maitred generated (``lark``).
         content: See `form`.
-        param: The field of the request that says it.
-        strict: Whether all of it has to hold; otherwise what cannot be enforced of a schema is left out.
-        whitespace: A regular expression for what may stand between the tokens of JSON; None: nothing.
+        param: Request field that contains the constraint.
+        strict: Whether the whole constraint must hold; otherwise the parts of a schema that cannot be enforced are
+            ignored.
+        whitespace: Regular expression of the allowed whitespace between JSON tokens; None: no whitespace.
     """
 
     form: Literal["json_object", "json_schema", "regex", "choice", "grammar", "lark"]

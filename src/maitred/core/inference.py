@@ -1,7 +1,7 @@
-"""Request for inference and the deltas of its answer, free of any API's shape.
+"""Inference request and the deltas of its answer, independent of any API format.
 
-An API turns its own request into an `InferenceRequest` and maps `TextDelta` objects back to its own chunks. Whatever
-stands in between never learns which API was called.
+Each API converts its own request to an `InferenceRequest` and converts `TextDelta` objects to its own chunks. The
+layers in between do not know which API was called.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,92 +15,91 @@ from maitred.core.tools import ToolRules
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """A prompt that the model's chat template has yet to render."""
+    """Conversation that the model's chat template must still render."""
 
     messages: list[dict[str, Any]]
     add_generation_prompt: bool = True
-    """End with the opening of the assistant's turn."""
+    """Whether the rendered prompt ends with the start of the assistant's turn."""
     tools: list[dict[str, Any]] = []
-    """What the model is told of tools, in the words of OpenAI's API."""
+    """Tool declarations for the model, in the format of OpenAI's API."""
     template_arguments: dict[str, Any] = {}
-    """What the template is told beside all that."""
+    """Additional arguments of the chat template."""
 
 
 Prompt = str | list[int] | Conversation
-"""Text, token ids, or a conversation."""
+"""Prompt as text, as token ids, or as a conversation."""
 
 
 class InferenceRequest(msgspec.Struct, frozen=True):
-    """One request, read and checked, not yet tokenised."""
+    """One request that is parsed and checked but not tokenised."""
 
     model: str
     prompts: Sequence[Prompt]
-    """At least one. Choice `i` of prompt `p` has index `p * sampling.n + i` in the answer."""
+    """Prompts of the request, at least one. Choice `i` of prompt `p` has index `p * sampling.n + i` in the answer."""
     sampling: SamplingParams
-    """With `max_tokens` and `seed` still to be settled: the next two fields say what the caller wants."""
+    """Sampling parameters; the next two fields hold the caller's `max_tokens` and `seed`."""
     max_tokens: int | None = None
-    """None: as many as the context window leaves."""
+    """Output tokens of each choice; None: as many as the context window leaves."""
     seed: int | None = None
-    """None: draw one for each prompt."""
+    """Seed of the sampling; None: draw one for each prompt."""
     unset_fields: frozenset[str] = frozenset()
-    """Fields of `sampling` that the caller does not name, so that the model may have defaults of its own."""
+    """Fields of `sampling` that the caller left out; the model's own defaults may fill them."""
     stops: tuple[str, ...] = ()
     """Strings that end a choice; they are not part of the answer."""
     echo: bool = False
-    """Begin every choice with its prompt."""
+    """Whether every choice begins with its prompt."""
     priority: int | None = None
-    """From 1 to 10, as the caller asks for it; None: it does not say."""
+    """Priority from 1 to 10 that the caller asks for; None: not stated."""
     ttft_in_s: float | None = None
-    """Seconds from the request's arrival within which its first token must come; None: it does not say."""
+    """Seconds from the request's arrival to the latest first token; None: not stated."""
     itl_objective_s: float | None = None
-    """The time between two tokens that its reader should not see exceeded; None: it does not say."""
+    """Objective for the time between two tokens, in seconds; None: not stated."""
     deadline_in_s: float | None = None
-    """Seconds from the request's arrival within which the whole answer must be there; None: it does not say."""
+    """Seconds from the request's arrival to the end of the answer; None: not stated."""
     partial: bool = False
-    """Whether what is there at the deadline is welcome; otherwise an answer that is not whole by then has failed."""
+    """Whether a partial answer at the deadline is accepted; otherwise the request fails."""
     retries: int = 0
-    """How often the caller has sent the same request before, as far as it says so."""
+    """How often the caller has sent this request before, according to the caller."""
     escalate: bool | None = None
-    """Whether an answer that fails a check may be asked of a larger model too, at the caller's expense; None: it does
-    not say."""
+    """Whether a larger model may answer after a failed check, at the caller's cost; None: not stated."""
     scored: bool = False
-    """Whether log-probabilities are looked at here, though the caller has not asked for them."""
+    """Whether maitred needs log-probabilities that the caller did not ask for."""
     degradable: bool = True
-    """Whether the caller would rather have a shorter answer, or that of a smaller model, than be refused."""
+    """Whether the caller prefers a shorter answer or a smaller model to a refusal."""
     session: str | None = None
-    """What the caller calls the session that it belongs to; None: none."""
+    """The caller's name for the session of the request; None: no session."""
     user: str | None = None
-    """What it calls the user on whose behalf it asks; None: nothing."""
+    """The caller's name for its end user; None: not stated."""
     local_only: bool = False
-    """Whether nothing of it may leave for a provider."""
+    """Whether no part of the request may be sent to an external provider."""
     regions: frozenset[str] | None = None
-    """Where it may be computed; None: anywhere that its caller's tenants allow."""
+    """Allowed regions; None: every region that the caller's tenants allow."""
     max_usd: float | None = None
-    """What it may cost; None: what its limits allow."""
+    """Maximum cost in US dollars; None: only the limits apply."""
     whole: bool = False
-    """Whether its caller sees nothing of the answer before all of it is there."""
+    """Whether the caller receives the answer only when it is complete."""
     max_tokens_param: str = "max_tokens"
     """What this API calls the limit, and..."""
     prompt_param: str = "prompt"
     """...the prompt, for messages about them."""
     needs: tuple[str, ...] = ()
-    """Fields that ask for more than text, such as ``tools`` or ``response_format``; only some replicas know them."""
+    """Fields such as ``tools`` or ``response_format`` that only some replicas support."""
     tools: Callable[[], ToolRules | None] | None = None
-    """Reads the tools that it brings, and raises `InvalidRequest` if they cannot be had; None: its API has none."""
+    """Parses the tools, or raises `InvalidRequest` if they are unsupported; None: no tools."""
     to_openai: Callable[[], Mapping[str, Any]] | None = None
-    """The whole request in the words of OpenAI's API, without what the caller left out: for replicas that are asked
-    in these. None: its API cannot say it so."""
+    """The whole request in OpenAI's format, without omitted fields, for replicas with that API. None: the API of the
+    request has no such format."""
     constraint: Callable[[], Constraint | None] | None = None
-    """What a model of our own has to hold its answer to, None: to nothing; others have their own rules for what was
-    sent. Raises `InvalidRequest` if it is not said as it has to be."""
+    """Parses the constraint on the answer for our own engine. None: no constraint; external servers apply their own
+    rules to the request. The call raises `InvalidRequest` if the constraint is malformed."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token and its log-probability, in text."""
+    """A token as text with its log-probability."""
 
     text: str
     raw: bytes
-    """The token's exact bytes; `text` cannot show half a character."""
+    """Exact bytes of the token, because `text` cannot hold half a character."""
     logprob: float
 
 
@@ -110,7 +109,7 @@ class TokenScore(msgspec.Struct, frozen=True):
     chosen: TokenLogprob
     top: list[TokenLogprob]
     offset: int
-    """Characters of the choice's text before this token."""
+    """Number of characters of the choice's text before this token."""
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
@@ -119,18 +118,19 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     index: int
     text: str
     finish: FinishReason | None = None
-    """With `FinishReason.DEADLINE` the answer is a part of one."""
+    """Finish reason; with `FinishReason.DEADLINE` the answer is partial."""
     scores: list[TokenScore] | None = None
-    """One per token, if asked for. Text can lag behind: it waits for whole characters and possible stop strings."""
+    """Scores of the tokens, if requested. Text can lag behind: it waits for whole characters and possible stop
+    strings."""
     extra: dict[str, Any] | None = None
     """Further members of a message's delta as OpenAI's API has them: ``tool_calls``, ``refusal``..."""
     stop: str | None = None
-    """The stop string that ended the choice; on its last part, if one did."""
+    """The stop string that ended the choice, on its last delta only."""
     continued: bool = False
-    """Whether another server begins here to go on with what one has left off: it has read the text, not the tokens."""
+    """Whether another server continues the answer here, from its text instead of its tokens."""
 
     @property
     def plain(self) -> bool:
-        """Whether it is new text and nothing else, as most of an answer is."""
+        """Whether the delta contains only new text, like most deltas."""
         bare = self.finish is None and self.scores is None and self.extra is None and not self.continued
         return bare and bool(self.text)

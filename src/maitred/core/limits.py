@@ -1,7 +1,7 @@
-"""Limits: what is limited, and how a limit is written down.
+"""Limits: their kinds and their data format.
 
-A limit belongs to one subject (see `maitred.core.tenancy`) and to one model or all of them. Several can hold for one
-request; each must have room, so the tightest rules.
+A limit belongs to one subject (see `maitred.core.tenancy`) and to one model or all of them. Several limits can apply to
+one request; each must have room, so the tightest one decides.
 """
 
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ import msgspec
 
 
 class LimitKind(StrEnum):
-    """Kind of a limit: what it counts."""
+    """Kind of a limit, by what it counts."""
 
     REQUESTS_PER_MINUTE = "requests_per_minute"
     TOKENS_PER_MINUTE = "tokens_per_minute"
-    """Prompt and output together."""
+    """Prompt tokens and output tokens together."""
     INPUT_TOKENS_PER_MINUTE = "input_tokens_per_minute"
     OUTPUT_TOKENS_PER_MINUTE = "output_tokens_per_minute"
     CONCURRENT_REQUESTS = "concurrent_requests"
     CONCURRENT_TOKENS = "concurrent_tokens"
-    """Prompt tokens and reserved output of the requests that run at one time."""
+    """Prompt tokens and reserved output tokens of all running requests."""
     CONTEXT_TOKENS = "context_tokens"
-    """Prompt and output of one request."""
+    """Prompt tokens and output tokens of one request."""
     OUTPUT_TOKENS = "output_tokens"
-    """Output of one request, per choice."""
+    """Output tokens of one request, for each choice."""
     USD_PER_DAY = "usd_per_day"
     USD_PER_WEEK = "usd_per_week"
     """Weeks begin on Monday; all windows are of UTC."""
@@ -34,12 +34,12 @@ class LimitKind(StrEnum):
 
     @property
     def per_minute(self) -> bool:
-        """A rate, kept by a token bucket."""
+        """Whether the limit is a rate, counted by a token bucket."""
         return self.value.endswith("_per_minute")
 
     @property
     def concurrent(self) -> bool:
-        """Held while a request runs."""
+        """Whether the reservation is held while a request runs."""
         return self.value.startswith("concurrent_")
 
     @property
@@ -55,13 +55,13 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     kind: LimitKind
     value: int
-    """Requests, tokens, or nano-dollars."""
+    """Value in requests, tokens or nano-dollars."""
     model: str | None = None
-    """Counts requests to this model only; None: to all models together."""
+    """Model that the limit applies to; None: all models together."""
     burst: int | None = None
-    """Of a rate: what may come at once after a pause; None: a minute's worth."""
+    """Burst of a rate after a pause; None: the amount of one minute."""
     hard: bool = True
-    """Of money: refuse at the limit. A soft budget only says that it was passed."""
+    """Whether a budget refuses requests at the limit. A soft budget only warns."""
 
 
 class LimitSource(Protocol):
@@ -69,7 +69,7 @@ class LimitSource(Protocol):
 
     @property
     def edition(self) -> int:
-        """Another number after every change of limits, so that what was made of them can be kept until then."""
+        """Version number that changes with every change of limits, for cache invalidation."""
         ...
 
     def limits_of(self, subject: str) -> Sequence[Limit]:

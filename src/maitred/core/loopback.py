@@ -1,11 +1,11 @@
-"""Addresses that are this machine's own, and addresses whose answers can be trusted."""
+"""Checks for loopback addresses and for addresses whose answers can be trusted."""
 
 import ipaddress
 from urllib.parse import urlsplit
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can be behind the address, or connect to it."""
+    """Whether the address is a loopback address, reachable only from this machine."""
     if host.lower() == "localhost":
         return True
     try:
@@ -15,7 +15,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_trustworthy(url: str) -> bool:
-    """Whether what comes from there is what its owner sent: `https`, or this very machine."""
+    """Whether answers from the URL are authentic: `https`, or a loopback address."""
     try:
         parts = urlsplit(url)
         host = parts.hostname

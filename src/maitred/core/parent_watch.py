@@ -1,8 +1,9 @@
-"""A child process that cannot outlive its parent, even one that was killed with SIGKILL.
+"""Watches the parent: the child process ends when its parent ends, even by SIGKILL.
 
-The parent keeps the write end of a pipe on the child's standard input and never writes; the kernel closes it with the
-parent, whatever ended it. The child reads: the end of the file is the parent's death. Linux's PR_SET_PDEATHSIG would
-be shorter, but it follows the *thread* that started the child, and loses a parent that dies before it is set.
+The child's standard input is a pipe, and the parent holds the write end and never writes; the kernel closes the pipe
+when the parent ends for any reason. The child reads the pipe, and end of file means that the parent has ended. Linux's
+PR_SET_PDEATHSIG would be shorter, but it follows the *thread* that started the child, and loses a parent that dies
+before it is set.
 """
 
 import os
@@ -12,24 +13,24 @@ import time
 from collections.abc import Mapping
 
 LIFELINE_VARIABLE = "MAITRED_PARENT_PIPE"
-"""Set to 1 in the environment of a child whose standard input is its lifeline."""
+"""Environment variable that is 1 in a child whose standard input is the parent's pipe."""
 
 GRACE_S = 5.0
-"""Between the polite end of an orphan and the certain one."""
+"""Seconds between SIGTERM and the hard exit of an orphaned child."""
 
 
 def follow_parent(environment: Mapping[str, str] = os.environ) -> None:
     """Ends this process soon after its parent has ended. Call it first thing, before anything slow.
 
-    The orphan sends itself SIGTERM, so that its ordinary shutdown runs, and exits hard if that takes too long. Does
-    nothing in a process that was not started with a lifeline, such as one run by hand.
+    The orphan sends itself SIGTERM, so that its ordinary shutdown runs, and exits hard if that takes too long. The
+    function does nothing in a process without the parent's pipe, such as one started by hand.
     """
     if environment.get(LIFELINE_VARIABLE) == "1":
         threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    while os.read(0, 4096):  # nobody writes; whatever came would be a mistake to ignore
+    while os.read(0, 4096):  # the parent never writes; unexpected input is ignored
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)

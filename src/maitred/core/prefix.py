@@ -1,13 +1,13 @@
-"""Names for the content of KV blocks, the same in the engine that holds them and in the gateway that looks for them.
+"""Keys of KV block contents, shared by the engine and the gateway.
 
-The KV of a token depends on every token before it, so a block's content is named by a chain: the key of a block is the
-digest of its parent's key and its own tokens. Two sequences share a key exactly when they share the whole prefix up to
-and including the block. The chain starts at a digest of the cache scope, so equal prompts in different scopes have
-nothing in common and one tenant cannot probe for another's prompts by timing.
+The KV of a token depends on every token before it, so block keys form a hash chain: the key of a block is the digest of
+its parent's key and its own tokens. Two sequences share a key exactly when they share the whole prefix up to and
+including the block. The chain starts at a digest of the cache scope, so equal prompts in different scopes have nothing
+in common and one tenant cannot probe for another's prompts by timing.
 
-A cryptographic digest (BLAKE2b, 128 bits) is used because a collision would show one user another user's context; at
-about a microsecond per block it is not worth saving. The idea of block-level hash chains is vLLM's automatic prefix
-caching (Kwon et al., SOSP'23, and its design notes).
+A cryptographic digest (BLAKE2b, 128 bits) is used because a collision would show one user another user's context; it
+costs only about a microsecond per block. The idea of block-level hash chains is vLLM's automatic prefix caching (Kwon
+et al., SOSP'23, and its design notes).
 """
 
 from array import array
@@ -21,30 +21,30 @@ KEY_BYTES = 16
 
 
 class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """Update of an engine's prefix cache since the last one: which blocks can be found, and which no more.
+    """Update of an engine's prefix cache since the last one: added and removed blocks.
 
-    Only how it ended counts: what was stored and removed in between is said to be removed, so the order within does
-    not matter.
+    An update describes the final state: a block that was stored and removed since the last update is listed as removed,
+    so the order inside an update does not matter.
     """
 
     sequence: int
-    """Counts up by one from one to the next while the engine lives; after a gap the whole must be asked for."""
+    """Sequence number that grows by 1 per update; after a gap, request a full update."""
     block_tokens: int
     total_blocks: int
     stored: bytes = b""
-    """Keys, one after the other."""
+    """Concatenated keys of the stored blocks."""
     removed: bytes = b""
     whole: bool = False
-    """`stored` is all that there is, as of this number."""
+    """Whether `stored` is the complete content at this sequence number."""
 
 
 def split_keys(joined: bytes) -> list[bytes]:
-    """The keys that were written one after the other."""
+    """Splits concatenated block keys into a list."""
     return [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)]
 
 
 def shared_scope(cache_scope: str) -> str:
-    """The scope of blocks that all requests of a cache scope share, and not only the choices of one."""
+    """Returns the scope of blocks that all requests of a cache scope share."""
     return f"shared:{cache_scope}"
 
 
@@ -55,12 +55,12 @@ def root_key(scope: str) -> bytes:
 
 
 def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The key of the block that holds `tokens` after the prefix that `parent` names."""
+    """Returns the key of the block with `tokens` after the prefix with the key `parent`."""
     return blake2b(parent + array("I", tokens).tobytes(), digest_size=KEY_BYTES).digest()
 
 
 def chain(scope: str, tokens: Sequence[int], block_tokens: int) -> Iterator[bytes]:
-    """The keys of the whole blocks that `tokens` fill, from the first; each is computed when it is asked for."""
+    """Yields the keys of the full blocks of `tokens` in order, each computed on demand."""
     data = array("I", tokens)
     step = block_tokens * data.itemsize
     content = memoryview(data).cast("B")

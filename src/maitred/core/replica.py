@@ -1,8 +1,8 @@
-"""Replicas as the gateway sees them: Protocols that one side implements and `maitred.app` wires, and their admin state.
+"""Protocols of the replicas for the gateway, and the admin state of a replica.
 
-A replica is anything that turns an `EngineRequest` into a stream of deltas: our engine behind a socket. Servers of
-others, which take and give text, are `maitred.core.text_replica.TextReplica`. The gateway knows replicas only through
-these Protocols.
+A replica turns an `EngineRequest` into a stream of deltas; our engine behind a socket is one. External servers take and
+return text; their interface is `maitred.core.text_replica.TextReplica`. The gateway knows replicas only through these
+Protocols.
 
 An operator puts a replica into one of three states: serving, draining, maintenance.
 
@@ -13,8 +13,8 @@ An operator puts a replica into one of three states: serving, draining, maintena
        |  `-----serve-----'                                           |
        `--------------------------maintain----------------------------'   (from draining, too)
 
-Draining takes nothing new and finishes what runs. In maintenance nothing is sent, whatever the replica says of itself,
-and nothing is learnt from how it behaves.
+A draining replica takes no new requests and finishes the running ones. A replica in maintenance gets no requests,
+whatever it reports, and its behaviour is not recorded.
 """
 
 import math
@@ -37,12 +37,12 @@ class AdminStatus(StrEnum):
 
 
 class AdminState:
-    """The state, and what runs.
+    """Admin state and running attempts of a replica.
 
     Attributes:
-        state: See the module.
-        running: Attempts that have begun and not ended.
-        serving_since_s: Since when it serves again; minus infinity if it has never ceased to.
+        state: Admin status; see the module docstring.
+        running: Number of running attempts.
+        serving_since_s: Time since which it serves again; minus infinity if it never stopped.
     """
 
     def __init__(self) -> None:
@@ -52,21 +52,21 @@ class AdminState:
 
     @property
     def serving(self) -> bool:
-        """Whether it takes anything new."""
+        """Whether the replica takes new requests."""
         return self.state is AdminStatus.SERVING
 
     def drain(self) -> None:
-        """Takes nothing new. Changes nothing in maintenance."""
+        """Stops new requests to the replica. In maintenance the call changes nothing."""
         if self.state is AdminStatus.SERVING:
             self.state = AdminStatus.DRAINING
             self._rest()
 
     def maintain(self) -> None:
-        """Takes the replica away from now on; what runs there is its owner's to end."""
+        """Puts the replica into maintenance; its owner must end the running attempts."""
         self.state = AdminStatus.MAINTENANCE
 
     def serve(self, now_s: float) -> None:
-        """Takes requests again. Whoever never had ceased to goes on as before."""
+        """Lets the replica take requests again. A serving replica is unchanged."""
         if self.state is not AdminStatus.SERVING:
             self.state = AdminStatus.SERVING
             self.serving_since_s = now_s
@@ -86,46 +86,46 @@ class AdminState:
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """Card of the model that a replica runs, as the replica gives it."""
+    """Card of the model that a replica runs, as reported by the replica."""
 
     name: str
     context_tokens: int
-    """Prompt and answer together."""
+    """Length of the context window in tokens, prompt and answer together."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_sequences: int
-    """Sequences in one batch at most."""
+    """Maximum number of sequences in one batch."""
     kv_capacity_tokens: int
     max_choices: int
     """Largest `n` the replica accepts."""
     dtype: str
     device: str
     embedding_dimensions: int = 0
-    """Numbers in the vector that it answers with; 0: it generates text."""
+    """Dimensions of its embedding vectors; 0: the model generates text."""
     digest: ModelFingerprint = ModelFingerprint()
-    """Of the files it was read from."""
+    """Fingerprint of the files that the model was loaded from."""
 
 
 class StepTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Step times that an engine has measured, as a linear model good enough to promise by.
+    """Measured step times of an engine as a linear model, accurate enough for predictions.
 
-    A step of `t` tokens, of which `d` decode sequences that have `c` tokens of context together, and the others are
-    those of `n` prefill chunks and attend to `p` pairs (each to itself and to every token before it), takes
-    ``fixed_s + token_s * t + context_token_s * c + decode_s * d + chunk_s * n + pair_s * p``.
-    All 0 before anything was measured.
+    A step has `t` tokens: `d` of them are decodes of sequences with `c` context tokens in total, and the others belong
+    to `n` prefill chunks with `p` attention pairs (each token attends to itself and to every token before it). The step
+    takes ``fixed_s + token_s * t + context_token_s * c + decode_s * d + chunk_s * n + pair_s * p``. All values are 0
+    before the first measurement.
     """
 
     fixed_s: float = 0.0
     token_s: float = 0.0
     context_token_s: float = 0.0
     decode_s: float = 0.0
-    """What a token that decodes costs beyond one of a prefill chunk: it shares its reading of the weights with few
-    others, and it is sampled."""
+    """Extra seconds of a decode token compared to a prefill token. A decode token shares the read of the weights with
+    few other tokens, and it is sampled."""
     chunk_s: float = 0.0
     pair_s: float = 0.0
 
     def of(self, tokens: int, context_tokens: int, *, decodes: int = 0, chunks: int = 0, pairs: int = 0) -> float:
-        """Seconds for such a step."""
+        """Returns the predicted seconds of a step."""
         return (
             self.fixed_s
             + self.token_s * tokens
@@ -136,15 +136,15 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def decoding(self, sequences: int, context_tokens: int) -> float:
-        """Seconds for a step of nothing but decodes."""
+        """Returns the predicted seconds of a step with only decodes."""
         return self.of(sequences, context_tokens, decodes=sequences)
 
     def chunk(self, start: int, length: int) -> float:
-        """Seconds that a prefill chunk adds to a step: `length` tokens of one sequence, after `start` earlier ones."""
+        """Returns the seconds that a prefill chunk of `length` tokens after `start` tokens adds."""
         return self.token_s * length + self.chunk_s + self.pair_s * pairs_of(start, length)
 
     def longest_chunk(self, seconds: float, start: int, at_most: int) -> int:
-        """The most tokens, `at_most` of them, of which a `chunk` takes no longer than so many seconds."""
+        """Returns the largest chunk in tokens, up to `at_most`, that fits into `seconds`."""
         left_s = seconds - self.chunk_s
         if left_s < 0:
             return 0
@@ -155,17 +155,17 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pairs_of(start: int, length: int) -> int:
-    """Pairs of tokens that `length` tokens after `start` earlier ones attend to."""
+    """Returns the attention pairs of `length` tokens after `start` earlier tokens."""
     return length * start + length * (length + 1) // 2
 
 
 class GpuState(msgspec.Struct, frozen=True, array_like=True):
-    """One accelerator that an engine computes on, as its driver sees it: all processes there taken together."""
+    """State of one accelerator of an engine, as its driver reports it for all processes."""
 
     name: str
-    """Unique on its machine, and the same after a restart."""
+    """Name of the accelerator, unique on its machine and stable across restarts."""
     busy_share: float
-    """Of the driver's last sampling period, from 0 to 1: the part in which anything ran."""
+    """Busy share of the driver's last sampling period, from 0 to 1."""
     used_bytes: int
     total_bytes: int
 
@@ -174,7 +174,7 @@ class ProcessState(msgspec.Struct, frozen=True, array_like=True):
     """State of an engine's process on its machine; at most a second old while it reports."""
 
     cpu_s: float = 0.0
-    """User and system, since its start. A counter."""
+    """User and system CPU seconds since its start. This is a counter."""
     resident_bytes: int = 0
     open_files: int = 0
     threads: int = 0
@@ -191,65 +191,63 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     total_blocks: int = 0
     steps: int = 0
     step_s: float = 0.0
-    """Seconds spent in steps, in all."""
+    """Total seconds spent in steps."""
     prompt_tokens: int = 0
     """Prompt tokens of admitted sequences, cached ones included."""
     cached_tokens: int = 0
-    """Of these, found in the prefix cache."""
+    """Prompt tokens of these that were found in the prefix cache."""
     output_tokens: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
-    """Computed again after a preemption, or after another replica that was lost; never billed."""
+    """Tokens recomputed after a preemption or after the loss of another replica; never billed."""
     finished: int = 0
     cancelled: int = 0
     wasted_tokens: int = 0
-    """Output of sequences that were cancelled, or ended by their deadline with nobody to take a part."""
+    """Wasted output tokens of sequences that were cancelled, or ended at a deadline without any use."""
     free_sequences: int = 0
-    """Sequences that the engine would take into its batch now, beside those it runs and those that wait in it. A gauge,
-    as all that follow."""
+    """Free sequence slots beyond the running and waiting sequences. All following fields are gauges."""
     promised_blocks: int = 0
-    """Blocks that what runs and waits is still expected to take."""
+    """KV blocks that running and waiting sequences are still expected to take."""
     waiting_prompt_tokens: int = 0
-    """Prompt tokens of what runs and waits that are still to be computed."""
+    """Prompt tokens of running and waiting sequences that are not computed yet."""
     paused: int = 0
-    """Sequences whose readers have fallen behind; they are not computed, and others may have their slots and blocks."""
+    """Paused sequences whose readers lag; others may take their slots and blocks."""
     step_tokens: int = 0
-    """Tokens that the next step may compute at most."""
+    """Maximum number of tokens in the next step."""
     times: StepTimes = StepTimes()
     guests: int = 0
-    """Of those that run: how many do so beyond the places, because their tenants held fewer of them than others."""
+    """Running sequences beyond the regular slots, because their tenants held fewer slots than others."""
     guest_places: int = 0
-    """For further guests."""
+    """Free slots for more such extra sequences."""
     forced_tokens: int = 0
-    """Output tokens that came without being sampled, because a grammar left no other: each has saved its sequence a
-    step. A counter."""
+    """Output tokens that a grammar forced without sampling: each saved its sequence a step. This is a counter."""
     drafted_tokens: int = 0
     """Guesses at tokens to come that steps have computed, since the engine's start..."""
     accepted_tokens: int = 0
     """...and those of them that were right: tokens of answers that needed no step of their own."""
     pinned_blocks: int = 0
-    """Blocks that pins hold, so that they are not free. A gauge."""
+    """KV blocks that are held by pins and therefore not free. This is a gauge."""
     pins_given_up: int = 0
-    """Pins that went before their time, because a request would have waited for ever. A counter."""
+    """Pins that were dropped early, because a request would have waited forever. This is a counter."""
     asleep: bool = False
-    """Whether its weights and its KV cache are not in memory. A gauge."""
+    """Whether the engine sleeps: its weights and its KV cache are not in memory. This is a gauge."""
     wakes_in_s: float = 0.0
-    """How long waking should take."""
+    """Predicted seconds to wake up."""
     swapped_blocks: int = 0
     """KV blocks of preempted sequences that were copied to the host's memory when others needed their room..."""
     restored_blocks: int = 0
     """...and those that were copied back instead of being computed again."""
     evicted_blocks: int = 0
-    """Blocks whose cached content gave way to something else. A counter, as the three that follow."""
+    """Cached KV blocks that were evicted. This field and the next three are counters."""
     batched: int = 0
-    """Sequences that steps have computed something of, each once for every step."""
+    """Sum of the batch sizes of all steps, in sequences."""
     prefill_tokens: int = 0
-    """Tokens that steps have computed of prompts, and of what was computed again."""
+    """Prefill tokens that steps have computed, recomputed tokens included."""
     decode_tokens: int = 0
-    """Tokens that steps have computed of answers, wrong guesses included."""
+    """Output tokens that steps have computed, rejected draft tokens included."""
     process: ProcessState = ProcessState()
     cached_blocks: int = 0
-    """Of the free ones: those that hold a prefix which a later request may find. A gauge."""
+    """Free KV blocks that still hold a cached prefix for later requests. This is a gauge."""
 
 
 class ExternalLoad(NamedTuple):
@@ -257,37 +255,37 @@ class ExternalLoad(NamedTuple):
 
     requests: float
     waiting: float
-    """Of these, those that it has not begun."""
+    """Requests of these that the server has not started."""
     late_s: float
-    """For how long its next word has been due; infinite if there was none."""
+    """Seconds since the next report was due; infinite if there was no report."""
 
 
 class TokenStream(Protocol):
-    """The answer to one request, as it comes."""
+    """Token stream of the answer to one request."""
 
     def __aiter__(self) -> AsyncIterator[list[TokenDelta]]:
-        """Batches of deltas; ends after every choice has finished.
+        """Yields batches of deltas; ends after every choice has finished.
 
-        A reader that lags gets what has piled up in one batch.
+        A slow reader gets all accumulated deltas in one batch.
 
         Raises:
-            ReplicaLost: The replica died; what was read so far is not the whole answer.
+            ReplicaLost: The replica died; the answer so far is incomplete.
         """
         ...
 
     def listen(self, hear: Callable[[Sequence[TokenDelta]], bool]) -> None:
-        """Lets somebody hear each batch for which the reader waits; where that returns True, it goes on waiting.
+        """Passes each batch to `hear` while the reader waits; if `hear` returns True, it waits on.
 
-        What it raises, the reader raises.
+        An exception from `hear` is raised in the reader.
         """
         ...
 
     def cancel(self, index: int) -> None:
-        """Ends one choice; the engine frees what it held by its next step. No delta of it follows."""
+        """Ends one choice; the engine frees its resources by the next step. No delta follows."""
         ...
 
     def pause(self) -> None:
-        """Stops the computation of every choice until `resume`; nothing is lost, but others may go before then."""
+        """Pauses every choice until `resume`; no output is lost, but other sequences may go first."""
         ...
 
     def resume(self) -> None:
@@ -296,13 +294,13 @@ class TokenStream(Protocol):
 
 
 class HasModelCard(Protocol):
-    """Owner of a model card: one replica, or all of a model."""
+    """Owner of a model card: one replica, or all replicas of a model."""
 
     def card(self) -> ModelCard:
         """Returns the card of the model that runs there.
 
         Raises:
-            ReplicaUnavailable: Nothing is ready.
+            ReplicaUnavailable: No replica is ready.
         """
         ...
 
@@ -311,28 +309,28 @@ class ReplicaBase(HasModelCard, Protocol):
     """Interface of every replica, of tokens or of text."""
 
     def load(self) -> LoadReport:
-        """The last report heard from it."""
+        """Returns the last load report of the replica."""
         ...
 
     def count_unreported(self) -> int:
-        """Requests that were submitted and that the last report cannot know of yet."""
+        """Returns the number of submitted requests that the last report does not include yet."""
         ...
 
     @property
     def weight(self) -> float:
-        """The part of its load that it should have, above 0 and up to 1: one that comes back begins with little."""
+        """Share of the load, above 0 and up to 1: a replica that returns starts with a small share."""
         ...
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` after every report, and when the replica becomes ready or is lost. For good."""
+        """Calls `listener` after every report, and when the replica becomes ready or is lost. This cannot be undone."""
         ...
 
 
 class Replica(ReplicaBase, Protocol):
-    """One place where requests of one model can run."""
+    """A replica that serves requests of one model as tokens."""
 
     def generate(self, request: EngineRequest) -> AbstractAsyncContextManager[TokenStream]:
-        """Submits the request; leaving the context cancels whatever has not finished.
+        """Submits the request; exit from the context cancels unfinished choices.
 
         Raises:
             ReplicaUnavailable: The replica is not ready; nothing was submitted.

@@ -1,4 +1,4 @@
-"""Stack of async contexts that a request holds: entered one by one, left in the opposite order."""
+"""Stack of the async contexts of a request, exited in reverse order."""
 
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -11,9 +11,9 @@ T_Entered = TypeVar("T_Entered", bound=AbstractAsyncContextManager[object])
 class ResourceStack:
     """Stack of async contexts. It has the methods of `contextlib.AsyncExitStack` that a request needs.
 
-    Every request opens two of these and enters two contexts. With `AsyncExitStack` that was a tenth of the processor
-    time of a whole answer (see `benchmarks/LOG.md`). It costs less here, because a context may not suppress an error:
-    all are left with the error that the block ended with, or with the one that a context raised while it was left.
+    Every request opens two of these and enters two contexts. With `AsyncExitStack`, this took a tenth of the processor
+    time of a whole answer (see `benchmarks/LOG.md`). This class is cheaper, because a context cannot suppress an error:
+    each context exits with the error of the block, or with an error that another context raised during its exit.
     """
 
     __slots__ = ("_contexts",)
@@ -22,7 +22,7 @@ class ResourceStack:
         self._contexts: list[AbstractAsyncContextManager[object]] = []
 
     async def enter_async_context(self, context: AbstractAsyncContextManager[T], /) -> T:
-        """Enters a context and returns what it gives."""
+        """Enters a context and returns its value."""
         entered = await context.__aenter__()
         self._contexts.append(context)
         return entered
@@ -33,7 +33,7 @@ class ResourceStack:
         return context
 
     def pop_all(self) -> "ResourceStack":
-        """Moves all contexts into a new stack, which is to be left in place of this one."""
+        """Moves all contexts into a new stack, which the caller must exit instead of this one."""
         other = ResourceStack()
         other._contexts, self._contexts = self._contexts, []
         return other

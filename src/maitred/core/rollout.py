@@ -1,4 +1,4 @@
-"""A rollout as everybody knows it: two versions behind one name, how their requests are shared, and what was decided.
+"""Rollout state: two versions behind one model name, their traffic shares and the decision.
 
 ::
 
@@ -6,7 +6,8 @@
        |    <--weight--                   start: from anywhere, with a new trial --> running
        +-----promote---> promoted         end: from anywhere --> ended
 
-Only `running` has a trial. Whoever is rolled back, aborted or ended stays so until somebody starts it again.
+Only the phase `running` has a trial. A rollout that is rolled back, aborted or ended stays so until an operator starts
+it again.
 """
 
 from enum import StrEnum
@@ -16,64 +17,64 @@ import msgspec
 
 
 class RolloutVersion(StrEnum):
-    """Which of the two."""
+    """Version of a model in a rollout."""
 
     STABLE = "stable"
-    """The one that has been serving."""
+    """The current version, which already serves."""
     CANARY = "canary"
-    """The one that is being tried."""
+    """The new version, which is on trial."""
 
 
 class RolloutPhase(StrEnum):
-    """Phase of a rollout: what it is doing."""
+    """Phase of a rollout."""
 
     RUNNING = "running"
     """The canary is on trial."""
     SWITCHED = "switched"
-    """The canary serves everybody, and the stable version stands ready."""
+    """The canary serves all requests, and the stable version is on standby."""
     PROMOTED = "promoted"
-    """The canary serves everybody: it has proved itself, or somebody has decided so."""
+    """The canary serves all requests after a successful trial or an operator's decision."""
     ROLLED_BACK = "rolled_back"
-    """Somebody has given everybody back to the stable version."""
+    """An operator has aborted the rollout: the stable version serves all requests."""
     ABORTED = "aborted"
-    """The trial has."""
+    """The trial has failed: the stable version serves all requests."""
     ENDED = "ended"
-    """The name leads where it leads without a rollout."""
+    """The rollout is over: the model name resolves as without a rollout."""
 
 
 class RolloutArm(msgspec.Struct, frozen=True):
-    """Which side of a rollout a request is on."""
+    """Rollout arm of a request."""
 
     rollout: str
     version: RolloutVersion
     tried: bool = True
-    """Whether it says something of the versions: it could have gone to either."""
+    """Whether the request counts as evidence: it could have gone to either version."""
 
     def __str__(self) -> str:
         return f"{self.rollout}={self.version}"
 
 
 class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout, as it is kept in the store and known to every gateway."""
+    """State of one rollout in the store and in every gateway."""
 
     name: str
-    """What requests ask for."""
+    """Model name in the requests."""
     settings: dict[str, Any]
-    """Those of `maitred.routing.rollout.config.RolloutConfig`, as JSON has them."""
+    """Settings of `maitred.routing.rollout.config.RolloutConfig` as JSON values."""
     phase: RolloutPhase = RolloutPhase.RUNNING
     weight: float = 0.0
-    """Share of the keys that the canary serves."""
+    """Share of the caller keys that the canary serves."""
     shadow: float = 0.0
     """Share of the stable version's requests that are copied to the canary."""
     trial: int = 1
-    """Number of the trial: evidence belongs to one."""
+    """Number of the trial; evidence belongs to one trial."""
     why: str = ""
     """The reason of the last change, where there is one."""
     changed_s: float = 0.0
     """Wall time of the last change."""
 
     def start(self, settings: dict[str, Any], now_s: float) -> "RolloutState":
-        """On trial from the beginning, with these settings."""
+        """Returns a state with a new trial and these settings."""
         return _change(
             self,
             now_s,
@@ -85,13 +86,16 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def with_weight(self, weight: float, shadow: float, now_s: float) -> "RolloutState":
-        """With other shares. The trial goes on, unless it begins or ceases to compare answers, or was over."""
+        """Returns a state with other shares.
+
+        The trial continues, unless the comparison of answers starts or stops, or the trial was over.
+        """
         same = self.phase is RolloutPhase.RUNNING and (shadow > 0) == (self.shadow > 0)
         trial = self.trial if same else self.trial + 1
         return _change(self, now_s, phase=RolloutPhase.RUNNING, weight=weight, shadow=shadow, trial=trial)
 
     def with_phase(self, phase: RolloutPhase, now_s: float, why: str = "") -> "RolloutState":
-        """In another phase: one version serves everybody, and nothing is copied."""
+        """Returns a state in another phase: one version serves all, and no request is copied."""
         weight = 1.0 if phase in (RolloutPhase.SWITCHED, RolloutPhase.PROMOTED) else 0.0
         return _change(self, now_s, phase=phase, weight=weight, shadow=0.0, why=why)
 

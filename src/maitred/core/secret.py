@@ -1,7 +1,7 @@
-"""A value that must not be printed, together with where it came from.
+"""Secret value that must never be printed, with its reference.
 
-Configuration holds secrets by reference only (an environment variable or a file), so the reference may be shown
-anywhere and the value nowhere: not by `repr`, not in a log line, not by an encoder that walks structs.
+The configuration holds only references to secrets (an environment variable or a file). The reference may be shown
+anywhere; the value must never appear in `repr`, in a log line or in the output of a struct encoder.
 """
 
 import hmac
@@ -13,7 +13,7 @@ class Secret:
 
     Args:
         value: The secret itself.
-        reference: Where it was read, as it is written in the configuration: ``{env: NAME}`` or ``{file: path}``.
+        reference: Source of the secret, as written in the configuration: ``{env: NAME}`` or ``{file: path}``.
     """
 
     __slots__ = ("_value", "reference")
@@ -23,7 +23,7 @@ class Secret:
         self.reference = reference
 
     def reveal(self) -> str:
-        """The secret itself. Call it where the secret is used, and keep the result nowhere."""
+        """Returns the secret itself. Call it where the secret is used, and never store the result."""
         return self._value
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Service behind an API, as the API uses it, and the streams that it answers with."""
+"""Interfaces between an API and the service behind it, with the response streams."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
@@ -13,66 +13,67 @@ from maitred.core.tenancy import Principal
 
 
 class ResponseStream(Protocol):
-    """An answer as it comes; iterate once."""
+    """Stream of one answer; iterate it once."""
 
     def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
-        """One list for every batch that the replica delivers, with the parts of each choice in their order.
+        """Yields one list of deltas per batch from the replica, in order for each choice.
 
-        The list is empty while all new text is held back. The first one, empty or not, says that the replica has
+        A list is empty while all new text is held back. The first list, even an empty one, means that the replica has
         begun to answer.
         """
         ...
 
 
 class StreamSink(Protocol):
-    """Where text goes out to a client."""
+    """Output for the text to one client."""
 
     @property
     def open(self) -> bool:
-        """Whether it can go out now."""
+        """Whether the sink can send text now."""
         ...
 
     def send(self, parts: Sequence[TextDelta]) -> None:
-        """Sends it; only while it is `open`."""
+        """Sends the deltas; call it only while the sink is `open`."""
         ...
 
 
 class PushStream(ABC):
-    """An answer of which most need not be read.
+    """Answer stream that can push most of its deltas directly to a sink.
 
-    No protocol: every stream asks whether its answer is one, and to look for a method by its name takes thirty calls.
+    This is a base class instead of a Protocol: every stream runs an `isinstance` check, and such a check on a Protocol
+    takes thirty function calls.
     """
 
     @abstractmethod
     def push_to(self, sink: StreamSink) -> None:
-        """Lets what is nothing but text out here, from when it comes and while its reader waits for it.
+        """Sends text-only deltas directly to `sink` while the reader waits for them.
 
-        The reader is left to sleep then; it gets the rest, in the order in which it came: whatever is not text alone,
-        what comes while the outlet is not open, and the end.
+        The reader stays asleep for these deltas. It receives all other items in order: deltas with more than text,
+        deltas that arrive while the sink is closed, and the end.
         """
         ...
 
 
 class InferenceService(Protocol):
-    """System behind an API, as the API uses it; `maitred.app.request.pipeline` implements it."""
+    """Inference service for the APIs; `maitred.app.request.pipeline` implements it."""
 
     def generate(
         self, request: InferenceRequest, context: RequestContext
     ) -> AbstractAsyncContextManager[ResponseStream]:
-        """Starts the work for a request; leaving the context ends whatever is unfinished.
+        """Starts the work for a request; exit from the context ends unfinished work.
 
         Raises:
-            ModelNotFound: Nothing of that name is served to this caller.
+            ModelNotFound: No model of that name is served to this caller.
             InvalidRequest: The prompt cannot be rendered or does not fit.
-            LimitReached: The caller's limits have no room for it.
-            ReplicaUnavailable: Nothing can run it now.
+            LimitReached: The caller's limits have no room for the request.
+            ReplicaUnavailable: No replica can run the request now.
         """
         ...
 
     async def tokenize(
         self, principal: Principal, model: str, prompt: Prompt, *, add_special_tokens: bool | None
     ) -> list[int]:
-        """The prompt as the model would get it; see `InferenceService.generate` for what it raises."""
+        """Returns the prompt tokens for the model; raises the same errors as `InferenceService.generate`."""
         ...
 
     def detokenize(self, principal: Principal, model: str, tokens: Sequence[int]) -> str:
@@ -84,23 +85,23 @@ class InferenceService(Protocol):
         ...
 
     async def rate_limit_status(self, context: RequestContext) -> RateLimitStatus | None:
-        """Where the caller stands with its limits, for a request that was refused before anything was reserved."""
+        """Returns the rate limit status of a caller whose request was refused before a reservation."""
         ...
 
     def card(self, principal: Principal, model: str) -> ModelCard:
         """Returns the card of a model.
 
         Raises:
-            ModelNotFound: Nothing of that name is served to this caller.
+            ModelNotFound: No model of that name is served to this caller.
             ReplicaUnavailable: Its replica has never been ready.
         """
         ...
 
     def queue_position(self, principal: Principal, request_id: str) -> QueuePosition:
-        """Where a request of this caller's organisation stands in the queue.
+        """Returns the queue position of a request of this caller's organisation.
 
         Raises:
-            ResourceNotFound: None of that id waits.
+            ResourceNotFound: No waiting request has that id.
         """
         ...
 
@@ -110,26 +111,26 @@ class InferenceService(Protocol):
 
 
 Vector = bytes
-"""Numbers as fp32, little-endian, one behind the other: as the engine sends them and as base64 wants them."""
+"""Concatenated little-endian fp32 numbers, in the format of the engine and of base64 answers."""
 
 
 class EmbeddingService(Protocol):
-    """Computes vectors; `maitred.app.request.embeddings` is the one that serves."""
+    """Service that computes embeddings; `maitred.app.request.embeddings` implements it."""
 
     async def embed(
         self, request: InferenceRequest, context: RequestContext, dimensions: int | None
     ) -> Sequence[Vector]:
-        """One vector for each prompt of the request, in their order.
+        """Returns one vector for each prompt of the request, in order.
 
         Args:
-            request: What is asked; its sampling says nothing.
-            context: What is known of the request.
+            request: The request; its sampling parameters are ignored.
+            context: The request context.
             dimensions: Length of the vectors; None: the model's own.
 
         Raises:
-            ModelNotFound: Nothing of that name is served to this caller.
+            ModelNotFound: No model of that name is served to this caller.
             InvalidRequest: The model generates text, or a prompt does not fit it, or it has fewer dimensions.
-            LimitReached: The caller's limits have no room for it.
-            ReplicaUnavailable: Nothing can run it now.
+            LimitReached: The caller's limits have no room for the request.
+            ReplicaUnavailable: No replica can run the request now.
         """
         ...

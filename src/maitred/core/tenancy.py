@@ -1,7 +1,7 @@
 """Tenancy: organisations have teams, teams have keys, and a request carries the whole path.
 
-Organisation and team are both a `Tenant`; an organisation is one without a parent. What is set on a tenant holds for
-everything below it unless something below is stricter. Limits and budgets name a *subject*: ``tenant:acme``,
+Organisation and team are both a `Tenant`; an organisation is one without a parent. A setting of a tenant applies to
+everything below it, unless a lower level has a stricter one. Limits and budgets name a *subject*: ``tenant:acme``,
 ``key:5b1f0c9e7d2a``, ``*`` for the whole installation, or ``tenant:*`` and ``key:*`` for each one by itself.
 """
 
@@ -20,7 +20,7 @@ _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 def is_id(text: object) -> bool:
-    """Whether it could be the id of a tenant, a key or a limit; what could not is not looked for."""
+    """Whether a value has the format of a tenant, key or limit id; other values are not looked up."""
     return isinstance(text, str) and _ID.fullmatch(text) is not None
 
 
@@ -36,35 +36,35 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """An organisation, or a team in one."""
 
     id: str
-    """Chosen by whoever creates it: lower-case letters, digits, ``-`` and ``_``."""
+    """Id from the creator: lower-case letters, digits, ``-`` and ``_``."""
     parent: str | None = None
     """The organisation of a team; None for an organisation."""
     name: str = ""
     weight: float = 1.0
     """Share of service relative to its siblings when they compete."""
     models: tuple[str, ...] | None = None
-    """Models that may be used; None: all that the parent may."""
+    """Models that may be used; None: all models of the parent."""
     priority_ceiling: int | None = None
-    """Highest priority, 1 to 10, that its requests may ask for; None: as the parent."""
+    """Highest priority (1 to 10) that its requests may ask for; None: that of the parent."""
     regions: tuple[str, ...] = ()
-    """Where its requests may be served; empty: as the parent."""
+    """Regions that may serve its requests; empty: those of the parent."""
     tags: tuple[str, ...] = ()
     """Privacy and other tags, such as ``local-only``; added to the parent's."""
     disabled: bool = False
-    """Its keys, and those of its teams, are refused."""
+    """Whether its keys and those of its teams are refused."""
 
 
 class KeySecret(msgspec.Struct, frozen=True):
-    """One secret of a key. While a key is rotated it has two."""
+    """One secret of a key. During a rotation a key has two."""
 
     sha256: bytes
-    """Of the secret part. The secret has 256 random bits, so that a slow hash would protect nothing."""
+    """SHA-256 of the secret part. The secret has 256 random bits, so a slow hash would add no protection."""
     expires_s: float | None = None
-    """Wall time."""
+    """Wall time at which the secret expires; None: never."""
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as it is stored: everything but the secret."""
+    """API key as it is stored, without the secret."""
 
     id: str
     """The public id, the part of ``sk-mtd-<public id>-<secret>`` that may be shown and logged."""
@@ -73,40 +73,39 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[Scope, ...] = (Scope.INFERENCE,)
     secrets: tuple[KeySecret, ...] = ()
     expires_s: float | None = None
-    """Wall time."""
+    """Wall time at which the key expires; None: never."""
     revoked: bool = False
 
     @property
     def lasting(self) -> bool:
-        """Whether it has one secret, and no time at which either ends."""
+        """Whether the key has one secret, and neither of them expires."""
         return self.expires_s is None and len(self.secrets) == 1 and self.secrets[0].expires_s is None
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Sender of a request, once known: the key with all that its tenants say, already combined."""
+    """Authenticated sender of a request: the key with the combined settings of its tenants."""
 
     key: str
-    """Public id of the key; for a token of an identity provider, its subject."""
+    """Public id of the key, or the subject of an identity provider's token."""
     tenants: tuple[str, ...]
-    """From the key's own tenant up to the organisation; at least one."""
+    """Tenants from the key's own tenant up to the organisation; at least one."""
     scopes: frozenset[Scope]
     models: frozenset[str] | None = None
-    """Models that all of them allow; None: every model."""
+    """Models that all of these tenants allow; None: every model."""
     priority_ceiling: int = 10
     shares: tuple[FlowLevel, ...] = ()
-    """Its path through the tenants with their weights, from the organisation down to the key: whose share its requests
-    use (see `maitred.core.flow`)."""
+    """Flow path with weights, from the organisation down to the key (see `maitred.core.flow`)."""
     regions: frozenset[str] | None = None
-    """None: anywhere."""
+    """Allowed regions; None: all regions."""
     tags: frozenset[str] = frozenset()
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """Whose limits hold, from the narrowest to the widest."""
+        """Returns the subjects whose limits apply, from the narrowest to the widest."""
         return (f"key:{self.key}", *(f"tenant:{tenant}" for tenant in self.tenants), "*")
 
     def may_use(self, model: str) -> bool:
-        """Whether the model is open to it."""
+        """Whether the principal may use the model."""
         return self.models is None or model in self.models
 
 
@@ -116,18 +115,18 @@ ANONYMOUS = Principal(
     scopes=frozenset({Scope.INFERENCE, Scope.METRICS}),
     shares=(FlowLevel("anonymous"),),
 )
-"""Whoever sends no key to a server that asks for none."""
+"""Principal of a caller without a key on a server that needs no keys."""
 
 
 def require(principal: Principal, scope: Scope) -> None:
-    """Lets pass who has the scope.
+    """Raises an error unless the principal has the scope.
 
     Raises:
-        Unauthenticated: Nobody knows who it is; with a key it could pass.
-        Forbidden: The key is for something else.
+        Unauthenticated: The caller is anonymous; a key could help.
+        Forbidden: The key lacks the scope.
     """
     if scope in principal.scopes or (scope is Scope.METRICS and Scope.ADMIN in principal.scopes):
-        return  # who may change everything may look at it
+        return  # a principal that may change everything may also read it
     if principal is ANONYMOUS:
         raise Unauthenticated(
             f"This needs an API key with the scope `{scope}`. Send one as `Authorization: Bearer sk-mtd-…`."
@@ -145,22 +144,22 @@ class Authenticator(Protocol):
             header: The first value of a header, by its name in lower case.
 
         Raises:
-            Unauthenticated: Nobody that is known here.
-            StoreUnavailable: What is known is too old to go by.
+            Unauthenticated: The caller is unknown.
+            StoreUnavailable: The directory is too old to be used.
         """
         ...
 
     def is_still_valid(self, principal: Principal, header: Callable[[bytes], str | None]) -> bool:
-        """Whether these headers, which were found to be a principal's before, surely are still; False: ask again.
+        """Whether headers that identified a principal earlier are certainly still valid; False: ask again.
 
         Raises:
-            StoreUnavailable: What is known is too old to go by.
+            StoreUnavailable: The directory is too old to be used.
         """
         ...
 
 
 class DirectoryChanges(msgspec.Struct, frozen=True):
-    """Changes of the directory since some version. What was deleted is named by its id alone."""
+    """Changes of the directory since a version. Deleted items are listed by id only."""
 
     version: int
     tenants: Sequence[Tenant] = ()
@@ -172,17 +171,17 @@ class DirectoryChanges(msgspec.Struct, frozen=True):
 
 
 class DirectorySource(Protocol):
-    """Where the directory is kept.
+    """Source of the directory of tenants, keys and limits.
 
-    A gateway holds all tenants, keys and limits in memory, so that no request waits for a store and an unknown key
-    costs nothing; it asks the store for changes a few times a second. Every change gets a number, and numbers become
-    visible in their order, so `since` misses nothing.
+    A gateway holds all tenants, keys and limits in memory, so requests never wait for a store and an unknown key costs
+    nothing; the gateway asks the store for changes a few times a second. Every change has a number, and the numbers
+    become visible in order, so `since` misses no change.
     """
 
     async def changes(self, since: int) -> DirectoryChanges:
         """Everything that changed after version `since`; 0 asks for all.
 
         Raises:
-            StoreUnavailable: It cannot be read now.
+            StoreUnavailable: The source cannot be read now.
         """
         ...

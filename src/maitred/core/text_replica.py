@@ -1,8 +1,8 @@
-"""Replicas that speak text: their requests and batches, beside those of `core.replica.Replica`.
+"""Text replicas: their requests and batches, the counterpart of `core.replica.Replica`.
 
-Such a replica is a server of somebody else's that takes a conversation and gives text. It has the chat template and
-the tokenizer, so it counts the tokens, and what it says that it used is what is billed. Before it has said so, tokens
-are estimates (`maitred.text.estimate`).
+A text replica is an external server that takes a conversation and returns text. The server has the chat template and
+the tokenizer, so it counts the tokens, and its reported usage is billed. Until it reports the usage, token counts are
+estimates (`maitred.text.estimate`).
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -18,25 +18,25 @@ from maitred.core.trace_context import TraceContext
 
 
 class TextRequest(msgspec.Struct, frozen=True):
-    """One admitted request for a replica that speaks text."""
+    """One admitted request for a text replica."""
 
     id: str
     fields: Mapping[str, Any]
-    """The request in the words of OpenAI's API, as its caller wrote it and without what the caller left out."""
+    """Request fields in OpenAI's format, as the caller wrote them, without omitted fields."""
     choices: int
-    """Answers to all prompts together; their indexes count from 0."""
+    """Number of choices of all prompts together; their indexes start at 0."""
     max_tokens: int | None = None
-    """Most output tokens of each choice; None: as many as the replica has room for."""
+    """Maximum output tokens of each choice; None: as many as the replica has room for."""
     chat: bool = True
-    """Whether it is a conversation; else texts to continue."""
+    """Whether the request is a conversation; otherwise it has texts to continue."""
     scored: bool = False
-    """Whether log-probabilities are welcome that its caller has not asked for, where the replica can tell them."""
+    """Whether maitred wants log-probabilities that the caller did not request, if the replica has them."""
     model: str | None = None
-    """What the replica calls the model; None: as it is configured."""
+    """Name of the model at the replica; None: the configured name."""
     given: str = ""
-    """Text of its only choice that its caller has already: the answer goes on behind it. Empty: it begins."""
+    """Text of the only choice that the caller already has; the answer continues after it. Empty: a new answer."""
     trace: TraceContext | None = None
-    """Of the span on whose behalf it is sent, for the replica's own spans; None: nobody traces."""
+    """Trace context of the sending span, for the replica's own spans; None: no trace."""
 
 
 class TextBatch(msgspec.Struct, frozen=True, gc=False):
@@ -44,49 +44,49 @@ class TextBatch(msgspec.Struct, frozen=True, gc=False):
 
     parts: list[TextDelta]
     usage: Usage | None = None
-    """What the replica has counted up to now, if it says so."""
+    """Usage that the replica has counted so far, if it reports it."""
     chunks: int = 0
-    """How many pieces of its answer have become these parts."""
+    """Number of chunks of the upstream answer in this batch."""
     whole: bool = False
-    """Whether it is known that nothing follows; False: that is not known yet."""
+    """Whether this is known to be the last batch; False: not known yet."""
 
 
 class TextStream(Protocol):
-    """The answer to one `TextRequest`, as it comes."""
+    """Text stream of the answer to one `TextRequest`."""
 
     def listen(self, pour: Callable[[TextBatch], bool]) -> None:
-        """Offers `pour` what comes while somebody waits for it; what it does not take, who waits gets."""
+        """Offers each batch to `pour` while the reader waits; the reader gets the batches it declines."""
         ...
 
     def __aiter__(self) -> AsyncIterator[TextBatch]:
-        """Batches, of which the first has the first part of the answer; ends after the answer is whole.
+        """Yields batches, starting with the first part of the answer; ends after the complete answer.
 
         Raises:
-            ReplicaUnavailable: It took the request and gave nothing in time.
-            ReplicaLost: The answer broke off, or breaks the rules of its API. What was read so far is not all of it.
+            ReplicaUnavailable: The replica took the request and sent no data in time.
+            ReplicaLost: The answer ended early or violates its API. The text so far is incomplete.
         """
         ...
 
 
 class TextReplica(ReplicaBase, Protocol):
-    """One place where requests of one model can run that takes and gives text."""
+    """A replica that serves requests of one model as text."""
 
     @property
     def name(self) -> str:
-        """Name of the replica in ledger and log."""
+        """Name of the replica in the ledger and in logs."""
         ...
 
     @property
     def location(self) -> Mapping[str, str | int]:
-        """Location for traces: ``provider``, ``host``, ``port`` and the server's name of the ``model``."""
+        """Location for traces: ``provider``, ``host``, ``port`` and the server's name for the ``model``."""
         ...
 
     def send(self, request: TextRequest) -> AbstractAsyncContextManager[TextStream]:
-        """Sends the request; leaving the context ends the work there, if it has not come to its end.
+        """Sends the request; exit from the context cancels unfinished work at the replica.
 
         Raises:
             InvalidRequest: The replica says that the request is at fault.
-            ReplicaUnavailable: It does not take the request, now or at all.
-            ReplicaLost: It failed at once.
+            ReplicaUnavailable: The replica refuses the request, now or always.
+            ReplicaLost: The replica failed at once.
         """
         ...

@@ -1,10 +1,10 @@
 """Timeline of one request: its spans in order, with times.
 
-Each stage records a span when it handles the request: what was done, from when to when, and the facts that it was
-decided by. Nobody reads the timeline before the request has ended. Then it is shown in two ways, as the spans of a
-trace and as what `maitred explain` prints, so the two never disagree.
+Each stage records a span when it handles the request: the action, its start and end, and the facts behind its decision.
+The timeline is read only after the request has ended. Both the spans of the trace and the output of `maitred explain`
+come from it, so the two always agree.
 
-A timeline holds names, numbers and times; prompts and answers are not among them.
+A timeline holds only names, numbers and times, and never prompts or answers.
 """
 
 from collections.abc import Callable
@@ -18,56 +18,56 @@ from maitred.core.errors import MaitredError
 from maitred.core.trace_context import TraceContext
 
 MAX_SPANS = 512
-"""A request in thousands of parts, such as one for many embeddings, is told by the first of them."""
+"""Maximum number of spans; a request with thousands of parts keeps only the first spans."""
 
 
 class SpanName(StrEnum):
     """Names of the spans of a timeline."""
 
     RESOLVE = "resolve"
-    """Which model the name stands for, and why."""
+    """The model name was resolved, with the reason."""
     PLAN = "plan"
-    """The prompt was read and counted, and it was predicted when its turn would come."""
+    """The prompt was read and counted, and the time of its dispatch was predicted."""
     ADMISSION = "admission"
-    """What it may use was taken from its caller's limits."""
+    """The reservation was taken from the caller's limits."""
     QUEUE = "queue"
-    """It waited for a replica."""
+    """The request waited in the queue for a replica."""
     ROUTING = "routing"
-    """A replica was chosen."""
+    """A replica was chosen for the request."""
     ATTEMPT = "attempt"
-    """A replica had it: an engine of ours, or somebody else's server."""
+    """A replica worked on the request: our engine or an external server."""
     ENGINE = "engine"
-    """The same for one choice, as the engine has seen it. Inside an attempt, and the next three inside it."""
+    """One choice in the engine, as the engine reports it. The span is inside an attempt and contains the next three."""
     ENGINE_QUEUE = "engine.queue"
-    """It waited for a place in the batch."""
+    """The choice waited for a slot in the batch."""
     PREFILL = "prefill"
-    """Its prompt was computed, up to its first token."""
+    """The prompt was computed, up to the first token."""
     DECODE = "decode"
-    """The tokens after the first."""
+    """The tokens after the first one were computed."""
     ENCODE = "encode"
-    """In place of these two, of texts that get vectors: these were computed."""
+    """The embeddings were computed; this span replaces prefill and decode."""
     SETTLEMENT = "settlement"
-    """What it had used was written down and charged."""
+    """The usage was written to the ledger and charged."""
 
 
 class TimelineSpan(msgspec.Struct):
-    """One stretch of a request's way."""
+    """One span of a request's timeline."""
 
     name: SpanName
     began_s: float
-    """Monotonic, as all times here."""
+    """Start time on the monotonic clock, like all times in this class."""
     facts: dict[str, Any] = {}
-    """Names with their units -> numbers, texts, and lists of these; ``candidates`` is a list of such facts."""
+    """Names with units -> numbers, texts or lists of them; ``candidates`` is a list of such facts."""
     ended_s: float | None = None
-    """None: it had not ended when the request did."""
+    """End time; None: the span was open when the request ended."""
     error: str = ""
-    """The code of what it failed with; empty: it did not."""
+    """Error code of the span; empty: no error."""
     inside: list["TimelineSpan"] = []
     span_id: str = ""
-    """Under which others were told of it; empty: they were not."""
+    """Span id that was sent to other processes; empty: none was sent."""
 
     def end(self, now_s: float, error: str = "", **facts: object) -> None:
-        """Ends the span. A second time changes nothing."""
+        """Ends the span with an optional error. A second call changes nothing."""
         if self.ended_s is None:
             self.ended_s, self.error = now_s, error or self.error
             if facts:
@@ -79,17 +79,17 @@ class RequestTimeline(msgspec.Struct):
 
     spans: list[TimelineSpan] = []
     trace: TraceContext | None = None
-    """Where the request itself stands in its trace; None: nobody traces."""
+    """Trace context of the request; None: the request is not traced."""
     parent_span_id: str = ""
-    """The span of whoever sent it; empty: the trace begins here."""
+    """Span id of the sender; empty: the trace begins here."""
 
     @property
     def trace_id(self) -> str:
-        """Id of the request's trace; empty: it is not traced."""
+        """Id of the request's trace; empty: the request is not traced."""
         return "" if self.trace is None else self.trace.trace_id
 
     def begin(self, name: SpanName, now_s: float, **facts: object) -> TimelineSpan:
-        """Begins a span; whoever begins one ends it."""
+        """Begins a span; the caller must end it."""
         span = TimelineSpan(name, now_s, facts)
         if len(self.spans) < MAX_SPANS:
             self.spans.append(span)
@@ -118,11 +118,11 @@ class RequestTimeline(msgspec.Struct):
         return _SpanScope(span, now)
 
     def running(self, name: SpanName) -> TimelineSpan | None:
-        """The latest of that name that has not ended."""
+        """Returns the latest open span with that name."""
         return next((span for span in reversed(self.spans) if span.name is name and span.ended_s is None), None)
 
     def context_at(self, span: TimelineSpan, new_span_id: Callable[[], str]) -> TraceContext | None:
-        """Returns the trace context within a span, which gets an id of its own; None: nobody traces."""
+        """Returns the trace context within a span, which gets its own span id; None: no trace."""
         if self.trace is None:
             return None
         span.span_id = new_span_id()
@@ -152,5 +152,5 @@ def error_code(error: BaseException) -> str:
     """Returns the code that a span gives an exception."""
     if isinstance(error, MaitredError):
         return error.code
-    # What is no `Exception` ends a task from outside.
+    # A `BaseException` that is not an `Exception` cancels the task from outside.
     return type(error).__name__ if isinstance(error, Exception) else "cancelled"

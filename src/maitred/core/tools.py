@@ -1,4 +1,4 @@
-"""The functions that a caller lets a model ask for, free of any API's shape."""
+"""Tools that a caller offers to a model, independent of any API format."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ class Tool(msgspec.Struct, frozen=True):
     """Function that a model may call.
 
     Attributes:
-        name: As the model writes it.
-        param: The field that declares its parameters, for messages about them.
-        declared: The whole declaration in the words of OpenAI's API, which is how chat templates know it.
-        parameters: JSON Schema of its arguments, which are an object; None: nothing is said of them.
-        strict: Whether every word of the schema binds. Otherwise words that no grammar can express are left to the
-            model.
+        name: Name of the function, as the model writes it.
+        param: Request field that declares its parameters, for error messages.
+        declared: The whole declaration in OpenAI's format, which chat templates expect.
+        parameters: JSON Schema of its arguments object; None: not declared.
+        strict: Whether every keyword of the schema is enforced. Otherwise the model alone decides about keywords that
+            no grammar can express.
     """
 
     name: str
@@ -25,14 +25,14 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class ToolRules(msgspec.Struct, frozen=True):
-    """Rules for tools: what a model may call, and what it must.
+    """Rules for tools: the allowed and the required calls.
 
     Attributes:
-        tools: All that the caller has declared; each name once.
-        may: Whether it may call at all.
-        must: Whether its answer has to be a call.
-        only: The one function that it has to call; None: it is free to choose.
-        parallel: Whether it may call several times in one answer.
+        tools: All tools that the caller has declared; each name once.
+        may: Whether the model may call a tool.
+        must: Whether the answer must be a tool call.
+        only: The one function that the model must call; None: any declared tool.
+        parallel: Whether one answer may contain several calls.
     """
 
     tools: tuple[Tool, ...]
@@ -43,12 +43,12 @@ class ToolRules(msgspec.Struct, frozen=True):
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        """The functions that an answer may call."""
+        """Returns the tools that an answer may call."""
         if not self.may:
             return ()
         return self.tools if self.only is None else tuple(tool for tool in self.tools if tool.name == self.only)
 
     @property
     def declared(self) -> list[dict[str, Any]]:
-        """Tools that the model reads of; those that it must not call are left out."""
+        """Returns the declarations for the prompt, without the tools that the model must not call."""
         return [tool.declared for tool in self.tools] if self.may else []

@@ -1,4 +1,4 @@
-"""Where a piece of work stands in a trace that goes through many processes: W3C Trace Context, level 1.
+"""Trace context of a span in a distributed trace: W3C Trace Context, level 1.
 
 https://www.w3.org/TR/trace-context/
 """
@@ -11,28 +11,28 @@ from msgspec.structs import replace
 _HEADER = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 0x01
 _MOST_STATE_CHARACTERS = 512
-"""What has to be passed on at least; of more we pass on none, which is allowed."""
+"""Maximum length of a trace state; the standard allows dropping a longer one."""
 _MOST_MEMBERS = 32
 _KEY, _OURS = "maitred", "maitred=usage"
-"""Our member of the state, for gateways of ours behind this one."""
+"""The maitred member of the trace state, for maitred gateways behind this one."""
 _RANGE = 1 << 64
 
 
 class TraceContext(Struct, frozen=True):
-    """A span, as others are told of it."""
+    """Reference to a span for other processes."""
 
     trace_id: str
-    """32 hexadecimal digits."""
+    """Trace id with 32 hexadecimal digits."""
     span_id: str
-    """16 of them."""
+    """Span id with 16 hexadecimal digits."""
     sampled: bool = False
-    """Whether whoever began the trace, or we, keep it."""
+    """Whether the trace is recorded, by its starter or by maitred."""
     state: str = ""
-    """What tracing systems tell each other; passed on as it came, but for what we say (see `accounting`)."""
+    """Trace state of the tracing systems, passed on unchanged except for our member (see `accounting`)."""
 
     @property
     def accounted(self) -> bool:
-        """Whether a gateway of ours, above this span, tells what the request used."""
+        """Whether a maitred gateway above this span reports the usage of the request."""
         return _OURS in self._members()
 
     def accounting(self) -> "TraceContext":
@@ -42,11 +42,11 @@ class TraceContext(Struct, frozen=True):
         return replace(self, state=state if len(state) <= _MOST_STATE_CHARACTERS else _OURS)
 
     def below(self, span_id: str) -> "TraceContext":
-        """Another span of the same trace."""
+        """Returns the context of another span in the same trace."""
         return replace(self, span_id=span_id)
 
     def headers(self) -> dict[str, str]:
-        """For a request that is sent on behalf of this span."""
+        """Returns the headers for a request that this span sends."""
         parent = f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
         return {"traceparent": parent, **({"tracestate": self.state} if self.state else {})}
 
@@ -58,7 +58,7 @@ class TraceContext(Struct, frozen=True):
 def context_in(traceparent: str | None, tracestate: str | None = None) -> TraceContext | None:
     """Returns the trace context in a request's headers; None if there is none that can be read.
 
-    Versions after ours may have more behind what we know, and are read as far as we know them.
+    Newer versions may append fields; only the known fields are read.
     """
     match = _HEADER.fullmatch((traceparent or "").strip())
     if match is None:
@@ -73,8 +73,8 @@ def context_in(traceparent: str | None, tracestate: str | None = None) -> TraceC
 
 
 def falls_within(trace_id: str, ratio: float) -> bool:
-    """Whether a share of all traces has this one among it: the same for everybody who samples by the id.
+    """Whether a trace is in the sampled share; every sampler that uses the id agrees.
 
-    The lower half of the id decides, as OpenTelemetry's ``TraceIdRatioBased`` sampler has it.
+    The lower half of the id decides, as in OpenTelemetry's ``TraceIdRatioBased`` sampler.
     """
     return int(trace_id[16:], 16) < round(ratio * _RANGE)

@@ -1,10 +1,10 @@
-"""Usage and cost of a request: the line that it leaves in the ledger, and prices.
+"""Usage and cost of a request: its ledger entry, and the prices.
 
-Money is counted in whole nano-dollars: a billionth of a dollar is exact in an integer, and in the doubles of Redis'
-Lua.
+Money is counted in whole nano-dollars (billionths of a dollar), which are exact in integers and in the doubles of Lua
+in Redis.
 
-Prices are per million tokens, as every provider states them. A cost is rounded up once, for a whole request, so that a
-reservation made with the same rule can never be smaller than the charge that follows.
+Prices are per million tokens, as every provider states them. The cost of a whole request is rounded up once, and a
+reservation uses the same rule, so it is never smaller than the later charge.
 """
 
 from collections.abc import Mapping
@@ -16,72 +16,73 @@ from maitred.core.context import Outcome
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One request's line in the ledger. Lines are written once and never changed.
+    """Ledger entry of one request. Entries are written once and never changed.
 
-    Encoded as an array, which is half as long. Journals hold such arrays: new fields come last, and none goes.
+    Entries are encoded as arrays, which are half as long as maps. Journals contain such arrays, so new fields are added
+    at the end, and no field is removed.
     """
 
     id: str
-    """Unique; writing the same id again changes nothing."""
+    """Unique id of the entry; a second write of the same id changes nothing."""
     request_id: str
-    """What the client was told; clients may repeat theirs."""
+    """Request id that the client received; clients may reuse their ids."""
     time_s: float
-    """Wall time at which the request ended; of work that has only begun, at which it did."""
+    """Wall time at which the request ended, or began if it has not ended."""
     key: str
     tenant: str
-    """The key's own tenant: a team, or an organisation that has keys of its own."""
+    """The key's own tenant: a team, or an organisation with its own keys."""
     organisation: str
     model: str
     replica: str = ""
     route: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Part of the prompt tokens."""
+    """Cached tokens, a part of the prompt tokens."""
     output_tokens: int = 0
     price: str = ""
-    """The price that was applied, as text for people: ``0.5/0.05/1.5 USD per million``."""
+    """The applied price as text, such as ``0.5/0.05/1.5 USD per million``."""
     cost_nusd: int = 0
     ttft_s: float | None = None
     duration_s: float = 0.0
     outcome: Outcome = Outcome.FINISHED
     charges: Mapping[str, int] = {}
-    """Budget counter -> what was charged to it. This is what makes budgets survive a restart."""
+    """Budget counter -> amount that was charged to it. Budgets are restored from these values after a restart."""
     taken: Mapping[str, int] = {}
-    """Rate counter -> what was taken from it; of work that has only begun, what was reserved. This is what makes rates
-    survive a restart."""
+    """Rate counter -> amount that was taken from it, or reserved if the request has not ended. Rates are restored
+    from these values after a restart."""
     rollout: str = ""
-    """Which side of a rollout it was on, such as ``chat=canary``; empty: there is none behind its name."""
+    """Rollout arm of the request, such as ``chat=canary``; empty: no rollout."""
 
 
 class Ledger(Protocol):
-    """Takes usage so that it cannot be lost any more."""
+    """Ledger that stores usage durably."""
 
     def begin(self, event: UsageEvent) -> None:
-        """Notes that work has begun, so that an interruption leaves a trace.
+        """Records that work has begun, so that an interrupted request stays visible.
 
         Args:
-            event: What is known. The event that `record` gets later has the same id.
+            event: The facts known so far. The later event for `record` has the same id.
         """
         ...
 
     def record(self, event: UsageEvent) -> None:
-        """Notes what was used. On return, the death of this process cannot lose it."""
+        """Records the usage of a request. After the return, a crash of this process cannot lose it."""
         ...
 
 
 NANO = 1_000_000_000
 """Nano-dollars in a dollar."""
 PRICED_TOKENS = 1_000
-"""Prices are kept per this many tokens: fine enough for $0.000001 per million, and products stay below 2^53."""
+"""Tokens per price unit: fine enough for $0.000001 per million, and products stay below 2^53."""
 
 
 def to_nano_usd(usd: float) -> int:
-    """Dollars as nano-dollars, to the nearest."""
+    """Converts dollars to nano-dollars, rounded to the nearest."""
     return round(usd * NANO)
 
 
 def to_usd(nusd: int) -> float:
-    """Nano-dollars as dollars, for people."""
+    """Converts nano-dollars to dollars, for display."""
     return nusd / NANO
 
 
@@ -95,7 +96,7 @@ class Price(msgspec.Struct, frozen=True):
 
     @classmethod
     def per_million_usd(cls, prompt: float, cached: float | None, output: float) -> "Price":
-        """From dollars per million tokens; cached tokens cost what others do unless said otherwise."""
+        """Makes a price from dollars per million tokens; cached tokens default to the prompt price."""
         prompt_nusd, output_nusd = _per_thousand(prompt), _per_thousand(output)
         return cls(prompt_nusd, prompt_nusd if cached is None else _per_thousand(cached), output_nusd)
 

@@ -1,4 +1,4 @@
-"""Start of an accelerator: measuring the largest step, and capturing the steps that are replayed."""
+"""Startup of an accelerator: measures the memory of the largest step and captures CUDA graphs."""
 
 import logging
 import time
@@ -22,14 +22,14 @@ logger = logging.getLogger("maitred.engine")
 def free_bytes_beside(
     decoder: Decoder, sampler: Sampler, config: EngineConfig, kv_dtype: torch.dtype, target: ComputeDevice
 ) -> int:
-    """Bytes for the KV cache, beside the weights and the largest step that is ever computed, which is tried.
+    """Returns the bytes that are free for the KV cache, after it has run the largest step once.
 
     Args:
         decoder: The model.
-        sampler: Empty.
-        config: How large steps are.
-        kv_dtype: Of the cache to be.
-        target: Where it will be.
+        sampler: Sampler without sequences.
+        config: The `engine` section, which limits the size of a step.
+        kv_dtype: Type of the numbers in the future KV cache.
+        target: Device of the future KV cache.
     """
     if not target.on_gpu:
         _largest_step(decoder, sampler, config, kv_dtype, target)
@@ -47,7 +47,7 @@ def free_bytes_beside(
 def make_graphed_decoder(
     decoder: Decoder, cache: KVCache, config: EngineConfig, context_tokens: int, target: ComputeDevice
 ) -> GraphedDecoder:
-    """The decoder, with its steps of decodes recorded as far as the settings and its kernels allow."""
+    """Returns the decoder with CUDA graphs of its decode steps, where settings and kernels allow them."""
     start_s = time.perf_counter()
     sizes = graph_sizes(config.most_graph_sequences) if target.on_gpu and decoder.graphable else []
     pool = torch.cuda.graph_pool_handle() if sizes else None
@@ -66,9 +66,9 @@ def make_graphed_decoder(
 def _largest_step(
     decoder: Decoder, sampler: Sampler, config: EngineConfig, kv_dtype: torch.dtype, target: ComputeDevice
 ) -> None:
-    """A step as full of prompts as steps get, with as many rows to sample from, in the way that takes most memory.
+    """Runs a prefill step of maximum size and samples from it in the way that takes the most memory.
 
-    Its prompts write over one another, in a cache of their own: what they compute means nothing.
+    Its prompts overwrite each other in a temporary cache, so the results have no meaning.
     """
     tokens, device = config.step_tokens, decoder.device
     longest = min(tokens, decoder.config.context_tokens)

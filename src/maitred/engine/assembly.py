@@ -1,4 +1,4 @@
-"""Puts an engine together, all but its socket: model, memory, who plans and who drafts, and what sleep takes away."""
+"""Assembly of an engine without its socket: model, KV cache, scheduler, speculator and sleep control."""
 
 import logging
 import math
@@ -48,17 +48,17 @@ def build(
     target: ComputeDevice | None = None,
     clock: Clock | None = None,
 ) -> tuple[Engine, ModelCard]:
-    """An engine for a model that generates.
+    """Builds the engine of a model that generates text, and its model card.
 
     Args:
         model: Folder with the model.
         config: The `engine` section.
-        weights: What a token counts when service is shared out.
-        target: Where it runs; None: where the settings say.
-        clock: By which it learns what steps take; None: the machine's own.
+        weights: Service that the fair queue charges per token.
+        target: Device of the engine; None: the device in the settings.
+        clock: Clock that measures the steps; None: the system clock.
 
     Raises:
-        ConfigInvalid: The model or the device cannot be had; the message says what to do.
+        ConfigInvalid: The model or the device is not available; the message says what to do.
     """
     target = target or ComputeDevice.of(config.device)
     loader = ModelLoader(config, target, PrecisionPlan.of(config, target.device))
@@ -174,7 +174,7 @@ def _try_steps(
     runner: ModelRunner,
     runner_of: Callable[[ForwardModel], ModelRunner],
 ) -> list[TimedStep]:
-    """Returns step times, from trials or from notes of earlier ones, so that the first predictions are not guesses."""
+    """Returns measured step times, from trial steps or from the cache of earlier trials."""
     config, target = loader.config, loader.target
     if config.bake_off == "off":
         return []
@@ -190,5 +190,6 @@ def _try_steps(
     notes = StepTimeCache(cache_folder(kept) / "steps" if kept.enabled else None, list[TimedStep])
     device = target.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    layers = 1 if target.accelerated else decoder.config.layers  # what steps are recorded of is tried as a whole
+    # A model that is captured in CUDA graphs is tried with all its layers
+    layers = 1 if target.accelerated else decoder.config.layers
     return known_steps(notes, steps_key(model, str(loader.precision), name, bounds), with_layers, layers, bounds)

@@ -1,8 +1,8 @@
-"""Running sequences as rows of arrays, so that a step's inputs are gathered instead of built.
+"""Block tables of the running sequences as rows of one array, from which a step's inputs are gathered.
 
-A *lane* is the row that a running sequence keeps until it loses its blocks. Its block table is copied only when blocks
-are added, one number every `block_tokens` steps; everything that a step of decodes needs is then a few array
-operations over all of them, whatever their number.
+Each running sequence keeps its row (its *lane*) until it loses its blocks. Its block table is copied only when blocks
+are added: one number every `block_tokens` steps. A decode step then needs only a few array operations over all rows,
+for any number of sequences.
 """
 
 from collections.abc import Sequence as Items
@@ -18,8 +18,8 @@ class BlockTableRows:
     """The block tables of all running sequences.
 
     Args:
-        max_sequences: Number of lanes.
-        context_tokens: Longest sequence.
+        max_sequences: Number of rows of the array.
+        context_tokens: Maximum tokens of a sequence.
         block_tokens: Tokens per block.
     """
 
@@ -34,18 +34,18 @@ class BlockTableRows:
         return sequence.key in self._row_by_sequence
 
     def take(self, sequence: Sequence) -> None:
-        """Gives a lane to a sequence that was just admitted."""
+        """Assigns a row to a sequence that was just admitted."""
         self._row_by_sequence[sequence.key] = self._free.pop()
 
     def release(self, sequence: Sequence) -> None:
-        """Takes the lane of a sequence that lost its blocks; one without a lane is left as it is."""
+        """Frees the row of a sequence that lost its blocks; a sequence without a row is ignored."""
         lane = self._row_by_sequence.pop(sequence.key, None)
         if lane is not None:
             self._filled[lane] = 0
             self._free.append(lane)
 
     def tables(self, chunks: Items[Chunk]) -> NDArray[np.int32]:
-        """The block tables of the chunks' sequences, ``[chunks, most blocks]``; unused ends are undefined."""
+        """Returns the chunks' block tables, ``[chunks, most blocks]``; unused ends are undefined."""
         lanes = [self._fresh_row(chunk.sequence) for chunk in chunks]
         widest = max((len(chunk.sequence.table.blocks) for chunk in chunks), default=1)
         return self._tables[lanes, :widest]

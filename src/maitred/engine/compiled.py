@@ -1,12 +1,13 @@
 """Numba's compiler behind typed functions: exact arithmetic for sampling, relaxed arithmetic for the model.
 
-Machine code is kept in Numba's cache (beside the source, or under ``NUMBA_CACHE_DIR``, or in the user's cache folder),
-so only the first engine on a machine waits for the compiler. Numba tells a stale entry by the age of the file that
-holds the function, and not of the files that it imports from: after a change to a function that others inline, touch
-the files that import it too. The tests that compare the kernels with plain references fail if one forgets.
+Numba caches the machine code (beside the source, or under ``NUMBA_CACHE_DIR``, or in the user's cache folder), so only
+the first engine on a machine waits for the compiler. Numba detects a stale entry by the modification time of the file
+that contains the function. It ignores the files from which that file imports. So after a change to a function that
+others inline, touch the files that import it too. If a developer forgets this, the tests that compare the kernels with
+plain references fail.
 
-Machine code from the cache is taken as it is: all that Numba knows about types, some seventy modules, comes only when
-something has to be compiled.
+Cached machine code is loaded without Numba's type system. Its about seventy modules are imported only when something
+has to be compiled.
 """
 
 import sys
@@ -23,7 +24,7 @@ from numba.core.runtime import rtsys
 
 @contextmanager
 def _absent(module: str) -> Iterator[None]:
-    """Lets imports of a module fail meanwhile, unless it is there already."""
+    """Makes imports of a module fail inside the context, unless the module is already imported."""
     known = module in sys.modules
     if not known:
         sys.modules[module] = None  # type: ignore[assignment]
@@ -34,20 +35,21 @@ def _absent(module: str) -> Iterator[None]:
             del sys.modules[module]
 
 
-# Numba looks whether SciPy is there for its products of matrices, and to look is to load it: a third of a second of
-# every start, for something that no kernel here uses.
+# Numba imports SciPy to find out whether it can use it for matrix products. The import takes a third of a second of
+# every start, and no kernel here uses these products.
 with _absent("scipy.linalg"):
     import numba.np.arraymath
 
 
 class _KernelCache(FunctionCache):  # type: ignore[misc]
-    """Numba's, but for one thing: it prepares its compiler for every look, also where there is nothing to compile.
+    """Kernel cache of Numba that looks a kernel up without preparing the compiler.
 
-    That is a seventh of an engine's start. Whoever compiles prepares it again.
+    The preparation takes a seventh of an engine's start, and a cached kernel does not need it. A compilation prepares
+    the compiler anyway.
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:  # noqa: ANN401 - Numba has no types
-        """Returns the kernel that is cached for a signature, or None."""
+        """Returns the cached kernel of a signature, or None."""
         rtsys.initialize(target_context)
         with self._guard_against_spurious_io_errors():
             return self._load_overload(sig, target_context)
@@ -59,20 +61,20 @@ setattr(dispatcher, "FunctionCache", _KernelCache)  # noqa: B010
 F = TypeVar("F", bound=Callable[..., object])
 
 FAST = frozenset({"nsz", "arcp", "contract", "afn", "reassoc"})
-"""All of "fast" but the promises that no number is infinite or undefined: those would hide faults upstream."""
+"""Flags of "fast" , without the assumption that numbers are finite: it would hide earlier faults."""
 
 
 def compiled(function: F) -> F:
-    """The function as machine code that runs without the interpreter's lock, operation by operation as written."""
+    """Compiles a function to machine code that keeps its order of operations and releases the GIL."""
     return _compile(function)
 
 
 def compiled_entry(function: Callable[[Any], None], *, fast: bool = False) -> Any:  # noqa: ANN401 - Numba has no types
-    """A function of one address as a C function, ``void (int64_t *)``: its ``address``, for whoever keeps the object.
+    """Compiles a function of one address to a C function, ``void (int64_t *)``.
 
     Args:
-        function: What is compiled.
-        fast: It is free to reorder sums so that they vectorise: results may differ in the last bits.
+        function: Function to compile; the caller uses the result's ``address`` and keeps the result alive.
+        fast: Whether the compiler may reorder sums to vectorise them, which may change the last bits of results.
     """
     signature = types.void(types.CPointer(types.int64))
     options: dict[str, Any] = {"fastmath": set(FAST), "error_model": "numpy"} if fast else {}
@@ -85,5 +87,5 @@ def compiled_entry(function: Callable[[Any], None], *, fast: bool = False) -> An
 def _compile(function: F, **options: Any) -> F:  # noqa: ANN401 - Numba's own options
     try:
         return cast(F, numba.njit(cache=True, nogil=True, **options)(function))
-    except RuntimeError:  # neither the package's folder nor the user's cache can be written to
+    except RuntimeError:  # neither the package's folder nor the user's cache is writable
         return cast(F, numba.njit(nogil=True, **options)(function))

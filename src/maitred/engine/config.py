@@ -29,14 +29,14 @@ Quantization = Annotated[
         "`int8` and `fp8`, by torchao (see [GPUs](gpu.md))."
     ),
 ]
-"""How weights are kept, and what they are multiplied with."""
+"""Number formats of the weights and of the activations that are multiplied with them."""
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-"""How the rows of a text become one vector, under the names that sentence-transformers has for it."""
+"""Method that pools the rows of a text to one vector; the names are those of sentence-transformers."""
 
 
 class KVShareConfig(Struct, frozen=True, kw_only=True):
-    """How much of the KV cache a tenant can count on, and how much it can have."""
+    """Minimum (`floor`) and maximum (`ceiling`) share of the KV cache for a tenant."""
 
     floor: Annotated[
         float,
@@ -60,7 +60,10 @@ class KVShareConfig(Struct, frozen=True, kw_only=True):
 
 
 class SpeculationConfig(Struct, frozen=True, kw_only=True):
-    """Guessing the next tokens of answers, so that one step computes several. Answers stay the same, token by token."""
+    """Speculative decoding: draft tokens let one step compute several tokens of an answer.
+
+    The answers stay identical, token by token.
+    """
 
     method: Annotated[
         Literal["none", "ngram", "draft_model", "auto"],
@@ -92,7 +95,7 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True):
 
 
 class PinsConfig(Struct, frozen=True, kw_only=True):
-    """How much of the KV cache pinned prefixes may hold while no request uses them."""
+    """Maximum share of the KV cache that pinned prefixes may hold while no request uses them."""
 
     share: Annotated[
         float, Meta(ge=0, le=0.9, description="Part of the KV cache that all pins together may hold; 0: none.")
@@ -105,17 +108,17 @@ class PinsConfig(Struct, frozen=True, kw_only=True):
 class BatchLineConfig(QueueOrderConfig, frozen=True, kw_only=True):
     """Order in which requests get the next free slot of the batch.
 
-    The gateway sends hardly more than there is room for, so `dispatch.line` decides more than this; it matters where
-    several gateways share an engine.
+    The gateway sends few requests beyond the engine's capacity, so `dispatch.line` has more influence than this
+    section. This section matters where several gateways share an engine.
     """
 
 
 AttentionKernels = Literal["auto", "flashinfer", "triton", "torch"]
-"""Whose kernels compute attention."""
+"""Implementation of the attention kernels."""
 
 
 class GPUConfig(Struct, frozen=True, kw_only=True):
-    """Settings of an engine on a GPU; on a CPU none of them has an effect. See [GPUs](gpu.md)."""
+    """Settings of an engine on a GPU, which have no effect on a CPU. See [GPUs](gpu.md)."""
 
     attention: Annotated[
         AttentionKernels,
@@ -147,7 +150,7 @@ class GPUConfig(Struct, frozen=True, kw_only=True):
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
-    """Which device runs the model, and how large its batches and its KV cache are."""
+    """Settings of the device, of the batch size and of the KV cache."""
 
     device: Device = "auto"
     dtype: Annotated[
@@ -311,21 +314,21 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def most_graph_sequences(self) -> int:
-        """`gpu.graph_sequences`, or what stands for null."""
+        """Returns `gpu.graph_sequences`, or the default if it is null."""
         if self.gpu.graph_sequences is not None:
             return self.gpu.graph_sequences
         return min(self.max_sequences, _MOST_GRAPH_SEQUENCES)
 
     @property
     def most_overcommit_slots(self) -> int:
-        """`guests`, or what stands for null."""
+        """Returns `guests`, or the default if it is null."""
         if self.guests is not None:
             return self.guests
         return self.max_sequences // 2 if self.line.policy == "fair" else 0
 
 
 def engine_faults(config: EngineConfig) -> Iterator[tuple[str, str]]:
-    """The dotted key of each fault, and the sentence for it."""
+    """Yields the dotted key and the message of each fault in the section."""
     if config.min_sequences > config.max_sequences:
         yield (
             "engine.min_sequences",

@@ -1,11 +1,11 @@
-"""One gateway's connection, as the engine sees it: frames in, frames out, never waiting.
+"""Non-blocking connection of one gateway on the engine's side, which exchanges frames.
 
 ::
 
     accepted --TLS--> opened --proofs of the secret--> established: Hello, then frames
 
-Each of the two steps is left out where the engine has no certificate, or no secret. Nothing of a gateway's is decoded
-before the connection is established.
+Without a certificate the TLS step is skipped; without a secret the proof is skipped. The engine decodes no frame of a
+gateway before the connection is established.
 """
 
 import socket
@@ -38,26 +38,26 @@ _TCP = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
 )
-"""A gateway whose machine vanishes is gone after 30 s, whether anything is on its way to it or not."""
+"""If a gateway's machine vanishes, its connection ends after 30 s, even if nothing is being sent."""
 
 
 class GatewayConnection:
-    """One gateway: the owner of its requests, and the bytes on their way to it.
+    """Connection of one gateway, which owns its requests and buffers its unsent bytes.
 
     Args:
-        sock: As accepted.
-        credentials: What the engine asks of gateways, and shows them.
-        hello: The engine's, as of now.
+        sock: Socket that the listener has just accepted.
+        credentials: Certificate and secret of the engine, and what it requires from gateways.
+        hello: Returns the engine's current hello message.
 
     Attributes:
-        socket: What to watch.
-        established: Whether the gateway has shown that it may be here.
-        unsent: What the socket did not take yet.
-        rejections: Not yet reported.
-        recounts: Whether the gateway wants to be told all blocks that there are.
+        socket: Socket for the selector to watch.
+        established: Whether the handshakes are complete, so that the gateway is authenticated.
+        unsent: Bytes that the socket has not accepted yet.
+        rejections: Rejections that are not yet reported.
+        recounts: Whether the gateway has asked for a report of all cached blocks.
 
     Raises:
-        OSError: The gateway has gone already.
+        OSError: The gateway has already closed the connection.
     """
 
     def __init__(self, sock: socket.socket, credentials: Credentials, hello: Callable[[], EngineHello]) -> None:
@@ -83,11 +83,11 @@ class GatewayConnection:
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether to watch for room in the socket, too."""
+        """Whether the selector must also watch the socket for write readiness."""
         return bool(self.unsent) or self._waits_to_write
 
     def open(self) -> None:
-        """Says the first word, where it is ours to say: with TLS it is the gateway's.
+        """Sends the first message if there is no TLS; with TLS the gateway starts.
 
         Raises:
             OSError: The connection broke.
@@ -126,7 +126,7 @@ class GatewayConnection:
         return messages
 
     def send(self, message: ToGateway | None = None) -> None:
-        """Sends what the socket takes now of this message and of what is left of earlier ones.
+        """Queues a message, and sends as many of the queued bytes as the socket accepts now.
 
         Raises:
             OSError: The connection broke, or the peer has stopped reading.
@@ -134,7 +134,7 @@ class GatewayConnection:
         self._send_bytes(b"" if message is None else encode_frame(message))
 
     def send_step(self, outputs: list[TokenOutput], load: LoadReport, blocks: BlockUpdate | None) -> None:
-        """Reports a step and whatever was rejected before it."""
+        """Sends the report of a step, with the rejections before it."""
         self._steps += 1
         rejections, self.rejections = self.rejections, []
         self.send(Step(self._steps, outputs, rejections, load, self._submits_heard, blocks))
@@ -144,7 +144,7 @@ class GatewayConnection:
         self.send(self._hello())
 
     def _secure(self) -> bool:
-        """Goes on with the TLS handshake; whether it is over."""
+        """Continues the TLS handshake and returns whether it is complete."""
         assert self._tls is not None
         self._waits_to_write = False
         try:
@@ -159,10 +159,10 @@ class GatewayConnection:
         return True
 
     def _read(self) -> bytes | None:
-        """Reads the bytes that have arrived: None for nothing now, empty at the end.
+        """Reads the bytes that have arrived: None if there are none now, empty at the end of the stream.
 
-        A TLS socket gives one record at a time, and the selector does not see those that lie in the kernel's buffer
-        beside one that it has told of; so it is read until there is no more, or enough for one turn.
+        A TLS socket returns one record per call. The selector does not report further records that are buffered behind
+        a reported one. So the loop reads until no bytes are left, or until it has enough for one turn.
         """
         read = b""
         while len(read) < _READ_BYTES:

@@ -1,4 +1,4 @@
-"""Where a model runs: on which device, and with whose kernels."""
+"""Device and number formats that a model runs with."""
 
 import logging
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from maitred.engine.kernels.linear.torchao_linear import check_torchao
 from maitred.engine.lean_torch import complete_torch
 
 _CPU_KV_SHARE = 0.25
-"""Of the memory that is free once the weights are loaded; the rest is for activations and others."""
+"""Share of the memory that is free after loading; the rest is for activations and others."""
 
 logger = logging.getLogger("maitred.engine")
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeDevice:
-    """A device, and the kernels that go with it.
+    """Compute device, with the kind of kernels that it uses.
 
     Attributes:
-        device: Where weights, cache and activations are.
+        device: Device of weights, KV cache and activations.
         accelerated: Whether the engine is the one that a GPU runs: plain products, a cache that is laid out by tokens,
             graphs of decode steps, sampling in tensor operations. A CPU can run it too, slowly, and in the tests it
             does: what a GPU would compute is then computed step by step where there is none.
@@ -33,7 +33,7 @@ class ComputeDevice:
 
     @classmethod
     def of(cls, wanted: Device) -> "ComputeDevice":
-        """Returns the device that is configured; `auto` is the GPU if there is one.
+        """Returns the configured device; `auto` is the GPU if there is one.
 
         Raises:
             ConfigInvalid: There is no such device.
@@ -50,7 +50,7 @@ class ComputeDevice:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the device has memory, streams and graphs of its own."""
+        """Whether the device is a GPU, with its own memory, streams and graphs."""
         return self.device.type == "cuda"
 
 
@@ -60,13 +60,13 @@ def kv_bytes_on_cpu() -> int:
 
 
 def kv_bytes_on_gpu(*, free: int, total: int, peak: int, fraction: float) -> int:
-    """Returns the bytes of a GPU's memory that are left for the KV cache; 0 if nothing is.
+    """Returns the bytes of a GPU's memory that are left for the KV cache; 0 if none are left.
 
     Args:
         free: Bytes that are free with the weights loaded.
-        total: Bytes of the device.
-        peak: Bytes that the largest step takes besides, measured.
-        fraction: Of the device that the engine, weights and all, may have; others keep the rest.
+        total: Total bytes of the device.
+        peak: Measured bytes that the largest step takes in addition.
+        fraction: Share of the device's memory that the engine may use, weights included.
     """
     return max(0, free - peak - int(total * (1 - fraction)))
 
@@ -83,19 +83,19 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class PrecisionPlan:
-    """Types of numbers, settled."""
+    """Number formats of weights, activations and KV cache, without `auto`."""
 
     dtype: torch.dtype
-    """Of activations and of weights that are not rounded."""
+    """Type of activations and of weights that are not quantised."""
     kv_dtype: torch.dtype
     quantization: Quantization = "none"
 
     @classmethod
     def of(cls, config: EngineConfig, device: torch.device) -> "PrecisionPlan":
-        """Returns the precision that is configured; `auto` is what is fast on the device.
+        """Returns the configured precision; `auto` is the fast type of the device.
 
         Raises:
-            ConfigInvalid: The device does not compute in what was asked for.
+            ConfigInvalid: The device does not support the configured type.
         """
         fast = "bf16" if device.type == "cuda" else "fp32"
         wanted = fast if config.dtype == "auto" else config.dtype
@@ -121,7 +121,7 @@ class PrecisionPlan:
         return cls(_DTYPES[wanted], _DTYPES[kv_wanted], config.quantization)
 
     def __str__(self) -> str:
-        """Everything that an answer depends on: engines that say the same compute the same."""
+        """Names all formats that an answer depends on, so equal names mean equal answers."""
         parts = [_NAMES[self.dtype]]
         if self.quantization != "none":
             parts.append(f"{self.quantization} weights")

@@ -1,8 +1,8 @@
-"""The engine without its socket: requests in, new tokens out, one step at a time.
+"""Engine without its socket: it takes requests, computes steps and returns new tokens.
 
-`Engine` joins the scheduler, which decides, and a runner, which computes, and keeps track of whose tokens are whose.
-An *owner* is whoever submitted a request (a connection); request ids are unique per owner, so two gateways can never
-touch each other's work.
+`Engine` connects the scheduler, which plans the steps, with a runner, which computes them. It also records which owner
+each token belongs to. An *owner* is the connection that submitted a request. Request ids are unique per owner, so a
+gateway can never affect the requests of another gateway.
 """
 
 from collections import defaultdict
@@ -27,31 +27,31 @@ from maitred.engine.speculate.speculator import Speculator
 from maitred.wire.frames import Rejection, TokenOutput
 
 _COMPILING_S = 0.002
-"""How often one looks, while there is nothing else to do, whether a grammar has been compiled."""
+"""Polling interval for compiled grammars while the engine is otherwise idle."""
 
 
 class PlanRunner(Protocol):
     """Runner that computes step plans.
 
-    A Protocol, because the engine imports no torch, and its tests compute without a model.
+    A Protocol, because the engine must not import torch, and its tests need no model.
     """
 
     def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
         """Computes one step plan.
 
         Returns:
-            For each chunk that samples, in order: the tokens that follow it, at least one, and their log-probabilities
-            if these were asked for. A token may follow that was not sampled, because no other could.
+            For each chunk that samples, in order: the tokens that follow it (at least one), and their log-probabilities
+            if they were requested. They may include tokens that the grammar forced, which were not sampled.
         """
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence lost its blocks: finished, cancelled or preempted."""
+        """Forgets a sequence that lost its blocks: it was finished, cancelled or preempted."""
         ...
 
 
 class Engine:
-    """Runs requests in steps.
+    """Engine that computes requests in steps.
 
     Args:
         scheduler: Decides what a step computes.
@@ -59,9 +59,9 @@ class Engine:
         clock: Times the steps.
         vocab_size: Token ids at or above it are refused.
         max_choices: Largest `n` accepted.
-        constraints: Where sequences stand in their grammars; None: a request that has one is refused.
-        speculator: Puts drafts into its steps; None: there are none.
-        sleep_controller: Whether it sleeps; None: it never does.
+        constraints: Grammar states of the sequences; None: requests with a grammar are refused.
+        speculator: Adds draft tokens to the steps; None: there are no draft tokens.
+        sleep_controller: Controls whether the engine sleeps; None: it never sleeps.
     """
 
     def __init__(
@@ -88,23 +88,22 @@ class Engine:
         self._sleep_controller = sleep_controller
         self._stats_recorder = SequenceStatsRecorder()
         self._requests: dict[Hashable, dict[str, dict[int, Sequence]]] = defaultdict(dict)
-        """Owner -> request id -> choice index -> the sequence, while it lives."""
+        """Owner -> request id -> choice index -> sequence, until the sequence ends."""
         self._owners: dict[int, Hashable] = {}
-        """Sequence key -> owner, while it lives."""
+        """Sequence key -> owner, until the sequence ends."""
         self._measuring: tuple[StepWork, float] | None = None
-        """What the last step computed, and when it began, as if no draft had had to be written; None once it was
-        recorded."""
+        """Work of the last unrecorded step, and its start time without the time for writing drafts."""
         self._steps = 0
         self._step_s = 0.0
         self._batched = self._prefill_tokens = self._decode_tokens = 0
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs or waits."""
+        """Whether any sequence is running or waiting."""
         return self._scheduler.busy
 
     def max_idle_s(self) -> float | None:
-        """How long the next step may be put off: not at all while there is work; None: until somebody asks."""
+        """Returns the seconds until the next step is due; 0 while there is work, None until a request comes."""
         self._admit_compiled()
         if self._rejections:
             return 0.0
@@ -119,14 +118,14 @@ class Engine:
 
     @property
     def occupied(self) -> bool:
-        """Whether any request has not ended; one whose reader has fallen behind may leave nothing to do."""
+        """Whether any request has not ended, including paused requests, which need no computation."""
         return bool(self._owners)
 
     def submit(self, owner: Hashable, request: EngineRequest) -> None:
-        """Takes a request in.
+        """Accepts a request of an owner.
 
         Raises:
-            ValueError: It can never run here; the message says why, and nothing was taken.
+            ValueError: The request can never run here; the message says why, and the engine keeps nothing of it.
         """
         if request.id in self._requests[owner]:
             raise ValueError(f"A request with the id {request.id} is already running.")
@@ -152,10 +151,12 @@ class Engine:
                 self._unready.add(owner, request.id, sequences, now_s)
 
     def cancel(self, owner: Hashable, request_id: str, index: int | None) -> None:
-        """Ends one choice of a request, or all (`index` None), at once. What is unknown or done is ignored.
+        """Cancels one choice of a request, or all choices (`index` None), at once.
 
-        A single choice is ended because its reader has all it wants, such as a stop string; the whole request because
-        nobody reads it any more, and then what it had generated is wasted.
+        Unknown or finished requests are ignored.
+
+        A gateway cancels a single choice when its answer is complete, for example at a stop string. It cancels a whole
+        request when no client reads it any more; the generated tokens then count as wasted.
         """
         choices = self._requests[owner].get(request_id, {})
         for choice in [index] if index is not None else list(choices):
@@ -167,7 +168,7 @@ class Engine:
         self._set_asleep()
 
     def pause(self, owner: Hashable, request_id: str, *, paused: bool) -> None:
-        """Computes no more of a request, or goes on with it. What is unknown or done is ignored."""
+        """Pauses a request, or resumes it. Unknown or finished requests are ignored."""
         unready = self._unready.get(owner, request_id)
         if unready is not None:
             unready.paused = paused
@@ -181,22 +182,25 @@ class Engine:
         self._set_asleep()
 
     def cancel_owner(self, owner: Hashable) -> None:
-        """The owner is gone: ends all its requests."""
+        """Cancels all requests of an owner that has disconnected."""
         for request_id in list(self._requests[owner]):
             self.cancel(owner, request_id, None)
         del self._requests[owner]
 
     def set_asleep(self, *, asleep: bool) -> None:
-        """Gives its memory back as soon as nothing runs, or has it again."""
+        """Releases the model's memory as soon as no request runs, or restores it."""
         if self._sleep_controller is not None:
             self._sleep_controller.order(asleep=asleep)
 
     def unpin(self, scope: str, name: str) -> None:
-        """Lets a prefix go that was pinned. What is unknown or over is ignored."""
+        """Unpins a prefix before its time is over. Unknown or expired pins are ignored."""
         self._scheduler.pins.release(scope, name)
 
     def step(self) -> dict[Hashable, list[TokenOutput]]:
-        """Computes one step, and ends what is out of time; the new tokens by owner. Asleep, there are none."""
+        """Computes one step, ends sequences past their deadlines, and returns new tokens by owner.
+
+        While the engine sleeps, the result is empty.
+        """
         self._admit_compiled()
         if self._sleep_controller is not None and not self._sleep_controller.step(occupied=self.occupied):
             return {}
@@ -221,7 +225,8 @@ class Engine:
             tokens, logprobs = self._runner.execute(plan)
         computed_s = self._clock.monotonic_s()
         advances = self._scheduler.commit(plan, tokens)
-        # Those of prompts stand last, and are sent first: a first token must not wait until all others are delivered.
+        # Prefill chunks are last in the plan, and their tokens are emitted first. So a first token does not wait until
+        # all other tokens are emitted.
         for advance, scores in reversed(list(zip(advances, logprobs, strict=True))):
             sequence, added = advance.sequence, advance.tokens
             if (fault := self._fault(sequence)) is not None:
@@ -244,13 +249,13 @@ class Engine:
         return outputs
 
     def _set_asleep(self) -> None:
-        """If there is nothing to do now, the last step is over; the time until something comes is not part of it."""
+        """Records the last step if there is no work now, so that idle time does not count as step time."""
         now_s = self._clock.monotonic_s()
         if self._measuring is not None and self._scheduler.max_idle_s(now_s) != 0:
             self._record(now_s)
 
     def _record(self, now_s: float) -> None:
-        """The last step is over: what it took is what a reader waited for it, sending and receiving included."""
+        """Records the duration of the last step, including the time for sending and receiving."""
         if self._measuring is not None:
             work, start_s = self._measuring
             self._measuring = None
@@ -267,12 +272,12 @@ class Engine:
             self._close(owner, sequence)
 
     def rejections(self) -> list[tuple[Hashable, Rejection]]:
-        """The requests that turned out to be impossible since this was last asked, each with who had submitted it."""
+        """Returns the requests that were rejected since the last call, each with its owner."""
         rejections, self._rejections = self._rejections, []
         return rejections
 
     def _admit_compiled(self) -> None:
-        """Puts those in line whose grammars have been compiled, and gives up those whose grammars cannot be."""
+        """Enqueues requests whose grammars have been compiled, and rejects those whose grammars cannot be."""
         if not self._unready or self._constraints is None:
             return
         now_s = self._clock.monotonic_s()
@@ -287,14 +292,14 @@ class Engine:
                     self._scheduler.resume(sequence, now_s)
 
     def _fault(self, sequence: Sequence) -> str | None:
-        """Why what was just computed of it does not count, if so."""
+        """Returns why a sequence's new tokens are invalid; None: they are valid."""
         return None if self._constraints is None else self._constraints.faults.get(sequence.key)
 
     def _break_off(self, sequence: Sequence, fault: str, *, ended: bool) -> None:
-        """Gives up the request of a sequence that cannot go on."""
+        """Rejects the request of a sequence that cannot continue."""
         owner = self._owners.get(sequence.key)
         if owner is None:
-            return  # its request has been given up in this step
+            return  # its request was already rejected in this step
         if ended:
             self._close(owner, sequence)
         self._reject(owner, sequence.request, f"The answer cannot be held to the grammar any longer: {fault}")
@@ -305,7 +310,7 @@ class Engine:
         self.cancel(owner, request.id, None)
 
     def load(self) -> LoadReport:
-        """Returns the load report of now."""
+        """Returns the engine's current load report."""
         scheduler, counters = self._scheduler, self._scheduler.counters
         return LoadReport(
             running=scheduler.running,
@@ -347,9 +352,10 @@ class Engine:
         )
 
     def block_update(self, *, whole: bool = False) -> BlockUpdate | None:
-        """Returns the changes of the prefix cache since this was last asked; or all that it holds now.
+        """Returns the changes of the prefix cache since the last call, or its whole current content.
 
-        What changed since then is told again with the next news, which changes nothing for those who know the whole.
+        The changes since the last call are also part of the next update. A receiver that has the whole content can
+        apply them twice without harm.
         """
         pool, changes = self._scheduler.pool, self._scheduler.pool.changes
         stored_and_removed = (b"".join(pool.keys()), b"") if whole else changes.take()

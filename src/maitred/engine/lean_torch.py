@@ -1,11 +1,11 @@
-"""Torch, imported without what an engine on a CPU never asks for: nearly half of what its import takes.
+"""Import of torch without parts that a CPU engine never uses, which saves nearly half of its time.
 
-For tensors on the "meta" device, which have a shape and no data, torch has kernels that are written in Python: it
-declares some hundreds of them each time that it is imported. Compiling and exporting models need them; computing with
-numbers on a CPU does not. Nor does it need the exporter itself, or layers for training with quantised numbers, masked
-tensors and distributions, which are Python on top of torch. So an engine puts empty modules in their places while it
-imports torch, and calls `complete_torch` where they are wanted after all: on a GPU, and where a checkpoint is
-converted. Torch's random generators come with the kernels for "meta" tensors, too.
+Torch has kernels in Python for tensors on the "meta" device, which have a shape but no data. Each import of torch
+declares some hundreds of them. Only compiling and exporting models need these kernels; computing on a CPU works without
+them. A CPU engine also works without the exporter, layers for quantised training, masked tensors and distributions,
+which are Python code on top of torch. So an engine replaces these modules by empty ones while it imports torch. It
+calls `complete_torch` where they are needed: on a GPU, and where a checkpoint is converted. Torch's random generators
+are imported with the kernels for "meta" tensors.
 """
 
 import importlib
@@ -26,7 +26,7 @@ _LEFT_OUT = (
 
 
 def import_lean_torch() -> None:
-    """Imports torch without them, unless somebody has imported it."""
+    """Imports torch without these modules, unless torch is already imported."""
     if "torch" in sys.modules:
         return
     stand_ins = {name: ModuleType(name) for name in _LEFT_OUT}
@@ -43,6 +43,6 @@ def import_lean_torch() -> None:
 
 
 def complete_torch() -> None:
-    """Imports what is still missing of torch, if anything is."""
+    """Imports the modules of torch that are still missing."""
     for name in _LEFT_OUT:
         importlib.import_module(name)

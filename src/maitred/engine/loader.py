@@ -1,4 +1,4 @@
-"""From the folder of a model to one that can compute, in the numbers and on the device of an engine."""
+"""Loader of models and KV caches for an engine's device and number formats."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,13 @@ from maitred.engine.runner import ForwardModel
 from maitred.engine.sampling.sampler import Sampler
 
 _MOST_RESERVED_ROWS = 2048
-"""Of a step, for which memory is taken at the start. Settings may allow a million, which hardly ever come."""
+"""Maximum rows of a step for which memory is reserved at the start. The settings may allow a million rows, but steps of
+this size are very rare."""
 
 
 @dataclass(frozen=True)
 class KVCachePlan:
-    """How large the KV cache is, and so how long a sequence can be."""
+    """Size of the KV cache, and the maximum sequence length that follows from it."""
 
     blocks: int
     context_tokens: int
@@ -33,8 +34,8 @@ class ModelLoader:
 
     Attributes:
         config: The `engine` section.
-        target: Where they run.
-        precision: The numbers that they are computed with.
+        target: Device on which the models run.
+        precision: Number formats of weights, activations and KV cache.
     """
 
     config: EngineConfig
@@ -42,10 +43,10 @@ class ModelLoader:
     precision: PrecisionPlan
 
     def model(self, folder: Path) -> LoadedModel:
-        """Reads one, or maps it.
+        """Reads a model's weights, or maps them from the weights cache.
 
         Raises:
-            ConfigInvalid: It is not one that maitred runs, or it is broken.
+            ConfigInvalid: maitred does not support the model, or its files are broken.
         """
         return load_model(
             folder,
@@ -63,7 +64,7 @@ class ModelLoader:
         return sum(KVCache.bytes_per_block(shape, config.block_tokens, kv_dtype) for shape in shapes)
 
     def free_bytes(self, decoder: Decoder, sampler: Sampler) -> float:
-        """The memory that this engine may take for its cache."""
+        """Returns the bytes that this engine may use for its KV cache."""
         if self.target.accelerated:
             free = free_bytes_beside(decoder, sampler, self.config, self.precision.kv_dtype, self.target)
         else:
@@ -78,7 +79,7 @@ class ModelLoader:
         )
 
     def warmed_up(self, decoder: Decoder, blocks: int) -> tuple[Decoder, KVCache]:
-        """A model whose kernels are compiled and whose memory is at hand, and its empty cache."""
+        """Compiles a model's kernels, reserves its memory and makes its empty KV cache."""
         cache, config = self.cache(decoder.config, blocks), self.config
         decoder.warm_up(cache)
         rows = min(config.step_tokens, _MOST_RESERVED_ROWS)
@@ -86,7 +87,7 @@ class ModelLoader:
         return decoder, cache
 
     def with_cache(self, decoder: Decoder, plan: KVCachePlan) -> tuple[ForwardModel, KVCache]:
-        """The engine's model, its steps recorded where they can be, and its empty cache."""
+        """Returns the engine's model, with CUDA graphs where possible, and its empty KV cache."""
         _, cache = self.warmed_up(decoder, plan.blocks)
         if self.target.accelerated:
             return make_graphed_decoder(decoder, cache, self.config, plan.context_tokens, self.target), cache
@@ -94,13 +95,13 @@ class ModelLoader:
 
 
 def plan_kv(config: EngineConfig, model: ModelConfig, *, block_bytes: int, free_bytes: int) -> KVCachePlan:
-    """Sizes the KV cache.
+    """Computes the size of the KV cache.
 
-    A budget that is configured is spent in full. Otherwise the cache gets a share of the free memory, but no more than
-    all sequences at full length could use.
+    A configured budget is used in full. Otherwise the cache gets a share of the free memory, up to the amount that all
+    sequences at maximum length could use.
 
     Raises:
-        ConfigInvalid: The budget does not hold what was asked for.
+        ConfigInvalid: The budget is too small for the configured context length.
     """
     context = min(config.context_tokens or model.context_tokens, model.context_tokens)
     wanted = -(-context // config.block_tokens)

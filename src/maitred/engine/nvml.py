@@ -1,9 +1,9 @@
-"""How busy and how full a GPU is, asked of NVIDIA's management library (NVML) where the driver has brought it.
+"""Utilisation and memory use of a GPU, read from NVIDIA's management library (NVML) if installed.
 
-PyTorch knows the memory of its own process only, and nothing of how busy the device is. The four functions that are
-called here have kept their signatures since the library's version 2; see NVIDIA's NVML API Reference Guide, chapters
-"Initialization and Cleanup" and "Device Queries". A call takes some tens of microseconds, and some milliseconds on a
-device that sleeps.
+PyTorch reports only the memory of its own process, and no utilisation of the device. The four functions used here have
+kept their signatures since version 2 of the library; see NVIDIA's NVML API Reference Guide, chapters "Initialization
+and Cleanup" and "Device Queries". A call takes some tens of microseconds, or some milliseconds on a device in a
+power-saving state.
 """
 
 import ctypes
@@ -23,14 +23,14 @@ class _Memory(ctypes.Structure):
 
 
 class Gpu:
-    """GPU as NVML knows it.
+    """Handle of one GPU in NVML.
 
     Args:
         library: NVML.
-        uuid: As the driver prints it, such as ``GPU-8f2c…``.
+        uuid: UUID of the GPU as the driver prints it, such as ``GPU-8f2c…``.
 
     Raises:
-        OSError: The library knows no such device, or does not start.
+        OSError: The library has no device with this UUID, or does not initialise.
     """
 
     def __init__(self, library: Any, uuid: str) -> None:  # noqa: ANN401 - functions of a C library
@@ -41,7 +41,7 @@ class Gpu:
         self._call("nvmlDeviceGetHandleByUUID", uuid.encode("ascii"), ctypes.byref(self._device))
 
     def state(self) -> GpuState | None:
-        """How it stands; None where the driver does not say, as on some virtual devices."""
+        """Returns the GPU's state; None where the driver does not report it, as on some virtual devices."""
         busy, memory = _Utilisation(), _Memory()
         try:
             self._call("nvmlDeviceGetUtilizationRates", self._device, ctypes.byref(busy))
@@ -57,7 +57,7 @@ class Gpu:
 
 
 def open_gpu(uuid: str) -> Gpu | None:
-    """The device of that UUID; None where there is no NVML, or it does not know it."""
+    """Opens the GPU with this UUID; returns None without NVML, or if NVML has no such device."""
     try:
         return Gpu(ctypes.CDLL(_LIBRARY), uuid)
     except OSError:

@@ -1,4 +1,4 @@
-"""Starts an engine: puts it together, and serves until told to stop."""
+"""Main function of an engine's process: builds the engine and serves until it is stopped."""
 
 import gc
 import logging
@@ -38,18 +38,19 @@ def serve(
     weights: ServiceWeights,
     link: LinkConfig | None = None,
 ) -> None:
-    """Runs an engine in this process until SIGTERM, or until the parent is gone.
+    """Runs an engine in this process until SIGTERM, or until the parent process has exited.
 
     Args:
         model: Folder with the model.
         config: The `engine` section.
         listen: ``unix:/path`` or ``tcp:host:port``.
-        weights: What a token counts when service is shared out.
-        link: The `engine_link` section; None for an engine that its gateway starts. Nobody else reaches it, and both
-            have the same files, so there is no model to compare, which would take longer than to map it.
+        weights: Service that the fair queue charges per token.
+        link: The `engine_link` section; None for an engine that its gateway starts. Then only this gateway connects and
+            both use the same files, so no model digest is computed. The digest would take longer than mapping the
+            model.
 
     Raises:
-        ConfigInvalid: The model, the device or the address cannot be had; the message says what to do.
+        ConfigInvalid: The model, the device or the address is not available; the message says what to do.
     """
     start_s = time.perf_counter()
     address = parse_address(listen)
@@ -59,8 +60,8 @@ def serve(
         engine, card = _build_steps(model, config, weights)
         if link is not None:
             card = replace(card, digest=fingerprint_of(model))
-        # What the model and its libraries brought stays for good. The collector would walk over all of it again and
-        # again, between two tokens of somebody's answer.
+        # The objects of the model and its libraries stay until the process ends. Without the freeze the garbage
+        # collector would visit them repeatedly, which delays tokens.
         gc.freeze()
         gc.enable()
         clock = SystemClock()
@@ -83,7 +84,7 @@ def serve(
 
 
 def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> tuple[StepEngine, ModelCard]:
-    """Everything but the socket, for a model that generates or for one that encodes."""
+    """Builds the engine without its socket, for a model that generates text or embeddings."""
     if config.pooling is None and not is_encoder(model):
         return build(model, config, weights)
     if config.quantization != "none":
@@ -97,13 +98,16 @@ def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> 
 
 
 def _gpu_index(card: ModelCard) -> Gpu | None:
-    """Opens the GPU that the model runs on; None: it runs on none, or nothing can be read of it."""
+    """Opens the model's GPU for NVML; None: the model runs on a CPU, or NVML cannot read the GPU."""
     device = torch.device(card.device)
     return None if device.type != "cuda" else open_gpu(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
 
 def _listen(address: UnixAddress | TcpAddress) -> socket.socket:
-    """Binds before the model is read: a taken address is known at once. Listens, and so accepts, only when ready."""
+    """Binds the socket before the model is read, so that a used address is reported at once.
+
+    The socket starts to listen, and so to accept connections, only when the engine is ready.
+    """
     try:
         if isinstance(address, UnixAddress):
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -121,5 +125,5 @@ def _listen(address: UnixAddress | TcpAddress) -> socket.socket:
 
 
 def _bound(listener: socket.socket, address: UnixAddress | TcpAddress) -> UnixAddress | TcpAddress:
-    """The address with the port that the system has picked, if it was to pick one."""
+    """Returns the bound address, with the port that the system chose for port 0."""
     return address if isinstance(address, UnixAddress) else TcpAddress(address.host, listener.getsockname()[1])

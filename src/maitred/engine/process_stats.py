@@ -1,4 +1,4 @@
-"""Resources that an engine's process uses, read once a second at most: a step must not wait for it."""
+"""Resources that an engine's process uses, read at most once a second because reading delays a step."""
 
 import math
 
@@ -12,11 +12,11 @@ _FRESH_S = 1.0
 
 
 class ProcessStats:
-    """Looks at this process, and at the GPU that it computes on.
+    """Reader of the resources of this process and its GPU.
 
     Args:
-        clock: Says when it is time to look again.
-        gpu: None: there is none, or nothing that knows how it is.
+        clock: Clock that determines when the resources are read again.
+        gpu: GPU to read; None: there is no GPU, or NVML cannot read it.
     """
 
     def __init__(self, clock: Clock, gpu: Gpu | None = None) -> None:
@@ -27,7 +27,7 @@ class ProcessStats:
         self._last = ProcessState()
 
     def now(self) -> ProcessState:
-        """Returns the resources as of a second ago at most."""
+        """Returns the resources, at most one second old."""
         now_s = self._clock.monotonic_s()
         if now_s - self._looked_s >= _FRESH_S:
             self._looked_s = now_s

@@ -1,7 +1,7 @@
-"""Log of requests in an engine's process, under the ids that their clients know.
+"""Log of requests in an engine's process, under the ids that the clients see.
 
-Counts and times, never a token, and of what a client has made up nothing but its id. What goes well is said at debug
-level: the gateway has it all with the answer (see `courses`).
+The log contains counts and times, but no tokens. The request id is the only text of a client in it. Successful requests
+are logged at debug level, because the gateway gets the same data with the answer (`SequenceStats`).
 """
 
 import logging
@@ -22,12 +22,12 @@ def log_refusal(request: EngineRequest, reason: str) -> None:
 
 
 def log_grammar_failure(request: EngineRequest) -> None:
-    """Logs a request whose answer cannot follow its grammar, without the grammar, which is the client's own text."""
+    """Logs a request whose answer cannot follow its grammar; the grammar, the client's text, is omitted."""
     _log(logging.INFO, request, "given up: its answer cannot be held to its grammar")
 
 
 def log_end(sequence: Sequence, delta: TokenDelta) -> None:
-    """Logs a choice that has its last tokens."""
+    """Logs a choice that has finished."""
     if logger.isEnabledFor(logging.DEBUG):
         course = delta.course or SequenceStats()
         _log(
@@ -41,7 +41,7 @@ def log_end(sequence: Sequence, delta: TokenDelta) -> None:
 
 
 def log_cancellation(sequence: Sequence) -> None:
-    """Logs a choice that nobody reads any more."""
+    """Logs a choice that was cancelled."""
     if logger.isEnabledFor(logging.DEBUG):
         _log(
             logging.DEBUG,
@@ -63,7 +63,7 @@ def log_preemption(sequence: Sequence) -> None:
 
 
 def log_encoding(request: EngineRequest, waited_s: float, batch: int) -> None:
-    """A text has its vector."""
+    """Logs a text whose vector was computed."""
     if logger.isEnabledFor(logging.DEBUG):
         _log(
             logging.DEBUG,
@@ -75,10 +75,10 @@ def log_encoding(request: EngineRequest, waited_s: float, batch: int) -> None:
 
 @contextmanager
 def log_failed_step(requests: Iterable[EngineRequest]) -> Iterator[None]:
-    """Logs the requests of a step that fails, and the engine with it: one of them may be why.
+    """Logs the requests of a failed step, because one of them may be the cause of the failure.
 
     Args:
-        requests: Gone through only then.
+        requests: Requests of the step; the iterable is read only after a failure.
     """
     try:
         yield

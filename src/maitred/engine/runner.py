@@ -1,4 +1,4 @@
-"""Turns a step's plan into tensors, runs the model over them, and samples."""
+"""Model runner: turns a step's plan into tensors, runs the model and samples tokens."""
 
 from typing import Protocol
 
@@ -20,25 +20,25 @@ from maitred.engine.scheduler.sequence import Sequence
 
 
 class ForwardModel(Protocol):
-    """Computes a step; see `Decoder`."""
+    """Model that computes a step; see `Decoder`."""
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
-        """The logits that the batch asks for, until the next step."""
+        """Computes the logits that the batch asks for, which are valid until the next step."""
         ...
 
 
 class ModelRunner:
-    """Computes plans on a model.
+    """Runner that computes step plans on a model.
 
     Args:
         decoder: The model.
-        cache: Its keys and values.
+        cache: KV cache of the model.
         sampler: Chooses tokens.
         lanes: Block tables of the running sequences.
         block_tokens: Tokens per block.
-        eos_token_ids: How the model ends its turn.
-        constraints: Where sequences stand in their grammars.
-        host_blocks: Where preempted sequences' blocks wait; None: nowhere.
+        eos_token_ids: End-of-sequence tokens of the model.
+        constraints: Grammar states of the sequences.
+        host_blocks: Host memory for swapped blocks of preempted sequences; None: there is no swapping.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ModelRunner:
             if chunk.sequence not in self._rows:
                 self._begin(chunk.sequence)
         sampling = plan.sampling
-        # An answer that can begin in one way only is not sampled, though its prompt is computed.
+        # If the grammar forces the first tokens of an answer, its prompt is computed but nothing is sampled.
         forced: dict[int, list[int]] = {}
         if self._constraints.active:
             forced = {key: must for chunk in sampling if (must := self._constraints.opening(key := chunk.sequence.key))}
@@ -119,14 +119,14 @@ class ModelRunner:
             self._constraints.remove(sequence.key)
 
     def _follow(self, chunk: Chunk, sampled: list[int], row: int) -> tuple[list[int], int]:
-        """The tokens that follow a chunk with drafts, and how many were sampled: those with right drafts before them.
+        """Returns the tokens that follow a chunk with drafts, and how many of its sampled rows are valid.
 
-        What was sampled behind a wrong draft goes by a text that is not the answer's.
+        Tokens that were sampled behind a rejected draft are invalid, because their context differs from the answer.
 
         Args:
-            chunk: One that samples.
-            sampled: In all rows.
-            row: The first one of the chunk.
+            chunk: Chunk that samples and has drafts.
+            sampled: Sampled tokens of all rows.
+            row: First row of the chunk in `sampled`.
         """
         key = chunk.sequence.key
         own: list[int] = []
@@ -140,11 +140,11 @@ class ModelRunner:
         return own, draws
 
     def drop(self) -> None:
-        """Lets go of the weights and of the cache, until `adopt`; nothing runs."""
+        """Releases the weights and the KV cache until `reload`; no sequence may be running."""
         self._model = None
 
     def reload(self, decoder: ForwardModel, cache: KVCache) -> None:
-        """Takes the same model again, with an empty cache of the same size."""
+        """Restores the same model, with an empty KV cache of the same size."""
         self._model = decoder, cache
 
     def _begin(self, sequence: Sequence) -> None:
@@ -156,11 +156,11 @@ class ModelRunner:
         self._constraints.add(sequence.key, sequence.sampling, output)
 
     def _batch(self, plan: StepPlan, drawn: list[Chunk], *, greedy: bool) -> ForwardBatch:
-        """Rows are the decodes of one token, then all longer chunks, in order, each with its drafts behind it.
+        """Makes a batch: decodes of one token first, then longer chunks in order, each with its drafts.
 
         Args:
-            plan: Of the step.
-            drawn: The chunks whose last rows, and those of their drafts, are sampled from.
+            plan: Plan of the step.
+            drawn: Chunks to sample from, at their last row and at the rows of their drafts.
             greedy: See `ForwardBatch`.
         """
         singles = [chunk for chunk in plan.decodes if chunk.length == 1 and not chunk.drafts]

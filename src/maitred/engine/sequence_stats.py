@@ -1,7 +1,7 @@
-"""How sequences fare, from their arrival to their end: what the engine can tell of each, for traces and explanations.
+"""Statistics of each sequence from arrival to end, for traces and explanations.
 
-Nothing is noted in a step for a sequence that only decodes. The steps and the rows in them are counted for all
-together, and a sequence remembers how the counts stood at its first token.
+A step records nothing for a sequence that only decodes. Steps and their rows are counted globally, and a sequence
+stores the values of these counters at its first token.
 """
 
 from maitred.core.request import SequenceStats
@@ -19,7 +19,7 @@ class _SequenceNotes:
 
     def __init__(self, began_s: float, computed_before: int) -> None:
         self.computed_before = computed_before
-        """Tokens of it that were computed when it last lost its place, here or at a replica that was lost."""
+        """Tokens of the sequence that were computed before its last preemption, or at a lost replica."""
         self.began_s = began_s
         self.first: SequenceStats | None = None
         self.first_s = 0.0
@@ -29,18 +29,18 @@ class _SequenceNotes:
 
 
 class SequenceStatsRecorder:
-    """The courses of all sequences that run."""
+    """Recorder of the statistics of all running sequences."""
 
     def __init__(self) -> None:
         self._notes: dict[int, _SequenceNotes] = {}
         self._unanswered: set[int] = set()
-        """Keys of those that run and have no token yet that was generated here."""
+        """Keys of running sequences for which this engine has generated no token yet."""
         self._steps = 0
         self._rows = 0
         self._batch = 0
 
     def on_plan(self, plan: StepPlan, now_s: float) -> None:
-        """A step is to be computed."""
+        """Records the plan of a step that will be computed."""
         for sequence in plan.preempted:
             if (notes := self._notes.get(sequence.key)) is not None:
                 notes.away_since_s, notes.computed_before = now_s, sequence.once_computed
@@ -61,12 +61,12 @@ class SequenceStatsRecorder:
         self._rows += self._batch
 
     def stats(self, sequence: Sequence, now_s: float, *, ended: bool) -> SequenceStats | None:
-        """Returns the statistics to send with the tokens of a step: at the first ones, and at the end; None otherwise.
+        """Returns the statistics to send with a step's tokens: at the first tokens and at the end, else None.
 
         Args:
-            sequence: Has been in a plan.
-            now_s: When the step had been computed.
-            ended: Whether these are its last tokens.
+            sequence: Sequence that was in a plan.
+            now_s: Time at which the step was complete.
+            ended: Whether these tokens are the sequence's last tokens.
         """
         key = sequence.key
         if not ended and key not in self._unanswered:
@@ -110,7 +110,7 @@ class SequenceStatsRecorder:
 
 
 def _computed_elsewhere(sequence: Sequence) -> int:
-    """Tokens that another replica had computed, which gave the beginning of the answer."""
+    """Returns the tokens that another replica computed, which generated the beginning of the answer."""
     resumes = sequence.request.resumes
     output = 0 if resumes is None else len(resumes[sequence.index])
     return sequence.prompt_tokens + output - 1 if output else 0

@@ -1,13 +1,13 @@
-"""The engine's process: one loop that reads what gateways want, computes a step, and sends each its tokens.
+"""Server loop of an engine: reads the gateways' messages, computes a step and sends the tokens.
 
-There is one thread and no event loop. While there is work, every turn looks at the sockets without waiting and then
-computes a step; with none it sleeps in the selector. So a cancellation is effective by the next step, and the model
-never waits for a slow peer: what a gateway does not read is buffered, and one that leaves too much unread is taken for
-dead, like one that closed its end. Whatever it had submitted is cancelled. Whoever connects is a stranger until the
-connection is established (see `connection`); strangers are few at a time and do not stay long.
+The server has one thread and uses no asyncio event loop. While there is work, each iteration polls the sockets and then
+computes a step. Without work it waits in the selector. So a cancellation takes effect by the next step, and the model
+never waits for a slow peer. Data that a gateway does not read is buffered. A gateway that leaves too much data unread
+is treated as dead, like one that closed its connection. All its requests are cancelled. A connection is pending until
+it is established (see `connection`). The number and the duration of pending connections are limited.
 
-A failure inside a step is not survived on purpose: the process dies, every gateway sees the end of the stream at once,
-and the supervisor starts a new one with an empty cache.
+A failure inside a step ends the process on purpose. Every gateway sees the end of its stream at once, and the
+supervisor starts a new process with an empty cache.
 """
 
 import logging
@@ -47,9 +47,9 @@ from maitred.wire.link.credentials import Credentials
 
 DRAIN_GRACE_S = 30.0
 HANDSHAKE_TIMEOUT_S = 30.0
-"""From the accepted connection to the established one: a handshake takes some turns of the loop, so some steps."""
+"""Timeout of a handshake, which takes several iterations of the loop, and so several steps."""
 MAX_PENDING_HANDSHAKES = 64
-"""Of more, the one that has been there longest has to go."""
+"""Maximum of pending connections; beyond it the oldest one is closed."""
 _DRAIN_POLL_S = 0.05
 
 logger = logging.getLogger("maitred.engine")
@@ -58,51 +58,54 @@ logger = logging.getLogger("maitred.engine")
 class StepEngine(Protocol):
     """Engine that works in steps: `maitred.engine.engine.Engine`, or `maitred.engine.encoder.engine.EncoderEngine`.
 
-    An *owner* is whoever submitted a request; request ids are unique per owner.
+    An *owner* is the connection that submitted a request; request ids are unique per owner.
     """
 
     def submit(self, owner: Hashable, request: EngineRequest) -> None:
-        """Takes a request in; raises ValueError, with the reason, if it can never run here."""
+        """Accepts a request; raises ValueError, with the reason, if it can never run here."""
         ...
 
     def cancel(self, owner: Hashable, request_id: str, index: int | None) -> None:
-        """Ends one choice of a request, or all. What is unknown or done is ignored."""
+        """Cancels one choice of a request, or all choices. Unknown or finished requests are ignored."""
         ...
 
     def pause(self, owner: Hashable, request_id: str, *, paused: bool) -> None:
-        """Computes no more of a request, or goes on with it."""
+        """Pauses a request, or resumes it."""
         ...
 
     def cancel_owner(self, owner: Hashable) -> None:
-        """The owner is gone: ends all its requests."""
+        """Cancels all requests of an owner that has disconnected."""
         ...
 
     def set_asleep(self, *, asleep: bool) -> None:
-        """Gives its memory back as soon as nothing runs, or has it again. What cannot sleep stays awake."""
+        """Releases the model's memory as soon as no request runs, or restores it.
+
+        An engine that cannot sleep ignores the call.
+        """
         ...
 
     def unpin(self, scope: str, name: str) -> None:
-        """Lets a prefix go that was pinned. What is unknown or over is ignored."""
+        """Unpins a prefix before its time is over. Unknown or expired pins are ignored."""
         ...
 
     def step(self) -> Mapping[Hashable, list[TokenOutput]]:
-        """Computes one step; what came of it, by owner."""
+        """Computes one step and returns its outputs by owner."""
         ...
 
     def rejections(self) -> list[tuple[Hashable, Rejection]]:
-        """The requests that turned out to be impossible since this was last asked, each with its owner."""
+        """Returns the requests that were rejected since the last call, each with its owner."""
         ...
 
     def load(self) -> LoadReport:
-        """Returns the load report of now."""
+        """Returns the engine's current load report."""
         ...
 
     def block_update(self, *, whole: bool = False) -> BlockUpdate | None:
-        """Returns the changes of the prefix cache, or all that it holds; None: nothing has changed."""
+        """Returns the changes of the prefix cache, or its whole content; None: nothing has changed."""
         ...
 
     def max_idle_s(self) -> float | None:
-        """How long the next step may be put off; None: until somebody asks."""
+        """Returns the seconds until the next step is due; None: not before a message comes."""
         ...
 
     @property
@@ -112,16 +115,16 @@ class StepEngine(Protocol):
 
 
 class EngineServer:
-    """Serves an engine to any number of gateways until it is told to stop.
+    """Server of one engine for any number of gateways.
 
     Args:
-        engine: What to serve.
-        card: What it runs, for `EngineHello`.
+        engine: Engine to serve.
+        card: Model card for `EngineHello`.
         listener: A bound, listening socket.
-        clock: For the grace period of a drain.
-        credentials: What gateways have to know and show.
-        vitals: What its process takes; None: looked up without a GPU.
-        stranger_s: How long one that has not done so may stay.
+        clock: Clock for the grace period of a drain and for handshake timeouts.
+        credentials: Certificate and secret for the handshake with gateways.
+        vitals: Resource use of the process; None: a reader without a GPU is made.
+        stranger_s: Seconds that a connection may stay open without a completed handshake.
     """
 
     def __init__(
@@ -144,7 +147,7 @@ class EngineServer:
         self._handshake_timeout_s = stranger_s
         self._connections: dict[socket.socket, GatewayConnection] = {}
         self._handshaking: dict[GatewayConnection, float] = {}
-        """Until when each may stay; those that came first are first."""
+        """Pending connection -> deadline of its handshake, the oldest first."""
         self._drain_until_s: float | None = None
         self._stopped = False
         self._block_updates = False
@@ -155,7 +158,7 @@ class EngineServer:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def run(self) -> None:
-        """Serves until `drain` has ended the work, or `stop` was called; then closes every socket it has."""
+        """Serves until a drain is complete or `stop` was called, then closes all sockets."""
         try:
             self._serve_steps()
         finally:
@@ -165,7 +168,7 @@ class EngineServer:
             self._listener.close()
 
     def drain(self) -> None:
-        """Refuses new requests and stops once those at hand are done, or the grace period is over."""
+        """Refuses new requests, and stops when all requests are done or the grace period is over."""
         self._drain_until_s = self._clock.monotonic_s() + DRAIN_GRACE_S
 
     def stop(self) -> None:
@@ -173,9 +176,12 @@ class EngineServer:
         self._stopped = True
 
     def watch_signals(self) -> None:
-        """SIGTERM or SIGINT drains; a second one stops. Only in the main thread of a process that is ours."""
-        # The handler runs between two bytecodes, so it alone would not end the selector's sleep; the byte that Python
-        # writes on this pair does.
+        """Installs handlers: SIGTERM or SIGINT starts a drain, a second signal stops the server.
+
+        Call this only in the main thread of an engine's own process.
+        """
+        # The handler runs between two bytecodes, so it cannot wake the selector. The byte that Python writes to this
+        # socket pair wakes it.
         wake, self._wakeup = socket.socketpair()
         wake.setblocking(False)
         self._wakeup.setblocking(False)
@@ -205,7 +211,7 @@ class EngineServer:
             self.stop()
 
     def _poll(self) -> None:
-        """Handles what is ready on the sockets; sleeps only when there is nothing to compute."""
+        """Handles the sockets that are ready, and waits only when there is nothing to compute."""
         patience_s = self._engine.max_idle_s()
         if self._drain_until_s is not None:
             patience_s = _DRAIN_POLL_S if patience_s is None else min(patience_s, _DRAIN_POLL_S)
@@ -218,7 +224,7 @@ class EngineServer:
             self._reject()
 
     def _reject(self) -> None:
-        """Strangers whose time is over; only after what they have sent was read."""
+        """Closes pending connections past their deadlines, after the data that they sent was read."""
         now_s = self._clock.monotonic_s()
         for connection, until_s in list(self._handshaking.items()):
             if now_s < until_s and len(self._handshaking) <= MAX_PENDING_HANDSHAKES:
@@ -279,7 +285,7 @@ class EngineServer:
             connection.rejections.append(Rejection(request.id, str(refusal)))
 
     def _report(self, outputs: Mapping[Hashable, list[TokenOutput]]) -> None:
-        """Sends everyone its tokens, and the load to all: what one gateway submits is news to the others."""
+        """Sends each gateway its tokens and the load, which requests of other gateways may have changed."""
         self._block_updates = False
         for owner, rejection in self._engine.rejections():
             if isinstance(owner, GatewayConnection):
@@ -293,7 +299,7 @@ class EngineServer:
             self._guard(connection, partial(connection.send_step, outputs.get(connection, []), load, blocks))
 
     def _guard(self, connection: GatewayConnection, action: Callable[[], None]) -> None:
-        """Runs an action on a connection; one that broke or breaks the protocol is dropped, with its requests."""
+        """Runs an action on a connection; drops the connection if it breaks or violates the protocol."""
         if connection.socket not in self._connections:
             return
         try:
@@ -306,7 +312,7 @@ class EngineServer:
         self._watch(connection)
 
     def _watch(self, connection: GatewayConnection) -> None:
-        """Asks for write readiness only while something is to be written."""
+        """Watches for write readiness only while there is data to write."""
         if connection.socket in self._connections:
             key = self._selector.get_key(connection.socket)
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_to_write else 0)

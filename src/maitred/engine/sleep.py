@@ -1,4 +1,4 @@
-"""An engine that sleeps: its process stays, with torch imported and kernels compiled, and its memory is given back.
+"""Sleep mode: the process stays, with torch and compiled kernels, but releases the model's memory.
 
 ::
 
@@ -6,10 +6,10 @@
        ^               |
        `----order------'
 
-What it drops are the weights and the KV cache, and with that all that can be found in it. Requests are taken in all the
-while; those that come while it sleeps wake it, so several gateways can share an engine that one of them sends to sleep.
-Waking is done in a thread: weights that are not kept on disk take as long to be read as they did at first, and an
-engine that says nothing for so long would be taken for lost.
+A sleeping engine releases the weights and the KV cache, so the prefix cache is lost. The engine accepts requests in
+every state, and a request that comes while it sleeps wakes it. So several gateways can share an engine that one of them
+sends to sleep. A thread wakes the engine. Weights without a cache on disk take as long to read as at the first start,
+and gateways would treat an engine that is silent for so long as lost.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from maitred.core.clock import Clock
 from maitred.engine.scheduler.scheduler import Scheduler
 
 _LOOK_S = 0.005
-"""How often one looks, while there is nothing else to do, whether it is awake."""
+"""Polling interval for the end of waking while the engine is otherwise idle."""
 
 
 class _State(Enum):
@@ -37,15 +37,15 @@ class _State(Enum):
 
 
 class SleepController:
-    """Whether the engine sleeps.
+    """State machine that puts the engine to sleep and wakes it.
 
     Args:
-        memory: Memory that is released meanwhile.
+        memory: Memory that is released while the engine sleeps.
         clock: Measures how long waking takes.
-        wakes_in_s: What that is expected to take before it was measured.
+        wakes_in_s: Expected seconds for waking, until it is measured.
 
     Attributes:
-        wakes_in_s: How long waking should take: as long as it did the last time.
+        wakes_in_s: Expected seconds for waking: the duration of the last time.
     """
 
     def __init__(self, memory: "ModelMemory", clock: Clock, wakes_in_s: float) -> None:
@@ -60,7 +60,7 @@ class SleepController:
 
     @property
     def asleep(self) -> bool:
-        """Whether nothing can be computed now."""
+        """Whether the engine cannot compute now, because it sleeps or is waking."""
         return self._state in (_State.ASLEEP, _State.WAKING)
 
     def order(self, *, asleep: bool) -> None:
@@ -73,10 +73,10 @@ class SleepController:
             self._state = _State.AWAKE if self._state is _State.DROWSY else self._state
 
     def max_idle_s(self, *, occupied: bool) -> float | None:
-        """How long `turn` may be put off while it sleeps or is about to: 0 where it has something to do.
+        """Returns the seconds until `step` must be called; 0: now, None: no call is needed.
 
         Args:
-            occupied: Whether there is any request.
+            occupied: Whether any request has not ended.
         """
         match self._state:
             case _State.DROWSY:
@@ -89,10 +89,10 @@ class SleepController:
                 return None
 
     def step(self, *, occupied: bool) -> bool:
-        """Goes on to the next state if it is time; returns whether anything can be computed.
+        """Enters the next state if it is due; returns whether the engine can compute.
 
         Raises:
-            BaseException: It cannot wake; whatever the cause was.
+            BaseException: Waking failed; this is the exception of the thread.
         """
         match self._state:
             case _State.DROWSY if not occupied:
@@ -114,14 +114,15 @@ class SleepController:
     def _wake(self) -> None:
         try:
             self._memory.restore_memory()
-        except BaseException as fault:  # raised again where it ends the process
+        except BaseException as fault:  # raised again in `step`, where it ends the process
             self._fault = fault
 
 
 def _release_memory() -> None:
-    """Returns freed memory to the system, where the C library would keep it for later.
+    """Returns freed memory to the system, which the C library would otherwise keep for reuse.
 
-    The collector does not look at what was there when the engine became ready; cycles in it may hold what was dropped.
+    The garbage collector ignores objects that were frozen at startup. Cycles among them may hold the released memory,
+    so they are unfrozen for one collection.
     """
     if gc.get_freeze_count():
         gc.unfreeze()
@@ -135,10 +136,10 @@ def _release_memory() -> None:
 
 
 class LoadedModelMemory(NamedTuple):
-    """A model with its cache, as whoever computes with them has them.
+    """Functions that release and restore one model with its KV cache.
 
     Attributes:
-        drop: Lets go of both.
+        drop: Releases the model and its cache.
         restore: Reads the model again, or maps it, and makes an empty cache of the same size.
     """
 
@@ -148,11 +149,11 @@ class LoadedModelMemory(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """Memory of the models of an engine.
+    """Memory of all models of an engine.
 
     Attributes:
-        models: All that the engine has.
-        scheduler: Whose blocks lose their contents.
+        models: All models of the engine.
+        scheduler: Scheduler whose KV blocks lose their contents.
     """
 
     models: Sequence[LoadedModelMemory]

@@ -1,1 +1,1 @@
-"""Fair queueing: decides who is next; pure, and shared by the gateway's queue and the engine's batch."""
+"""Fair queueing: pure code that orders the gateway's queue and the engine's batch."""

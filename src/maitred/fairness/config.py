@@ -1,4 +1,4 @@
-"""How a line orders those who wait."""
+"""Settings of the queue order."""
 
 from typing import Annotated, Literal
 
@@ -19,7 +19,7 @@ def _class_weights() -> dict[PriorityClass, float]:
 
 
 class QueueOrderConfig(Struct, frozen=True, kw_only=True):
-    """Order of the requests that wait."""
+    """Order of the waiting requests."""
 
     policy: Annotated[
         Literal["fair", "fifo", "priority", "deficit"],

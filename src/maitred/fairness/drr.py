@@ -1,12 +1,12 @@
 """Deficit round robin: flows take turns, and each turn is worth a quantum.
 
-Shreedhar and Varghese, SIGCOMM'95, with two changes for requests whose cost is known only in the end. A flow may be
-served while its deficit is above zero, rather than up to it, and pays back a request that cost more by sitting out
-turns. And a request is booked as predicted when it is taken; what it really costs is booked in its place as it comes,
-and what is left of the prediction is given back when it ends.
+The algorithm is from Shreedhar and Varghese, SIGCOMM'95, with two changes for requests whose cost is known only at the
+end. First, a flow is served while its deficit counter is above zero, so a request may cost more than the deficit; the
+flow then skips turns until the debt is paid. Second, the predicted cost of a request is booked when it is taken; its
+real cost replaces the prediction step by step, and the rest of the prediction is refunded when it ends.
 
-Every key is a flow of its own, with the product of the weights on its path; classes do not matter. Compared to virtual
-token counters, a flow waits a whole round of the others where those would let it go first.
+Every key is a separate flow, weighted by the product of the weights on its path; priority classes have no effect. With
+virtual token counters such a flow would go first; here it waits one whole round of the other flows.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ T = TypeVar("T")
 DEFAULT_QUANTUM = 1000.0
 
 _SAMPLE = 128
-"""Flows that an estimate looks at."""
+"""Number of flows that an estimate samples."""
 
 
 class DrrState:
@@ -34,17 +34,17 @@ class DrrState:
 
     def __init__(self, worth: float) -> None:
         self.worth = worth
-        """Service per turn."""
+        """Service per turn of this flow."""
         self.deficit = 0.0
         self.booked = 0.0
-        """Predicted of what runs, and not yet replaced by what it costs."""
+        """Predicted service of running entries that the real cost has not replaced yet."""
         self.running = 0
         self.streams = 0.0
-        """Service per tick."""
+        """Service charged with each tick."""
         self.entries = EntryQueue()
 
     def charge(self, service: float) -> None:
-        """Books service in the place of what was predicted."""
+        """Books real service and removes the same amount of predicted service."""
         foreseen = max(0.0, min(self.booked, service))
         self.booked -= foreseen
         self.deficit -= service - foreseen
@@ -53,22 +53,22 @@ class DrrState:
 class DrrQueue(Generic[T]):
     """Deficit round robin: flows take turns.
 
-    The head costs as many steps as flows are passed over: about one, if a quantum is worth a typical request.
+    `head` takes one step for each skipped flow: about one step if the quantum is as large as a typical request.
 
     Args:
-        quantum: Service per turn and weight; 0: 1,000.
+        quantum: Service per turn and unit of weight; 0 means 1,000.
     """
 
     def __init__(self, quantum: float) -> None:
         self._quantum = quantum or DEFAULT_QUANTUM
         self._flows: dict[tuple[str, ...], DrrState] = {}
-        """That wait or run; debts are forgotten with them."""
+        """Flows with waiting or running entries; debts are dropped together with the flow."""
         self._streaming: dict[DrrState, None] = {}
-        """That are charged with each tick."""
+        """Flows that are charged with each tick."""
         self._ring: deque[DrrState] = deque()
-        """That wait; the first one's turn it is."""
+        """Flows with waiting entries; the first one has the turn."""
         self._turn: DrrState | None = None
-        """Whose turn it is, once it has been given what a turn is worth."""
+        """Flow that has the turn and has already received the quantum of this turn."""
         self._waiting = dict.fromkeys(PriorityClass, 0)
         self._joined = 0
 
@@ -79,12 +79,12 @@ class DrrQueue(Generic[T]):
         self._join(entry)
 
     def remove(self, entry: QueueEntry[T]) -> None:
-        """Leaves without having run."""
+        """Removes an entry that has not run."""
         turns = self._leave(entry)
         self._close(_name(entry.flow), turns)
 
     def head(self, now_s: float) -> QueueEntry[T] | None:
-        """The next of the flow whose turn it is."""
+        """Returns the next entry of the flow that has the turn."""
         ring = self._ring
         if not ring:
             return None
@@ -99,7 +99,7 @@ class DrrQueue(Generic[T]):
             self._next()
             passed += 1
             if passed == len(ring):
-                # Everybody owes: the rounds until the first one does not are gone through at once.
+                # All flows are in debt: skip all rounds until the first flow has paid its debt.
                 rounds = min(int(-turns.deficit / turns.worth) for turns in ring)
                 for turns in ring:
                     turns.deficit += rounds * turns.worth
@@ -115,18 +115,18 @@ class DrrQueue(Generic[T]):
             self._next()
 
     def pass_through(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Joins, and is taken in the same moment."""
+        """Adds an entry and takes it at once."""
         self.add(entry, now_s)
         self.take(entry, now_s)
 
     def charge(self, flow: Flow, service: float) -> None:
-        """Books service in the place of what was predicted."""
+        """Books real service and removes the same amount of predicted service."""
         turns = self._flows.get(_name(flow))
         if turns is not None:
             turns.charge(service)
 
     def stream(self, flow: Flow, service: float) -> None:
-        """Changes what is booked with each tick."""
+        """Changes the service that is booked with each tick."""
         turns = self._flows[_name(flow)]
         turns.streams += service
         if turns.streams:
@@ -140,19 +140,19 @@ class DrrQueue(Generic[T]):
             turns.charge(turns.streams)
 
     def done(self, flow: Flow) -> None:
-        """A taken entry has ended: its part of what is still booked is given back."""
+        """Ends a taken entry and refunds its share of the predicted service."""
         name = _name(flow)
         turns = self._flows[name]
         self._stop(turns)
         self._close(name, turns)
 
     def requeue(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Waits again, in its old place within its flow."""
+        """Puts a taken entry back to its old place in its flow."""
         self._join(entry)
         self._stop(self._flows[_name(entry.flow)])
 
     def ahead(self, entry: QueueEntry[T], now_s: float) -> WorkAhead:
-        """Returns the work ahead of an entry: that of its own flow, and as many turns of the others as this takes."""
+        """Returns the work ahead of an entry: earlier work of its flow, and turns of other flows."""
         turns = self._flows.get(_name(entry.flow))
         own, rounds = WorkAhead(0, 0.0), 0.0
         if turns is not None:
@@ -181,7 +181,7 @@ class DrrQueue(Generic[T]):
         return self.over_service(flow)
 
     def waiting_in(self, priority: PriorityClass) -> int:
-        """How many wait that joined with this class."""
+        """Returns the number of waiting entries that joined with this class."""
         return self._waiting[priority]
 
     def __len__(self) -> int:

@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 class QueueEntry(Generic[T]):
-    """A request in a line. Its owner makes it, and hands the same object to every method of the line.
+    """One request in a queue. The owner creates the entry and passes the same object to every method of the queue.
 
     Args:
-        value: What the owner gets back when it is this entry's turn.
-        flow: Whose request it is, and how urgent.
-        arrived_s: When it began to wait. An entry that waits again keeps it.
-        service: What the whole request will cost, predicted (`ServiceWeights.service`).
-        deadline_s: When it must have been served; None: no particular time.
+        value: Object of the owner, for the time when the entry is taken.
+        flow: Owner and priority class of the request.
+        arrived_s: Time at which the entry began to wait. A requeued entry keeps this time.
+        service: Predicted service of the whole request (`ServiceWeights.service`).
+        deadline_s: Time by which the request must be served; None: no deadline.
         locality: Equal for requests that share work, such as a prefix of their prompts; None: shares nothing.
     """
 
@@ -41,11 +41,11 @@ class QueueEntry(Generic[T]):
         self.deadline_s = deadline_s
         self.locality = locality
         self.number = 0
-        """The line's own: rises with joining, settles ties."""
+        """Number set by the queue: grows with each join and breaks ties."""
         self.rank = flow.priority.rank
-        """The line's own: of the class in which it competes, which is another than its flow's when it has aged."""
+        """Rank of the class in which the entry competes, set by the queue; ageing changes it."""
         self.position: Any = None
-        """The line's own: where it keeps, or kept, the entry."""
+        """Place of the entry in the queue's data structures, set by the queue."""
 
     def __repr__(self) -> str:
         return f"Entry({self.value!r}, arrived_s={self.arrived_s}, service={self.service})"
@@ -56,4 +56,4 @@ class WorkAhead(Struct, frozen=True):
 
     entries: int
     service: float
-    """Predicted, of all of them together."""
+    """Predicted service of all these entries together."""

@@ -1,12 +1,12 @@
-"""How much will be taken before an entry: a look ahead at the counters, without playing it through.
+"""Estimate of the work ahead of an entry, from the counters and without a simulation.
 
-Inside its leaf an entry has so much service before it, say *D*. It is the turn of its leaf for the entry when the
-leaf's counter has gone up by *D* / weight; until then every sibling that waits and stands lower is served up to there,
-or until it has nothing left, in whole entries. What the siblings get is before the entry too, so the same question is
-asked one level up with a larger *D*.
+Let *D* be the service ahead of an entry inside its leaf. The entry is next when the counter of its leaf has grown by
+*D* / weight. Until then every waiting sibling with a lower counter is served in whole entries, until its counter
+reaches that value or it has no entries left. The service of the siblings is also ahead of the entry, so the same
+estimate is repeated one level up with a larger *D*.
 
-The estimate takes predictions for truth, and lets everything that runs be charged already. It looks at every sibling up
-to 64 and of more at about so many, so its cost has a bound.
+The estimate assumes that predictions are exact and that all running requests are charged completely. It examines all
+siblings up to 64, and about 64 of a larger number, so its cost is bounded.
 """
 
 from itertools import islice
@@ -24,10 +24,10 @@ def before_siblings(node: Node | None, among: Siblings, weight: float, own: Work
     """Returns the work that is taken before a node's next entry, among its siblings.
 
     Args:
-        node: None when it is not there yet.
-        among: Its siblings.
-        weight: Relative to theirs.
-        own: Of the node itself, before the entry.
+        node: The node; None if it does not exist yet.
+        among: The siblings of the node.
+        weight: Weight of the node relative to its siblings.
+        own: Work of the node itself that is ahead of the entry.
     """
     level = among.level()
     counter = level if node is None else node.counter if node.waiting else max(node.counter, level)
@@ -41,7 +41,7 @@ def before_siblings(node: Node | None, among: Siblings, weight: float, own: Work
         if lag < 0 or (lag == 0 and sibling.turn > turn) or sibling is node:
             continue
         count, left = sibling.waiting, sibling.service
-        # In whole entries, of the mean size of those that it has.
+        # The sibling is served in whole entries of its mean entry size.
         taken = min(float(count), max(1.0, ceil(lag / sibling.rate * count / left))) if left else float(count)
         entries += taken
         service += taken * left / count

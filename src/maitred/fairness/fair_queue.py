@@ -1,7 +1,7 @@
-"""The line: who waits, and whose turn it is.
+"""Interface of the fair queue: the waiting entries and their order.
 
-Its owner asks for the `head`, and when there is room `take`s it, charges what the request really costs while it runs,
-and says when it is `done`. What the policies differ in is the order, and what they make of the charges.
+The owner asks for the `head`, calls `take` when there is room, charges the real cost while the request runs, and calls
+`done` when it ends. The policies differ in the order and in the use of the charges.
 """
 
 from collections.abc import Iterator
@@ -20,76 +20,83 @@ T = TypeVar("T")
 
 
 class FairQueue(Protocol[T]):
-    """Requests that wait, and the account of what their flows were served.
+    """Queue of waiting entries, with the service that each flow got.
 
-    Pure: times are arguments, in seconds of one clock that does not go back. Not for several threads.
+    The class is pure: times are arguments, in seconds of one monotonic clock. It is not thread-safe.
     """
 
     def add(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Joins. An entry is in one line at a time, once."""
+        """Adds an entry to the queue. An entry is in at most one queue, and only once."""
         ...
 
     def remove(self, entry: QueueEntry[T]) -> None:
-        """Leaves without having run: cancelled. The entry must be waiting."""
+        """Removes a cancelled entry that has not run. The entry must be waiting."""
         ...
 
     def head(self, now_s: float) -> QueueEntry[T] | None:
-        """Whose turn it is; None when nobody waits. It stays: asking again without a change gives the same."""
+        """Returns the next entry; None if the queue is empty.
+
+        The entry stays in the queue: a repeated call returns the same entry.
+        """
         ...
 
     def take(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Leaves the line and runs. Normally the head; any entry may be taken, when the head does not fit."""
+        """Takes an entry out of the queue to run.
+
+        This is normally the head; if the head does not fit, any entry may be taken.
+        """
         ...
 
     def pass_through(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Joins, and is taken in the same moment. Only where nobody waits; the same as `add` and `take`."""
+        """Adds an entry and takes it at once. Call it only if the queue is empty; it equals `add` and `take`."""
         ...
 
     def charge(self, flow: Flow, service: float) -> None:
-        """Books service that the flow really got; negative: a refund.
+        """Books service that the flow really got; a negative value is a refund.
 
-        The sooner, the fairer: charge what is certain at `take` (the prompt), and the rest as it is computed.
+        Early charges make the order fairer: charge the certain part (the prompt) at `take`, and the rest as it is
+        computed.
         """
         ...
 
     def stream(self, flow: Flow, service: float) -> None:
-        """Charges a running flow so much more with each tick from now on; negative: less.
+        """Raises the charge per tick of a running flow; a negative value lowers it.
 
-        Equal to a charge per tick, and cheaper where many flows get the same in every step. What was streamed to a flow
-        must be taken back before the last of its entries is done or put back.
+        A stream equals one charge per tick, and it is cheaper if many flows get the same service in every step. The
+        owner must cancel the streams of a flow before its last entry is done or requeued.
         """
         ...
 
     def tick(self) -> None:
-        """Charges everything that streams, once."""
+        """Charges every stream once."""
         ...
 
     def done(self, flow: Flow) -> None:
-        """A taken entry has ended, in whichever way; once for each `take` that was not put back."""
+        """Ends a taken entry, whatever its outcome; called once for each `take` without a `requeue`."""
         ...
 
     def requeue(self, entry: QueueEntry[T], now_s: float) -> None:
-        """A taken entry waits again, with the age it has; what it was charged stays charged."""
+        """Puts a taken entry back into the queue with its age; its charges stay."""
         ...
 
     def ahead(self, entry: QueueEntry[T], now_s: float) -> WorkAhead:
-        """Estimates what is taken before an entry, which waits here or might join."""
+        """Estimates the work ahead of an entry that waits here or might join."""
         ...
 
     def over_service(self, flow: Flow) -> float:
-        """By how much service per weight the flow leads the least served active one of its class; at least 0.
+        """Returns the flow's lead in service per weight over the least served active flow of its class.
 
-        That one may be a flow with one slow request that runs, which gets little because it asks for little: this is
-        for who gives way to whom among those that run.
+        The result is at least 0. The least served flow may have only one slow running request, which gets little
+        service because it needs little: use the result to choose which running flow yields to another.
         """
         ...
 
     def lead(self, flow: Flow) -> float:
-        """Returns how far a flow is ahead of the least served one that waits; 0 if nobody waits."""
+        """Returns the flow's lead over the least served waiting flow; 0 if the queue is empty."""
         ...
 
     def waiting_in(self, priority: PriorityClass) -> int:
-        """How many wait that joined with this class; ageing does not change it."""
+        """Returns the number of waiting entries that joined with this class, whatever their age."""
         ...
 
     def __len__(self) -> int:
@@ -97,12 +104,12 @@ class FairQueue(Protocol[T]):
         ...
 
     def __iter__(self) -> Iterator[QueueEntry[T]]:
-        """All that wait, in no particular order."""
+        """Iterates over all waiting entries in no particular order."""
         ...
 
 
 def make_queue(config: QueueOrderConfig) -> FairQueue[Any]:
-    """A new line, empty, of the policy that the configuration names."""
+    """Makes an empty queue with the configured policy."""
     match config.policy:
         case "fifo":
             return FcfsQueue(classes=False, ageing_s=None)

@@ -1,4 +1,4 @@
-"""First come, first served; with classes, the more urgent first."""
+"""First come, first served, optionally with the more urgent classes first."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class FcfsQueue(Generic[T]):
-    """Order of arrival, whoever it is. What was served changes nothing.
+    """Queue in order of arrival, independent of the flow. Past service has no effect.
 
     Args:
-        classes: Whether more urgent classes go first. Their order is strict, so what does not age may starve.
+        classes: Whether more urgent classes go first. The class order is strict, so entries without ageing may starve.
         ageing_s: Time in a class after which a request moves up.
     """
 
@@ -35,11 +35,11 @@ class FcfsQueue(Generic[T]):
         self._join(entry)
 
     def remove(self, entry: QueueEntry[T]) -> None:
-        """Leaves without having run."""
+        """Removes an entry that has not run."""
         self._leave(entry)
 
     def head(self, now_s: float) -> QueueEntry[T] | None:
-        """The oldest of the most urgent."""
+        """Returns the oldest entry of the most urgent class."""
         while (ripe := self._ageing.ripe(now_s)) is not None:
             self._leave(ripe)
             ripe.rank -= 1
@@ -51,7 +51,7 @@ class FcfsQueue(Generic[T]):
         self._leave(entry)
 
     def pass_through(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Joins, and is taken in the same moment."""
+        """Adds an entry and takes it at once."""
         self.add(entry, now_s)
         self.take(entry, now_s)
 
@@ -68,11 +68,11 @@ class FcfsQueue(Generic[T]):
         """Does nothing: the order of arrival charges nothing."""
 
     def requeue(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Waits again, where it stood."""
+        """Puts a taken entry back to its old place."""
         self._join(entry)
 
     def ahead(self, entry: QueueEntry[T], now_s: float) -> WorkAhead:
-        """The older ones of its class, and all of more urgent classes."""
+        """Returns the older entries of its class and all entries of more urgent classes."""
         waits = entry in self._queues[entry.rank]
         rank = entry.rank if waits or not self._classes else entry.flow.priority.rank
         before = self._queues[rank if self._classes else 0].before(entry.arrived_s, entry.number if waits else LAST)
@@ -90,7 +90,7 @@ class FcfsQueue(Generic[T]):
         return 0.0
 
     def waiting_in(self, priority: PriorityClass) -> int:
-        """How many wait that joined with this class."""
+        """Returns the number of waiting entries that joined with this class."""
         return self._waiting[priority]
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
 """A priority queue whose members may leave from the middle.
 
-Leaving only forgets the member; its record stays in the heap until it comes to the top or until such remains outnumber
-the living, when the heap is built anew. So every operation is O(log n), amortised, and remains take no more room than
-the members.
+A removal only marks the member: its stale record stays in the heap until it reaches the top, or until the stale records
+outnumber the members and the heap is rebuilt. So every operation is O(log n), amortised, and stale records take no more
+memory than the members.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from typing import Generic, TypeVar
 M = TypeVar("M")
 
 _MOST_STALE_RECORDS = 32
-"""Remains that are not worth a rebuild."""
+"""Number of stale records up to which the heap is not rebuilt."""
 
 
 class Heap(Generic[M]):
-    """Members by a key of two numbers, the least first. The second number is a member's own, so that no two tie."""
+    """Heap of members by a key of two numbers, the least key first. The second number is unique, so keys never tie."""
 
     __slots__ = ("live", "records")
 
@@ -34,7 +34,7 @@ class Heap(Generic[M]):
         return iter(self.live)
 
     def push(self, first: float, second: int, member: M) -> None:
-        """Lets a member in, or gives one that is in another key."""
+        """Adds a member, or changes the key of an existing member."""
         record = (first, second, member)
         self.live[member] = record
         heappush(self.records, record)
@@ -42,17 +42,17 @@ class Heap(Generic[M]):
             self._rebuild()
 
     def remove(self, member: M) -> None:
-        """Lets a member go.
+        """Removes a member from the heap.
 
         Raises:
-            KeyError: It is not in.
+            KeyError: The member is not in the heap.
         """
         del self.live[member]
         if len(self.records) > 2 * len(self.live) + _MOST_STALE_RECORDS:
             self._rebuild()
 
     def discard(self, member: M) -> None:
-        """Lets a member go, if it is in."""
+        """Removes a member if it is in the heap."""
         if member in self.live:
             self.remove(member)
 
@@ -62,7 +62,7 @@ class Heap(Generic[M]):
         self.records.clear()
 
     def least(self) -> M | None:
-        """The member with the least key; None when empty."""
+        """Returns the member with the least key; None if the heap is empty."""
         records, live = self.records, self.live
         while records:
             record = records[0]

@@ -1,13 +1,13 @@
-"""Serving what shares a prefix one after the other, as far as fairness can wait.
+"""Prefix locality: requests with a shared prefix run in a row, within a bound on fairness.
 
 Deficit longest prefix match (Cao et al., 2025) lets each client run a quantum into debt, so that requests whose prefix
-is in the cache may go before others. Here, without knowing any cache: the line stays with the locality that it took
-last, while
+is in the cache may go before others. This module works without knowledge of the cache: the queue stays with the
+locality that it took last, while
 
-- nobody who goes before the others that way leads any of its siblings by more than the quantum (so the bound of the
-  counters widens by the quantum, and by no more), and
-- what has been taken in the row is worth less than the quantum (so that whoever is passed over waits no longer than
-  that, also inside one key).
+- a node that goes first for this reason leads each sibling by at most the quantum (so the bound of the counters grows
+  by exactly the quantum), and
+- the service taken in this row is less than the quantum (so a skipped entry waits at most that long, also inside one
+  key).
 """
 
 from collections.abc import Hashable
@@ -18,14 +18,14 @@ from maitred.fairness.entry import QueueEntry
 from maitred.fairness.tree import Node
 
 _CANDIDATES = 16
-"""Entries of the locality that are looked at, oldest first."""
+"""Maximum number of entries of the locality that are examined, oldest first."""
 
 
 class Locality:
-    """Which waiting entry may go before the one whose turn it is.
+    """Chooses a waiting entry with the current locality that may go before the head.
 
     Args:
-        quantum: Service per weight.
+        quantum: Allowed lead, in service per weight.
     """
 
     def __init__(self, quantum: float) -> None:
@@ -41,7 +41,7 @@ class Locality:
             self._waiting.setdefault(entry.locality, {})[entry] = None
 
     def leave(self, entry: QueueEntry[Any]) -> None:
-        """An entry waits no more."""
+        """Notes that an entry stops waiting."""
         if entry.locality is not None:
             alike = self._waiting[entry.locality]
             del alike[entry]
@@ -49,14 +49,14 @@ class Locality:
                 del self._waiting[entry.locality]
 
     def on_take(self, entry: QueueEntry[Any]) -> None:
-        """An entry begins to run."""
+        """Notes that an entry begins to run."""
         if entry.locality != self._current:
             self._current = entry.locality
             self._spent = 0.0
         self._spent += entry.service
 
     def prefer(self, first: QueueEntry[Any]) -> QueueEntry[Any]:
-        """The entry to take in place of the first one, or that itself."""
+        """Returns the entry to take instead of the first one, or the first one itself."""
         if first.locality == self._current or self._spent >= self._quantum:
             return first
         alike = self._waiting.get(self._current, ())

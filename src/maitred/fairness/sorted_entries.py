@@ -1,4 +1,4 @@
-"""Entries in a fixed order, and how much is before one of them."""
+"""Entries in a fixed order, and the work ahead of one entry."""
 
 from bisect import bisect_left
 from math import inf
@@ -8,12 +8,13 @@ from maitred.fairness.entry import QueueEntry, WorkAhead
 from maitred.fairness.heap import Heap
 
 _SAMPLE = 128
-"""How many of those who wait an estimate looks at; of more, it takes so many from all over and scales what it finds."""
+"""Maximum number of entries that an estimate examines. Of more entries it takes an even sample of this size and scales
+the result."""
 _STALE = 64
-"""It takes others when one in so many has joined or left."""
+"""A new sample is taken when one in this many entries has joined or left."""
 
 LAST = 1 << 62
-"""The number of an entry that has not joined yet."""
+"""Number for an entry that has not joined yet."""
 _FIRST = (-inf, 0)
 
 
@@ -26,23 +27,23 @@ class EntryQueue(Heap[QueueEntry[Any]]):
         super().__init__()
         self.service = 0.0
         self._last = _FIRST
-        """Of all that have joined since it was empty."""
+        """Largest key of all entries that have joined since the queue was empty."""
         self._sample: list[tuple[float, int]] = []
         self._moves = 0
-        """Since that was taken."""
+        """Joins and leaves since the sample was taken."""
 
     def join(self, key: float, entry: QueueEntry[Any]) -> None:
-        """Lets an entry in; its number settles ties."""
+        """Adds an entry; its number breaks ties."""
         self.push(key, entry.number, entry)
         self.service += entry.service
         self._last = max(self._last, (key, entry.number))
         self._moves += 1
 
     def leave(self, entry: QueueEntry[Any]) -> None:
-        """Lets an entry go.
+        """Removes an entry from the queue.
 
         Raises:
-            KeyError: It is not in.
+            KeyError: The entry is not in the queue.
         """
         self.remove(entry)
         self._moves += 1

@@ -1,28 +1,28 @@
 """Virtual token counters at every level of a tree of tenants.
 
-Each node counts the service it got, divided by its weight. Of siblings that have requests waiting, the one with the
-least counter is next; so what they get stays in proportion to their weights, from the class down to the key.
+Each node counts the service it got, divided by its weight. The sibling with waiting requests and the least counter is
+next, so the service of siblings stays in proportion to their weights, from the class down to the key.
 
-What keeps idleness from earning credit is the *lift* (Sheng et al., OSDI'24): a node that begins to wait goes up to the
-least counter of its siblings that wait or, when none does, to that of the sibling which waited last. Only waiting
-counts, as in the paper: a node with one slow request that runs and nothing that waits gets less than its share because
-it asks for less, and shall not save up the difference by keeping that request alive.
+The *lift* prevents idle nodes from earning credit (Sheng et al., OSDI'24): when a node begins to wait, its counter
+rises to the least counter of its waiting siblings or, if none waits, to the counter of the sibling that waited last.
+As in the paper, only waiting counts: a node with one slow running request and no waiting requests gets less than its
+share because it needs less, and it must not save the difference while that request runs.
 
-**Bound.** Let *R* be the most service that the running requests of a node may still be charged just after one was
-taken. Whenever one was taken, its node had the least counter, and that *level* never falls again; so no node is ever
-ahead of a sibling that waits by more than *R* / weight, and over any span in which two siblings wait throughout, what
-they get differs by at most ``R_f / w_f + R_g / w_g`` per unit of weight. With whole prompts charged when a request is
-taken, this is the paper's theorem 4.4. Here prompts are charged chunk by chunk, so *R* holds the rest of the prompts as
-well; a request that is preempted no longer counts in *R*, counts again when it is taken again, and its recomputation is
-not charged. Charges that may be refunded later are held against both sides: where *A* is the most of them at a time,
-``A_f / w_f + A_g / w_g`` is added. All of it holds at every level separately.
+Let *R* be the maximum service that the running requests of a node may still be charged just after one of them was
+taken. When a request is taken, its node has the least counter, and this *level* never decreases. So a node leads a
+waiting sibling by at most *R* / weight. In any interval in which two siblings wait all the time, their service per unit
+of weight differs by at most ``R_f / w_f + R_g / w_g``. If whole prompts are charged when a request is taken, this is
+theorem 4.4 of the paper. Here prompts are charged chunk by chunk, so *R* holds the rest of the prompts as well; a
+request that is preempted no longer counts in *R*, counts again when it is taken again, and its recomputation is not
+charged. Charges that may be refunded later widen the bound: let *A* be their maximum at one time, then ``A_f / w_f +
+A_g / w_g`` is added. The bound holds at every level separately.
 
-**Streams.** Most of what is charged is one token of an answer for each sequence that decodes, in every step. So a node
-knows what streams to it per tick, and its counter is a linear function of the ticks that is evaluated when somebody
-looks: a tick costs O(1), however many streams there are, and the counters are as exact as if each had been charged.
+Most charges are one output token per decoding sequence in every step. So a node stores its streamed service per tick,
+and its counter is a linear function of the ticks that is evaluated on access: a tick costs O(1) for any number of
+streams, and the counters are as exact as with single charges.
 
-Nodes are forgotten as soon as the lift makes their counter irrelevant: when they neither wait nor run and are at most
-where they would be lifted to. A node that neither waits nor runs has no children.
+A node is dropped as soon as the lift makes its counter irrelevant: when it neither waits nor runs, and its counter is
+at most the value to which it would be lifted. A node that neither waits nor runs has no children.
 """
 
 from collections.abc import Sequence
@@ -36,11 +36,12 @@ from maitred.fairness.heap import Heap
 from maitred.fairness.sorted_entries import EntryQueue
 
 IDLE_KEPT = 4096
-"""Idle siblings that are remembered for being ahead; of more, the one that is least ahead is let off the rest."""
+"""Maximum number of idle siblings that are kept because they lead. If there are more, the one with the smallest lead is
+dropped."""
 
 
 class LazyCharges:
-    """How often everything that streams was charged."""
+    """Number of ticks, each of which charges every stream once."""
 
     __slots__ = ("now",)
 
@@ -49,25 +50,25 @@ class LazyCharges:
 
 
 class Ranking(Heap["Node"]):
-    """Siblings by counter. Counters are charged without telling; the top is put right when somebody looks.
+    """Heap of siblings by counter. Charges do not update it; `least` corrects the top.
 
-    That works because a record never says more than its node's counter: charges, ticks and turns raise it, and
-    `lowered` is told of refunds.
+    This works because a record is never above the counter of its node: charges, ticks and turns raise the counter, and
+    `on_lowered` is called for refunds.
     """
 
     __slots__ = ()
 
     def join(self, node: "Node") -> None:
-        """Lets a node in."""
+        """Adds a node to the ranking."""
         self.push(node.counter, node.turn, node)
 
     def on_lowered(self, node: "Node") -> None:
-        """Puts a node right whose counter went down."""
+        """Corrects the record of a node whose counter went down."""
         if node in self.live:
             self.push(node.counter, node.turn, node)
 
     def least(self) -> "Node | None":
-        """The node with the least counter; of equals, the one that waits longest since its turn or since it began."""
+        """Returns the node with the least counter; a tie goes to the node with the oldest turn."""
         records, live = self.records, self.live
         while records:
             record = records[0]
@@ -83,11 +84,11 @@ class Ranking(Heap["Node"]):
 
 
 class Siblings:
-    """The nodes that share what one parent gets.
+    """The nodes that share the service of one parent.
 
     Args:
-        parent: None for the classes, which share what there is.
-        ticks: The same for all of the tree.
+        parent: Parent node; None for the classes, which share the whole service.
+        ticks: Tick counter of the whole tree.
     """
 
     __slots__ = ("active", "children", "idle", "last", "min_counter", "parent", "queue", "ticks")
@@ -97,18 +98,18 @@ class Siblings:
         self.ticks = ticks
         self.children: dict[object, Node] = {}
         self.queue = Ranking()
-        """That have entries waiting."""
+        """Nodes with waiting entries."""
         self.active = Ranking()
-        """That have entries waiting or running."""
+        """Nodes with waiting or running entries."""
         self.idle = Ranking()
-        """That have neither, and are ahead of where they would be lifted."""
+        """Idle nodes with a counter above the value to which they would be lifted."""
         self.last: Node | None = None
-        """That waited last; kept when it is forgotten otherwise."""
+        """Node that waited last; kept here even if it is dropped elsewhere."""
         self.min_counter = 0.0
-        """The level, as far as it is settled: refunds do not bring it down."""
+        """Lower bound of the level; refunds do not lower it."""
 
     def level(self) -> float:
-        """The counter at which one begins to wait."""
+        """Returns the counter to which a node is lifted when it begins to wait."""
         reached = self.queue.least() or self.last
         return self.min_counter if reached is None else max(self.min_counter, reached.counter)
 
@@ -117,7 +118,7 @@ class Siblings:
         self.min_counter = self.level()
 
     def child(self, name: object, weight: float, turn: int, *, leaf: bool) -> "Node":
-        """The child of this name, new or known; the weight holds from now on."""
+        """Returns the child with this name, new or existing, and sets its weight."""
         node = self.children.get(name)
         if node is None:
             node = self.children[name] = Node(name, self, weight, turn, leaf=leaf)
@@ -128,18 +129,18 @@ class Siblings:
         return node
 
     def on_lowered(self, node: "Node") -> None:
-        """A child's counter went down."""
+        """Notes that a child's counter went down."""
         self.queue.on_lowered(node)
         self.active.on_lowered(node)
         self.idle.on_lowered(node)
 
     def activate(self, node: "Node") -> None:
-        """An idle child begins to wait."""
+        """Notes that an idle child begins to wait."""
         self.idle.discard(node)
         self.active.join(node)
 
     def deactivate(self, node: "Node") -> None:
-        """A child neither waits nor runs any more. What its own children were ahead of each other is over with that."""
+        """Notes that a child neither waits nor runs. The leads among its own children end with that."""
         if node.below is not None:
             node.below.clear()
         self.active.remove(node)
@@ -148,7 +149,7 @@ class Siblings:
             self.forget()
 
     def forget(self) -> None:
-        """Drops idle children that would be lifted anyway."""
+        """Drops idle children that are at or below the lift."""
         while (node := self.idle.least()) is not None and (
             node.counter <= self.min_counter or len(self.idle) > IDLE_KEPT
         ):
@@ -158,7 +159,7 @@ class Siblings:
                 node.detach()
 
     def leave_alone(self, node: "Node") -> None:
-        """Drops all children but one; none of the others waits or runs."""
+        """Drops all children except one; the others neither wait nor run."""
         if len(self.children) > 1:
             for other in self.children.values():
                 if other is not node:
@@ -167,7 +168,7 @@ class Siblings:
             self.idle.clear()
 
     def clear(self) -> None:
-        """Begins anew, without children; none of them waits or runs."""
+        """Drops all children; none of them waits or runs."""
         for node in self.children.values():
             node.detach()
         if self.last is not None:
@@ -179,15 +180,15 @@ class Siblings:
 
 
 class Node:
-    """A class, organisation, team or key, and what it was served.
+    """A class, organisation, team or key, with its service counter.
 
     Args:
-        name: Under which its siblings keep it.
-        among: Its siblings.
-        weight: Relative to theirs.
-        turn: Settles ties between equal counters, the least first. It rises each time that the node begins to wait or
-            is taken from, so that those who come later do not go before it for ever. Classes keep theirs.
-        leaf: Whether it has entries, or else children.
+        name: Name of the node among its siblings.
+        among: The siblings of the node.
+        weight: Weight relative to its siblings.
+        turn: Breaks ties between equal counters, the least first. It grows each time that the node begins to wait or an
+            entry is taken from it, so a node with a recent turn goes after older ones. Classes keep a constant turn.
+        leaf: Whether the node has entries instead of children.
     """
 
     __slots__ = (
@@ -213,7 +214,7 @@ class Node:
         self.name = name
         self.among = among
         self.rate = 1.0 / weight
-        """Counter per service."""
+        """Growth of the counter per unit of service."""
         self.turn = turn
         self._booked = 0.0
         """The counter, as of..."""
@@ -221,35 +222,37 @@ class Node:
         self._since = among.ticks.now
         """...this tick."""
         self._streams = 0.0
-        """Service per tick."""
+        """Service charged with each tick."""
         self.waiting = 0
-        """Entries, here and below."""
+        """Number of waiting entries of this node and the nodes below it."""
         self.running = 0
         self.service = 0.0
-        """Predicted, of the entries that wait."""
+        """Predicted service of the waiting entries."""
         self.taken_s = -inf
         """Of a class: when it was last taken from..."""
         self.joined: dict[QueueEntry[Any], float] = {}
         """...and its entries in the order in which they joined, with when that was."""
         self.path: tuple[Node, ...] = (self,) if among.parent is None else (self, *among.parent.path)
-        """From here up to the class."""
+        """Nodes from this one up to the class."""
         self.below = None if leaf else Siblings(self, among.ticks)
         self.entries = EntryQueue()
-        """Of a leaf."""
+        """Waiting entries of a leaf."""
 
     @property
     def counter(self) -> float:
-        """Service per weight, up to now."""
+        """Returns the service per weight up to now."""
         if not self._streams:
             return self._booked
         return self._booked + (self._ticks.now - self._since) * self._streams * self.rate
 
     def detach(self) -> None:
-        """Detaches the node. What is charged to it later is booked above it only, where it still counts.
+        """Detaches the node from the tree.
 
-        Its path leads to itself, and so do its children's and its entries' places. Such circles Python only finds by
-        looking through all that is new, which stops everybody for milliseconds, and a tenant with one request at a time
-        would leave some with each of them.
+        Later charges are booked only on the levels above it, where they still count.
+
+        Its path refers to itself, and its children and entries refer to it, so there are reference cycles. Only
+        Python's cyclic garbage collector frees such cycles, which pauses the process for milliseconds, and a tenant
+        with one request at a time would leave cycles after each request.
         """
         if self.path[0] is self:
             self.path = self.path[1:]
@@ -257,16 +260,16 @@ class Node:
         self.entries.clear()
 
     def lift(self, counter: float) -> None:
-        """Goes up to a counter, or stays where it is if that is more."""
+        """Raises the counter to at least the given value."""
         self._book(max(self.counter, counter))
 
     def reweigh(self, weight: float) -> None:
-        """From now on the node has this weight."""
+        """Sets the weight of the node from now on."""
         self._book(self.counter)
         self.rate = 1.0 / weight
 
     def join(self, service: float, turn: int) -> None:
-        """One more entry of this leaf waits."""
+        """Notes that one more entry of this leaf waits."""
         for node in self.path:
             among = node.among
             if node.waiting == 0:
@@ -280,7 +283,7 @@ class Node:
             node.service += service
 
     def leave(self, service: float) -> None:
-        """An entry of this leaf waits no more."""
+        """Notes that an entry of this leaf stops waiting."""
         for node in self.path:
             among = node.among
             node.waiting -= 1
@@ -293,7 +296,7 @@ class Node:
                     among.deactivate(node)
 
     def start(self, turn: int) -> None:
-        """An entry of this leaf, which waits yet, begins to run: that was its turn."""
+        """Notes that a waiting entry of this leaf begins to run, which uses its turn."""
         for node in self.path:
             node.among.settle()
             node.running += 1
@@ -301,15 +304,15 @@ class Node:
                 node.turn = turn
 
     def pass_through(self, turn: int, rates: Sequence[float] = ()) -> None:
-        """An entry of this leaf runs without having waited; nothing waits anywhere. As `join`, `start` and `leave`.
+        """Starts an entry of this leaf without waiting, while the queue is empty. Equals `join`, `start`, `leave`.
 
         Args:
-            turn: See the class.
-            rates: Of the nodes from here up to below the class, from now on; none: as they are.
+            turn: See the class docstring.
+            rates: New rates of the nodes from this one up to the level below the class; empty: the rates stay.
         """
         for node, rate in zip_longest(self.path, rates):
             among = node.among
-            # `lift` to the `level`, which is that of whoever waited last, and `settle`; spelt out.
+            # Inlined `lift` to the `level` (the counter of the node that waited last) and `settle`.
             counter = node.counter if node._streams else node._booked
             last = among.last
             if last is not None and (reached := last.counter if last._streams else last._booked) > counter:
@@ -328,7 +331,7 @@ class Node:
             among.last = node
 
     def stop(self) -> None:
-        """An entry of this leaf runs no more."""
+        """Notes that an entry of this leaf has stopped running."""
         for node in self.path:
             node.running -= 1
             if node.running == 0:
@@ -337,7 +340,7 @@ class Node:
                     node.among.deactivate(node)
 
     def charge(self, service: float) -> None:
-        """Books service; negative: a refund."""
+        """Books service; a negative value is a refund."""
         for node in self.path:
             node._booked += service * node.rate
         if service < 0:
@@ -345,13 +348,13 @@ class Node:
                 node.among.on_lowered(node)
 
     def stream(self, service: float) -> None:
-        """From now on so much more is booked with each tick; negative: less."""
+        """Raises the service that is booked with each tick; a negative value lowers it."""
         for node in self.path:
             node._book(node.counter)
             node._streams += service
 
     def dry(self) -> None:
-        """Nothing runs, so nothing streams: what rounding may have left of that is dropped."""
+        """Sets the stream to 0 because nothing runs, which removes rounding errors."""
         self._book(self.counter)
         self._streams = 0.0
 

@@ -1,33 +1,32 @@
-"""Fair shares: classes by weight and age, tenants by virtual token counters, a key's own requests by deadline.
+"""Fair shares: classes by weight and age, tenants by token counters, requests by deadline.
 
-Three orders, one inside the other:
+The queue has three nested orders:
 
-1. **Classes** share by their weights, with the counters of `maitred.fairness.tree`: while interactive requests never
-   stop, background ones still get their part. Of equal counters the more urgent class is first. A request that has
-   waited in a class for `ageing_s`, during which nothing of the class was taken, moves up: it competes in the next
-   class, with the flow that it has. So what waits because its class is passed over ages, and what waits for others of
-   its class, or for its own tenant's, does not: or else a flood would make itself urgent.
-2. **Tenants** share what their class gets, in a tree for each class, level by level of `Flow.path`.
-3. **Inside a key** the least slack is first: the deadline less the time that the request itself will need. A request
-   without a deadline counts as if it had one 30 seconds after its arrival, so that a key's requests with deadlines do
-   not starve its others. Then order of arrival.
+1. **Classes** share by their weights, with the counters of `maitred.fairness.tree`: background requests get their share
+even during a constant load of interactive requests. If counters are equal, the more urgent class goes first. A request
+moves up if it has waited in a class for `ageing_s` and nothing of the class was taken in that time: it then competes in
+the next class, with the same flow. So a request ages only while its whole class is passed over. A request that waits
+for others of its class or tenant does not age, because otherwise a flood would become urgent by itself. 2. **Tenants**
+share the service of their class, in one tree per class with the levels of `Flow.path`. 3. **Inside a key** the request
+with the least slack goes first: slack is the deadline minus the time that the request itself needs. A request without a
+deadline counts as if it had one 30 seconds after its arrival, so that a key's requests with deadlines do not starve its
+others. Ties go in order of arrival.
 
-**How long a request waits at most.** While its class is passed over it moves up every `ageing_s`, so after ``rank *
-ageing_s`` (rank 3: background) it competes in the most urgent one, whose weight be *w* of *W* for all classes. If its
-tenant has nothing else there, it is lifted to the least counters, and each of the *n* siblings that wait along its path
-is taken from at most once before it. With *s* for what the largest request costs, and *R* for the most that all that
-runs may still be charged, it is taken before
+While its class is passed over, it moves up every `ageing_s`, so after ``rank * ageing_s`` (rank 3: background) it
+competes in the most urgent class. Let *w* be the weight of that class and *W* the sum of all class weights. If its
+tenant has no other request there, its nodes are lifted to the least counters, and each of the *n* waiting siblings
+along its path is served at most once before it. Let *s* be the service of the largest request, and *R* the maximum that
+all running requests may still be charged. Then the request is taken before
 
     (n * s + 2 * R) * W / w + R
 
-service has been handed out since; divided by the rate of the replicas, that is time. (The siblings cost *n s*, what
-already ran *R*; the other classes get at most their weights' part beside that, and are ahead by *R* at most.) Where its
-class is taken from now and then, each time puts its moving up off by at most `ageing_s`, and at most *n* times until it
-is its turn there. For each request that its key has before it, as much is added again.
+of further service is done; divided by the rate of the replicas, this is a time. If entries of its class are taken
+sometimes, each of them delays its next move up by at most `ageing_s`, and this happens at most *n* times before the
+request itself is taken there. Each earlier request of its key adds the same amount again.
 
-Aged requests are charged where they were taken from. `charge` and `done` name only a flow, so what a flow runs from two
-classes at a time is charged to both in proportion, and the end counts for the class that was taken from first. Sums are
-exact.
+Aged requests are charged in the class from which they were taken. `charge` and `done` receive only a flow. So if a flow
+runs entries from two classes at a time, its charges are split between both in proportion, and `done` counts for the
+class that was taken from first. The sums are exact.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,29 +44,29 @@ from maitred.fairness.tree import LazyCharges, Node, Ranking, Siblings
 T = TypeVar("T")
 
 PATIENCE_S = 30.0
-"""How long after its arrival a request without a deadline counts as due."""
+"""Assumed deadline of a request without a deadline, in seconds after its arrival."""
 
 SECONDS_PER_SERVICE = 0.001
-"""How long a request itself is taken to need, to tell its slack from its deadline."""
+"""Assumed run time in seconds per unit of service, to compute the slack."""
 
 
 class RunningFlow:
-    """Running entries of one flow, by the leaf that they were taken from: several when some of them had aged."""
+    """Running entries of one flow by their leaf; aged entries add further leaves."""
 
     __slots__ = ("leaves", "only", "rates", "streams", "total")
 
     def __init__(self, leaf: Node, flow: Flow) -> None:
         self.rates = [1.0 / share.weight for share in reversed(flow.path)]
-        """Of each level, by the flow's own weights, from the leaf up."""
+        """Counter rates of each level by the flow's own weights, from the leaf up."""
         self.leaves = {leaf: 0}
         self.only: Node | None = leaf
-        """The leaf, if there is but one."""
+        """The only leaf; None if there are several."""
         self.total = 0
         self.streams = 0.0
-        """Service per tick, shared by the leaves."""
+        """Service per tick, split between the leaves."""
 
     def count(self, leaf: Node, runs: int) -> None:
-        """Adds to the number that runs of a leaf; negative: subtracts."""
+        """Adds to the number of running entries of a leaf; a negative value subtracts."""
         total = self.total + runs
         if total and self.only is leaf:
             self.total = self.leaves[leaf] = total
@@ -79,7 +78,7 @@ class RunningFlow:
             self._count(leaf, runs)
 
     def stream(self, service: float) -> None:
-        """Charges so much more with each tick; negative: less."""
+        """Raises the charge per tick; a negative value lowers it."""
         self.streams += service
         self._stream(service)
 
@@ -96,10 +95,10 @@ class RunningFlow:
 
 
 class VtcQueue(Generic[T]):
-    """The line that owes everybody a share.
+    """Queue with fair shares by virtual token counters.
 
-    Joining, leaving, the head and taking cost O(d log n) with d levels, amortised; a charge or a stream O(d), a tick
-    O(1).
+    `add`, `remove`, `head` and `take` cost O(d log n), amortised, with d levels; `charge` and `stream` cost O(d), and
+    `tick` costs O(1).
     """
 
     def __init__(self, config: QueueOrderConfig) -> None:
@@ -112,12 +111,12 @@ class VtcQueue(Generic[T]):
             self._classes.append(node)
         self._ageing_s = inf if config.ageing_s is None else config.ageing_s
         self._look_s = inf
-        """Nothing is due before."""
+        """Time before which no entry is due to age."""
         self._locality = Locality(config.quantum) if config.quantum else None
         self._runs: dict[Flow, RunningFlow] = {}
         self._alone: Flow | None = None
-        """Of the last entry that ended, if nothing else ran or waited then. It counts as running until somebody comes:
-        who sends one request at a time finds its nodes as it has left them."""
+        """Flow of the last entry that ended, if nothing else ran or waited at that time. The flow counts as running
+        until the next request arrives, so a caller with one request at a time finds its nodes unchanged."""
         self._waiting = dict.fromkeys(PriorityClass, 0)
         self._size = 0
         self._numbers = 0
@@ -133,11 +132,11 @@ class VtcQueue(Generic[T]):
             self._stop(entry.flow, None)
 
     def remove(self, entry: QueueEntry[T]) -> None:
-        """Leaves without having run."""
+        """Removes an entry that has not run."""
         self._leave(entry)
 
     def head(self, now_s: float) -> QueueEntry[T] | None:
-        """Whose turn it is."""
+        """Returns the next entry to take."""
         self._age(now_s)
         first = self._first(self._top.queue.least())
         return first if first is None or self._locality is None else self._locality.prefer(first)
@@ -151,7 +150,7 @@ class VtcQueue(Generic[T]):
         self._runs_now(entry, leaf, self._runs.get(entry.flow), now_s)
 
     def pass_through(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Joins, and is taken in the same moment, where nobody waits whom it could meet."""
+        """Adds an entry to the empty queue and takes it at once."""
         flow = entry.flow
         entry.number = self._numbers + 1
         rank = entry.rank = flow.priority.rank
@@ -179,7 +178,7 @@ class VtcQueue(Generic[T]):
             self._locality.on_take(entry)
 
     def charge(self, flow: Flow, service: float) -> None:
-        """Books service on every level of the flow's path; of a flow that is forgotten, nothing."""
+        """Books service on every level of the flow's path; ignores an unknown flow."""
         if self._alone is not None:
             self._part()
         runs = self._runs.get(flow)
@@ -193,27 +192,27 @@ class VtcQueue(Generic[T]):
             home.charge(service)
 
     def stream(self, flow: Flow, service: float) -> None:
-        """Changes what is booked on every level of the flow's path with each tick."""
+        """Changes the service per tick on every level of the flow's path."""
         self._runs[flow].stream(service)
 
     def tick(self) -> None:
-        """Books what streams, in no time: counters are looked at later."""
+        """Books all streams in O(1): counters are evaluated later."""
         self._ticks.now += 1
 
     def done(self, flow: Flow) -> None:
-        """A taken entry has ended."""
+        """Notes that a taken entry has ended."""
         if not self._size and len(self._runs) == 1 and self._runs[flow].total == 1:
             self._alone = flow
         else:
             self._stop(flow, None)
 
     def requeue(self, entry: QueueEntry[T], now_s: float) -> None:
-        """Waits again, with the age it has."""
+        """Puts a taken entry back with its age."""
         self._join(entry, now_s)
         self._stop(entry.flow, entry.position)
 
     def ahead(self, entry: QueueEntry[T], now_s: float) -> WorkAhead:
-        """Estimates what is taken before an entry; see `maitred.fairness.estimate`."""
+        """Estimates the work ahead of an entry; see `maitred.fairness.estimate`."""
         self._part()
         waits = entry.position is not None and entry in entry.position.entries
         rank = entry.rank if waits else entry.flow.priority.rank
@@ -225,15 +224,15 @@ class VtcQueue(Generic[T]):
         return ahead
 
     def over_service(self, flow: Flow) -> float:
-        """The lead over the least served sibling that waits or runs, added up over the levels below the class."""
+        """Returns the lead over the least served active sibling, summed over the levels below the class."""
         return sum(_lead(node, node.among.active) for node in self._levels(flow))
 
     def lead(self, flow: Flow) -> float:
-        """The lead over the least served sibling that waits, added up in the same way."""
+        """Returns the lead over the least served waiting sibling, summed in the same way."""
         return sum(_lead(node, node.among.queue) for node in self._levels(flow))
 
     def waiting_in(self, priority: PriorityClass) -> int:
-        """How many wait that joined with this class."""
+        """Returns the number of waiting entries that joined with this class."""
         return self._waiting[priority]
 
     def __len__(self) -> int:
@@ -249,7 +248,7 @@ class VtcQueue(Generic[T]):
                 pending.extend(node.below.queue)
 
     def _leaf(self, flow: Flow, rank: int) -> Node:
-        """The leaf of a flow in a class, new or known."""
+        """Returns the leaf of a flow in a class, new or existing."""
         node = self._classes[rank]
         self._numbers += 1
         for share in flow.path[:-1]:
@@ -257,11 +256,15 @@ class VtcQueue(Generic[T]):
             node = node.below.child(share.id, share.weight, self._numbers, leaf=False)
         assert node.below is not None
         last = flow.path[-1]
-        # Named otherwise than an inner node: where one path ends and another goes on, they are siblings.
+        # The leaf name is a tuple, unlike that of an inner node, because a leaf and an inner node with the same id can
+        # be siblings.
         return node.below.child((last.id,), last.weight, self._numbers, leaf=True)
 
     def _trace(self, flow: Flow, rank: int) -> list[tuple[Node | None, Siblings | None, float]]:
-        """Each level of a flow from the class down: the node, its siblings, its weight. None: not there yet."""
+        """Returns the node, its siblings and its weight for each level from the class down.
+
+        None: it does not exist yet.
+        """
         node: Node | None = self._classes[rank]
         assert node is not None
         path: list[tuple[Node | None, Siblings | None, float]] = [(node, self._top, 1.0 / node.rate)]
@@ -273,7 +276,7 @@ class VtcQueue(Generic[T]):
         return path
 
     def _levels(self, flow: Flow) -> Sequence[Node]:
-        """The nodes of a flow from its leaf up to below the class; none if it is not known."""
+        """Returns the nodes of a flow from its leaf up to the level below the class; empty if unknown."""
         self._part()
         runs = self._runs.get(flow)
         leaf = self._home(flow) if runs is None else next(iter(runs.leaves))
@@ -283,13 +286,13 @@ class VtcQueue(Generic[T]):
         return self._trace(flow, flow.priority.rank)[-1][0]
 
     def _first(self, node: Node | None) -> QueueEntry[T] | None:
-        """Whose turn it is below a node."""
+        """Returns the next entry below a node."""
         while node is not None and node.below is not None:
             node = node.below.queue.least()
         return None if node is None else node.entries.least()
 
     def _age(self, now_s: float) -> None:
-        """Moves up what is due, as if somebody had looked all the time."""
+        """Moves up all due entries, with the same result as a continuous check."""
         while now_s >= self._look_s:
             node = min(self._classes[1:], key=self._due_s)
             due_s = self._look_s = self._due_s(node)
@@ -301,7 +304,7 @@ class VtcQueue(Generic[T]):
             self._join(entry, due_s)
 
     def _due_s(self, node: Node) -> float:
-        """When the request of a class moves up that has waited there longest."""
+        """Returns the time at which the longest waiting entry of a class moves up."""
         if not node.joined:
             return inf
         return max(next(iter(node.joined.values())), node.taken_s) + self._ageing_s
@@ -328,25 +331,25 @@ class VtcQueue(Generic[T]):
             self._locality.leave(entry)
 
     def _meet(self, flow: Flow) -> bool:
-        """Whether the flow that arrives is the one that was alone, which goes on; else that one is dropped."""
+        """Returns whether the arriving flow is the one in `_alone`; otherwise drops that one."""
         if flow != self._alone:
             self._part()
             return False
         self._alone = None
-        # Whoever was ahead of others would have been let off when all had ended.
+        # Without `_alone`, all leads would have been dropped when the last entry ended.
         for leaf in self._runs[flow].leaves:
             for node in leaf.path[:-1]:
                 node.among.leave_alone(node)
         return True
 
     def _part(self) -> None:
-        """Lets go of the one that was alone."""
+        """Drops the flow in `_alone`."""
         alone, self._alone = self._alone, None
         if alone is not None:
             self._stop(alone, None)
 
     def _stop(self, flow: Flow, leaf: Node | None) -> None:
-        """One run of a flow ends, of this leaf if it has one."""
+        """Ends one run of a flow, of this leaf if the flow runs there."""
         runs = self._runs[flow]
         if leaf is None or leaf not in runs.leaves:
             leaf = next(iter(runs.leaves)) if runs.only is None else runs.only
@@ -368,28 +371,28 @@ def _due_s(entry: QueueEntry[T]) -> float:
 
 
 def yields_to(held: int, weight: float, newcomer_held: int, newcomer_weight: float, places: int = 1) -> bool:
-    """Whether a tenant that gives up so many places still has as many, per weight, as the one who gets them.
+    """Whether a tenant that gives slots still holds as many per weight as the receiver.
 
-    So places move towards equal numbers per weight, and never back and forth.
+    So the slots move towards equal numbers per weight and never move back and forth.
 
     Args:
-        held: Places of the tenant that would give.
-        weight: Its weight.
-        newcomer_held: Places of the one who would get.
-        newcomer_weight: Its weight.
-        places: How many.
+        held: Slots of the tenant that would give.
+        weight: Weight of that tenant.
+        newcomer_held: Slots of the tenant that would receive.
+        newcomer_weight: Weight of the receiving tenant.
+        places: Number of slots to give.
     """
     return (held - places) / weight >= (newcomer_held + places) / newcomer_weight
 
 
 class Ageing:
-    """Knows which waiting entry is the next to move up.
+    """Finds the waiting entry that moves up next.
 
-    An entry moves up one class each time that its age, counted from its arrival, passes a multiple of `ageing_s`; one
-    that ran and was put back goes on from there.
+    An entry moves up one class each time that its age since its arrival passes a multiple of `ageing_s`; a requeued
+    entry keeps its age.
 
     Args:
-        ageing_s: Time in each class; None: nobody ever moves.
+        ageing_s: Time in each class, in seconds; None: no ageing.
     """
 
     def __init__(self, ageing_s: float | None) -> None:
@@ -403,11 +406,11 @@ class Ageing:
             self._due.push(entry.arrived_s + classes * self._ageing_s, entry.number, entry)
 
     def forget(self, entry: QueueEntry[Any]) -> None:
-        """An entry waits no more."""
+        """Notes that an entry stops waiting."""
         self._due.discard(entry)
 
     def ripe(self, now_s: float) -> QueueEntry[Any] | None:
-        """An entry whose time in its class is up; it is watched no more. None when there is none."""
+        """Returns and forgets an entry whose time in its class has passed. None: no such entry."""
         entry = self._due.least()
         if entry is None or self._due.live[entry][0] > now_s:
             return None

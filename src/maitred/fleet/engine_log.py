@@ -34,7 +34,7 @@ def log_line(pid: int, line: bytes) -> str:
         line: The line without its end; not empty.
 
     Returns:
-        Its text, for the report when the engine has died.
+        The text of the line, for the report when the engine has died.
     """
     try:
         entry = _decoder.decode(line)

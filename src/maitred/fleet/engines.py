@@ -1,4 +1,4 @@
-"""Group of all engines of one model, and replicas whose engines can sleep.
+"""Engine group of one model, and replicas whose engines can sleep.
 
 The model is served while one of the engines is up.
 
@@ -112,7 +112,7 @@ class SleepableReplica:
             self.client.request_sleep(asleep=False)
 
     def check(self, *, running: int, waiting: int) -> None:
-        """Carries on after a change in the replica's queue or of its engine. To be called after every such change.
+        """Carries on after a change in the replica's queue or of its engine. Call it after every such change.
 
         Args:
             running: Requests of this gateway that run at the engine.
@@ -190,7 +190,7 @@ class EngineGroup(Mapping[str, ManagedEngine]):
         """Waits until the first of the engines has been ready.
 
         Raises:
-            ReplicaUnavailable: One cannot start, and none had.
+            ReplicaUnavailable: One engine cannot start, and no engine has started before.
         """
         starts = [asyncio.create_task(engine.wait_started(), name=f"start of {name}") for name, engine in self.items()]
         try:

@@ -1,4 +1,4 @@
-"""Engine on this machine: a process of its own, kept alive, behind one client.
+"""Engine on this machine: a separate process that is kept alive, behind one client.
 
     starting --hello--> ready --end of stream | silence--> dead --back-off--> starting
 
@@ -36,11 +36,11 @@ ENGINE_MODULE = "maitred.cli.local_engine"
 MIN_READY_S = 1.0
 """Least result of `predicted_ready_s` while the engine is down.
 
-A start that takes longer than the last one still goes on.
+A start that takes longer than the last one is not yet over, so the prediction is never zero.
 """
 
 MAX_PAUSE_ALONE_S = 5.0
-"""Longest pause before a new start while no other engine serves the model: then callers wait for this one."""
+"""Longest pause before a new start while no other engine serves the model: callers wait for this engine then."""
 _OTHERS_POLL_S = 1.0
 """Interval at which a long pause checks whether another engine still serves the model."""
 
@@ -53,7 +53,7 @@ _FOLDER_NAME = re.compile(r"maitred-(\d+)-[0-9a-f]{16}")
 _log = logging.getLogger(__name__)
 
 CommandFactory = Callable[[str], Sequence[str]]
-"""Returns, for the address to listen at, the program and its arguments."""
+"""Returns the program and its arguments for a given listening address."""
 
 
 def engine_command(
@@ -64,8 +64,8 @@ def engine_command(
 ) -> CommandFactory:
     """Makes the command of this installation's engine.
 
-    Every setting is passed, so that the engine runs with the settings of the gateway, whatever a file or the
-    environment says to a program that reads them again.
+    Every setting is passed, so the engine runs with the gateway's settings even if a file or the environment has
+    changed since.
     """
     log = msgspec.structs.replace(log, format="json")
     engine_args = EngineArgs(engine=config, service=weights, log=log)
@@ -78,7 +78,7 @@ def _remove_stale_folders() -> None:
     for folder in Path(tempfile.gettempdir()).glob("maitred-*"):
         match = _FOLDER_NAME.fullmatch(folder.name)
         if match and not Path(f"/proc/{match[1]}").exists():
-            shutil.rmtree(folder, ignore_errors=True)  # those of other users stay
+            shutil.rmtree(folder, ignore_errors=True)  # folders of other users stay
 
 
 def socket_address(folder: Path) -> Address:
@@ -104,7 +104,8 @@ class LocalEngine:
             too, and a pause before a new start may be long.
         clock: Measures starts and lives.
         sleep: Waits for the back-off to pass.
-        folder: Folder of its socket, which no other user may enter; made and removed by this class. None: a new one.
+        folder: Folder of the engine's socket, which no other user may enter; this class makes and removes it. None: a
+            new folder.
 
     Attributes:
         client: The replica. It stays the same over restarts.
@@ -139,7 +140,7 @@ class LocalEngine:
         self._process: EngineProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._first_start: asyncio.Future[None] | None = None
-        # No other user can enter a folder with mode 0700, and mkdir fails if another process made it before us.
+        # No other user can enter a folder with mode 0700, and mkdir fails if another process made the folder first.
         self._folder_may_exist = folder is not None
         self._folder = folder or Path(tempfile.gettempdir()) / f"maitred-{os.getpid()}-{secrets.token_hex(8)}"
         self._address = socket_address(self._folder)
@@ -150,7 +151,7 @@ class LocalEngine:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine; None between two lives."""
+        """Process id of the engine; None while no process runs."""
         return None if self._process is None else self._process.pid
 
     def predicted_ready_s(self) -> float:
@@ -223,7 +224,7 @@ class LocalEngine:
         """Runs one life of the engine, from start to death.
 
         Returns:
-            For how many seconds it was ready, and why it ended.
+            The seconds for which the engine was ready, and the reason of its end.
         """
         self._remove_socket()
         started_s = self._clock.monotonic_s()
@@ -252,14 +253,14 @@ class LocalEngine:
         return ready_s, f"{reason}\n{process.exit_reason()}"
 
     def _remove_socket(self) -> None:
-        """Removes the socket that a killed engine has left behind, so that the next one can bind."""
+        """Removes the socket that a killed engine has left, so that the next engine can bind its own."""
         (self._folder / SOCKET_NAME).unlink(missing_ok=True)
 
     async def _connect(self, process: EngineProcess) -> None:
         """Connects the client, unless the process exits before.
 
         Raises:
-            ReplicaUnavailable: The process exited, it sent no hello in time, or it is not an engine of this version.
+            ReplicaUnavailable: The process exited, sent no hello in time, or is not an engine of this version.
         """
         connecting = asyncio.create_task(self.client.connect(self._start_timeout_s), name="engine hello")
         try:

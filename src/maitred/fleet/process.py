@@ -33,7 +33,7 @@ MAX_LINE_BYTES = 16 * 1024
 """Longest line of output; a longer one is cut into several."""
 
 _OUTPUT_GRACE_S = 1.0
-"""How long the last output of a dead process is awaited; only a grandchild that holds the pipe open makes it last."""
+"""Time to wait for the last output of a dead process; it passes in full only if a grandchild holds the pipe open."""
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class EngineArgs(Struct, frozen=True, kw_only=True):
 
 
 class Backoff:
-    """Back-off of restarts: the wait doubles with every early death, and is reset after a life that was long enough.
+    """Back-off of restarts: the wait doubles with every early death, and a long enough life resets it.
 
     An engine that dies once an hour is back at once; one that dies on every start does not keep the machine busy. There
     is no jitter: one supervisor starts one engine, so there is no herd to spread.
@@ -159,7 +159,7 @@ class Backoff:
     Args:
         first_s: Wait after the first early death.
         most_s: Longest wait.
-        healthy_s: Length of a life that starts the count anew.
+        healthy_s: Length of a life that resets the wait.
     """
 
     def __init__(self, *, first_s: float = 0.2, most_s: float = 30.0, healthy_s: float = 60.0) -> None:

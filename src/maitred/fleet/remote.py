@@ -1,9 +1,9 @@
-"""Remote engine: one that is run elsewhere, on another machine, shared by gateways, or kept while they restart.
+"""Remote engine: an engine that runs elsewhere: on another machine, shared, or kept over restarts.
 
     connecting --hello--> ready --end of stream | silence--> connecting
 
-No process is started or stopped here. A connection that ends is made again, for as long as it takes; also one that was
-rejected, since the fault is then repaired at the other end.
+No process is started or stopped here. A connection that ends is made again, without a time limit; this also holds for a
+rejected connection, since the fault is then repaired at the other end.
 """
 
 import asyncio
@@ -21,9 +21,10 @@ from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import Credentials, gateway_credentials
 
 HELLO_TIMEOUT_S = 30.0
-"""Time limit of a hello, long enough for an engine whose steps take seconds: a handshake is some turns of its loop."""
+"""Time limit of a hello, long enough for an engine whose steps take seconds: a handshake takes some turns of its event
+loop."""
 _RECONNECT_BACKOFF = BackoffCeiling(first_s=0.2, most_s=2.0)
-"""Back-off between attempts that follow one another."""
+"""Back-off between consecutive attempts."""
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +120,8 @@ class FingerprintCheck:
         """Checks a card against the engines before it, and remembers the facts that it adds.
 
         Raises:
-            ReplicaUnavailable: An engine with this card may not answer in the place of the others; the reason why.
+            ReplicaUnavailable: An engine with this card may not answer in place of the others; the message gives the
+                reason.
         """
         if differing := self._fingerprint.differs_in(card.digest):
             raise ReplicaUnavailable(
@@ -144,7 +146,7 @@ def make_remote_engine(address: str, config: LinkConfig, fingerprint_check: Fing
         fingerprint_check: Check of the model that the engine runs.
 
     Raises:
-        ConfigInvalid: The text is no address, or one that may not be connected to in this way.
+        ConfigInvalid: The text is not an address, or the settings do not allow a connection to it.
     """
     parsed = parse_address(address)
     return RemoteEngine(

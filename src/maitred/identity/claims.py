@@ -1,4 +1,4 @@
-"""Claims of a token: what they say of its bearer, by the configured rules. No signature is checked here."""
+"""Reads the claims of a token about its bearer, by the configured rules. It checks no signature."""
 
 import hashlib
 import math
@@ -14,14 +14,14 @@ Claims = Mapping[str, object]
 
 
 def live(claims: Claims, now_s: float, leeway_s: float) -> bool:
-    """Whether the token has begun and not ended; one without an end is not taken."""
+    """Whether the token is valid at this time; a token without an end is refused."""
     ends_s = _time(claims.get("exp"))
     begins_s = _time(claims["nbf"]) if "nbf" in claims else -math.inf
     return ends_s is not None and begins_s is not None and begins_s - leeway_s <= now_s < ends_s + leeway_s
 
 
 def read_tenants(claims: Claims, config: OidcConfig) -> list[str]:
-    """The tenants that the bearer may belong to, the first choice first; whether there are such is not looked at."""
+    """Returns the bearer's possible tenants, first choice first, without a check that they exist."""
     claimed = _claim(claims, config.tenant_claim)
     if claimed is None:
         return [] if config.default_tenant is None else [config.default_tenant]
@@ -39,9 +39,10 @@ def read_scopes(claims: Claims, config: OidcConfig) -> frozenset[Scope]:
 
 
 def read_key(issuer: str, claims: Claims) -> str | None:
-    """Whom usage and limits are counted for: ``<issuer>:<subject>``, short and printable; None without a subject.
+    """Returns the key for usage and limits: ``<issuer>:<subject>``; None without a subject.
 
-    A subject that is long or odd is replaced by its hash, never cut: two bearers must not become one.
+    The key is short and printable: a long or unusual subject is replaced by its hash and never cut, so that two bearers
+    never share a key.
     """
     subject = claims.get("sub")
     if not isinstance(subject, str) or not subject:
@@ -52,7 +53,7 @@ def read_key(issuer: str, claims: Claims) -> str | None:
 
 
 def _claim(claims: Claims, name: str) -> object:
-    """A claim by its name, which may have dots itself, or by its path."""
+    """Returns a claim by its name, which may contain dots, or by its path."""
     if name in claims:
         return claims[name]
     value: object = claims
@@ -64,7 +65,7 @@ def _claim(claims: Claims, name: str) -> object:
 
 
 def _time(value: object) -> float | None:
-    """Seconds since 1970; None for what is no date at all, such as NaN or a number with a thousand digits."""
+    """Returns seconds since 1970; None for an invalid date, such as NaN or a 1,000-digit number."""
     if isinstance(value, int | float) and not isinstance(value, bool) and -_FARTHEST_S < value < _FARTHEST_S:
         return value
     return None

@@ -1,4 +1,4 @@
-"""The `identity` section: how new the known keys are, and whose tokens count as keys."""
+"""The `identity` section: the freshness of keys, and the accepted token issuers."""
 
 from typing import Annotated, Literal
 
@@ -7,11 +7,12 @@ from msgspec import Meta, Struct, field
 from maitred.identity.declared_config import LimitsConfig
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-"""Signatures whose verifier cannot sign: never ``none``, and no HS256, with which a public key would be a secret."""
+"""Asymmetric signature algorithms only. ``none`` has no signature, and with HS256 the verification key would be a
+secret."""
 
 
 class OidcConfig(Struct, frozen=True, kw_only=True):
-    """An identity provider whose access tokens (signed JWTs) are taken in place of keys."""
+    """An identity provider whose access tokens (signed JWTs) are accepted instead of keys."""
 
     issuer: Annotated[
         str,
@@ -119,7 +120,7 @@ class OidcConfig(Struct, frozen=True, kw_only=True):
 
 
 class IdentityConfig(Struct, frozen=True, kw_only=True):
-    """How new the known keys are, whose tokens count as keys, and what holds for every caller."""
+    """Freshness of keys, accepted token issuers, and limits for every caller."""
 
     refresh_s: Annotated[
         float,

@@ -1,6 +1,6 @@
-"""The tenants, keys and limits that the configuration declares, as a store keeps them.
+"""Tenants, keys and limits from the configuration, in the format of the store.
 
-Ids depend on nothing but what is declared, so that declaring the same again changes nothing.
+The ids depend only on the declaration, so a repeated declaration changes nothing.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ class DeclaredDirectory(msgspec.Struct, frozen=True):
 
 
 def make_declared_directory(tenants: Mapping[str, OrganisationConfig], identity: IdentityConfig) -> DeclaredDirectory:
-    """Everything that the two sections declare.
+    """Makes the directory that the two sections declare.
 
     Args:
         tenants: The section `tenants`.
-        identity: The section `identity`, for the limits that hold for everybody.
+        identity: The section `identity`, for the limits of every caller.
 
     Raises:
         ConfigInvalid: The message lists every fault. `declaration_faults` finds the same ones.
@@ -111,5 +111,5 @@ def _limit(
 
 
 def _once(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Each word where it comes first."""
+    """Returns the words without duplicates, in order."""
     return tuple(dict.fromkeys(words))

@@ -8,11 +8,12 @@ from maitred.core.secret import Secret
 
 Count = Annotated[int, Meta(ge=1, le=1 << 52)] | None
 Dollars = Annotated[float, Meta(ge=1e-9, le=9e6)] | None
-"""From a nano-dollar to nine million dollars: as nano-dollars that is below 2^53, exact wherever it is counted."""
+"""Amount from one nano-dollar to nine million dollars. In nano-dollars it stays below 2^53, so it is exact in every
+counter."""
 
 
 class BurstConfig(Struct, frozen=True, kw_only=True):
-    """How much may come at once after a pause. Unset: a minute's worth."""
+    """Burst sizes of rates after a pause. If unset, the amount of one minute."""
 
     requests_per_minute: Annotated[Count, Meta(description="Requests that may come at once.")] = None
     tokens_per_minute: Annotated[
@@ -32,7 +33,7 @@ class SoftConfig(Struct, frozen=True, kw_only=True):
 
 
 class ModelLimitsConfig(Struct, frozen=True, kw_only=True):
-    """Limits and budgets. Several can hold for one request; each must have room, so the tightest rules."""
+    """Limits and budgets for requests. Each limit that applies must have room."""
 
     requests_per_minute: Annotated[Count, Meta(description="Requests in one minute.")] = None
     tokens_per_minute: Annotated[Count, Meta(description="Tokens in a minute, prompt and output together.")] = None
@@ -53,7 +54,7 @@ class ModelLimitsConfig(Struct, frozen=True, kw_only=True):
 
 
 class LimitsConfig(ModelLimitsConfig, frozen=True, kw_only=True):
-    """Limits and budgets over all models together, and below `models` those of one model."""
+    """Limits and budgets for all models together, and for single models in `models`."""
 
     models: Annotated[
         dict[str, ModelLimitsConfig], Meta(description="Name of a model: limits that count its requests only.")
@@ -61,7 +62,7 @@ class LimitsConfig(ModelLimitsConfig, frozen=True, kw_only=True):
 
 
 class KeyConfig(Struct, frozen=True, kw_only=True):
-    """A key. It is made elsewhere and given by reference; what is stored is a hash."""
+    """API key of a tenant. The key is created elsewhere and given by reference; only a hash is stored."""
 
     secret: Annotated[Secret, Meta(description="The whole key, `sk-mtd-…`.")]
     scopes: Annotated[
@@ -97,6 +98,6 @@ class TeamConfig(Struct, frozen=True, kw_only=True):
 
 
 class OrganisationConfig(TeamConfig, frozen=True, kw_only=True):
-    """An organisation, under its id. Ids have lower-case letters, digits, `-` and `_`, and no two are the same."""
+    """An organisation, under its id. Ids are unique and consist of lower-case letters, digits, `-` and `_`."""
 
     teams: Annotated[dict[str, TeamConfig], Meta(description="Its teams, each under an id of its own.")] = {}

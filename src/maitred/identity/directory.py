@@ -1,7 +1,7 @@
-"""All tenants, keys and limits in memory, and what they add up to for one key.
+"""All tenants, keys and limits in memory, with the combined settings of each key.
 
-A request looks a key up in dictionaries and waits for nobody. What the tenants on the way up to the organisation say
-is combined once, the first time that a key of theirs is used, and again only when one of them has changed.
+A request finds its key in dictionaries without any wait. The settings of all tenants up to the organisation are
+combined at the first use of one of their keys, and again only after one of these tenants has changed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from maitred.core.tenancy import ApiKey, DirectoryChanges, Principal, Scope, Ten
 
 
 class _Path(msgspec.Struct, frozen=True):
-    """Settings that a tenant and everything above it have together; all keys of the tenant share them."""
+    """Combined settings of a tenant and its ancestors, shared by all keys of the tenant."""
 
     tenants: tuple[str, ...]
     models: frozenset[str] | None
@@ -25,11 +25,11 @@ class _Path(msgspec.Struct, frozen=True):
 
 
 class Directory:
-    """Everything that a gateway knows of its callers. Implements `maitred.core.limits.LimitSource`.
+    """Tenants, keys and limits that a gateway knows. Implements `maitred.core.limits.LimitSource`.
 
     Attributes:
-        version: Of the source, up to which everything is known; 0 before anything is.
-        edition: See `LimitSource.edition`. Goes on counting where a restored source begins again.
+        version: Version of the source up to which all changes are known; 0 before the first load.
+        edition: See `LimitSource.edition`. It keeps growing even if a restored source starts again.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Directory:
         self._keys: dict[str, ApiKey] = {}
         self._limits: dict[str, Limit] = {}
         self._teams: dict[str, set[str]] = {}
-        """Tenant -> the tenants right below it."""
+        """Tenant -> its direct child tenants."""
         self._members: dict[str, set[str]] = {}
         """Tenant -> its keys."""
         self._book: dict[str, tuple[Limit, ...]] = {}
@@ -48,15 +48,15 @@ class Directory:
         self._principals: dict[str, tuple[ApiKey, Principal | None]] = {}
 
     def key(self, public_id: str) -> ApiKey | None:
-        """The key of this public id."""
+        """Returns the key with this public id."""
         return self._keys.get(public_id)
 
     def tenant(self, tenant_id: str) -> Tenant | None:
-        """The organisation or team of this id."""
+        """Returns the organisation or team with this id."""
         return self._tenants.get(tenant_id)
 
     def anyone_with(self, scope: Scope) -> bool:
-        """Whether there is a key of this scope that is not revoked."""
+        """Whether an unrevoked key with this scope exists."""
         return any(scope in key.scopes and not key.revoked for key in self._keys.values())
 
     def limits_of(self, subject: str) -> Sequence[Limit]:
@@ -64,9 +64,9 @@ class Directory:
         return self._book.get(subject, ())
 
     def principal_for(self, key: ApiKey) -> Principal | None:
-        """Returns the principal of a key; None if it is revoked, or a tenant above it is disabled or does not exist.
+        """Returns the principal of a key; None if the key is revoked or a tenant is disabled or missing.
 
-        Says nothing of expiry, which depends on the time.
+        The expiry is not checked, because it depends on the time.
         """
         known = self._principals.get(key.id)
         if known is not None and known[0] is key:
@@ -79,20 +79,20 @@ class Directory:
         return principal
 
     def is_still_valid(self, principal: Principal) -> bool:
-        """Whether `principal_for` gave this very one, and would again: nothing of its key or its tenants has changed.
+        """Whether the principal is current: its key and its tenants are unchanged.
 
-        Nor will anything by itself, so whoever has proved to hold the key's secret still holds it.
+        The result changes only with the directory, so a caller that has proved the secret once need not prove it again.
         """
         key, known = self._principals.get(principal.key, (None, None))
         return known is principal and key is not None and key.lasting
 
     def principal_in(self, tenant_id: str, *, key: str, scopes: frozenset[Scope]) -> Principal | None:
-        """Someone who belongs to a tenant, whatever it was that proved it; None as for `principal_for`."""
+        """Returns a principal of a tenant, for any kind of proof; None as in `principal_for`."""
         if tenant_id in self._paths:
             path = self._paths[tenant_id]
         else:
             path = self._path(tenant_id)
-            if tenant_id in self._tenants:  # a name that some token made up is not kept
+            if tenant_id in self._tenants:  # only existing tenants are cached, because a token may contain any name
                 self._paths[tenant_id] = path
         if path is None:
             return None
@@ -108,7 +108,7 @@ class Directory:
         )
 
     def replace(self, everything: DirectoryChanges) -> None:
-        """Forgets what is not part of `everything`."""
+        """Replaces the whole content with `everything`."""
         gone = {
             "deleted_tenants": tuple(self._tenants),
             "deleted_keys": tuple(self._keys),
@@ -117,7 +117,7 @@ class Directory:
         self.apply(msgspec.structs.replace(everything, **gone))
 
     def apply(self, changes: DirectoryChanges) -> None:
-        """Takes over what has changed; from the next request on it holds."""
+        """Applies changes; they take effect with the next request."""
         for tenant_id in changes.deleted_tenants:
             self._set_tenant(tenant_id, None)
         for tenant in changes.tenants:
@@ -140,7 +140,7 @@ class Directory:
         self._forget_below(tenant_id)
 
     def _forget_below(self, tenant_id: str) -> None:
-        """Forgets the combined settings of a tenant and of those below it."""
+        """Drops the cached settings of a tenant and of its descendants."""
         reached = {tenant_id}
         waiting = [tenant_id]
         while waiting:
@@ -162,7 +162,7 @@ class Directory:
         self._principals.pop(public_id, None)
 
     def _set_limits(self, changed: Iterable[Limit], deleted: Iterable[str]) -> None:
-        """Each subject's limits are put together once, however many of them have changed."""
+        """Rebuilds the limits of each changed subject once, for any number of changes."""
         pages: dict[str, dict[str, Limit]] = {}
 
         def page(subject: str) -> dict[str, Limit]:
@@ -179,7 +179,7 @@ class Directory:
             if before is not None and before.subject != limit.subject:
                 del page(before.subject)[limit.id]
             self._limits[limit.id] = limit
-            page(limit.subject)[limit.id] = limit  # in the place that it had
+            page(limit.subject)[limit.id] = limit  # the limit keeps its position
         self.edition += bool(pages)
         for subject, limits in pages.items():
             if limits:
@@ -188,7 +188,7 @@ class Directory:
                 self._book.pop(subject, None)
 
     def _path(self, tenant_id: str) -> _Path | None:
-        """Combines what holds on the way up. The narrower of two rules wins; tags add up."""
+        """Combines the settings of a tenant and its ancestors. The narrower of two rules wins; tags add up."""
         chain: list[Tenant] = []
         current: str | None = tenant_id
         while current is not None:
@@ -209,7 +209,7 @@ class Directory:
 
 
 def _common(allowed: Iterable[Sequence[str] | None]) -> frozenset[str] | None:
-    """Returns the names that all lists allow; None if there is no list. With nothing in common nothing is allowed."""
+    """Returns the names that all lists allow; None if there is no list. Disjoint lists allow no name."""
     name_sets = [frozenset(names) for names in allowed if names is not None]
     return frozenset.intersection(*name_sets) if name_sets else None
 

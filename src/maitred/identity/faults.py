@@ -1,6 +1,6 @@
-"""Faults of declared tenants, keys and limits that the types of their settings cannot express.
+"""Checks of declared tenants, keys and limits beyond the types of the settings.
 
-The rules are those of the store, so that what is sound here can be kept there.
+The rules are those of the store, so that a valid declaration can be stored.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,11 +13,11 @@ from maitred.identity.keys import parse
 
 _LONGEST_TEXT = 256
 Fault = tuple[str, str]
-"""The dotted name of a setting, and what is wrong with it."""
+"""Dotted name of a setting, and the description of its fault."""
 
 
 def declaration_faults(tenants: Mapping[str, OrganisationConfig], identity: IdentityConfig) -> Iterator[Fault]:
-    """Ids that do not fit or are taken, keys that are none, and settings without effect."""
+    """Yields the faults: invalid or duplicate ids, invalid keys, and settings without effect."""
     for name in ("limits", "limits_per_tenant", "limits_per_key"):
         yield from _limit_faults(f"identity.{name}", getattr(identity, name))
     places: dict[str, str] = {}
@@ -54,7 +54,7 @@ def declaration_faults(tenants: Mapping[str, OrganisationConfig], identity: Iden
 def each_tenant(
     tenants: Mapping[str, OrganisationConfig],
 ) -> Iterator[tuple[str, str, str | None, TeamConfig]]:
-    """Id, place in the configuration, parent and settings of every tenant; organisations before their teams."""
+    """Yields id, place, parent and settings of every tenant, organisations before teams."""
     for organisation_id, organisation in tenants.items():
         yield organisation_id, f"tenants.{organisation_id}", None, organisation
         for team_id, team in organisation.teams.items():

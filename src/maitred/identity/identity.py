@@ -1,16 +1,15 @@
-"""Identity: from the headers of a request to whoever sent it, by a directory that is kept fresh.
+"""Authentication: finds the sender of a request from its headers, with a fresh directory.
 
 The credential is taken from where the official clients put it: ``Authorization: Bearer`` (OpenAI), ``x-api-key``
-(Anthropic), ``api-key`` (Azure). Where there are several, the first of these counts and the others are not looked at:
-clients that talk to several services often have the others' keys set too.
+(Anthropic), ``api-key`` (Azure). If there are several, only the first in this order is used: clients of several
+services often send keys of the other services too.
 
-Everything that is wrong with a credential gets the same answer, so nobody learns which keys exist. Nothing here waits
-for a store, so nobody can load one with keys that do not exist.
+Every invalid credential gets the same answer, so callers cannot learn which keys exist. Authentication never waits for
+the store, so invalid keys cannot put load on the store.
 
-**Freshness.** A gateway asks a few times a second what has changed, so a revoked key is refused everywhere within a
-second. While the store is away the gateway goes on with what it knows, and says how old that is. Knowledge that is too
-old is no longer
-used: a key that was revoked in the meantime must not work for ever.
+A gateway asks for changes a few times a second, so every gateway refuses a revoked key within a second. While the store
+cannot be reached, the gateway uses its copy and reports the age of the copy. A copy that is too old is no longer used,
+so that a key that was revoked in the meantime stops working.
 """
 
 import asyncio
@@ -27,18 +26,18 @@ from maitred.identity.keys import PREFIX, matches, parse
 log = logging.getLogger(__name__)
 
 _POLL_TIMEOUT_S = 5.0
-"""A store that does not answer is as good as one that is away."""
+"""Timeout of one question in seconds; a store without an answer counts as unreachable."""
 
 
 class DirectoryRefresher:
-    """Brings changes from their source into the directory.
+    """Copies changes from their source into the directory.
 
     Args:
-        source: Where the directory is kept.
-        directory: What is kept as new as the source.
-        clock: For the age.
-        every_s: Time between two questions. Changes take effect within this time and what one question takes.
-        max_stale_s: Oldest knowledge that is used.
+        source: Source of the directory.
+        directory: Directory that follows the source.
+        clock: Clock for the age of the directory.
+        every_s: Seconds between two questions. Changes take effect within this time plus the duration of one question.
+        max_stale_s: Maximum age in seconds at which the directory is used.
     """
 
     def __init__(
@@ -58,17 +57,20 @@ class DirectoryRefresher:
         self._as_of_s: float | None = None
         self._away = False
         self._listeners: list[Callable[[], object]] = []
-        # Two answers at once could be applied in the wrong order, and bring a revoked key back for a moment.
+        # Two concurrent answers could be applied in the wrong order and restore a revoked key for a moment.
         self._one_at_a_time = asyncio.Lock()
 
     def reconfigure(self, every_s: float, max_stale_s: float) -> None:
-        """Goes by these from now on."""
+        """Applies new settings from now on."""
         self._every_s = every_s
         self._max_stale_s = max_stale_s
 
     @property
     def age_s(self) -> float:
-        """How old the directory may be: nothing that changed before that is missing. Infinite before it is loaded."""
+        """Maximum age of the directory: it includes all changes before that time.
+
+        Before the load the age is infinite.
+        """
         return float("inf") if self._as_of_s is None else self._clock.monotonic_s() - self._as_of_s
 
     @property
@@ -77,7 +79,7 @@ class DirectoryRefresher:
         return self._away
 
     def watch(self, listener: Callable[[], object]) -> None:
-        """Has a function called whenever the source was asked: keys may have been revoked since, or have expired."""
+        """Calls a function after each question, because keys may have been revoked or expired."""
         self._listeners.append(listener)
 
     def check(self) -> None:
@@ -89,13 +91,13 @@ class DirectoryRefresher:
             )
 
     async def load(self) -> None:
-        """Reads everything that is new; admin routes call it too, to see what they have just changed.
+        """Reads all new changes; admin routes call it too, to see their own changes.
 
         Raises:
-            StoreUnavailable: The source cannot be read now. The directory is what it was.
+            StoreUnavailable: The source cannot be read now. The directory is unchanged.
         """
         async with self._one_at_a_time:
-            # What changes while the source answers may be missing, so the answer is as old as the question.
+            # Changes during the answer may be missing, so the age of the answer counts from the question.
             asked_s = self._clock.monotonic_s()
             try:
                 await self._read()
@@ -106,7 +108,7 @@ class DirectoryRefresher:
             self._away = False
 
     async def run(self) -> None:
-        """Asks until it is cancelled."""
+        """Asks the source repeatedly until it is cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
             was_away = self._away
@@ -117,7 +119,8 @@ class DirectoryRefresher:
                     cause = str(error.__cause__ or "").strip().partition("\n")[0]
                     log.warning("Keys and limits are kept as they were %.1f s ago: %s", self.age_s, cause or error)
             except Exception:
-                # Without this task revocations would stop unnoticed; the age tells of a fault that stays.
+                # This task must survive errors, because otherwise revocations would stop without notice; the age shows
+                # a permanent fault.
                 if not was_away:
                     log.exception("Keys and limits are kept as they were %.1f s ago.", self.age_s)
                 self._away = True
@@ -133,7 +136,7 @@ class DirectoryRefresher:
             async with asyncio.timeout(_POLL_TIMEOUT_S):
                 changes = await self._source.changes(since)
                 if changes.version < since:
-                    # An older store than the one we know, such as one restored from a backup.
+                    # The store is older than our copy, for example after a restore from a backup.
                     self._directory.replace(await self._source.changes(0))
                 elif changes.version > since:
                     self._directory.apply(changes)
@@ -142,39 +145,39 @@ class DirectoryRefresher:
 
 
 Header = Callable[[bytes], str | None]
-"""The value of a request's header, by its name in lower case."""
+"""Returns a request header's value by its name in lower case."""
 
 
 class TokenIssuers(Protocol):
     """The identity providers whose tokens count as keys.
 
-    A Protocol, because identity needs none of the libraries for tokens until a provider is configured.
+    A Protocol, because the token libraries are imported only if a provider is configured.
     """
 
     def is_issued(self, token: str) -> bool:
-        """Whether the token claims to be of one of them; nothing is proved by that."""
+        """Whether the token names one of the issuers, without any proof."""
         ...
 
     async def principal_for(self, token: str) -> Principal | None:
         """Returns the principal of a token; None if it is not valid.
 
         Raises:
-            Unavailable: The provider's keys are not known now, so nothing can be said.
+            Unavailable: The provider's keys are unknown now, so the token cannot be checked.
         """
         ...
 
 
 class Identity:
-    """Tells who sent a request.
+    """Authenticates the sender of a request.
 
     Args:
-        directory: The keys.
-        clock: For their expiry.
+        directory: Directory of the keys.
+        clock: Clock for the expiry of keys.
         check_fresh: Raises StoreUnavailable if the directory is too old to be used.
-        anonymous: Who a request without a credential comes from, and one with a made-up credential, since most clients
-            insist on having one (``api_key="none"``). A credential that names itself one of ours, or a token of one of
-            the issuers, must be valid nevertheless: its sender means to be somebody. None: nobody is anonymous.
-        issuers: Whose tokens count; None: only keys do.
+        anonymous: Principal of requests without a credential or with a placeholder credential, because most clients
+            require one (``api_key="none"``). A credential that names itself one of ours, or a token of one of the
+            issuers, must be valid nevertheless: its sender means to be somebody. None: nobody is anonymous.
+        issuers: Issuers whose tokens are accepted; None: only keys are accepted.
     """
 
     def __init__(
@@ -193,15 +196,15 @@ class Identity:
         self._issuers = issuers
 
     def reconfigure(self, anonymous: Principal | None) -> None:
-        """Sets the principal of requests without a credential; None: there is none, and those inside must leave."""
+        """Sets the principal of anonymous requests; None refuses them and ends admitted ones."""
         self._anonymous = anonymous
 
     async def identify(self, header: Header) -> Principal:
         """Returns the principal that sent the request with these headers.
 
         Raises:
-            Unauthenticated: There is no credential, or it is not valid here.
-            Unavailable: Whether it is valid cannot be said now.
+            Unauthenticated: The credential is missing or invalid.
+            Unavailable: The credential cannot be checked now.
         """
         self._check_fresh()
         credential = read_credential(header)
@@ -221,26 +224,26 @@ class Identity:
         return principal
 
     def is_still_valid(self, principal: Principal, header: Header) -> bool:
-        """Whether a principal is still valid; a credential holds until something changes."""
+        """Whether a principal is still valid; a credential stays valid until the directory changes."""
         self._check_fresh()
         return self._directory.is_still_valid(principal)
 
     def holds(self, principal: Principal) -> bool:
-        """Whether who was let in before would still be: its key neither revoked nor expired, no tenant disabled.
+        """Whether a principal would still be accepted: its key is valid and its tenants are enabled.
 
-        A token counts until its tenants are disabled: it cannot be revoked, and its end is that of new requests.
+        A token is valid until its tenants are disabled: it cannot be revoked, and its expiry only blocks new requests.
         """
         return self.refresh_principal(principal) is not None
 
     def refresh_principal(self, principal: Principal) -> Principal | None:
-        """Returns a principal as it would be let in now; None: it would not, see `holds`."""
+        """Returns a principal with its current settings; None: it is no longer valid, see `holds`."""
         if principal is self._anonymous:
             return principal
         key = self._directory.key(principal.key)
         if key is not None:
             return None if self._is_expired(key) else self._directory.principal_for(key)
         if is_id(principal.key):
-            return None  # it was a key, and is gone
+            return None  # the key was deleted
         return self._directory.principal_in(principal.tenants[0], key=principal.key, scopes=principal.scopes)
 
     def _is_expired(self, key: ApiKey) -> bool:
@@ -253,7 +256,7 @@ class Identity:
         public_id, secret = parsed
         key = self._directory.key(public_id)
         now_s = self._clock.wall_s()
-        # The secret first: only who holds it may learn, from the time that it takes, what became of the key.
+        # The secret is checked first: only its holder may learn the state of the key from the response time.
         if not matches(secret, key.secrets if key is not None else (), now_s) or key is None:
             return None
         if self._is_expired(key):

@@ -1,8 +1,8 @@
-"""The public keys of one identity provider: fetched, kept, and fetched again when a token needs one that is not known.
+"""Public keys of one identity provider, cached and fetched again for an unknown key id.
 
-Nobody who sends tokens decides how often the provider is asked: there is at most one fetch at a time, and a least time
-between two. While the provider is away its last keys are used, up to a stated age; after that nothing can be said of
-its tokens, so none is accepted.
+Token senders cannot control how often the provider is asked: there is at most one fetch at a time, with a minimum time
+between two. While the provider cannot be reached, its last keys are used up to a configured age; after that its tokens
+cannot be checked, so none is accepted.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _FAMILIES = {
     "ES512": ("EC", "P-521"),
     "EdDSA": ("OKP", "Ed25519"),
 }
-"""Type and curve of the keys that an algorithm works with."""
+"""Key type and curve of each algorithm."""
 
 Document = TypeVar("Document")
 Fetch = Callable[[str], Awaitable[bytes]]
@@ -49,17 +49,17 @@ class _KeySet(msgspec.Struct):
 
 
 class _Fault(Exception):
-    """The provider answered with something else than its keys."""
+    """The provider sent an answer without its keys."""
 
 
 class SigningKeys:
-    """The keys of one provider.
+    """Public keys of one provider.
 
     Args:
-        name: What the configuration calls the provider.
-        config: Where it is and how long its keys are kept.
-        clock: For their age.
-        fetch: Gets a document by its address; tests bring their own.
+        name: Name of the provider in the configuration.
+        config: Address of the provider and lifetime of its keys.
+        clock: Clock for the age of the keys.
+        fetch: Gets a document by its URL; tests pass their own.
     """
 
     def __init__(self, name: str, config: OidcConfig, clock: Clock, fetch: Fetch | None = None) -> None:
@@ -73,9 +73,9 @@ class SigningKeys:
         self._asking: asyncio.Task[None] | None = None
 
     async def find(self, kid: str | None, algorithm: str) -> jwt.PyJWK | None:
-        """The key of this id for this algorithm; None if the provider has none.
+        """Returns the key with this id for this algorithm; None if the provider has none.
 
-        A fetch goes on when the request that began it is abandoned; `close` ends it.
+        A fetch continues if its request is cancelled; `close` ends it.
 
         Raises:
             Unavailable: The keys are not known, or too old to be used.
@@ -94,14 +94,14 @@ class SigningKeys:
         return self._keys.get((kid, algorithm))
 
     async def close(self) -> None:
-        """Ends a fetch that is under way."""
+        """Ends a running fetch."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait([self._asking])
 
     @property
     def age_s(self) -> float:
-        """How old the keys are; infinite before there are any."""
+        """Age of the keys in seconds; infinite before the first fetch."""
         return float("inf") if self._as_of_s is None else self._clock.monotonic_s() - self._as_of_s
 
     @property
@@ -109,7 +109,7 @@ class SigningKeys:
         return self.age_s <= self._config.keys_max_stale_s
 
     def _ask(self) -> None:
-        """Begins a fetch, unless one is under way or the last one began too short a time ago."""
+        """Begins a fetch, unless one is running or the last one began too recently."""
         now_s = self._clock.monotonic_s()
         if self._asking is None and now_s >= self._next_s:
             self._next_s = now_s + self._config.keys_refetch_s
@@ -127,7 +127,7 @@ class SigningKeys:
             self._asking = None
 
     async def _discover(self) -> str:
-        """Where the provider says that its keys are."""
+        """Returns the URL of the keys from the provider's discovery document."""
         issuer = self._config.issuer
         document = _read(await self._fetch(issuer.rstrip("/") + "/.well-known/openid-configuration"), _Discovery)
         if document.issuer != issuer:
@@ -138,7 +138,7 @@ class SigningKeys:
 
 
 async def fetch_document(url: str) -> bytes:
-    """The body at `url`. Follows no redirects: they could lead to where keys can be replaced."""
+    """Returns the body at `url`. Redirects are not followed: they could lead to a host that can replace keys."""
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     async with (
         aiohttp.ClientSession(timeout=timeout) as session,
@@ -162,9 +162,9 @@ def _read(body: bytes, kind: type[Document]) -> Document:
 
 
 def _by_id(documents: list[dict[str, Any]], algorithms: tuple[str, ...]) -> dict[tuple[str | None, str], jwt.PyJWK]:
-    """Every key under its id, once for each algorithm that it may be used with.
+    """Returns every key by its id and by each algorithm that it supports.
 
-    A token that names no key is checked with the only one that there is for its algorithm, if it is the only one.
+    A token without a key id is checked with the key for its algorithm if there is exactly one.
     """
     found: dict[tuple[str | None, str], jwt.PyJWK] = {}
     fitting: dict[str, list[jwt.PyJWK]] = {algorithm: [] for algorithm in algorithms}

@@ -1,8 +1,9 @@
 """Format of API keys, and the check of a secret.
 
 A key is ``sk-mtd-<public id>-<secret>``. The public id finds the key, and may be shown and logged. The secret proves
-that it is held: 256 random bits, of which only the SHA-256 is kept. A slow hash protects secrets that people make up;
-one of this size cannot be guessed, so it would protect nothing and let anybody load the server by sending keys.
+the possession of the key: it has 256 random bits, and only its SHA-256 is stored. A slow hash protects secrets that
+people choose. A secret of this size cannot be guessed, so a slow hash would add no protection, and callers could
+overload the server with keys.
 """
 
 import base64
@@ -22,13 +23,13 @@ _SECRET_BYTES = 32
 _KEY = re.compile(rf"{PREFIX}([a-z0-9]{{{_ID_LENGTH}}})-([A-Za-z0-9_-]{{43}})")
 _KEY_LENGTH = len(PREFIX) + _ID_LENGTH + 1 + 43
 _SHA256 = hashlib.sha256()
-"""Copied for each secret: to look the algorithm up in OpenSSL anew takes longer than to hash so little."""
+"""Hash object that is copied for each secret, because the OpenSSL lookup is slower than the hash."""
 _NOBODYS = KeySecret(sha256=secrets.token_bytes(32))
-"""Compared where a key has no secret, or there is no such key. Nobody knows what it is the hash of."""
+"""Placeholder secret for keys without a secret and for unknown keys. Its preimage is unknown."""
 
 
 class NewKey(NamedTuple):
-    """A key at the one moment when it can be shown."""
+    """A new key, whose secret can be shown only now."""
 
     public_id: str
     plaintext: str
@@ -42,8 +43,8 @@ def make_key(public_id: str | None = None, *, expires_s: float | None = None) ->
     """Makes a new key with its secret.
 
     Args:
-        public_id: Of the key that gets another secret; None makes a new id.
-        expires_s: When the secret ends, in wall time.
+        public_id: Public id of the key that gets another secret; None makes a new id.
+        expires_s: Wall time at which the secret expires.
     """
     public_id = public_id or "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))
     secret = base64.urlsafe_b64encode(secrets.token_bytes(_SECRET_BYTES)).rstrip(b"=").decode("ascii")
@@ -51,7 +52,7 @@ def make_key(public_id: str | None = None, *, expires_s: float | None = None) ->
 
 
 def parse(text: str) -> tuple[str, str] | None:
-    """Public id and secret of a key; None for any other text, which costs next to nothing whatever its length."""
+    """Returns the public id and the secret of a key; None for any other text, at little cost."""
     if len(text) != _KEY_LENGTH:
         return None
     match = _KEY.fullmatch(text)
@@ -59,17 +60,17 @@ def parse(text: str) -> tuple[str, str] | None:
 
 
 def hash_secret(secret: str) -> bytes:
-    """The SHA-256 of the secret part, which is what a store keeps."""
+    """Returns the SHA-256 of the secret part, which the store keeps."""
     digest = _SHA256.copy()
     digest.update(secret.encode("ascii"))
     return digest.digest()
 
 
 def matches(secret: str, kept: Sequence[KeySecret], now_s: float) -> bool:
-    """Whether `secret` is one of those kept, and that one has not expired.
+    """Whether `secret` matches a stored secret that has not expired.
 
-    Takes the same time whatever is kept and however much of it fits: a key that is being rotated, one that has
-    expired and one that does not exist (which has no secrets) cannot be told apart by a clock.
+    The check takes constant time for all stored secrets and all matches: a rotated key, an expired key and an unknown
+    key (which has no secrets) cannot be distinguished by time.
     """
     digest = hash_secret(secret)
     matched = False

@@ -1,9 +1,8 @@
-"""Tokens of identity providers in place of keys: signed JWTs, checked here, by each provider's public keys.
+"""Tokens of identity providers instead of keys: signed JWTs, checked with public keys.
 
-What a token says before its signature is checked only picks the key that must have signed it, out of those that the
-provider publishes, and only for algorithms that the configuration allows: a token cannot talk its way to ``none`` or to
-an HMAC. Which tenant its claims name is looked up afresh for every request, so a tenant that is disabled is disabled
-for tokens too.
+Before the signature check, the content of a token only selects one of the provider's published keys, and only for the
+configured algorithms: a token cannot select ``none`` or an HMAC. The tenant in the claims is looked up again for every
+request, so a disabled tenant is disabled for tokens too.
 """
 
 import base64
@@ -40,19 +39,21 @@ class _Issuer(msgspec.Struct):
 
 
 class _Verified(msgspec.Struct, frozen=True):
-    """A token whose signature, issuer and audience were found good."""
+    """A token with a valid signature, issuer and audience."""
 
     key: jwt.PyJWK
     claims: Claims
 
 
 class OidcIssuers:
-    """All configured providers. Implements `maitred.identity.identity.TokenIssuers`; use it as a context manager.
+    """All configured identity providers.
+
+    Implements `maitred.identity.identity.TokenIssuers`; use it as a context manager.
 
     Args:
         configs: The providers by the names that the configuration gives them, without faults (see `provider_faults`).
-        directory: Their callers' tenants.
-        clock: For the times in tokens, and the age of keys.
+        directory: Directory of the callers' tenants.
+        clock: Clock for the times in tokens and the age of keys.
         fetch: See `SigningKeys`.
     """
 
@@ -63,7 +64,8 @@ class OidcIssuers:
         self._clock = clock
         self._configs = {config.issuer: (name, config) for name, config in configs.items()}
         self._keys = {config.issuer: SigningKeys(name, config, clock, fetch) for name, config in configs.items()}
-        # Checking a signature takes longer than everything else here, and clients send the same token for an hour.
+        # Verified tokens are cached, because a signature check is the slowest part here and clients send the same token
+        # for an hour.
         self._verified: dict[bytes, _Verified] = {}
 
     async def __aenter__(self) -> Self:
@@ -95,14 +97,14 @@ class OidcIssuers:
         if claims is None or not live(claims, self._clock.wall_s(), config.leeway_s):
             return None
         subject = read_key(name, claims)
-        # A list of groups usually has some that mean nothing here.
+        # A list of groups usually contains groups that are not tenants here.
         tenant = next((name for name in read_tenants(claims, config) if self._directory.tenant(name) is not None), None)
         if subject is None or tenant is None:
             return None
         return self._directory.principal_in(tenant, key=subject, scopes=read_scopes(claims, config))
 
     def _read_claims(self, token: str, algorithm: str, key: jwt.PyJWK, config: OidcConfig) -> Claims | None:
-        """The claims, if `key` signed them for us; when they hold is not looked at."""
+        """Returns the claims if `key` signed them for us; their validity times are not checked."""
         digest = hashlib.sha256(token.encode("ascii")).digest()
         known = self._verified.get(digest)
         if known is not None and known.key is key:
@@ -114,7 +116,7 @@ class OidcIssuers:
                 algorithms=[algorithm],
                 audience=config.audience,
                 issuer=config.issuer,
-                # Times are checked by our own clock.
+                # `live` checks the times with our own clock.
                 options={"require": ["exp", "sub"], "verify_exp": False, "verify_nbf": False, "verify_iat": False},
             )
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""Opens the identity providers of the configuration, where there are any and what they need is installed.
+"""Opens the configured identity providers if their packages are installed.
 
-Needs neither of the packages that tokens are checked with, so the configuration can be checked without them.
+This module imports none of the packages that check tokens, so the configuration can be checked without them.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -18,10 +18,10 @@ from maitred.identity.identity import TokenIssuers
 async def token_issuers(
     configs: Mapping[str, OidcConfig], directory: Directory, clock: Clock
 ) -> AsyncIterator[TokenIssuers | None]:
-    """The providers for as long as the context lasts; None if none is configured.
+    """Yields the providers for the length of the context; None if none is configured.
 
     Raises:
-        ConfigInvalid: One is not set up soundly, or the packages that check tokens are not installed.
+        ConfigInvalid: A provider has invalid settings, or the packages that check tokens are not installed.
     """
     if not configs:
         yield None
@@ -45,7 +45,7 @@ async def token_issuers(
 
 
 def provider_faults(configs: Mapping[str, OidcConfig]) -> Iterator[tuple[str, str]]:
-    """The settings that are not sound, by their dotted names, and what is wrong with each."""
+    """Yields the dotted name and the fault of each invalid setting."""
     issuers: dict[str, str] = {}
     for name, config in configs.items():
         place = f"identity.oidc.{name}"

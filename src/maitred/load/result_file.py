@@ -1,4 +1,4 @@
-"""A result as a file: JSON that says what format it is in, written whole or not at all."""
+"""Result files: JSON that names its format and is written atomically."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ def save(result: msgspec.Struct, path: Path) -> None:
     """Writes a result to a file.
 
     Raises:
-        InvalidRequest: It cannot be written there.
+        InvalidRequest: The file cannot be written.
     """
     part = path.with_name(f".{path.name}.part")
     try:
@@ -30,14 +30,14 @@ def load(path: Path, kind: type[T], written_as: str, *, by: str, again: str) -> 
     """Reads a file that `save` wrote.
 
     Args:
-        path: Where it is.
-        kind: What it holds.
-        written_as: The format that `kind` has, such as ``maitred-load/1``.
-        by: The command that makes such files.
-        again: What to do about a damaged one.
+        path: Path of the file.
+        kind: Type of the result in the file.
+        written_as: Format name of `kind`, such as ``maitred-load/1``.
+        by: Command that makes such files.
+        again: Advice for a damaged file.
 
     Raises:
-        InvalidRequest: There is no such file, or it is another kind of file, or it is damaged.
+        InvalidRequest: The file does not exist, is of another kind, or is damaged.
     """
     try:
         content = path.read_bytes()
@@ -61,7 +61,7 @@ def load(path: Path, kind: type[T], written_as: str, *, by: str, again: str) -> 
 
 
 def plain(settings: msgspec.Struct) -> Any:  # noqa: ANN401 - whatever they hold
-    """Settings in plain data; a secret is named by where it is kept."""
+    """Converts settings to plain data; a secret becomes its reference."""
     return msgspec.to_builtins(settings, enc_hook=_encode_value)
 
 

@@ -1,7 +1,7 @@
-"""Spec of a load run: plain data, the same from flags and from a YAML file, stored with every result.
+"""Spec of a load run: plain data from flags or a YAML file, stored with every result.
 
-Distributions and profiles are short texts (``lognormal:mean=200,cv=1.2``), so that a flag and a file say them alike;
-`lengths` and `arrivals` read them.
+Distributions and profiles are short texts (``lognormal:mean=200,cv=1.2``), so that a flag and a file use the same form;
+`lengths` and `arrivals` parse them.
 """
 
 from typing import Annotated, Literal
@@ -23,7 +23,7 @@ ArrivalProcess = Literal["constant", "poisson", "gamma"]
 
 
 class LoadTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The server under test."""
+    """Target of a load: the server under test."""
 
     url: Annotated[str, Meta(description="Address of the server, with or without `/v1`.")] = "http://127.0.0.1:8000"
     unix_socket: Annotated[
@@ -55,7 +55,7 @@ class LoadTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ArrivalsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When sessions begin. Either `users` (closed loop) or `rate_per_s` (open loop), or a trace that has times."""
+    """Arrivals of sessions: `users` (closed loop), `rate_per_s` (open loop), or a trace with times."""
 
     users: Annotated[Count | None, Meta(description="Closed loop: so many users, each with one request at a time.")] = (
         None
@@ -78,7 +78,7 @@ class ArrivalsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ShapeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Shape of the requests: lengths, turns, prefixes; or a trace that says all of it."""
+    """Shape of the requests: lengths, turns and prefixes; or a trace that defines all of these."""
 
     prompt_tokens: Annotated[
         str,
@@ -116,14 +116,14 @@ class ShapeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LoadTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tenant that a part of the traffic comes from. Its name is sent as `user`."""
+    """Tenant that a part of the traffic belongs to; its name is sent as `user`."""
 
     share: Annotated[Positive, Meta(description="Of the sessions, relative to the other tenants.")] = 1.0
     api_key: Annotated[Secret | None, Meta(description="In place of the target's.")] = None
 
 
 class ClientsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the users' software behaves."""
+    """Behaviour of the users' client software."""
 
     retries: Annotated[
         int,
@@ -143,7 +143,7 @@ class ClientsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class StopCondition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a run ends. It ends at the first of `duration_s` and `requests`, or with its trace."""
+    """Stop condition of a run: the first of `duration_s` and `requests`, or the end of its trace."""
 
     duration_s: Annotated[
         PositiveSeconds | None,
@@ -157,7 +157,7 @@ class StopCondition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ObjectivesSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Objectives of a good answer. Goodput counts the complete answers that meet all that are given."""
+    """Objectives of a good answer; goodput counts complete answers that meet all given objectives."""
 
     ttft_s: Annotated[PositiveSeconds | None, Meta(description="Time to the first token.")] = None
     tpot_s: Annotated[PositiveSeconds | None, Meta(description="Time per output token after the first.")] = None

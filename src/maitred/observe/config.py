@@ -56,7 +56,7 @@ class MetricsConfig(Struct, frozen=True, kw_only=True):
 
 
 class SloConfig(Struct, frozen=True, kw_only=True):
-    """Service level objective of a model and a class: the share of its requests that must go well."""
+    """Service level objective of a model and a class: the share of its requests that must meet it."""
 
     indicator: Annotated[
         Literal["availability", "ttft", "itl"],

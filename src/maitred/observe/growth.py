@@ -96,7 +96,7 @@ class GrowthWatch(Collector):
         for resource, value in usage.items():
             samples = process_growth.samples.setdefault(resource, deque(maxlen=_MAX_SAMPLES))
             if len(samples) == 1 and not is_warm:
-                samples.clear()  # only the level is shown before
+                samples.clear()  # before that, only the level is shown
             samples.append(TrendSample(now_s, value, load))
             if (trend := fit_trend(samples)) is not None:
                 process_growth.trends[resource] = trend

@@ -1,8 +1,8 @@
 """Logging for a server: one line per event, for people or for a collector, without prompts or responses.
 
-Logged of a request are ids, counts and times. Its text belongs to the user and stays out of the log at every level.
-Messages that are logged while a request is handled carry its ids (`core.context.LogContext`). Of a flood of equal
-messages a few are written and the others are counted (`log_limit`).
+The log contains ids, counts and times of a request. Its text belongs to the user and stays out of the log at every
+level. Messages that are logged while a request is handled carry its ids (`core.context.LogContext`). Of many equal
+messages, a few are written and the others are counted (`log_limit`).
 """
 
 import logging
@@ -32,12 +32,12 @@ def configure_logging(config: LogConfig) -> None:
     root.handlers[:] = [handler]
     root.setLevel(config.level.upper())
     for library in ("asyncio", "uvicorn", "uvicorn.error", "alembic", "sqlalchemy", "aiosqlite"):
-        # These libraries log each connection and each step; what matters of them is logged here.
+        # These libraries log each connection and each step; the important events are logged by maitred itself.
         logging.getLogger(library).setLevel(max(logging.WARNING, root.level))
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Handler that writes to standard error what the rate limiter lets pass, and counts of what it does not.
+    """Handler that writes records to standard error under the rate limit, and counts the suppressed ones.
 
     Args:
         burst: Messages of one kind in a second; 0: all.
@@ -62,7 +62,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
     def _write_suppressed(self, suppressed: Sequence[tuple[MessageKind, int]]) -> None:
         for (name, level, text), count in suppressed:
-            # The values are gone, and of the text only the first line says which kind it is.
+            # The values are no longer known, and the first line of the text is enough to identify the kind.
             message = f"suppressed {count:,} like this: {text.partition(chr(10))[0]}"
             record = logging.LogRecord(name, level, "", 0, message, None, None)
             record.suppressed = count

@@ -1,8 +1,8 @@
 """Batches of ended requests for observers that count them.
 
-Counting one request takes some twenty additions, each in another place of the program, and the next request has driven
-them all from the processor's caches before they are used again. In a batch, each place is visited once. Readers see no
-difference: whoever shows counts first delivers the pending requests (`flush_pending`).
+Counting one request takes some twenty additions in different parts of the program, and the next request evicts them
+from the processor's caches before they are used again. A batch runs each part once. Readers see no difference, because
+pending requests are delivered before counts are shown (`flush_pending`).
 """
 
 from maitred.core.context import RequestContext, RequestObserver

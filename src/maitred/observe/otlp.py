@@ -1,7 +1,7 @@
 """Export of spans to a collector by OpenTelemetry's SDK. Imported only when traces are switched on.
 
-The SDK's tracers make spans while something happens. Spans of maitred are made afterwards, so each is handed over as a
-span that has ended, as processors get it from tracers. Batches, retries and the protocol are the SDK's.
+The SDK's tracers make spans while something happens; spans of maitred are made afterwards. So each span is passed on as
+an ended span, as processors receive it from tracers. Batches, retries and the protocol are the SDK's.
 """
 
 import logging

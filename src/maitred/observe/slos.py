@@ -1,4 +1,4 @@
-"""Service level objectives: how many requests went well, of how many, and what is left of the error budget.
+"""Service level objectives: good and total counts, and the rest of the error budget.
 
 Each objective is a pair of counters, as the Site Reliability Workbook has it (Google, 2018, chapter 5): the ratio of
 their rates over any span is the share that went well, and `deploy/prometheus` has the alerts. The remaining budget is
@@ -9,8 +9,8 @@ What counts for an objective:
 - ``availability``: requests that were answered to their end (good); those that failed, or were rejected for lack of
   capacity, of a replica or of a store (bad). Requests that are invalid, exceed their callers' own limits, or were
   cancelled by their callers do not count.
-- ``ttft``: requests by the time to their first token. One that ended without any is bad once that time was over, so
-  that callers who cancel early do not make the service look fast.
+- ``ttft``: requests by the time to their first token. A request that ended without a token is bad if that time was
+  over, so that callers who cancel early do not make the service look fast.
 - ``itl``: deliveries of tokens by the time since the one before.
 """
 

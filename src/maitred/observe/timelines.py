@@ -45,8 +45,8 @@ class RequestFacts(Struct, frozen=True):
     """Facts of an ended request that its timeline is made from.
 
     The fields are those of `RequestContext`, by the same names. Prompts, the listener of the response and the gaps
-    between tokens are not kept. Every request that ends is kept, and few are asked for, so slow work (rounding,
-    formatting, a body for each span) waits until one is.
+    between tokens are not kept. Every request is kept but few are read, so slow work (rounding, formatting, a body for
+    each span) waits until one is read.
     """
 
     request_id: str
@@ -102,10 +102,11 @@ class StoredTimeline(Struct, frozen=True):
 class TimelineBuffer:
     """Buffer of the timelines of the last requests. Implements `maitred.core.context.RequestObserver`.
 
-    Kept are requests that could be read as asking a model for something; not lists, scrapes and unknown callers.
+    The buffer keeps requests that could be parsed as requests to a model; lists, scrapes and unknown callers are left
+    out.
 
     Args:
-        capacity: Most requests. Each takes some kilobytes; 0 keeps none.
+        capacity: Largest number of requests. Each takes some kilobytes; 0 keeps none.
         clock: Clock for the wall times that are shown.
         batch: Batch that delivers ended requests; None: they are delivered directly.
     """

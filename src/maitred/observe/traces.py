@@ -1,8 +1,8 @@
 """Tracing: which requests are traced, and the export of their spans.
 
-Whether a request is traced is decided when it comes, so that upstream servers can be told; its spans are made when it
-has ended, all at once, from the timeline that every request has (`maitred.core.timeline`). A request that is not traced
-costs two random numbers. One that fails can still be traced, because its timeline is there.
+The decision to trace a request is made at its arrival, so that upstream servers can be told; its spans are made all at
+once at its end, from the timeline that every request has (`maitred.core.timeline`). A request without a trace costs two
+random numbers. One that fails can still be traced, because its timeline is there.
 """
 
 from collections.abc import Callable, Iterable

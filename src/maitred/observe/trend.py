@@ -3,11 +3,11 @@
 The slope is the median of the slopes of all pairs of samples (H. Theil, *A rank-invariant method of linear and
 polynomial
 regression analysis*, 1950; P. K. Sen, *Estimates of the regression coefficient based on Kendall's tau*, JASA 63, 1968):
-up to 29 % of the samples may be outliers, such as a burst of requests or a garbage collection. A server uses more while
-more is
-asked of it, so only pairs at comparable load count, as only those of the same month do in rivers (R. M. Hirsch,
-J. R. Slack and R. A. Smith, *Techniques of trend analysis for monthly water quality data*, Water Resources Research 18,
-1982). How far these pairs agree about the direction is Kendall's tau.
+up to 29 % of the samples may be outliers, such as a burst of requests or a garbage collection. A server uses more under
+more load, so only pairs at comparable load count, as only pairs of the same month count for rivers (R. M. Hirsch, J. R.
+Slack and R. A. Smith, *Techniques of trend analysis for monthly water quality data*, Water Resources Research 18,
+1982). M. Hirsch, J. R. Slack and R. A. Smith, *Techniques of trend analysis for monthly water quality data*, Water
+Resources Research 18, 1982). Kendall's tau is the degree to which these pairs agree about the direction.
 
 The cost is one slope for each pair: 1,770 for 60 samples, about a millisecond.
 """
@@ -23,7 +23,7 @@ _MIN_PAIRS = 45
 Among random pairs, a tau above 0.6 is found once in a hundred times.
 """
 _LOAD_TOLERANCE, _LOAD_TOLERANCE_SHARE = 2.0, 0.1
-"""Loads are comparable that differ by no more than this, or by this part of the larger one."""
+"""Two loads are comparable if they differ by no more than this, or by this share of the larger one."""
 
 
 class TrendSample(NamedTuple):

@@ -1,4 +1,4 @@
-"""Catalog of models: from a model's name to what serves it."""
+"""Catalog of models: maps the name of a model to its replicas."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -12,7 +12,7 @@ from maitred.text.tokenizer import Tokenizer
 
 
 class _CatalogModel:
-    """Base of every model of the catalog: a name, and replicas that give its card."""
+    """Base of every model of the catalog: a name, and replicas that provide its card."""
 
     def __init__(self, name: str, card_sources: Sequence[HasModelCard]) -> None:
         self.name = name
@@ -22,10 +22,10 @@ class _CatalogModel:
     def card(self) -> ModelCard:
         """Returns the model's card from a replica, or the last known one.
 
-        So requests can be checked while a replica restarts.
+        The last known card allows request checks while a replica restarts.
 
         Raises:
-            ReplicaUnavailable: No replica has ever been ready.
+            ReplicaUnavailable: No replica has been ready since the start.
         """
         failure: ReplicaUnavailable | None = None
         for source in self._card_sources:
@@ -50,8 +50,8 @@ class ServedModel(_CatalogModel):
         name: The name.
         replicas: The replicas that run it.
         tokenizer: The model's own tokenizer.
-        answer_format: Format of its answers; None: as its chat template shows.
-        defaults: Sampling settings for requests that set none.
+        answer_format: Format of the answers; None means the format that the chat template shows.
+        defaults: Sampling settings for requests that do not set their own.
     """
 
     def __init__(
@@ -69,20 +69,20 @@ class ServedModel(_CatalogModel):
 
     @property
     def answer_format(self) -> AnswerFormat:
-        """Format of the model's answers, detected at first use where none was given."""
+        """Format of the answers of the model, detected at first use if none was configured."""
         if self._answer_format is None:
             self._answer_format = AnswerFormat.of(self.tokenizer)
         return self._answer_format
 
 
 class TextModel(_CatalogModel):
-    """Model of upstreams, which take and give text.
+    """Model of upstream servers, which receive and return text.
 
     Args:
         name: The name that requests use.
         replicas: The upstreams; at least one.
-        tokenizer: The model's own tokenizer, if it is installed here; None: tokens are estimated.
-        reprompts: Whether a stream that breaks off continues at another server, by its text.
+        tokenizer: Tokenizer of the model, if it is installed here; None means that tokens are estimated.
+        reprompts: Whether another server continues an interrupted stream from the text so far.
 
     Attributes:
         prompt_ratio: Tokens that its servers count for each one estimated in a prompt...
@@ -107,7 +107,7 @@ class TextModel(_CatalogModel):
     def with_replicas(
         self, replicas: Sequence[TextReplica], tokenizer: Tokenizer | None, *, reprompts: bool
     ) -> "TextModel":
-        """Returns the same model at other replicas, with the learnt ratios and the last card."""
+        """Returns a copy of the model with other replicas, and with the learnt ratios and the last card."""
         model = TextModel(self.name, replicas, tokenizer, reprompts=reprompts)
         model.prompt_ratio, model.output_ratio, model._card = self.prompt_ratio, self.output_ratio, self._card
         return model

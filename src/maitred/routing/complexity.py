@@ -1,10 +1,11 @@
 """Complexity of a prompt: the probability that a small model answers it wrong, from 0 to 1.
 
-The length of a prompt says next to nothing about it. Its subject says more, and a sentence embedding holds that; how it
-is written (options to choose from, statements to judge, numbers, negations) says the rest. A logistic regression over
-both is enough, and a few hundred multiplications are cheap for a gateway, which has no NumPy.
+The length of a prompt has almost no relation to its complexity. The subject has a stronger relation, which a sentence
+embedding captures; the way the prompt is written (options to choose from, statements to judge, numbers, negations) adds
+the rest. A logistic regression over both is enough, and its few hundred multiplications are cheap even for a gateway
+without NumPy.
 
-The weights are made by ``benchmarks/routing/router_quality.py``, which also reports their quality.
+The script ``benchmarks/routing/router_quality.py`` computes the weights and also reports their quality.
 """
 
 import json
@@ -49,7 +50,7 @@ SURFACE_FEATURES = (
 
 
 def surface_features(text: str) -> list[float]:
-    """Measures how a prompt is written, whatever its subject.
+    """Measures the way a prompt is written, independent of its subject.
 
     Returns one number for each name in `SURFACE_FEATURES`, most of them near 1.
     """
@@ -81,7 +82,10 @@ class ComplexityModel(msgspec.Struct, frozen=True, kw_only=True):
     """Weights of a logistic regression over an embedding and `surface_features`, each standardised."""
 
     encoder: str
-    """Encoder whose embeddings it was trained on; those of another one are meaningless to it. Empty: it uses none."""
+    """Encoder of the embeddings that the model was trained on; empty if the model uses none.
+
+    Embeddings of another encoder have no meaning for the model.
+    """
     surface: tuple[str, ...]
     means: list[float]
     """Means of the embedding's numbers, then of the surface features..."""
@@ -95,7 +99,7 @@ class ComplexityModel(msgspec.Struct, frozen=True, kw_only=True):
         """Reads the weights from a file.
 
         Raises:
-            ConfigInvalid: They cannot be read, or were made for other features.
+            ConfigInvalid: The weights cannot be read, or were made for other features.
         """
         try:
             model = msgspec.json.decode(path.read_bytes(), type=cls)
@@ -109,7 +113,7 @@ class ComplexityModel(msgspec.Struct, frozen=True, kw_only=True):
         return model
 
     def save(self, path: Path) -> None:
-        """Writes the weights to a file, with as many digits as matter."""
+        """Writes the weights to a file, with all significant digits."""
         fields = msgspec.to_builtins(self)
         for name in ("means", "spreads", "weights"):
             fields[name] = [float(f"{value:.5g}") for value in fields[name]]
@@ -117,7 +121,7 @@ class ComplexityModel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def embedding_dimensions(self) -> int:
-        """Dimensions of the embeddings that it takes."""
+        """Number of dimensions of the embeddings that the model takes."""
         return len(self.weights) - len(SURFACE_FEATURES)
 
     def score(self, text: str, embedding: Vector) -> float:
@@ -125,17 +129,17 @@ class ComplexityModel(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             text: The prompt.
-            embedding: Embedding of the prompt, by `encoder`; empty without one.
+            embedding: Embedding of the prompt from `encoder`; empty if the model has no encoder.
 
         Raises:
-            ValueError: The embedding has another length.
+            ValueError: The embedding has a wrong length.
         """
         return self.score_features(
             [*struct.unpack(f"<{self.embedding_dimensions}f", embedding), *surface_features(text)]
         )
 
     def score_features(self, features: Sequence[float]) -> float:
-        """Returns the probability for features that are computed already."""
+        """Returns the probability for features that the caller has computed."""
         columns = zip(features, self.means, self.spreads, self.weights, strict=True)
         logit = self.bias + math.fsum((value - mean) / spread * weight for value, mean, spread, weight in columns)
         return 1 / (1 + math.exp(-max(-30.0, min(30.0, logit))))

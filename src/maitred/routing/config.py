@@ -1,4 +1,4 @@
-"""Settings of `routing`: where requests go."""
+"""Settings of `routing`: which pools serve which requests."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ from maitred.routing.rollout.config import Rollouts
 
 
 class RoutingConfig(Struct, frozen=True, kw_only=True):
-    """Settings of routing: where requests go."""
+    """Settings of routing: which pools serve which requests."""
 
     names: NamedTargets = {}
     aliases: Aliases = {}
@@ -28,7 +28,10 @@ class RoutingConfig(Struct, frozen=True, kw_only=True):
     balance: BalanceConfig = BalanceConfig()
 
     def make_routes_config(self, pools: Mapping[str, PoolConfig]) -> RoutesConfig:
-        """Returns the routes of all names: those of this section, and each pool's own unless it has another use."""
+        """Returns the routes of all names.
+
+        These are the routes of this section, and one route for each pool that has no other use.
+        """
         own = {name: [TargetConfig(pool=name)] for name in pools}
         return RoutesConfig(
             pools=dict(pools),

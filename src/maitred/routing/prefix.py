@@ -1,27 +1,27 @@
-"""Prefix index, and the load balancer that uses it: which replicas hold the KV of how many leading tokens.
+"""Prefix index and its load balancer: which replicas have how many leading tokens in KV cache.
 
-Blocks are named by the hash chain of `core.prefix`, so a replica with the block of a key holds, or once held, the whole
-prefix up to it. The index maps each key to the set of replicas that hold its block, as the bits of a number. A lookup
-walks the prompt's keys from the first and keeps the replicas that had every one so far: a prompt of `b` blocks is
-compared with all of `r` replicas in O(b + r), and the walk ends with the last of them. Keys can be an iterator: those
-behind the end are never computed.
+The hash chain of `core.prefix` names each block, so a replica that has the block of a key has, or once had, the whole
+prefix up to this block. The index maps each key to the set of replicas that have its block, stored as the bits of an
+integer. A lookup goes through the keys of the prompt from the first and keeps the replicas that had every key so far: a
+prompt of `b` blocks is compared with all `r` replicas in O(b + r), and the lookup ends when no replica is left. Keys
+can be an iterator, so keys after the end of the lookup are never computed.
 
 The content of a replica is learnt in one of two ways:
 
-- **exactly**, from the block events of an engine: `on_stored`, `on_removed`, and `on_cleared` when it restarts;
-  a prompt that was sent there and is not computed yet is `on_expected`, so that concurrent requests with one prefix go
-  to one replica;
+- **exactly**, from the block events of an engine: `on_stored`, `on_removed`, and `on_cleared` when it restarts; a
+  prompt that was sent to a replica and is not computed yet is recorded by `on_expected`, so that concurrent requests
+  with one prefix go to one replica;
 - **approximately**, from the prompts that were sent there (`on_dispatch`): their blocks are assumed to stay until so
-  many others have been used since as the replica has capacity for. Of a prompt the deepest blocks go first, as they do
-  in an engine, because the further from the root, the fewer requests can use them again.
+  many others have been used since as the replica has capacity for. The deepest blocks of a prompt are removed first, as
+  in an engine, because fewer requests can reuse a block the further it is from the root.
 
-Scopes are part of the keys: no prefix is found across them. Memory: for each replica at most as many keys as it has
-blocks. llm-d's and SGLang's routers use radix trees for the same idea; a tree of tokens finds prefixes that end inside
-a block too, and costs a lock and a comparison of tokens at every node.
+Scopes are part of the keys, so a prefix is found only within its scope. The memory for each replica is at most one key
+per block of its capacity. The routers of llm-d and SGLang use radix trees for the same idea; a tree of tokens also
+finds prefixes that end inside a block, but costs a lock and a comparison of tokens at every node.
 
 The balancer knows the prefix caches of its replicas. The caches of our own engines are known exactly: the engines
-    report which blocks they hold (`on_block_update`). The
-caches of other replicas are estimated from the prompts that were sent there.
+report which blocks they hold (`on_block_update`). The caches of other replicas are estimated from the prompts that were
+sent there.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from maitred.core.balance import LoadBalancer, PlacementRequest, ReplicaCandidat
 from maitred.core.prefix import BlockUpdate, chain, shared_scope, split_keys
 
 _EXPECTED_SHARE = 4
-"""Divisor of a replica's capacity: one in so many of its blocks may be expected ones."""
+"""Divisor of the capacity of a replica: at most capacity / divisor blocks may be expected ones."""
 
 
 class _ReplicaBlocks:
@@ -45,32 +45,32 @@ class _ReplicaBlocks:
         self.capacity = capacity
         self.blocks: OrderedDict[bytes, None] = OrderedDict()
         self.expected: OrderedDict[bytes, None] = OrderedDict()
-        """Blocks that are expected and not stored yet; the oldest first."""
+        """Blocks that are expected and not stored yet, with the oldest first."""
 
 
 class PrefixIndex:
-    """Index of the blocks that the replicas of one model hold, all with the same block size.
+    """Index of the blocks that the replicas of one model have; all use the same block size.
 
     Args:
-        block_tokens: Tokens of a block.
+        block_tokens: Number of tokens in one block.
     """
 
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self._replicas: dict[str, _ReplicaBlocks] = {}
         self._names: dict[int, str] = {}
-        """Name of the replica of each bit."""
+        """Replica name for each bit."""
         self._all_bits = 0
         self._replicas_by_block: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        """Returns the number of keys that any replica holds."""
+        """Returns the number of keys that at least one replica has."""
         return len(self._replicas_by_block)
 
     # --- replicas ---
 
     def add_replica(self, name: str, capacity_blocks: int) -> None:
-        """Adds a replica that holds nothing; a known one is removed first."""
+        """Adds an empty replica; if a replica of this name exists, it is removed first."""
         self.remove_replica(name)
         bit = next(1 << index for index in range(len(self._names) + 1) if 1 << index not in self._names)
         self._names[bit] = name
@@ -78,7 +78,7 @@ class PrefixIndex:
         self._replicas[name] = _ReplicaBlocks(bit, capacity_blocks)
 
     def remove_replica(self, name: str) -> None:
-        """Removes a replica and all that it held."""
+        """Removes a replica and all of its blocks."""
         if name in self._replicas:
             self.on_cleared(name)
             bit = self._replicas.pop(name).bit
@@ -88,10 +88,10 @@ class PrefixIndex:
     # --- lookup ---
 
     def cached_tokens(self, keys: Iterable[bytes]) -> dict[str, int]:
-        """Returns for each replica the leading tokens of a prompt that it holds.
+        """Returns for each replica the number of leading tokens of a prompt that it has.
 
         Args:
-            keys: Keys of the prompt's whole blocks, from the first (see `core.prefix.chain`).
+            keys: Keys of the complete blocks of the prompt, from the first one (see `core.prefix.chain`).
         """
         tokens = dict.fromkeys(self._replicas, 0)
         matching, depth = self._all_bits, 0
@@ -106,7 +106,7 @@ class PrefixIndex:
         return tokens
 
     def _set_depth(self, tokens: dict[str, int], bits: int, depth: int) -> None:
-        """Sets the tokens of the replicas with these bits to that depth."""
+        """Sets the token count of the replicas with these bits to the given depth."""
         while bits and depth:
             lowest = bits & -bits
             tokens[self._names[lowest]] = depth
@@ -115,16 +115,16 @@ class PrefixIndex:
     # --- updates ---
 
     def on_dispatch(self, name: str, keys: Sequence[bytes]) -> None:
-        """Notes the blocks of a prompt that was sent to a replica, or of an answer that has ended there."""
+        """Records the blocks of a prompt sent to a replica, or of an answer that ended there."""
         replica = self._replicas[name]
-        for key in reversed(keys[: replica.capacity]):  # the root is used last, so that it stays longest
+        for key in reversed(keys[: replica.capacity]):  # the root is marked as used last, so that it stays longest
             self._add(replica, key)
 
     def on_expected(self, name: str, keys: Iterable[bytes]) -> None:
-        """Notes the blocks of a prompt that was sent to a replica, which will report them once it has computed them.
+        """Records the blocks of a prompt sent to a replica, which reports them after it has computed them.
 
-        Blocks that it never computes, because the request was cancelled, are forgotten for later ones: no more than a
-        quarter of its capacity is expected at once.
+        Blocks that the replica never computes, because the request was cancelled, are dropped in favour of later ones:
+        at most a quarter of its capacity is expected at a time.
         """
         replica = self._replicas[name]
         for key in itertools.islice(keys, replica.capacity // _EXPECTED_SHARE):
@@ -137,14 +137,14 @@ class PrefixIndex:
             self._forget(replica, replica.expected.popitem(last=False)[0])
 
     def on_stored(self, name: str, keys: Iterable[bytes]) -> None:
-        """Notes blocks that the replica reports as stored."""
+        """Records blocks that the replica reports as stored."""
         replica = self._replicas[name]
         for key in keys:
             replica.expected.pop(key, None)
             self._add(replica, key)
 
     def on_removed(self, name: str, keys: Iterable[bytes]) -> None:
-        """Removes blocks that the replica reports as removed. Blocks that it was not known to hold change nothing."""
+        """Removes blocks that the replica reports as removed; ignores blocks that the index does not have."""
         replica = self._replicas[name]
         for key in keys:
             if key in replica.blocks:
@@ -152,7 +152,7 @@ class PrefixIndex:
                 self._forget(replica, key)
 
     def on_cleared(self, name: str) -> None:
-        """Forgets all blocks of a replica, which has restarted, or whose events were lost."""
+        """Removes all blocks of a replica that has restarted or whose events were lost."""
         replica = self._replicas[name]
         for key in itertools.chain(replica.blocks, replica.expected):
             self._forget(replica, key)
@@ -178,14 +178,14 @@ class PrefixIndex:
 
 
 _APPROXIMATE_BLOCK_TOKENS = 64
-"""Block size of the estimates: they need no finer one, and a prompt of 64k tokens costs a thousand digests."""
+"""Block size of the estimates, which need no finer one; 64k tokens cost a thousand digests."""
 
 
 class PrefixCacheBalancer:
     """Load balancer with an index of prefix caches. Implements `core.balance.CacheAwareBalancer`.
 
     Args:
-        balancer: Chooses the replica.
+        balancer: Load balancer that chooses the replica.
     """
 
     def __init__(self, balancer: LoadBalancer) -> None:
@@ -199,7 +199,7 @@ class PrefixCacheBalancer:
         """Exact index of each replica that reports its blocks."""
 
     def reconfigure(self, balancer: LoadBalancer) -> None:
-        """Sets the balancer that chooses; the indexes of the caches are kept."""
+        """Sets the inner balancer, and keeps the indexes of the caches."""
         self._balancer = balancer
 
     def choose(self, request: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
@@ -207,9 +207,10 @@ class PrefixCacheBalancer:
         return self._balancer.choose(request, candidates)
 
     def cached_tokens(self, scope: str, prompts: Sequence[Sequence[int]]) -> Mapping[str, int]:
-        """Returns for each replica how many leading tokens of the prompts it holds.
+        """Returns for each replica the number of leading prompt tokens that it has cached.
 
-        At least one token of each prompt is left to compute. Implements `core.balance.CacheAwareBalancer`.
+        The count always leaves at least one token of each prompt to compute. Implements
+        `core.balance.CacheAwareBalancer`.
         """
         total = dict.fromkeys((*self._approximate_capacities, *self._exact_index_by_replica), 0)
         for prompt in prompts:
@@ -225,7 +226,7 @@ class PrefixCacheBalancer:
         return total
 
     def on_dispatch(self, name: str, capacity_tokens: int, scope: str, prompts: Sequence[Sequence[int]]) -> None:
-        """Notes that the prompts were sent to a replica. Implements `core.balance.CacheAwareBalancer`."""
+        """Records that the prompts were sent to a replica; implements `core.balance.CacheAwareBalancer`."""
         if (index := self._exact_index_by_replica.get(name)) is not None:
             for prompt in prompts:
                 index.on_expected(name, chain(shared_scope(scope), prompt, index.block_tokens))
@@ -237,19 +238,19 @@ class PrefixCacheBalancer:
             self._approximate_index.on_dispatch(name, list(chain(scope, prompt, _APPROXIMATE_BLOCK_TOKENS)))
 
     def on_restart(self, name: str) -> None:
-        """Forgets an estimated cache whose replica has restarted.
+        """Removes the estimated cache of a replica that has restarted.
 
-        A replica that reports its blocks reports the restart, too. Implements `core.balance.CacheAwareBalancer`.
+        A replica that reports its blocks also reports its restart. Implements `core.balance.CacheAwareBalancer`.
         """
         if name in self._approximate_capacities:
             self._approximate_index.on_cleared(name)
 
     def on_block_update(self, name: str, update: BlockUpdate) -> None:
-        """Applies a replica's report of its cache: the whole content first, and then the changes."""
+        """Applies the cache report of a replica: first the whole content, and then the changes."""
         if update.whole:
             self._start_index(name, update)
         elif name not in self._exact_index_by_replica:
-            return  # the whole content is on its way
+            return  # the replica is sending the whole content
         index = self._exact_index_by_replica[name]
         index.on_removed(name, split_keys(update.removed))
         index.on_stored(name, split_keys(update.stored))

@@ -1,4 +1,7 @@
-"""Replies to administrative calls, kept for a day so that a client can repeat a call whose reply it did not receive."""
+"""Stored replies to administrative calls, so that a client can repeat a call without harm.
+
+A reply is kept for a day. A client whose connection broke repeats the call and gets the stored reply.
+"""
 
 from typing import Any
 
@@ -26,12 +29,12 @@ class AdminReplies:
         self._insert = make_insert(database.engine)
 
     async def find_reply(self, key: str, body_hash: bytes) -> tuple[int, bytes] | None:
-        """Returns status and body of the reply to an earlier call with this key, if there was one within a day.
+        """Returns status and body of the reply to an earlier call with this key, from the last day, or None.
 
         Raises:
             Conflict: The earlier call asked for something else.
             InvalidRequest: The key is not a valid idempotency key.
-            StoreUnavailable: The database is away.
+            StoreUnavailable: The database cannot be reached.
         """
         _check_key(key)
         query = select(admin_replies.c.body_hash, admin_replies.c.status, admin_replies.c.reply)
@@ -46,11 +49,11 @@ class AdminReplies:
         return status, reply
 
     async def store_reply(self, key: str, body_hash: bytes, status: int, reply: bytes) -> None:
-        """Stores a reply for a day; of two replies to the same key, the first is kept.
+        """Stores a reply for one day; if two replies have the same key, the first is kept.
 
         Raises:
             InvalidRequest: The key is not a valid idempotency key.
-            StoreUnavailable: The database is away.
+            StoreUnavailable: The database cannot be reached.
         """
         _check_key(key)
         now_s = self._clock.wall_s()

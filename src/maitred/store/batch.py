@@ -1,15 +1,15 @@
-"""Batches of usage: written in one transaction, out of a bounded backlog of journaled events.
+"""Batches of usage events, written in one transaction each from a bounded queue of journaled events.
 
-Events are inserted unless their ids are there already, and the charges of exactly those that were new are added to
-`spend`. So a batch may be written any number of times, by several writers at once, and counts once.
+The database inserts each event whose id it does not have yet, and adds the charge of each inserted event to `spend`. A
+batch may therefore be written several times, and by several writers at once: each event still counts once.
 
-SQLite gets a whole batch in one go in its own thread. Step by step, that thread and the event loop would hand the
-interpreter's lock to and fro for each, which costs a busy gateway more than the rows do.
+The thread of SQLite writes a whole batch in one call. If each statement were a separate call, that thread and the event
+loop would exchange the interpreter lock at every statement, which costs a busy gateway more time than writing the rows.
 
-**Backlog.** It has the events that are journaled and not yet in the database. A bounded number of events is held in
-memory; events beyond that are in the journal alone. The queue in memory is always
-the oldest part of the backlog: once one event is left out of it, every newer event is left out too, until the queue has
-been refilled from the journal up to its end.
+The backlog has the events that are in the journal and not yet in the database. The backlog holds a bounded number of
+events in memory; all further events are only in the journal. The queue in memory always holds the oldest part of the
+backlog: after one event is left out of the queue, all newer events are left out too, until the queue has been refilled
+from the journal up to its end.
 """
 
 import sqlite3
@@ -60,10 +60,11 @@ class BatchWriter:
         )
 
     async def write(self, events: Sequence[UsageEvent]) -> None:
-        """Writes those of the events that the database does not have yet.
+        """Writes each event that is not in the database yet.
 
         Raises:
-            StoreUnavailable: The database cannot be written; either nothing or the whole batch is in it.
+            StoreUnavailable: The database cannot be written; then the database has either the whole batch or nothing of
+                it.
         """
         unique: dict[str, UsageEvent] = {}
         for event in events:
@@ -92,8 +93,8 @@ class BatchWriter:
 def _write(database: sqlite3.Connection, events: list[UsageEvent], rows: list[tuple[Any, ...]]) -> None:
     """Writes events and charges in SQLite's thread, within a transaction that excludes other writers.
 
-    Rows are numbered in the order of their insertion and never deleted, so the new rows are those after the last row
-    before.
+    Row numbers grow with each insertion and rows are never deleted, so the new rows are those after the previously last
+    row.
     """
     (last_rowid,) = database.execute(_LAST_ROWID_SQL).fetchone()
     changes_before = database.total_changes
@@ -131,15 +132,15 @@ def _storable_text(text: str) -> str:
 
 
 _REFILL_EVENTS = 1_000
-"""Events read from the journal in one go, which takes a few milliseconds of the event loop."""
+"""Number of events that one read of the journal returns; it takes the loop a few milliseconds."""
 
 
 class Backlog:
-    """Events of the journal in their order, each until it is written to the database.
+    """Journaled events in their order; each one stays until it is written to the database.
 
     Args:
         journal: The journal; the backlog owns it and closes it.
-        max_events: Most events that are held in memory, about 1 KiB each.
+        max_events: Largest number of events that are held in memory, about 1 KiB each.
     """
 
     def __init__(self, journal: Journal, *, max_events: int = 10_000) -> None:
@@ -157,7 +158,7 @@ class Backlog:
         """Journals an event and adds it to the backlog.
 
         Returns:
-            Events in the backlog after that.
+            Number of events in the backlog after the addition.
 
         Raises:
             StoreUnavailable: The journal cannot take the event; nothing has changed.
@@ -175,7 +176,7 @@ class Backlog:
         """Returns the oldest events, up to `limit` of them, and leaves them in the backlog.
 
         Raises:
-            StoreUnavailable: The events are in the journal alone, and it cannot be read.
+            StoreUnavailable: The events are only in the journal, and the journal cannot be read.
         """
         if not self._queue and self._journal_only:
             found = self._journal.read(self._written_up_to, _REFILL_EVENTS)
@@ -183,8 +184,8 @@ class Backlog:
             for event, _ in found:
                 self._journal_only_charges.subtract(event.charges)
             self._journal_only_charges = +self._journal_only_charges
-            # Fewer events than expected: the disk has lost some. Their charges stay here, so that budgets still count
-            # them while this process lives.
+            # The journal returned fewer events than expected, because the disk has lost some. The charges of the lost
+            # events stay here, so that budgets still count them while this process lives.
             self._journal_only = self._journal_only - len(found) if len(found) == _REFILL_EVENTS else 0
         return [event for event, _ in islice(self._queue, limit)]
 
@@ -204,7 +205,7 @@ class Backlog:
 
     @property
     def oldest_s(self) -> float | None:
-        """Wall time of the oldest event; None: the backlog is empty."""
+        """Wall time of the oldest event, or None if the backlog is empty."""
         return self._queue[0][0].time_s if self._queue else None
 
     def close(self) -> None:

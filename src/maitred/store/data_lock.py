@@ -1,8 +1,8 @@
-"""Lock of a data folder: one gateway that counts in its own memory, or several that count in a shared store.
+"""Lock of a data folder: it allows one gateway with own counters or several with shared ones.
 
-Two gateways that each count in their own memory would together let twice as much through as their limits say, without
-any error. So a gateway holds a lock on its folder for as long as it lives. The lock is the kernel's (`flock`): it ends
-with its process, however that process dies, and never outlives it.
+If two gateways counted in their own memory, they would together let through twice as much as their limits allow,
+without any error. Each gateway therefore holds a lock on its folder while it runs. The kernel manages the lock
+(`flock`): the lock ends with its process in every case, even after a crash.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ _LOCK_TIMEOUT_S = 5.0
 
 @asynccontextmanager
 async def lock_data(config: StoreConfig, *, exclusive: bool) -> AsyncIterator[None]:
-    """Holds the locks on all files that a gateway keeps: its folder, and its SQLite file if that lies elsewhere.
+    """Holds the locks on all files of a gateway: its folder, and its SQLite file if that is elsewhere.
 
     Raises:
-        ConfigInvalid: Another gateway uses the data, or a setting names what cannot be used.
+        ConfigInvalid: Another gateway uses the data, or a setting names a path that cannot be used.
         StoreUnavailable: The data cannot be locked.
     """
     async with AsyncExitStack() as stack:
@@ -49,12 +49,13 @@ def _lock_files(config: StoreConfig) -> list[Path]:
 
 @asynccontextmanager
 async def lock_path(file: Path, *, exclusive: bool, timeout_s: float = _LOCK_TIMEOUT_S) -> AsyncIterator[None]:
-    """Holds a lock file for as long as the block lasts.
+    """Holds a lock file while the block runs.
 
     Args:
-        file: The lock file. It is made when missing, and is not removed.
-        exclusive: Whether no other process may hold the lock; False: others may hold it that are not exclusive either.
-        timeout_s: How long to wait for a process that is about to end, such as a gateway that was just killed.
+        file: The lock file; it is created if it does not exist, and it is not removed.
+        exclusive: True: no other process may hold the lock; False: other processes may hold the lock too, if they also
+            pass False.
+        timeout_s: Longest wait for a process that is about to end, such as a gateway that was just killed.
 
     Raises:
         ConfigInvalid: Another gateway holds the lock.

@@ -1,7 +1,7 @@
-"""The database: SQLite in a folder of this gateway, or PostgreSQL that several gateways share.
+"""Database of a gateway: SQLite in its own folder, or PostgreSQL that several gateways share.
 
 Every access happens within `Database.begin_read` or `Database.begin`: one transaction with a deadline. Its errors say
-either that the database is away (`StoreUnavailable`) or that a statement is wrong.
+either that the database cannot be reached (`StoreUnavailable`) or that a statement is wrong.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ _POLL_S = 0.05
 
 
 class Database:
-    """Open database that has its tables.
+    """Open database with all its tables.
 
     Args:
         engine: The engine of SQLAlchemy.
-        deadline_s: Longest time that a transaction may take.
-        file: The file of SQLite, which exists; None: the database is not SQLite.
+        deadline_s: Longest time in seconds that a transaction may take.
+        file: The existing SQLite file, or None if the database is not SQLite.
     """
 
     def __init__(self, engine: AsyncEngine, deadline_s: float, file: Path | None = None) -> None:
@@ -43,7 +43,8 @@ class Database:
         self._deadline_s = deadline_s
         self._file = None if file is None else (file, file.stat())
         self._change_probe = None if file is None else SqliteChangeProbe(file)
-        # SQLite has one writer. Queueing here wakes the next at once, where SQLite itself would poll.
+        # SQLite allows one writer at a time. This lock wakes the next writer immediately, while SQLite itself would
+        # poll.
         self._lock = asyncio.Lock() if engine.dialect.name == "sqlite" else None
 
     @asynccontextmanager
@@ -51,7 +52,7 @@ class Database:
         """Opens a read transaction, in which all statements see the same snapshot.
 
         Raises:
-            StoreUnavailable: The database is away, or too slow.
+            StoreUnavailable: The database cannot be reached or is too slow.
         """
         options = {"isolation_level": "REPEATABLE READ"} if self.engine.dialect.name == "postgresql" else {}
         async with self._transaction(self._deadline_s, options) as connection:
@@ -62,8 +63,8 @@ class Database:
         """Opens a write transaction, which is committed at the end and rolled back when the body raises.
 
         Raises:
-            StoreUnavailable: The database is away, or too slow. If the connection broke while it committed, the change
-                may have happened.
+            StoreUnavailable: The database cannot be reached or is too slow; if the connection broke during the commit,
+                the change may be stored.
         """
         async with self._transaction(deadline_s or self._deadline_s, {WRITES_OPTION: True}, self._lock) as connection:
             yield connection
@@ -72,10 +73,10 @@ class Database:
         """Runs a query for one number on committed data, without a transaction.
 
         Returns:
-            The number; None: only a transaction can tell.
+            The number, or None if only a transaction can read it.
 
         Raises:
-            StoreUnavailable: The database's file is gone.
+            StoreUnavailable: The database file does not exist any more.
         """
         if self._change_probe is None:
             return None
@@ -83,10 +84,10 @@ class Database:
         return self._change_probe.read(query)
 
     def change_token(self) -> tuple[int, int] | None:
-        """Returns a token that changes with every commit of any process; None: the database has no such token.
+        """Returns a token that changes with every commit of any process, or None if there is no such token.
 
         Raises:
-            StoreUnavailable: The database's file is gone.
+            StoreUnavailable: The database file does not exist any more.
         """
         if self._change_probe is None:
             return None
@@ -94,7 +95,7 @@ class Database:
         return self._change_probe.change_token()
 
     def close(self) -> None:
-        """Closes the change probe; the engine is disposed of by its owner."""
+        """Closes the change probe; the owner of the engine disposes of the engine."""
         if self._change_probe is not None:
             self._change_probe.close()
 
@@ -123,9 +124,10 @@ class Database:
             raise
 
     def _check_file(self) -> None:
-        """Raises StoreUnavailable if SQLite's file is gone, or another file has replaced it.
+        """Raises StoreUnavailable if the SQLite file does not exist or was replaced by another file.
 
-        A connection that is open could still be read and written, and all of its data would be lost when it is closed.
+        An open connection could still read and write the removed file, and all of its data would be lost when the
+        connection is closed.
         """
         if self._file is None:
             return
@@ -152,7 +154,7 @@ async def _break_at_deadline(connection: AsyncConnection, ends_s: float) -> Asyn
         await connection.invalidate()
         raise
     except BaseException:
-        # The first error says more than the failure to roll back on a connection that is lost.
+        # The first error is more useful than the rollback error of a lost connection.
         with suppress(Exception):
             await connection.rollback()
         raise
@@ -165,7 +167,7 @@ async def open_database(config: StoreConfig) -> AsyncIterator[Database]:
     """Opens the database, makes or updates its tables, and closes it at the end.
 
     Raises:
-        ConfigInvalid: The settings name no usable database.
+        ConfigInvalid: The settings do not name a usable database.
         StoreUnavailable: The database cannot be reached now.
     """
     url = database_url(config)
@@ -204,7 +206,10 @@ async def _open(engine: AsyncEngine, url: URL, config: StoreConfig) -> Database:
 
 @asynccontextmanager
 async def _lock_file(file: Path) -> AsyncIterator[None]:
-    """Makes the folder, and lets one process at a time prepare the file: SQLite's own locks do not cover all of it."""
+    """Makes the folder and lets one process at a time prepare the file.
+
+    The locks of SQLite do not cover all preparation steps.
+    """
     make_folder(file.parent)
     try:
         descriptor = os.open(file.with_name(file.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -228,7 +233,7 @@ async def _lock_file(file: Path) -> AsyncIterator[None]:
 async def _enable_wal(engine: AsyncEngine) -> None:
     """Turns on the write-ahead log, so that readers and the writer do not block each other.
 
-    The file remembers the setting.
+    SQLite stores this setting in the database file.
     """
     try:
         async with engine.connect() as connection:

@@ -1,8 +1,9 @@
-"""Reconciles the directory with what a configuration declares: adds, changes and removes entries.
+"""Updates the directory to match the entries that the configuration declares.
 
-The configuration wins: what it declares is stored so, whatever was changed through the API since. There is one
-exception: a key that was revoked stays revoked, because a restart must not bring back a key that an operator has ended.
-What an earlier configuration declared and this one does not is disabled (tenants), revoked (keys) or deleted (limits).
+The configuration has precedence: a declared entry is stored as declared, whatever the API has changed since. There is
+one exception: a revoked key stays revoked, because a restart must not reactivate a key that an operator has revoked. An
+entry that an earlier configuration declared and this one does not declare is disabled (tenants), revoked (keys) or
+deleted (limits).
 """
 
 import logging
@@ -36,10 +37,10 @@ async def declare(
         version: Version of that transaction.
         new_tenants: Declared tenants, organisations before their teams.
         new_keys: Declared keys, with one secret each.
-        new_limits: Declared limits; their ids follow from what they limit.
+        new_limits: Declared limits; the id of each is derived from its subject, kind, model and hardness.
 
     Raises:
-        ConfigInvalid: An id is that of a deleted entry, or of an entry with another owner.
+        ConfigInvalid: An id belongs to a deleted entry, or to an entry with another owner.
     """
     previous = await _previous_declarations(connection)
     await _declare_tenants(connection, version, new_tenants)
@@ -113,7 +114,8 @@ async def _declare_keys(connection: AsyncConnection, version: int, declared: Seq
 
 async def _declare_limits(connection: AsyncConnection, version: int, declared: Sequence[Limit]) -> None:
     await _delete_replaced_limits(connection, version, declared)
-    # The id of a limit follows from what it limits, so a limit that is declared again has its old id.
+    # The id of a limit is derived from its subject, kind, model and hardness, so a limit that is declared again has its
+    # old id.
     redeclared = _id_in(limits.c.id, declared) & limits.c.deleted
     await connection.execute(update(limits).where(redeclared).values(deleted=False, version=version))
     known = {limit.id: limit for limit in await find_limits(connection, _id_in(limits.c.id, declared))}
@@ -125,7 +127,7 @@ async def _declare_limits(connection: AsyncConnection, version: int, declared: S
 async def _delete_replaced_limits(connection: AsyncConnection, version: int, declared_limits: Sequence[Limit]) -> None:
     """Deletes limits made through the API that conflict with declared ones.
 
-    There is one limit for each subject, kind, model and hardness.
+    Each combination of subject, kind, model and hardness has at most one limit.
     """
     declared_ids = {limit.id for limit in declared_limits}
     replaced = {_limit_identity(limit) for limit in declared_limits}
@@ -137,7 +139,7 @@ async def _delete_replaced_limits(connection: AsyncConnection, version: int, dec
 
 
 def _limit_identity(limit: Limit) -> tuple[str, str, str | None, bool]:
-    """Returns subject, kind, model and hardness, of which each combination has one limit."""
+    """Returns the subject, kind, model and hardness, a combination that identifies one limit."""
     return limit.subject, limit.kind, limit.model, limit.hard
 
 

@@ -1,8 +1,8 @@
-"""The directory store: tenants, keys and limits in the database, and the changes among them.
+"""Directory store: tenants, keys and limits in the database, and their changes.
 
-Every change first takes the next version, and with it the lock of the version's row, so that changes of all gateways
-happen one after the other. A condition that a change relies on, such as that a tenant exists, therefore stays true
-until the change is committed. Versions become visible in their order, so that `changes` misses none.
+Each change first takes the next version and locks the version row, so that the changes of all gateways happen one after
+the other. A condition that a change relies on, such as that a tenant exists, therefore stays true until the change is
+committed. Versions become visible in ascending order, so that `changes` returns every change.
 """
 
 import asyncio
@@ -43,8 +43,8 @@ class DirectoryStore:
     """Store of tenants, keys and limits in a database. Implements `maitred.core.tenancy.DirectorySource`.
 
     Every method may raise `StoreUnavailable`. Methods that take an id may raise `ResourceNotFound`. Methods that change
-    something may raise `InvalidRequest` (the entry could never be so) and `Conflict` (existing entries do not allow
-    it).
+    the directory may raise `InvalidRequest` (the entry is never valid) and `Conflict` (existing entries do not allow
+    the change).
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
@@ -55,22 +55,23 @@ class DirectoryStore:
         self.store_reply = replies.store_reply
 
     async def changes(self, since: int) -> DirectoryChanges:
-        """Returns what has changed since a version. Implements `DirectorySource.changes`.
+        """Returns the changes since a version; implements `DirectorySource.changes`.
 
         If the version of the result is below `since`, the database has gone back in time, as it does when a backup is
         restored: what is known from it is void, and 0 asks for all entries.
         """
-        # Every gateway polls several times a second, and there is hardly ever a change.
+        # Every gateway polls several times a second, and changes are rare.
         current = self._database.probe(_VERSION_QUERY)
         if current is not None and current <= since:
-            await asyncio.sleep(0)  # a caller that polls in a loop yields to other tasks
+            await asyncio.sleep(0)  # this await lets other tasks run when a caller polls in a loop
             return DirectoryChanges(current)
         async with self._database.begin_read() as connection:
             version = int((await connection.execute(select(_VERSION))).scalar_one())
             if version <= since:
                 return DirectoryChanges(version)
             tenants, keys, limits = schema.tenants, schema.keys, schema.limits
-            # Ordered so that the index of versions serves: by id, SQLite would read the whole table for one change.
+            # The order lets the database use the index of versions: ordered by id, SQLite would read the whole table
+            # for one change.
             return DirectoryChanges(
                 version,
                 await find_tenants(connection, *_newer(tenants, since), order=tenants.c.version),
@@ -94,20 +95,20 @@ class DirectoryStore:
             return await find_tenants(connection, *wanted, limit=limit)
 
     async def create_tenant(self, tenant: Tenant) -> None:
-        """Adds an organisation, or a team of one."""
+        """Adds an organisation, or a team of an organisation."""
         check_tenant(tenant)
         async with self._begin_change() as (connection, version):
             await add_tenants(connection, version, [tenant])
 
     async def update_tenant(self, tenant_id: str, **changes: object) -> Tenant:
-        """Changes fields of a tenant; a team stays with its organisation."""
+        """Changes fields of a tenant; a team cannot move to another organisation."""
         async with self._begin_change() as (connection, version):
             return await change_tenant(connection, version, tenant_id, changes)
 
     async def delete_tenant(self, tenant_id: str) -> None:
-        """Deletes a tenant with its ended keys and all their limits.
+        """Deletes a tenant, its ended keys, and the limits of the tenant and of these keys.
 
-        The tenant must have no teams and no live keys.
+        The tenant must have neither teams nor active keys.
         """
         async with self._begin_change() as (connection, version):
             await delete_tenant(connection, version, tenant_id, self._clock.wall_s())
@@ -137,7 +138,7 @@ class DirectoryStore:
             await add_keys(connection, version, [key])
 
     async def update_key(self, key_id: str, **changes: object) -> ApiKey:
-        """Changes the name, the scopes or the expiry of a key that is not revoked."""
+        """Changes the name, the scopes or the expiry of a key; the key must not be revoked."""
         async with self._begin_change() as (connection, version):
             return await change_key(connection, version, key_id, changes, self._clock.wall_s())
 
@@ -149,7 +150,7 @@ class DirectoryStore:
     async def rotate_key(self, key_id: str, secret: KeySecret, overlap_s: float) -> ApiKey:
         """Gives a key a new secret, which does not expire; the older secrets expire after the overlap.
 
-        Of several rotations at the same time all happen, and the secret of the last one stays.
+        All rotations that run at the same time are applied, and the secret of the last one stays valid.
         """
         check_hash(secret.sha256)
         check_overlap(overlap_s)
@@ -171,7 +172,7 @@ class DirectoryStore:
             return await find_limits(connection, *wanted, limit=limit)
 
     async def longest_refill_s(self) -> float:
-        """Returns how long the slowest rate takes from empty to full; 0 without rates."""
+        """Returns the longest time that any rate takes from empty to full, or 0 if there are no rates."""
         async with self._database.begin_read() as connection:
             return await longest_refill_s(connection)
 
@@ -187,7 +188,7 @@ class DirectoryStore:
             await delete_limit(connection, version, limit_id)
 
     async def declare(self, tenants: Sequence[Tenant], keys: Sequence[ApiKey], limits: Sequence[Limit]) -> None:
-        """Makes the directory match what a configuration declares; see `maitred.store.declaration`.
+        """Makes the directory match the entries that a configuration declares (`maitred.store.declaration`).
 
         Raises:
             ConfigInvalid: The configuration contradicts entries that exist.
@@ -202,10 +203,12 @@ class DirectoryStore:
     async def add_many(
         self, tenants: Iterable[Tenant] = (), keys: Iterable[ApiKey] = (), limits: Iterable[Limit] = ()
     ) -> None:
-        """Adds many entries, a thousand to a transaction. Adds nothing if one of them is wrong by itself.
+        """Adds many entries in transactions of a thousand entries each.
+
+        If one of the entries is invalid by itself, nothing is added.
 
         Raises:
-            Conflict: One of the entries exists. Earlier transactions stay committed.
+            Conflict: One of the entries exists already; earlier transactions stay committed.
         """
         # Organisations come before the teams that name them.
         tenants = sorted(tenants, key=lambda tenant: tenant.parent is not None)
@@ -229,7 +232,7 @@ class DirectoryStore:
 
     @asynccontextmanager
     async def _begin_change(self) -> AsyncIterator[tuple[AsyncConnection, int]]:
-        """Opens a transaction with the next version, which excludes other changes until it ends."""
+        """Opens a transaction with the next version; other changes wait until it ends."""
         next_version = update(schema.directory_version).values(version=_VERSION + 1).returning(_VERSION)
         async with self._database.begin() as connection:
             yield connection, int((await connection.execute(next_version)).scalar_one())
@@ -238,7 +241,7 @@ class DirectoryStore:
 async def _deleted_ids(connection: AsyncConnection, table: Table, since: int) -> list[str]:
     """Returns the ids deleted since a version.
 
-    Since version 0 there are none, because the caller knows no entries yet.
+    For version 0 the list is empty, because the caller does not have any entries yet.
     """
     if since <= 0:
         return []

@@ -1,4 +1,4 @@
-"""Settings of the connections to each database, and how connections are broken when their deadline passes."""
+"""Connection settings of each database, and the code that breaks connections at their deadline."""
 
 import asyncio
 import sqlite3
@@ -15,9 +15,9 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 WRITES_OPTION = "maitred_writes"
-"""Execution option of a connection: whether its transaction will write."""
+"""Execution option of a connection: True if its transaction will write."""
 DEADLINE_OPTION = "maitred_ends_s"
-"""Execution option of a connection: when its transaction must end, by the event loop's clock."""
+"""Execution option of a connection: end time of its transaction on the event loop's clock."""
 _POLL_S = 0.05
 T = TypeVar("T")
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def make_engine(url: URL, deadline_s: float) -> AsyncEngine:
 
 
 def make_insert(engine: AsyncEngine) -> "Insert":
-    """Returns the database's class of insert statements, which can handle rows that exist already."""
+    """Returns the insert class of the database, which supports rows that exist already."""
     if engine.dialect.name == "sqlite":
         return sqlite.Insert
-    # The import is slow, so it is delayed until PostgreSQL is used.
+    # The import is slow, so it happens only when PostgreSQL is used.
     from sqlalchemy.dialects import postgresql
 
     return postgresql.Insert
@@ -48,10 +48,11 @@ def _postgres(url: URL, deadline_s: float) -> AsyncEngine:
     deadline_ms = str(int(deadline_s * 1000))
     settings = {
         "application_name": "maitred",
-        # The server cancels what this process has given up; a gateway that hangs keeps no locks.
+        # The server cancels statements that this process no longer waits for; a gateway that hangs therefore holds no
+        # locks.
         "statement_timeout": deadline_ms,
         "idle_in_transaction_session_timeout": deadline_ms,
-        "jit": "off",  # Our statements are short; compiling them takes longer than running them.
+        "jit": "off",  # The statements of maitred are short, and compiling them takes longer than running them.
     }
     engine = create_async_engine(
         url,
@@ -64,8 +65,8 @@ def _postgres(url: URL, deadline_s: float) -> AsyncEngine:
 
     @event.listens_for(engine.sync_engine, "checkout")
     def refuse_closed(connection: Any, _record: object, _proxy: object) -> None:  # noqa: ANN401 - the driver's.
-        # After a restart of the server, no caller meets a connection that died with it. Asking the server itself would
-        # cost each transaction a round trip.
+        # This check keeps callers from getting a connection that ended when the server restarted. A query to the server
+        # would cost each transaction one round trip.
         if connection.driver_connection.is_closed():
             raise DisconnectionError
 
@@ -85,18 +86,18 @@ def _sqlite(url: URL, deadline_s: float) -> AsyncEngine:
     def prepare(connection: Any, _record: object) -> None:  # noqa: ANN401 - the driver's, and each has its own.
         driver = connection.driver_connection
         driver.stop = _call_once(driver.stop)
-        # The driver begins no transactions by itself: left alone, it would begin none for a SELECT.
+        # The driver must not begin transactions by itself, because it would begin none for a SELECT.
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute("PRAGMA foreign_keys = ON")
-        # With a write-ahead log, only a power cut can lose the last commits, and never corrupts the file.
+        # With a write-ahead log, only a power failure can lose the last commits, and the file is never corrupted.
         cursor.execute("PRAGMA synchronous = NORMAL")
         cursor.close()
 
     @event.listens_for(engine.sync_engine, "begin")
     def begin_transaction(connection: Connection) -> None:
-        # SQLite waits in a thread of its own that cannot be interrupted, so SQLite itself must know its deadline.
-        # A writer that took its lock only at the first write could find that its view is too old by then.
+        # SQLite waits in its own thread, which cannot be interrupted, so SQLite itself must know the deadline.
+        # If a writer took its lock only at its first write, its snapshot could be outdated by then.
         options = connection.get_execution_options()
         now_s = asyncio.get_running_loop().time()
         remaining_s = max(0.0, options.get(DEADLINE_OPTION, now_s + deadline_s) - now_s)
@@ -113,20 +114,20 @@ def _sqlite(url: URL, deadline_s: float) -> AsyncEngine:
 
 
 async def run_in_sqlite_thread(connection: AsyncConnection, operation: Callable[[sqlite3.Connection], T]) -> T:
-    """Runs `operation` as a whole in SQLite's thread; statement by statement, each one would wake both threads."""
+    """Runs `operation` in SQLite's thread in one call, so that both threads wake only once."""
     return await _run_in_driver_thread((await connection.get_raw_connection()).driver_connection, operation)
 
 
 async def _run_in_driver_thread(driver: Any, operation: Callable[[sqlite3.Connection], T]) -> T:  # noqa: ANN401 - aiosqlite's
-    result: T = await driver._execute(operation, driver._connection)  # its own methods are one statement each
+    result: T = await driver._execute(operation, driver._connection)  # each method of aiosqlite runs only one statement
     return result
 
 
 def _call_once(stop: Callable[[], T]) -> Callable[[], T | None]:
-    """Wraps aiosqlite's `stop` so that it runs once.
+    """Wraps aiosqlite's `stop` so that only the first call runs it.
 
-    The driver's thread ends at the first call and never answers a second one. When a caller is cancelled while its
-    connection is being closed, both the closing and SQLAlchemy's invalidation call `stop`: without this wrapper the
+    The thread of the driver ends at the first call and never answers a second call. When a caller is cancelled while
+    its connection is being closed, both the closing and SQLAlchemy's invalidation call `stop`: without this wrapper the
     closing would wait forever, and the program's exit would wait for the closing.
     """
     stopped = False
@@ -151,7 +152,8 @@ def _json_options() -> dict[str, Any]:
 def _break_on_invalidate(engine: AsyncEngine) -> None:
     """Breaks every connection that is invalidated, before it is closed.
 
-    Closing alone would wait for the server's reply, which a server that hangs never sends, or for a statement to end.
+    Without this, closing would wait for a reply from the server, which a hanging server never sends, or for the end of
+    a statement.
     """
 
     @event.listens_for(engine.sync_engine, "invalidate")
@@ -163,18 +165,21 @@ def _break_connection(driver: Any) -> None:  # noqa: ANN401 - each driver has it
     breaker = make_breaker(driver)
 
     def again() -> None:
-        """Repeats until the connection is closed: a statement may still be on its way to SQLite's thread."""
+        """Interrupts repeatedly until the connection is closed.
+
+        A statement may still be on its way to SQLite's thread.
+        """
         if breaker():
-            with suppress(RuntimeError):  # Without a loop, the program ends.
+            with suppress(RuntimeError):  # If no event loop runs, the program is ending.
                 asyncio.get_running_loop().call_later(_POLL_S, again)
 
     again()
 
 
 def make_breaker(driver: Any) -> Callable[[], bool]:  # noqa: ANN401
-    """Returns a function that aborts what a connection does.
+    """Returns a function that aborts the current operation of a connection.
 
-    The function returns whether the connection could still do something.
+    The function returns True if the connection may still be running an operation.
     """
     if hasattr(driver, "terminate"):
 
@@ -183,27 +188,30 @@ def make_breaker(driver: Any) -> Callable[[], bool]:  # noqa: ANN401
             return False
 
         return drop
-    # SQLite's own connection: aiosqlite drops its reference when closing begins, while its thread still uses it.
+    # This is SQLite's own connection: aiosqlite drops its reference when closing begins, while its thread still uses
+    # the connection.
     connection = driver._connection
 
     def interrupt() -> bool:
         try:
             connection.interrupt()
         except (AttributeError, sqlite3.ProgrammingError):
-            return False  # It is closed, or was never open.
+            return False  # The connection is closed, or it was never open.
         return True
 
     return interrupt
 
 
 class SqliteChangeProbe:
-    """Probe for commits to one SQLite file, outside of transactions. Belongs to one thread.
+    """Probe that detects commits to one SQLite file without a transaction.
 
-    A transaction wakes SQLite's thread and is woken by it for each of its steps, which costs a hundred times what
-    reading one number does. A probe has a connection of its own and is done at once, on the event loop: the number is
-    in memory unless something was written, a write-ahead log makes no reader wait for a writer, and where anything else
-    is in the way the probe gives up and its caller takes the long way. The journal, in a folder beside it, is written
-    at once as well.
+    Each probe belongs to one thread.
+
+    A transaction exchanges wake-ups with SQLite's thread for each of its steps, which costs a hundred times as much as
+    reading one number. A probe has its own connection and answers at once on the event loop: the number is in memory
+    unless something was written, readers never wait for a writer with a write-ahead log, and in all other cases the
+    probe returns None and its caller uses a transaction. The journal, in a folder next to the database, is also written
+    synchronously.
 
     Args:
         file: The database.
@@ -215,10 +223,10 @@ class SqliteChangeProbe:
         self._connections = 0
 
     def read(self, query: str) -> int | None:
-        """Runs a query for one number; None: it cannot be answered without waiting."""
+        """Runs a query for one number, or returns None if the answer would require waiting."""
         try:
             if self._connection is None:
-                address = f"{self._file.absolute().as_uri()}?mode=rw"  # a file that is not there is not made
+                address = f"{self._file.absolute().as_uri()}?mode=rw"  # this mode never creates a missing file
                 self._connection = sqlite3.connect(address, timeout=0.0, isolation_level=None, uri=True)
                 self._connections += 1
             return int(self._connection.execute(query).fetchone()[0])
@@ -227,8 +235,8 @@ class SqliteChangeProbe:
             return None
 
     def change_token(self) -> tuple[int, int] | None:
-        """Returns a token that changes with every commit of any process; None: it cannot be read without waiting."""
-        # `data_version` belongs to the connection, and a new connection may have the same number.
+        """Returns a token that changes with every commit of any process, or None if reading it would wait."""
+        # `data_version` is specific to a connection, and a new connection may have the same number.
         version = self.read("PRAGMA data_version")
         return None if version is None else (self._connections, version)
 

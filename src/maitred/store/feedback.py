@@ -1,7 +1,7 @@
-"""Feedback of callers on responses: at most one opinion for each line of the ledger.
+"""Feedback of callers on responses: at most one opinion for each ledger entry.
 
-Feedback is stored beside its line and not in it, because lines are written once and never changed. A second opinion
-replaces the first, so that sending the same feedback twice counts once.
+Feedback is stored in a table of its own, because ledger entries are written once and never changed. A second opinion
+replaces the first opinion, so that repeated feedback counts once.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ class FeedbackStore:
 
     Args:
         database: The database of the ledger.
-        flush: Writes the lines that this gateway has journaled and that are not in the database yet.
+        flush: Writes the ledger entries that this gateway has journaled and the database does not have yet.
         clock: Clock for the times of feedback.
     """
 
@@ -38,20 +38,21 @@ class FeedbackStore:
     async def store(self, principal: Principal, request_id: str, feedback: Feedback) -> FeedbackReceipt:
         """Stores a caller's feedback on a request and replaces earlier feedback on it.
 
-        If several requests had that id, the last one is meant.
+        If several requests have that id, the feedback applies to the last request.
 
         Args:
-            principal: The caller, who may rate requests of its own tenant and of its teams.
+            principal: The caller; it may rate requests of its own tenant and of the teams of its tenant.
             request_id: The id that the client received.
             feedback: The opinion.
 
         Raises:
-            ResourceNotFound: There is no such request, or the caller may not see it; the error does not tell which.
-            StoreUnavailable: The database is away.
+            ResourceNotFound: The request does not exist, or the caller may not see it; the error does not say which of
+                the two.
+            StoreUnavailable: The database cannot be reached.
         """
         receipt = await self._store_if_found(principal, request_id, feedback)
         if receipt is None:
-            await self._flush()  # an answer can be rated before its line has left the journal
+            await self._flush()  # a client can rate an answer before its ledger entry has reached the database
             receipt = await self._store_if_found(principal, request_id, feedback)
         if receipt is None:
             raise ResourceNotFound(

@@ -1,6 +1,6 @@
-"""The usage journal: usage that must survive the death of this process, written before a response's last event.
+"""Usage journal: it keeps usage events beyond a crash, and is written before a response's last event.
 
-Every process has a folder of its own in the journal's folder and holds a lock on it (`flock`) while it lives; in it are
+Each process has its own folder in the journal folder and holds a lock on it (`flock`) while it lives; the folder has
 append-only segments (see `maitred.store.segment`)::
 
     journal/
@@ -10,12 +10,12 @@ append-only segments (see `maitred.store.segment`)::
       4242-07b1c65fe913/       not locked: an orphan, adopted by the first process to lock it
       damaged/                 segments that could not be read to their end, kept for people
 
-An entry is one `write`: once it has returned, the kernel has the bytes and no death of the process can lose them. The
-death of the *machine* can, up to what its kernel had not yet written out (some 30 s); with `durable` each entry is
-synced, at the price of a disk's latency, which stops the event loop meanwhile.
+Each entry is one `write` call: after it returns, the kernel has the bytes, and the death of the process cannot lose
+them. A crash of the *machine* can lose the entries that its kernel had not yet written to disk (about 30 s); with
+`durable` each entry is synced, which costs the latency of the disk and blocks the event loop meanwhile.
 
-A full disk is an error: `begin` and `record` raise, a partial entry is removed, and the caller must not complete the
-response as if it were billed. Once there is space, the next entry is written as usual.
+A full disk is an error: `begin` and `record` raise, the partial entry is removed, and the caller must not complete the
+response as if it were billed. When the disk has space again, the next entry is written as usual.
 """
 
 import errno
@@ -35,11 +35,14 @@ from maitred.store.segment import SUFFIX, BeginRecord, Segment, UsageRecord, enc
 log = logging.getLogger(__name__)
 
 DAMAGED_FOLDER = "damaged"
-"""Folder for segments that could not be read, beside the folders of the processes."""
+"""Folder for unreadable segments, next to the folders of the processes."""
 
 
 _PROBE_ENTRY = torn_frame(4096)
-"""Test entry as large as a long entry. If this process dies before it is removed, it reads like an incomplete entry."""
+"""Test entry of the size of a long entry.
+
+If this process dies before it removes the test entry, readers treat it as an incomplete entry.
+"""
 
 
 class JournalPosition(msgspec.Struct, frozen=True, order=True):
@@ -50,10 +53,11 @@ class JournalPosition(msgspec.Struct, frozen=True, order=True):
 
 
 class Journal:
-    """Journal of this process. Belongs to one thread.
+    """Journal of this process; it belongs to one thread.
 
     Args:
-        folder: The folder that all processes on this machine share that write to the same database. Made when missing.
+        folder: Folder that is shared by all processes on this machine that write to the same database; it is created if
+            it does not exist.
         durable: Whether every entry is synced to the disk.
         segment_bytes: Size at which a segment is closed and a new one is opened.
 
@@ -82,20 +86,20 @@ class Journal:
         """Records that a request has begun to use tokens. Implements `maitred.core.usage.Ledger.begin`.
 
         Raises:
-            StoreUnavailable: The entry could not be written, and nothing of it was.
+            StoreUnavailable: The entry could not be written; the journal is unchanged.
         """
         self._append(encode_frame(BeginRecord(event)))
         segment = self._begin_segments[event.id] = self._segments[-1]
         self._unfinished_counts[segment] += 1
 
     def record(self, event: UsageEvent) -> JournalPosition:
-        """Records what was used. After the return, the death of this process cannot lose it.
+        """Records the usage of a request; afterwards the death of this process cannot lose it.
 
         Returns:
             The position where the entry ends.
 
         Raises:
-            StoreUnavailable: The entry could not be written, and nothing of it was.
+            StoreUnavailable: The entry could not be written; the journal is unchanged.
         """
         self._append(encode_frame(UsageRecord(event)))
         segment = self._begin_segments.pop(event.id, 0)
@@ -105,11 +109,11 @@ class Journal:
 
     @property
     def healthy(self) -> bool:
-        """Whether the last entry could be written."""
+        """Whether the last write of an entry succeeded."""
         return self._healthy
 
     def check(self) -> None:
-        """Checks whether an entry could be written now; does nothing while entries succeed.
+        """Checks whether an entry could be written now; skips the check while writes succeed.
 
         Raises:
             StoreUnavailable: No entry can be written.
@@ -121,11 +125,11 @@ class Journal:
 
     @property
     def first_position(self) -> JournalPosition:
-        """Position before the oldest entry that is kept."""
+        """Position before the oldest entry that the journal still has."""
         return JournalPosition(self._segments[0], 0)
 
     def read(self, after: JournalPosition, limit: int) -> list[tuple[UsageEvent, JournalPosition]]:
-        """Returns the next recorded events, each with its end; fewer than `limit` only at the end of the journal."""
+        """Returns the next recorded events with their end positions; fewer than `limit` only at the end."""
         found: list[tuple[UsageEvent, JournalPosition]] = []
         for number in self._segments:
             if number < after.segment:
@@ -141,9 +145,9 @@ class Journal:
         return found
 
     def release(self, up_to: JournalPosition) -> None:
-        """Deletes the segments up to a position, whose events are all in the database.
+        """Deletes the segments up to a position; the database must have all of their events.
 
-        A segment stays while a request that began in it runs, and the last one stays to be written.
+        A segment is kept while a request that began in it is running, and the last segment is kept for further writes.
         """
         for number in [
             number for number in self._segments if number < up_to.segment and not self._unfinished_counts[number]
@@ -156,8 +160,8 @@ class Journal:
         """Closes the journal and releases its lock.
 
         Args:
-            written: The position up to which the database has all events. Events beyond it, and requests that still
-                run, are left for another process to adopt; without any, the folder is removed.
+            written: Position up to which the database has all events. Later events and running requests are left for
+                another process to adopt; if there are none, the folder is removed.
         """
         if self._segment_fd < 0:
             return
@@ -182,7 +186,7 @@ class Journal:
                 self._offset += written
                 self._healthy = True
                 return
-            cause = None  # half an entry: the disk is full
+            cause = None  # only a part of the entry was written, because the disk is full
         except OSError as error:
             cause = error
         self._healthy = False
@@ -190,12 +194,12 @@ class Journal:
         raise self._unavailable(cause) from cause
 
     def _undo_partial_write(self) -> None:
-        """Removes a partial entry, so that entries after it can be read."""
+        """Removes a partial entry, so that later entries can be read."""
         try:
-            if self._offset < self._segment_bytes:  # else no entry was begun, or its remains are to stay
+            if self._offset < self._segment_bytes:  # otherwise no entry was begun, or its remains must stay
                 os.ftruncate(self._segment_fd, self._offset)
         except OSError:
-            self._offset = self._segment_bytes  # leave this segment to its damage, go on in another
+            self._offset = self._segment_bytes  # leave the damaged segment as it is and continue in a new segment
 
     def _open_next_segment(self) -> None:
         number = self._segments[-1] + 1 if self._segments else 1
@@ -220,7 +224,10 @@ class Journal:
 
 
 def lock_folder(folder: Path) -> int | None:
-    """Locks a process's folder and returns the descriptor; None: its process lives, or the folder is gone."""
+    """Locks the folder of a process and returns the descriptor, or None.
+
+    None means that the process is alive or that the folder does not exist any more.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -229,7 +236,8 @@ def lock_folder(folder: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), folder.stat()):
             return descriptor
-    except (BlockingIOError, FileNotFoundError):  # it is held, or was removed in between
+    # Another process holds the lock, or has removed the folder in the meantime
+    except (BlockingIOError, FileNotFoundError):
         pass
     os.close(descriptor)
     return None

@@ -1,4 +1,4 @@
-"""Keys and their secrets in the database, as transactions of the directory read and change them."""
+"""Keys and their secrets in the database, read and changed inside directory transactions."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -33,12 +33,12 @@ async def find_keys(
     order: Column[Any] = keys.c.id,
     limit: int | None = None,
 ) -> list[ApiKey]:
-    """Returns the keys that fulfil all conditions, each with its secrets from the oldest to the newest."""
+    """Returns the keys that match all conditions, each with its secrets from the oldest to the newest."""
     query = select(*_COLUMNS).where(*conditions).order_by(order).limit(limit)
     rows = (await connection.execute(query)).all()
     if not rows:
         return []
-    # The keys of a page are listed by id; without a limit there may be too many for one statement.
+    # For a page, the keys are listed by id; without a limit there may be too many ids for one statement.
     key_filter = select(keys.c.id).where(*conditions) if limit is None else [row.id for row in rows]
     found = await connection.execute(
         select(key_secrets.c.key, key_secrets.c.sha256, key_secrets.c.expires_s)
@@ -63,7 +63,7 @@ async def find_keys(
 
 
 async def add_keys(connection: AsyncConnection, version: int, new: Sequence[ApiKey]) -> None:
-    """Adds keys, each of which has been checked by itself."""
+    """Adds keys; the caller has checked each key by itself."""
     if missing := await missing_tenants(connection, {key.tenant for key in new}):
         raise InvalidRequest(f"There is no tenant {min(missing)}. Create it first.", param="tenant")
     query = select(keys.c.id, keys.c.deleted).where(keys.c.id.in_({key.id for key in new}))
@@ -86,7 +86,7 @@ async def change_key(
     if stored.revoked:
         raise Conflict(f"The key {key_id} is revoked. Create another one.")
     key = apply_changes(stored, changes, _MUTABLE_FIELDS)
-    # Unchanged fields are not checked: a key that has expired may get another name.
+    # Only changed fields are checked, so an expired key may get another name.
     check_key(
         msgspec.structs.replace(
             key,
@@ -109,7 +109,10 @@ async def revoke_key(connection: AsyncConnection, version: int, key_id: str) -> 
 async def rotate_key(
     connection: AsyncConnection, version: int, key_id: str, sha256: bytes, overlap_s: float, now_s: float
 ) -> ApiKey:
-    """Gives a live key another secret; older secrets end after the overlap, or earlier if they expire earlier."""
+    """Gives an active key a new secret.
+
+    Older secrets end after the overlap, or earlier if they expire earlier.
+    """
     key = await get_key(connection, key_id)
     if key.revoked or (key.expires_s is not None and key.expires_s <= now_s):
         raise Conflict(f"The key {key_id} is {'revoked' if key.revoked else 'expired'}. Create another one.")
@@ -125,7 +128,7 @@ async def rotate_key(
 
 
 async def delete_keys(connection: AsyncConnection, version: int, tenant_id: str) -> list[str]:
-    """Deletes the keys of a tenant that is being deleted, and every hash of their secrets."""
+    """Deletes the keys of a tenant that is being deleted, with all hashes of their secrets."""
     query = select(keys.c.id).where(keys.c.tenant == tenant_id, ~keys.c.deleted)
     key_ids = list((await connection.execute(query)).scalars())
     of_tenant = select(keys.c.id).where(keys.c.tenant == tenant_id)
@@ -137,7 +140,7 @@ async def delete_keys(connection: AsyncConnection, version: int, tenant_id: str)
 
 
 async def missing_keys(connection: AsyncConnection, ids: set[str]) -> set[str]:
-    """Returns those of the ids that belong to no key, or to a deleted one."""
+    """Returns the ids that belong to no key or to a deleted key."""
     query = select(keys.c.id).where(keys.c.id.in_(ids), ~keys.c.deleted)
     return ids - set((await connection.execute(query)).scalars())
 

@@ -1,12 +1,12 @@
-"""The ledger: moves usage from the journal into the database, outside the path of requests, each event exactly once.
+"""Ledger: moves usage events from the journal into the database in the background, exactly once each.
 
 `record` appends to the journal and returns; `run` writes what has accumulated every half second, or sooner when a batch
-is full. A batch is one transaction, which leaves out what the database has (see `maitred.store.batch`). So a batch may
-be written again after a crash, from an orphaned journal, or by two adopters at once, and `spend` stays the exact sum of
-the charges in `usage`.
+is full. Each batch is one transaction, which skips events that the database already has (see `maitred.store.batch`). A
+batch may therefore be written again after a crash, from an orphaned journal, or by two adopters at once, and `spend`
+stays the exact sum of the charges in `usage`.
 
-While the database is away, events go on being journaled; the backlog grows on disk, not in memory, and is written once
-the database is back.
+While the database cannot be reached, events are still journaled; the backlog grows on disk and not in memory, and is
+written when the database is available again.
 """
 
 import asyncio
@@ -33,33 +33,38 @@ from maitred.store.schema import StoredText, spend
 log = logging.getLogger(__name__)
 
 BATCH_EVENTS = 500
-"""Most events in one transaction."""
+"""Largest number of events in one transaction."""
 _INTERVAL_S = 0.5
 _ADOPT_INTERVAL_S = 30.0
 _FIRST_RETRY_S = 0.2
 _MAX_RETRY_S = 10.0
 _MAX_AMOUNT = 2**53
-"""Largest single amount; see `maitred.core.usage`. Sums of such amounts then fit the 64 bits of a column."""
+"""Largest single amount; see `maitred.core.usage`.
+
+Sums of such amounts fit into a 64-bit column.
+"""
 _TEXT_TYPE = StoredText()
 _Result = TypeVar("_Result")
 
 
 Settle = Callable[[str, Mapping[str, int]], Awaitable[None]]
-"""Function that ends a lease and charges what was used, as `maitred.core.counters.Counters.settle` does."""
+"""Function that ends a lease and charges the used amounts, as `maitred.core.counters.Counters.settle`."""
 
 
 class UsageLedger:
-    """Ledger in a database, behind a journal. Implements `maitred.core.usage.Ledger`. Belongs to one event loop.
+    """Ledger in a database, with a journal in front; implements `maitred.core.usage.Ledger`.
+
+    The ledger belongs to one event loop.
 
     Args:
         database: The database that events are written to.
         journal: The journal; the ledger owns it, and `close` closes it.
         clock: Clock for the age of the backlog and the search for orphans.
-        max_events: Events of the backlog that are kept in memory.
+        max_events: Largest number of backlog events that are kept in memory.
 
     Attributes:
-        surviving_ids: Ids of events that dead processes have begun and whose requests still run: they are recorded
-            here, and not begun again.
+        surviving_ids: Ids of events that dead processes have begun and whose requests are still running: this ledger
+            records them and does not begin them again.
     """
 
     def __init__(self, database: Database, journal: Journal, clock: Clock, *, max_events: int = 10_000) -> None:
@@ -69,7 +74,7 @@ class UsageLedger:
         self._backlog = Backlog(journal, max_events=max_events)
         self._write_lock = (
             asyncio.Lock()
-        )  # between its commit and its removal from the backlog, a batch would count twice
+        )  # this lock exists because a batch would count twice between its commit and its removal from the backlog
         self._batch_is_full = asyncio.Event()
         self._recorded_tokens: dict[str, tuple[int, int, int]] = {}
         self._costs_nusd: Counter[str] = Counter()
@@ -89,8 +94,8 @@ class UsageLedger:
         """Records what a request has used. Implements `Ledger.record`.
 
         Raises:
-            StoreUnavailable: The journal cannot be written: the response must not be ended as if it were billed.
-            Bug: An amount is one that no database would take, and that would keep all later events out with it.
+            StoreUnavailable: The journal cannot be written; the caller must not end the response as if it were billed.
+            Bug: An amount is too large for the database, so it would block all later events too.
         """
         model, tokens = event.model, (event.prompt_tokens, event.output_tokens, event.cached_tokens)
         amounts = (*tokens, event.cost_nusd, *event.charges.values())
@@ -106,12 +111,12 @@ class UsageLedger:
 
     @property
     def backlog(self) -> int:
-        """Number of events that are journaled and not in the database yet."""
+        """Number of events that are in the journal and not yet in the database."""
         return len(self._backlog)
 
     @property
     def backlog_age_s(self) -> float:
-        """Age of the oldest event in the backlog; 0 without events."""
+        """Age of the oldest event in the backlog, or 0 if the backlog is empty."""
         oldest_s = self._backlog.oldest_s
         return 0.0 if oldest_s is None else max(0.0, self._clock.wall_s() - oldest_s)
 
@@ -124,10 +129,11 @@ class UsageLedger:
         return dict(self._costs_nusd)
 
     async def spent(self, counters: Sequence[str]) -> dict[str, int]:
-        """Returns what has been charged to budget counters so far, in nano-dollars.
+        """Returns the charged totals of budget counters so far, in nano-dollars.
 
-        Usage that this gateway has journaled is included, written or not. Usage that other gateways have journaled and
-        not written yet is not: with several gateways on one database that is about half a second of theirs.
+        The total includes all usage that this gateway has journaled, written to the database or not. Usage that other
+        gateways have journaled and not written yet is not: with several gateways on one database that is about half a
+        second of theirs.
 
         Raises:
             StoreUnavailable: The database cannot be read.
@@ -145,27 +151,30 @@ class UsageLedger:
         }
 
     async def rate_usage_since(self, since_s: float) -> RecentRateUsage:
-        """Returns what requests took from rates since a wall time. The backlog is written first.
+        """Returns the amounts that requests took from rates since a wall time; writes the backlog first.
 
         Raises:
-            StoreUnavailable: The database is away.
+            StoreUnavailable: The database cannot be reached.
         """
         await self.flush()
         return await read_rate_usage(self._database, since_s)
 
     async def replay(self, settle: Settle | None = None, surviving: SurvivingWork = NOTHING_SURVIVED) -> int:
-        """Writes the journals of dead processes to the database. Must run before serving, or budgets miss that usage.
+        """Writes the journals of dead processes to the database.
+
+        This must run before the gateway serves requests, because budgets would otherwise miss that usage.
 
         Args:
-            settle: Called for each event with its id, which is that of its lease, and what it charged and took: shared
-                counters may still hold that lease. Later replays settle with it too.
-            surviving: Requests that have outlived the process that had begun them; see `surviving_ids`.
+            settle: Called for each event with its id (which is the id of its lease) and the amounts that it charged and
+                took, because shared counters may still hold that lease. Later replays call it too.
+            surviving: Requests that are still running after the process that began them has died; see `surviving_ids`.
 
         Returns:
-            How many events were found; some may have been in the database already.
+            Number of events that were found; the database may already have some of them.
 
         Raises:
-            StoreUnavailable: The database cannot be written, or a journal cannot be read. No usage is lost by that.
+            StoreUnavailable: The database cannot be written, or a journal cannot be read. All usage stays in the
+                journals.
         """
         self._settle = settle or self._settle
         event_count = 0
@@ -201,14 +210,14 @@ class UsageLedger:
         """Writes the whole backlog to the database.
 
         Raises:
-            StoreUnavailable: The database is away; events that are not written stay.
+            StoreUnavailable: The database cannot be reached; unwritten events stay in the backlog.
         """
         while await _run_to_end(self._write_oldest()):
             pass
         self._batch_is_full.clear()
 
     async def run(self) -> None:
-        """Writes the backlog repeatedly until it is cancelled; `close` must follow."""
+        """Writes the backlog repeatedly until the task is cancelled; the caller must then call `close`."""
         retry_s = _FIRST_RETRY_S
         adopt_at_s = self._clock.monotonic_s() + _ADOPT_INTERVAL_S
         while True:
@@ -221,20 +230,22 @@ class UsageLedger:
                     adopt_at_s = self._clock.monotonic_s() + _ADOPT_INTERVAL_S
                     await self.replay()
                 retry_s = _FIRST_RETRY_S
-            except Exception as error:  # after any error, usage must be written again once its cause is gone
+            # After any error, the loop must try again, so that usage is written when the cause is gone
+            except Exception as error:
                 log.warning(
                     "Usage cannot be written to the database now; %d events wait in the journal: %s",
                     self.backlog,
                     error,
                     exc_info=not isinstance(error, StoreUnavailable),
                 )
-                await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))  # not in step with other gateways
+                # The random factor keeps gateways from retrying at the same time
+                await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
                 retry_s = min(2 * retry_s, _MAX_RETRY_S)
 
     async def close(self, deadline_s: float = 5.0) -> None:
-        """Writes the rest of the backlog within the deadline; the next start finds the remainder in the journal.
+        """Writes the rest of the backlog until the deadline; the next start reads what is left.
 
-        A batch that is being written when the deadline passes still gets the database's own deadline.
+        A batch that is being written at the deadline may still use the deadline of the database.
         """
         try:
             async with asyncio.timeout(deadline_s):
@@ -253,10 +264,12 @@ class UsageLedger:
 
 
 async def _run_to_end(step: Coroutine[None, None, _Result]) -> _Result:
-    """Runs a step to its end even if the caller is cancelled; the database's deadline bounds the wait.
+    """Runs a step to its end even if the caller is cancelled.
 
-    A batch that was committed and did not leave the backlog would count twice until it is written again, and a
-    connection that is cut off within a transaction is lost.
+    The deadline of the database bounds the wait.
+
+    If a batch is committed and stays in the backlog, it counts twice until it is written again; and a connection that
+    is interrupted within a transaction is lost.
     """
     task = asyncio.create_task(step, name="usage batch")
     try:

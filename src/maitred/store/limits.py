@@ -1,4 +1,4 @@
-"""Limits in the database, as transactions of the directory read and change them."""
+"""Limits in the database, read and changed inside directory transactions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +39,7 @@ async def find_limits(
     order: Column[Any] = limits.c.id,
     limit: int | None = None,
 ) -> list[Limit]:
-    """Returns the limits that fulfil all conditions."""
+    """Returns the limits that match all conditions."""
     query = select(*_COLUMNS).where(*conditions).order_by(order, limits.c.id).limit(limit)
     result = await connection.execute(query)
     return [
@@ -57,7 +57,7 @@ async def find_limits(
 
 
 async def longest_refill_s(connection: AsyncConnection) -> float:
-    """Returns how long the slowest rate takes from empty to full; 0 without rates."""
+    """Returns the longest time that any rate takes from empty to full, or 0 if there are no rates."""
     minutes = func.coalesce(limits.c.burst, limits.c.value) / cast(limits.c.value, Double)
     rates = [kind.value for kind in LimitKind if kind.per_minute]
     query = select(func.max(minutes)).where(~limits.c.deleted, limits.c.kind.in_(rates))
@@ -65,7 +65,10 @@ async def longest_refill_s(connection: AsyncConnection) -> float:
 
 
 async def put_limits(connection: AsyncConnection, version: int, new: Sequence[Limit]) -> None:
-    """Adds limits, or changes the values of those whose ids exist. Each limit has been checked by itself."""
+    """Adds limits, or changes the values of existing limits.
+
+    The caller has checked each limit by itself.
+    """
     await _check_subjects(connection, {limit.subject for limit in new})
     ids = {limit.id for limit in new}
     by_id = {row.id: row for row in await connection.execute(select(limits).where(limits.c.id.in_(ids)))}

@@ -1,4 +1,4 @@
-"""Location of the database and the data folder: from the configuration to the URL that SQLAlchemy takes."""
+"""Locations of the data folder and the database, as a path and a SQLAlchemy URL."""
 
 import os
 from importlib.util import find_spec
@@ -17,11 +17,14 @@ _DATABASE_FILE = "maitred.db"
 
 
 def data_folder(config: StoreConfig) -> Path:
-    """Returns the folder of this gateway's own files. The caller that writes there makes it, with `make_folder`."""
+    """Returns the folder of this gateway's own files.
+
+    A caller that writes there first creates it with `make_folder`.
+    """
     if config.folder:
         return Path(config.folder).expanduser()
     data_home = os.environ.get("XDG_DATA_HOME", "")
-    # The specification says that a relative path counts as none.
+    # The XDG specification says that a relative path must be ignored.
     return (Path(data_home) if Path(data_home).is_absolute() else Path.home() / ".local" / "share") / "maitred"
 
 
@@ -42,12 +45,12 @@ def make_folder(folder: Path) -> None:
 def database_url(config: StoreConfig) -> "URL":
     """Returns the URL of the database, with the driver that is used.
 
-    SQLAlchemy is imported here and not above: a caller that needs only the folder, such as a gateway that has yet to
-    start its engine, does not wait for the import.
+    SQLAlchemy is imported in this function, so that a caller that needs only the folder, such as a gateway before it
+    starts its engine, does not wait for the import.
 
     Raises:
-        ConfigInvalid: The URL is invalid, or is one of a database that is not supported. The message never shows it,
-            for it may hold a password.
+        ConfigInvalid: The URL is invalid, or its database is not supported. The message never shows the URL, because it
+            may contain a password.
     """
     from sqlalchemy.engine import URL, make_url
     from sqlalchemy.exc import ArgumentError
@@ -76,7 +79,7 @@ def _with_asyncpg(url: "URL") -> "URL":
     if find_spec("asyncpg") is None:
         raise ConfigInvalid("store.url: PostgreSQL needs a driver. Install it with `pip install 'maitred[postgres]'`.")
     query = dict(url.query)
-    # The name that other PostgreSQL clients, and so the URLs that hosting services give out, use for it.
+    # `sslmode` is the name that other PostgreSQL clients use, so it occurs in the URLs of hosting services.
     if "sslmode" in query:
         query["ssl"] = query.pop("sslmode")
     return url.set(drivername="postgresql+asyncpg", query=query)

@@ -1,8 +1,8 @@
 """Schema migration: upgrades a database to the tables of this version, one process at a time.
 
 The whole upgrade is one transaction, so that a revision that fails, or a process that dies, leaves the database as it
-was. Two gateways that open the same database at once queue: on PostgreSQL for an advisory lock that ends with the
-transaction, on SQLite for its one writer.
+was. If two gateways open the same database at once, one waits: on PostgreSQL for an advisory lock that ends with the
+transaction, on SQLite for its single writer lock.
 """
 
 from pathlib import Path
@@ -13,11 +13,13 @@ from sqlalchemy.engine import Connection
 from maitred.core.errors import ConfigInvalid
 
 _ADVISORY_LOCK = int.from_bytes(b"maitred", "big")
-"""Key of the advisory lock that openers queue for; any number that other programs do not use."""
+"""Key of the advisory lock that openers wait for; a number that other programs do not use."""
 
 
 def migrate(connection: Connection) -> None:
-    """Runs the missing revisions. The connection is in a transaction that may write.
+    """Runs the missing revisions.
+
+    The connection must be in a transaction that may write.
 
     Raises:
         ConfigInvalid: The database was made by a newer version.
@@ -32,12 +34,12 @@ def migrate(connection: Connection) -> None:
 
 
 def latest_revision() -> str:
-    """Returns the revision that makes the tables of this version; files of revisions are named by their numbers."""
+    """Returns the latest revision; the files of revisions are named by their numbers."""
     return max(file.stem[1:5] for file in (Path(__file__).parent / "migrations" / "versions").glob("v*.py"))
 
 
 def _current_revisions(connection: Connection) -> set[str]:
-    """Returns the current revisions of the database; none if it is new."""
+    """Returns the current revisions of the database, or an empty set if the database is new."""
     if not inspect(connection).has_table("alembic_version"):
         return set()
     return set(connection.scalars(text("SELECT version_num FROM alembic_version")))
@@ -53,7 +55,8 @@ def upgrade(connection: Connection, current: set[str]) -> None:
     Raises:
         ConfigInvalid: The database was made by a newer version.
     """
-    # Only a database with other tables needs Alembic: its import takes longer than opening the database.
+    # Alembic is imported only for a database with other tables, because its import takes longer than opening the
+    # database.
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory

@@ -1,8 +1,8 @@
-"""Orphaned journals, whose processes are dead: read to the last sound entry, then removed.
+"""Orphaned journals of dead processes: each is read up to its last valid entry and then removed.
 
-The process that gets the lock of an orphan reads it; other processes leave it alone. The lock saves work and is not
-needed for correctness: an event that two adopters write, or one adopter twice because it died in between, is in the
-ledger once.
+The process that gets the lock of an orphaned journal reads it; other processes skip it. The lock only saves work;
+correctness does not depend on it: an event that two adopters write, or that one adopter writes twice after a crash, is
+in the ledger once.
 """
 
 import logging
@@ -24,12 +24,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SurvivingWork:
-    """Requests that have outlived the process that had begun them.
+    """Requests that are still running after the process that began them has died.
 
     Attributes:
-        leases: Ids of events whose requests go on, or have ended since: another process records them.
-        unanswered: Ids of requests that were never told of their grant: what was begun for them has used nothing, and
-            they have asked again or given up.
+        leases: Ids of events whose requests are still running or have ended since; another process records these
+            events.
+        unanswered: Ids of requests that never received the reply with their grant: they have used nothing, and their
+            senders have asked again or given up.
     """
 
     leases: Collection[str] = ()
@@ -40,7 +41,7 @@ NOTHING_SURVIVED = SurvivingWork()
 
 
 class OrphanJournal:
-    """Orphaned journal, whose lock is held.
+    """Orphaned journal; this process holds its lock.
 
     Args:
         folder: Folder of the dead process.
@@ -52,19 +53,19 @@ class OrphanJournal:
         self._surviving_work = surviving_work
         self._segments = sorted(folder.glob(f"*{SUFFIX}"))
         self.damages: list[SegmentDamage] = []
-        """Damage that was found; complete once `batches` has ended.
+        """Damage that was found; the list is complete when `batches` has ended.
 
-        Torn ends, as every death may leave one, are not among it.
+        The list excludes incomplete last entries, because every process that dies may leave one.
         """
         self.interrupted = 0
-        """Number of requests that had begun, were never recorded, and have not outlived the process."""
+        """Number of requests that had begun, were never recorded, and ended with the process."""
         self.surviving: list[UsageEvent] = []
-        """Events of requests that go on in another process."""
+        """Number of events whose requests are still running in another process."""
         self.unanswered: list[UsageEvent] = []
-        """Events that were begun for requests without a reply; they do not go into the ledger."""
+        """Number of events that were begun for requests without a reply; the ledger omits them."""
 
     def batches(self, limit: int) -> Iterator[list[UsageEvent]]:
-        """Yields every recorded event, then one for each interrupted request; at most `limit` events at a time.
+        """Yields all recorded events, then one event for each interrupted request, `limit` per list.
 
         Raises:
             StoreUnavailable: A file cannot be read at all.
@@ -79,7 +80,10 @@ class OrphanJournal:
             yield batch
 
     def remove(self) -> None:
-        """Deletes the journal, whose events are all in the database; damaged segments are moved aside."""
+        """Deletes the journal; the database must have all of its events.
+
+        Damaged segments are moved to another folder.
+        """
         damaged = {damage.path for damage in self.damages}
         for path in self._segments:
             if path in damaged:
@@ -93,7 +97,7 @@ class OrphanJournal:
     def _events(self) -> Iterator[UsageEvent]:
         self.damages, self.interrupted, self.surviving, self.unanswered = [], 0, [], []
         unfinished: dict[str, BeginRecord] = {}
-        last_event_s = 0.0  # of life
+        last_event_s = 0.0  # of the latest entry: the process was alive at this time
         for path in self._segments:
             segment = Segment(path)
             for entry, _ in segment:
@@ -120,7 +124,7 @@ class OrphanJournal:
 
 
 def journal_folders(folder: Path) -> list[Path]:
-    """Returns the folders of all journals; most of them belong to living processes."""
+    """Returns the folders of all journals; most of these belong to running processes."""
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir() and path.name != DAMAGED_FOLDER)
     except FileNotFoundError:
@@ -129,7 +133,10 @@ def journal_folders(folder: Path) -> list[Path]:
 
 @contextmanager
 def open_orphan(folder: Path, surviving_work: SurvivingWork = NOTHING_SURVIVED) -> Iterator[OrphanJournal | None]:
-    """Locks and opens a dead process's journal; None: its process lives, or another process adopts it."""
+    """Locks and opens the journal of a dead process.
+
+    The result is None if the process is alive or another process adopts the journal.
+    """
     descriptor = lock_folder(folder)
     if descriptor is None:
         yield None
@@ -141,9 +148,12 @@ def open_orphan(folder: Path, surviving_work: SurvivingWork = NOTHING_SURVIVED) 
 
 
 def _interrupted_event(begin_record: BeginRecord, last_event_s: float) -> UsageEvent:
-    """Makes the event of a request that was interrupted. Its usage is unknown, so no tokens are charged.
+    """Makes the event of a request that was interrupted.
 
-    What the request had reserved of rates stays taken: rates protect capacity, and it may have used all of it.
+    The usage of such a request is unknown, so it is charged no tokens.
+
+    The amounts that the request had reserved of rates stay taken, because rates protect capacity and the request may
+    have used all of it.
     """
     return replace(
         begin_record.event,

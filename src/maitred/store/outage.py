@@ -1,4 +1,4 @@
-"""Classification of database errors: those that mean that the database is away, and those of a wrong statement."""
+"""Classification of database errors: an unreachable database, or a wrong statement."""
 
 import sqlite3
 
@@ -7,14 +7,14 @@ from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
 _SQLSTATE_PREFIXES = (
     "08",  # The connection broke, or was never made.
-    "25006",  # Read-only: a standby that has not taken over yet.
-    "28",  # It does not let us in.
-    "3D",  # There is no such database.
-    "40",  # Two transactions were in each other's way; the same one may succeed now.
-    "53",  # Too many connections, or no room on the disk.
-    "55P03",  # A lock was not to be had in time.
-    "57",  # It is starting or stopping, or has cancelled what took too long.
-    "58",  # Its files cannot be read.
+    "25006",  # The server is read-only: a standby that is not yet the primary.
+    "28",  # The server rejects the login.
+    "3D",  # The database does not exist.
+    "40",  # Two transactions conflicted; the same transaction may succeed now.
+    "53",  # There are too many connections, or the disk is full.
+    "55P03",  # A lock could not be acquired in time.
+    "57",  # The server is starting or stopping, or has cancelled a statement that took too long.
+    "58",  # The server cannot read its files.
 )
 """Prefixes of the SQLSTATE codes of PostgreSQL that mean an outage."""
 
@@ -37,12 +37,12 @@ _SQLITE_CODES = frozenset(
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether the error means that the database is away; otherwise the statement is wrong, which is our fault.
+    """Whether the error means an outage of the database; otherwise our statement is wrong.
 
     Args:
         error: An error of SQLAlchemy or of the driver, or a timeout.
     """
-    if isinstance(error, OSError | NoConnectionLeft):  # Among them TimeoutError, and a refused connection.
+    if isinstance(error, OSError | NoConnectionLeft):  # OSError includes TimeoutError and refused connections.
         return True
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or (error.orig is not None and is_outage(error.orig))
@@ -52,12 +52,12 @@ def is_outage(error: BaseException) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
     if isinstance(code, int):
         return code & 0xFF in _SQLITE_CODES
-    # What an adapter raised for the driver says nothing by itself; its cause does.
+    # An exception that an adapter raised for the driver has no information itself; its cause has it.
     return error.__cause__ is not None and is_outage(error.__cause__)
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the message of a database, its driver or the system for people, without the SQL around it."""
+    """Returns the message of a database, driver or system as readable text, without the SQL."""
     if isinstance(error, DBAPIError) and error.orig is not None:
         return first_line(error.orig)
     if isinstance(error, OSError) and error.strerror and error.filename is None:

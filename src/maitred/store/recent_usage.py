@@ -1,12 +1,13 @@
 """Recent usage of rates, read back from the ledger when a gateway starts.
 
-A line has what its request took, and when the request *ended*, while the bucket gave the tokens when it began. Taking
-them at the end instead leaves a bucket no fuller than it was: between the two it refills as if nothing had been taken,
-but then it is full sooner, and a full bucket gains nothing. Rounding times up errs to the same side.
+A ledger entry has the amounts that its request took and the time when the request *ended*, but the bucket gave the
+tokens when the request began. Subtracting these amounts at the end time instead never makes a bucket fuller than it
+really was: between the two times it refills as if nothing had been taken, but then it is full sooner, and a full bucket
+gains nothing. Rounding times up has an error in the same direction.
 
-Earlier usage is not known, so a gateway that starts from this record starts with empty buckets at
-`RecentRateUsage.since_s`. That can only be less than there was, and makes no difference to a bucket that has been full
-since.
+Usage before `RecentRateUsage.since_s` is unknown, so a gateway that starts from this record assumes empty buckets at
+that time. An empty bucket is never more than the real one, and it makes no difference to a bucket that has been full at
+any time since.
 """
 
 import math
@@ -19,9 +20,9 @@ from maitred.store.database import Database
 from maitred.store.schema import usage
 
 _PAGE_LINES = 20_000
-"""Lines in one transaction, so that none meets its deadline."""
+"""Number of ledger entries that one transaction reads, so that none reaches its deadline."""
 _MAX_LINES = 200_000
-"""Most lines that are read, which takes about two seconds."""
+"""Largest number of ledger entries that are read, which takes about two seconds."""
 _decode = msgspec.json.Decoder(dict[str, int]).decode
 
 
@@ -29,20 +30,20 @@ class RecentRateUsage(msgspec.Struct, frozen=True):
     """Recent usage of rates, by counter and time."""
 
     since_s: float
-    """Wall time from which on all usage is known; -inf: all usage ever is known."""
+    """Wall time from which all usage is known; -inf if all usage is known."""
     counters: Mapping[str, Sequence[tuple[float, int]]]
-    """Counter -> ascending wall times, and what was taken at each."""
+    """Maps each counter to ascending wall times with the amount that was taken at each."""
 
 
 async def read_rate_usage(database: Database, since_s: float, max_lines: int = _MAX_LINES) -> RecentRateUsage:
-    """Sums the rate usage of requests that ended since a time, second by second; newest lines first.
+    """Sums the rate usage per second of requests that ended since a time, from the newest entry on.
 
-    A counter has at most one pair for each second, however many requests there were.
+    Each counter has at most one pair for each second, for any number of requests.
 
     Args:
         database: The database of the ledger.
         since_s: Wall time.
-        max_lines: Most lines to read.
+        max_lines: Largest number of ledger entries to read.
 
     Raises:
         StoreUnavailable: The database cannot be read.

@@ -1,8 +1,8 @@
-"""Rollouts in the database, as all gateways of an installation know them.
+"""Rollouts in the database, which all gateways of an installation share.
 
-A change reads a rollout, decides and writes in one transaction that holds its row. When an operator and an automatic
-decision meet, the second one therefore sees the result of the first. There are a handful of rows, and each gateway
-reads all of them about once a second.
+Each change reads a rollout, decides and writes in one transaction that holds the lock of its row. If an operator and an
+automatic decision change a rollout at the same time, the second change therefore sees the result of the first. The
+table has only a few rows, and each gateway reads all of them about once a second.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,11 @@ from maitred.store.driver import make_insert
 from maitred.store.schema import rollouts
 
 RolloutChange = Callable[[RolloutState | None], RolloutState]
-"""Function from the state of a rollout to its new state; None: there has never been a rollout of that name.
+"""Function from the old state of a rollout to its new state.
 
-An error that it raises leaves the rollout unchanged.
+The old state is None if no rollout of that name has ever existed.
+
+If the function raises, the rollout stays unchanged.
 """
 
 _STATE_COLUMNS = [rollouts.c[name] for name in RolloutState.__struct_fields__]
@@ -41,10 +43,10 @@ class RolloutStore:
         self._clock = clock
         self._insert = make_insert(database.engine)
         self._cached: tuple[tuple[int, int] | None, list[RolloutState]] = (None, [])
-        """States that were read last, and the change token from before the read."""
+        """States of the last read, and the change token from before that read."""
 
     async def all(self) -> list[RolloutState]:
-        """Returns the state of all rollouts by name, ended ones included."""
+        """Returns the states of all rollouts in the order of names, including ended ones."""
         change_token = self._database.change_token()
         if change_token is None or change_token != self._cached[0]:
             self._cached = (change_token, await self._load_all())
@@ -66,8 +68,8 @@ class RolloutStore:
     async def declare(self, declared: Mapping[str, Mapping[str, Any]]) -> None:
         """Applies the rollouts that the configuration declares.
 
-        A declaration that is new or has changed begins the rollout, with a trial of its own. An unchanged declaration
-        leaves the rollout as it is, whatever was decided since. A rollout that is no longer declared ends.
+        A new or changed declaration starts the rollout with a new trial. An unchanged declaration leaves the rollout as
+        it is, with all later decisions. A rollout that is no longer declared ends.
         """
         now_s = self._clock.wall_s()
         async with self._database.begin() as connection:

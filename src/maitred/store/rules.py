@@ -1,4 +1,4 @@
-"""Rules for a single tenant, key or limit; pure functions that raise `InvalidRequest`."""
+"""Rules for a single tenant, key or limit, as pure functions that raise `InvalidRequest`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from maitred.core.tenancy import ApiKey, Tenant, is_id
 
 MAX_PAGE_SIZE = 1000
 _MAX_EXACT_INTEGER = 2**53 - 1
-"""Largest integer that is exact everywhere that counts: in JSON for many clients, and in Redis."""
+"""Largest integer that is exact both in Redis and in the JSON of many clients."""
 _MAX_TEXT_LENGTH = 256
 _MAX_ENTRIES = 1000
 _MAX_WEIGHT = 1000
@@ -22,7 +22,7 @@ Entity = TypeVar("Entity", bound=Tenant | ApiKey | Limit)
 
 
 def check_tenant(tenant: Tenant) -> None:
-    """Checks a tenant by itself; the store checks whether its parent exists."""
+    """Checks the fields of a tenant; the store checks whether its parent exists."""
     _check_types(tenant)
     _check_id("id", tenant.id)
     if tenant.parent is not None:
@@ -39,7 +39,7 @@ def check_tenant(tenant: Tenant) -> None:
 
 
 def check_key(key: ApiKey, now_s: float) -> None:
-    """Checks a new key by itself."""
+    """Checks the fields of a new key."""
     _check_types(key)
     _check_id("id", key.id)
     _check_id("tenant", key.tenant)
@@ -61,7 +61,7 @@ def check_hash(sha256: bytes) -> None:
 
 
 def check_overlap(overlap_s: float) -> None:
-    """Checks how long the older secrets of a key stay valid after a rotation."""
+    """Checks the time for which the older secrets of a key stay valid after a rotation."""
     if not 0 <= overlap_s <= _MAX_OVERLAP_S:
         raise InvalidRequest(
             f"An overlap is from 0 to {_MAX_OVERLAP_S:.0f} seconds, that is 90 days.", param="overlap_s"
@@ -69,7 +69,7 @@ def check_overlap(overlap_s: float) -> None:
 
 
 def check_limit(limit: Limit) -> None:
-    """Checks a limit by itself; the store checks whether its subject exists."""
+    """Checks the fields of a limit; the store checks whether its subject exists."""
     _check_types(limit)
     _check_id("id", limit.id)
     check_subject(limit.subject)
@@ -91,7 +91,7 @@ def check_limit(limit: Limit) -> None:
 
 
 def check_subject(subject: str) -> None:
-    """Checks the subject of a limit, which says whose limit it is."""
+    """Checks the subject of a limit, which names the owner of the limit."""
     if subject == "*":
         return
     sort, colon, name = subject.partition(":")
@@ -103,7 +103,7 @@ def check_subject(subject: str) -> None:
 
 
 def check_page(after: str, limit: int) -> None:
-    """Checks where a page begins and how long it is."""
+    """Checks the start and the length of a page."""
     if after and not is_id(after):
         raise InvalidRequest("`after` is the last id of the page before.", param="after")
     if not 1 <= limit <= MAX_PAGE_SIZE:
@@ -111,7 +111,10 @@ def check_page(after: str, limit: int) -> None:
 
 
 def apply_changes(entity: Entity, changes: Mapping[str, object], mutable_fields: frozenset[str]) -> Entity:
-    """Returns a copy of an entity with some fields changed; values are as in JSON or as in the struct."""
+    """Returns a copy of an entity with some fields changed.
+
+    The values may be JSON values or values of the struct.
+    """
     for field in changes:
         if field not in mutable_fields:
             raise InvalidRequest(
@@ -123,7 +126,7 @@ def apply_changes(entity: Entity, changes: Mapping[str, object], mutable_fields:
 def _check_types(entity: Tenant | ApiKey | Limit) -> None:
     """Checks the types of all fields.
 
-    Structs take any value, and a wrong one would be an error of the database later.
+    Structs accept any value, and a value of the wrong type would cause a database error later.
     """
     _convert(entity, {})
 

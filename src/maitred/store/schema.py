@@ -1,14 +1,14 @@
 """Database schema: tenants, keys, limits, usage and spend.
 
-Tenants, keys and limits form the *directory*. Every change of it takes the next number from the one row of
-`directory_version`, whose lock is held until the change is committed, and marks the rows it touches with that number.
-Numbers therefore become visible in their order, and a reader of all rows newer than a number misses nothing. A deleted
-row stays as a tombstone, so that readers learn of its deletion and its id is never used again.
+Tenants, keys and limits form the *directory*. Each change of the directory takes the next number from the single row of
+`directory_version`, whose lock is held until the change is committed, and marks the changed rows with that number.
+Numbers therefore become visible in ascending order, and a reader of all rows newer than a number gets every change. A
+deleted row stays as a tombstone, so that readers see its deletion and its id is never used again.
 
-`rollouts` has what was decided of new versions of models.
+`rollouts` has the decisions on new versions of models.
 
-`usage` is append-only; `spend` is the running sum of it per budget counter, written in the same transaction, and
-`feedback` has what callers thought of its lines.
+`usage` is append-only; `spend` is its running sum per budget counter, written in the same transaction, and `feedback`
+has the opinions of callers on its entries.
 
 The migrations in `maitred.store.migrations` make these tables; a test compares the two.
 """
@@ -35,10 +35,10 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 
 class StoredText(TypeDecorator[str]):
-    """Column type for text from clients that must be stored whatever it holds.
+    """Column type for text from clients, which stores any text.
 
-    PostgreSQL takes neither a zero character nor half a surrogate pair, and one such line would keep a whole batch of
-    usage out of the ledger; they are replaced by U+FFFD.
+    PostgreSQL accepts neither a zero character nor half a surrogate pair, and one such ledger entry would block a whole
+    batch of usage; this type replaces them by U+FFFD.
     """
 
     impl = Text
@@ -52,7 +52,8 @@ class StoredText(TypeDecorator[str]):
 
 
 def _id_type() -> TypeEngine[str]:
-    # Compared byte by byte on both databases, so that pages come in the same order whatever the server's language.
+    # Ids are compared byte by byte on both databases, so that pages have the same order for every language setting of
+    # the server.
     return String(63).with_variant(String(63, collation="C"), "postgresql")
 
 
@@ -107,7 +108,7 @@ key_secrets = Table(
     metadata,
     Column("key", _id_type(), ForeignKey("keys.id"), primary_key=True),
     Column("sha256", LargeBinary(32), primary_key=True),
-    # The version that brought it: the newest secret is the one with the highest.
+    # This is the version that added the secret: the newest secret has the highest version.
     Column("made", BigInteger, nullable=False),
     Column("expires_s", Double),
 )
@@ -118,13 +119,14 @@ limits = Table(
     Column("id", _id_type(), primary_key=True),
     Column("subject", Text, nullable=False),
     Column("kind", String(40), nullable=False),
-    # Empty: all models together. Not NULL, because NULLs would not count as equal in the index below.
+    # An empty text means all models together. The column is not NULL, because NULLs would not count as equal in the
+    # index below.
     Column("model", Text, nullable=False),
     Column("value", BigInteger, nullable=False),
     Column("burst", BigInteger),
     Column("hard", Boolean, nullable=False),
     Column("deleted", Boolean, nullable=False),
-    # The version that brought it: limits are listed for their subject in the order they were made.
+    # This is the version that added the limit: the limits of a subject are listed in the order in which they were made.
     Column("made", BigInteger, nullable=False),
     Column("version", BigInteger, nullable=False, index=True),
 )
@@ -139,8 +141,8 @@ Index(
     postgresql_where=text("NOT deleted"),
 )
 
-# What the configuration declared at the last start, so that what it no longer declares differs from what was made
-# through the API.
+# This table has the entries that the configuration declared at the last start, so that entries that are no longer
+# declared differ from entries that were made through the API.
 declarations = Table(
     "declarations",
     metadata,

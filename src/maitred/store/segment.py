@@ -1,12 +1,12 @@
-"""Segment of the usage journal: how entries are framed, and how they are read back after any kind of damage.
+"""Segment of the usage journal: the framing of entries, and the reading after any kind of damage.
 
 An entry is ``length | length ^ MARK | CRC-32 | MessagePack``, the first three of 4 bytes each, little-endian. The
-length is stored twice, which separates two kinds of broken ends. An entry that is merely incomplete was *torn*: a
-process that is killed within a write leaves what had reached the kernel by then, up to some page. No caller was told
-that such an entry is safe. Any other broken end is damage, by a disk or by a person.
+length is stored twice, which distinguishes two kinds of incomplete ends. An entry that is only incomplete is called
+*torn*: a process that is killed within a write leaves the bytes that had reached the kernel by then, up to some page.
+No caller has received a confirmation of such an entry. Every other invalid end is damage by a disk or a person.
 
-Reading stops at the first invalid frame. It could search for the next one, but entries carry text that clients chose,
-and a search would find frames that a client had hidden in its text.
+Reading stops at the first invalid frame. A search for the next frame would be unsafe, because entries contain text that
+clients chose, and it would find frames that a client had hidden in its text.
 """
 
 import struct
@@ -25,7 +25,7 @@ SUFFIX = ".segment"
 
 
 class BeginRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Entry for a request that has begun; its event holds as much as was known then."""
+    """Entry for a request that has begun; its event has the data that was known at that time."""
 
     event: UsageEvent
 
@@ -51,14 +51,17 @@ class _UsageRecordV1(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class SegmentDamage(msgspec.Struct, frozen=True):
-    """Damage of a segment: where it could not be read any further, and why."""
+    """Damage of a segment: the position where reading stopped, and the reason."""
 
     path: Path
     offset: int
     lost_bytes: int
     reason: str
     torn: bool = False
-    """Whether the last entry is incomplete; then no recorded entry is missing, unless the machine itself died."""
+    """Whether the damage is only an incomplete last entry.
+
+    In that case all recorded entries are there, unless the machine itself crashed.
+    """
 
     def __str__(self) -> str:
         return f"{self.path} at byte {self.offset}: {self.reason}; {self.lost_bytes} bytes were not read"
@@ -90,14 +93,14 @@ def _upgrade_entry(entry: BeginRecord | UsageRecord | _BeginRecordV1 | _UsageRec
 
 
 def torn_frame(size: int) -> bytes:
-    """Makes the beginning of an entry that has no end, which reads as torn."""
+    """Makes the beginning of an entry without its end, which a reader treats as torn."""
     return _pack(size, size ^ _MARK, 0).ljust(size, b"\0")
 
 
 class Segment:
-    """Reader of one segment from an offset on; can be iterated once.
+    """Reader of one segment from an offset on; it can be iterated once.
 
-    Never raises for what the file holds: after the iteration, `damage` says whether all of it could be read.
+    Invalid contents never raise: after the iteration, `damage` says whether the whole file could be read.
 
     Args:
         path: The file.
@@ -113,7 +116,7 @@ class Segment:
         """Yields each entry with the offset at which it ends.
 
         Raises:
-            StoreUnavailable: The file cannot be read at all; its contents may be sound.
+            StoreUnavailable: The file cannot be read at all; its contents may be valid.
         """
         try:
             with self._path.open("rb") as file:

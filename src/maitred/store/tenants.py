@@ -1,4 +1,4 @@
-"""Tenants in the database, as transactions of the directory read and change them."""
+"""Tenants in the database, read and changed inside directory transactions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ _COLUMNS = (
 )
 _MUTABLE_FIELDS = frozenset({"name", "weight", "models", "priority_ceiling", "regions", "tags", "disabled"})
 _MAX_NAMED = 5
-"""Most ids that an error message names."""
+"""Largest number of ids in one error message."""
 
 
 async def get_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
@@ -41,7 +41,7 @@ async def find_tenants(
     order: Column[Any] = tenants.c.id,
     limit: int | None = None,
 ) -> list[Tenant]:
-    """Returns the tenants that fulfil all conditions."""
+    """Returns the tenants that match all conditions."""
     result = await connection.execute(select(*_COLUMNS).where(*conditions).order_by(order).limit(limit))
     return [
         Tenant(
@@ -60,7 +60,10 @@ async def find_tenants(
 
 
 async def add_tenants(connection: AsyncConnection, version: int, new: Sequence[Tenant]) -> None:
-    """Adds tenants, organisations before their teams. Each tenant has been checked by itself."""
+    """Adds tenants, with organisations before their teams.
+
+    The caller has checked each tenant by itself.
+    """
     existing = await _load_parents(connection, {tenant.id for tenant in new})
     parents = await _load_parents(connection, {tenant.parent for tenant in new if tenant.parent is not None})
     rows: list[dict[str, Any]] = []
@@ -97,13 +100,13 @@ async def delete_tenant(connection: AsyncConnection, version: int, tenant_id: st
 
 
 async def missing_tenants(connection: AsyncConnection, ids: set[str]) -> set[str]:
-    """Returns those of the ids that belong to no tenant, or to a deleted one."""
+    """Returns the ids that belong to no tenant or to a deleted tenant."""
     existing = await _load_parents(connection, ids)
     return {tenant_id for tenant_id in ids if tenant_id not in existing or existing[tenant_id][1]}
 
 
 async def _load_parents(connection: AsyncConnection, ids: set[str]) -> dict[str, tuple[str | None, bool]]:
-    """Returns id -> parent and whether the tenant is deleted, for the ids that exist."""
+    """Returns a map from each existing id to its parent and whether the tenant is deleted."""
     query = select(tenants.c.id, tenants.c.parent, tenants.c.deleted).where(tenants.c.id.in_(ids))
     return {tenant_id: (parent, deleted) for tenant_id, parent, deleted in await connection.execute(query)}
 

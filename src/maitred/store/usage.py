@@ -1,8 +1,8 @@
-"""Usage reports: sums over the ledger, its lines with feedback, and both as CSV.
+"""Usage reports: sums over the ledger, ledger entries with feedback, and both as CSV.
 
 A time range is half open: it begins with `start_s` and ends before `end_s`, in seconds since the Unix epoch. Hours,
-days and months are those of UTC. Pages continue where the one before ended, by values and not by counting, so that
-events that come meanwhile neither repeat a line nor skip one.
+days and months are in UTC. Each page continues after the last row of the previous page, by the values of that row and
+not by its number, so that new events neither repeat nor skip an entry.
 """
 
 import base64
@@ -36,14 +36,18 @@ from maitred.store.feedback import feedback_from_row
 from maitred.store.schema import feedback, usage
 
 FIELDS = ("tenant", "organisation", "key", "model", "rollout", "outcome")
-"""Fields that a report can be grouped by, and that lines can be filtered by."""
+"""Fields by which a report can group, and by which entries can be filtered."""
 PERIODS = ("hour", "day", "month")
-"""Periods that a report can also be grouped by, as ``2026-11-21T14:00:00Z``, ``2026-11-21`` and ``2026-11``."""
+"""Periods by which a report can also group, such as ``2026-11-21T14:00:00Z`` or ``2026-11``.
+
+The forms are ``2026-11-21T14:00:00Z``, ``2026-11-21`` and ``2026-11``.
+"""
 FILTERS = (*FIELDS, "request_id")
 MAX_ROWS = 1_000
-"""Most rows on one page."""
+"""Largest number of rows on one page."""
 
-# Literals in the statement: with parameters, PostgreSQL would not see that it selects what it groups by.
+# The formats are literals in the statement: with parameters, PostgreSQL would not see that the selected expression is
+# the grouped one.
 _SQLITE_FORMATS = {"hour": "'%Y-%m-%dT%H:00:00Z'", "day": "'%Y-%m-%d'", "month": "'%Y-%m'"}
 _POSTGRES_FORMATS = {"hour": '\'YYYY-MM-DD"T"HH24:00:00"Z"\'', "day": "'YYYY-MM-DD'", "month": "'YYYY-MM'"}
 
@@ -62,13 +66,13 @@ class UsageSum(msgspec.Struct, frozen=True):
     requests: int
     prompt_tokens: int
     cached_tokens: int
-    """Part of the prompt tokens."""
+    """Cached tokens, which are a part of the prompt tokens."""
     output_tokens: int
     cost_nusd: int
     rated: int
     """Number of requests with feedback."""
     mean_score: float | None
-    """Mean score of the requests with feedback; None: there are none."""
+    """Mean score of the requests with feedback, or None if there are none."""
 
 
 class UsagePage(msgspec.Struct, frozen=True):
@@ -76,25 +80,27 @@ class UsagePage(msgspec.Struct, frozen=True):
 
     rows: list[UsageSum]
     next: str
-    """Value of `after` for the next page; empty on the last."""
+    """Value of `after` for the next page; empty on the last page."""
 
 
 class UsageLines(msgspec.Struct, frozen=True):
-    """Page of lines of the ledger."""
+    """Page of ledger entries."""
 
     events: list[UsageEvent]
     feedback: Mapping[str, Feedback]
-    """Id of a line -> its feedback, for lines with feedback."""
+    """Maps the id of an entry to its feedback, for entries with feedback."""
     next: str
-    """Value of `after` for the next page; empty on the last."""
+    """Value of `after` for the next page; empty on the last page."""
 
 
 class UsageQueries:
-    """Queries on the ledger. Every method raises `InvalidRequest` for invalid arguments, and `StoreUnavailable`.
+    """Queries on the ledger; each raises `InvalidRequest` or `StoreUnavailable`.
+
+    `InvalidRequest` means invalid arguments.
 
     Args:
-        database: The database of the ledger. Events that are still in a journal are not seen, usually those of half a
-            second.
+        database: The database of the ledger. Events that are still in a journal are not included; these are usually the
+            events of the last half second.
     """
 
     def __init__(self, database: Database) -> None:
@@ -115,10 +121,10 @@ class UsageQueries:
         Args:
             start_s: Beginning of the time range.
             end_s: End of the time range.
-            group_by: Any of `FIELDS` and `PERIODS`; empty: one row for everything.
-            filters: Any of `FILTERS` -> the value that lines must have.
-            after: `next` of the page before; empty: the first page.
-            limit: Most rows on the page.
+            group_by: Any of `FIELDS` and `PERIODS`; if empty, the report has one row for all usage.
+            filters: Maps any of `FILTERS` to the value that entries must have.
+            after: `next` of the previous page; empty for the first page.
+            limit: Largest number of rows on the page.
         """
         conditions = _conditions(start_s, end_s, filters or {})
         columns = [self._group_column(name).label(name) for name in _check_groups(group_by)]
@@ -148,7 +154,7 @@ class UsageQueries:
         after: str = "",
         limit: int = 100,
     ) -> UsageLines:
-        """Returns a page of lines of the ledger, newest first; the arguments are those of `report`."""
+        """Returns a page of ledger entries, newest first; the arguments are those of `report`."""
         conditions = _conditions(start_s, end_s, filters or {})
         order = [usage.c.time_s, usage.c.id]
         if after:
@@ -170,14 +176,15 @@ class UsageQueries:
         group_by: Sequence[str] | None = None,
         filters: Mapping[str, str] | None = None,
     ) -> AsyncIterator[str]:
-        """Yields all pages as CSV, one page at a time, so that memory and transactions stay small.
+        """Yields all pages as CSV, one page at a time, to keep memory and transactions small.
 
-        Costs are given twice: as `cost_nusd` and, exactly the same, as `cost_usd`. No cell can be taken for a formula.
+        Costs appear twice: as `cost_nusd` and, with the same exact value, as `cost_usd`. No cell is readable as a
+        formula.
 
         Args:
             start_s: Beginning of the time range.
             end_s: End of the time range.
-            group_by: As for `report`; None: the lines themselves, as `events` gives them.
+            group_by: As for `report`; None gives the single entries, as `events` returns them.
             filters: As for `report`.
         """
         after = ""
@@ -203,7 +210,7 @@ class UsageQueries:
     def _group_column(self, name: str) -> ColumnElement[str]:
         if name in FIELDS:
             return usage.c[name]
-        # Both would round a fraction of a second up, into the next period.
+        # Both databases would round a fraction of a second up, into the next period.
         if self._database.engine.dialect.name == "sqlite":
             whole_s = cast(usage.c.time_s, Integer)
             return func.strftime(
@@ -265,8 +272,8 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "�
 def csv_cell(value: object) -> object:
     """Returns a value as a safe CSV cell; numbers stay numbers.
 
-    Names in the ledger are chosen by tenants. A spreadsheet runs a cell that begins like a formula, so such a cell gets
-    an apostrophe in front, which spreadsheets take as "this is text".
+    Tenants choose the names in the ledger. A spreadsheet executes a cell that begins like a formula, so such a cell
+    gets a leading apostrophe, which spreadsheets read as "this is text".
     """
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
 
@@ -287,7 +294,7 @@ def decode_cursor(cursor: str, columns: Sequence[ColumnElement[Any]]) -> ColumnE
     """Returns the values of a cursor, for comparison with the columns that rows are sorted by.
 
     Raises:
-        InvalidRequest: The text is no cursor, or the cursor of another query.
+        InvalidRequest: The text is not a cursor, or is the cursor of another query.
     """
     try:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
@@ -298,7 +305,7 @@ def decode_cursor(cursor: str, columns: Sequence[ColumnElement[Any]]) -> ColumnE
     if not values or [isinstance(value, float) for value in values] != [isinstance(kind, Double) for kind in types]:
         raise _invalid_cursor()
     if any(isinstance(value, str) and "\0" in value for value in values):
-        raise _invalid_cursor()  # PostgreSQL has no such text
+        raise _invalid_cursor()  # PostgreSQL cannot store such text
     return tuple_(*(literal(value, kind) for value, kind in zip(values, types, strict=True)))
 
 

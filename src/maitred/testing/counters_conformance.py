@@ -1,4 +1,4 @@
-"""Conformance of counters: a list of checks that any implementation can be put to.
+"""Conformance of counters: checks that apply to every implementation.
 
 ::
 
@@ -6,17 +6,16 @@
     async def test_my_counters(check):
         await exercise_counters(my_empty_counters_in_a_context, check)
 
-Time passes by `CountersUnderTest.advance` alone, up to `SLACK_S`: an implementation whose clock cannot be stopped may
-add an offset to it. Beyond the words of `core.counters.Counters`, the checks settle these questions:
+Time passes only by `CountersUnderTest.advance`, apart from `SLACK_S`: an implementation whose clock cannot be stopped
+may add an offset to it. The checks also decide these questions, which `core.counters.Counters` leaves open:
 
-- What is missing from a bucket is its state, not what is left: a raised capacity gives room at once.
-- A claim that takes nothing always fits, even where settling took more than there was.
-- A claim that does not clamp must have room for the output as asked, and is charged for the output that is granted.
-- In a denial, nobody knows when a pool has room, nor a budget that only the reservations of others fill: they end when
-  they end. Such claims are named only when nothing else denies. A claim that fits at no time, because it is larger
-  than the capacity or because its budget is charged and has no end, is named before all others.
-- An expired lease is remembered for at least `LATE_S`, so that settling late charges, and charges once.
-  A lease that nobody knows is passed over.
+The state of a bucket is its missing amount, not its remaining amount: a raised capacity gives room at once. A claim
+that takes nothing always fits, even if settling took more than there was. A claim that does not clamp needs room for
+the requested output, and is charged for the granted output. In a denial, the time is unknown for a pool, and for a
+budget that only reservations of others fill, because the end of those requests is unknown. Such a claim is named only
+if no other claim denies. A claim that never fits is named before all others: it is larger than the capacity, or its
+budget is charged and has no end. An expired lease is remembered for at least `LATE_S`, so that late settling charges
+exactly once. An unknown lease is ignored. A lease that nobody knows is passed over.
 - The counters of one reservation are distinct.
 """
 
@@ -39,29 +38,29 @@ from maitred.core.counters import (
 )
 
 LIMIT_S = 30.0
-"""For each check; counters that hang fail."""
+"""Time limit of each check; counters that hang fail."""
 
 SLACK_S = 0.05
-"""So much may pass by itself during a check."""
+"""Time that may pass by itself during a check."""
 
 LATE_S = 60.0
-"""So long after its end a lease can still be settled."""
+"""Time after its end in which a lease can still be settled."""
 
 LEASE_S = 30.0
 
 
 class CountersUnderTest(msgspec.Struct, frozen=True):
-    """Counters that have counted nothing yet, and the means to make time pass."""
+    """Counters that have counted nothing yet, and controls for their time."""
 
     counters: Counters
     advance: Callable[[float], Awaitable[None]]
-    """Lets so many seconds pass, for leases, buckets and windows."""
+    """Advances the time by some seconds, for leases, buckets and windows."""
     wall_s: Callable[[], float]
-    """The wall time that the counters go by."""
+    """Wall time of the counters."""
     spent: dict[str, int]
-    """What a budget had been charged before it is met; a check fills it in first. A budget that is missing: 0."""
+    """Earlier charges of each budget, which a check sets before its first use; a missing budget has 0."""
     asked: list[str]
-    """Each budget that the counters asked that for."""
+    """Budgets whose earlier charges the counters asked for."""
 
 
 MakeCounters = Callable[[], AbstractAsyncContextManager[CountersUnderTest]]
@@ -69,14 +68,14 @@ Check = Callable[[CountersUnderTest], Awaitable[None]]
 
 
 async def exercise_counters(make_counters: MakeCounters, check: Check) -> None:
-    """Puts new counters to one check.
+    """Applies one check to new counters.
 
     Args:
-        make_counters: A context that holds counters which share nothing with those of an earlier call.
-        check: One of `CHECKS`.
+        make_counters: Makes a context with counters that share nothing with those of an earlier call.
+        check: Check from `CHECKS`.
 
     Raises:
-        AssertionError: The promise is not kept.
+        AssertionError: The counters fail the check.
     """
     async with make_counters() as subject, asyncio.timeout(LIMIT_S):
         await check(subject)
@@ -86,7 +85,7 @@ async def exercise_counters(make_counters: MakeCounters, check: Check) -> None:
 
 
 async def starts_empty(subject: CountersUnderTest) -> None:
-    """All there is remains; reading takes nothing."""
+    """Checks that new counters are unused, and that reading takes nothing."""
     claims = [_bucket(10, 1, refill_per_s=1.0), _pool(20, 1), _budget(30, 1)]
     for _ in range(3):
         assert [(r.capacity, r.remaining, r.used, r.reserved) for r in await subject.counters.read(claims)] == [
@@ -97,7 +96,7 @@ async def starts_empty(subject: CountersUnderTest) -> None:
 
 
 async def takes_what_is_reserved(subject: CountersUnderTest) -> None:
-    """The readings of a grant come after it, in the order of the claims, and are what `read` says."""
+    """Checks that a grant's readings include the grant, follow the claims' order, and match `read`."""
     claims = [_budget(100, 3, per_output=2), _bucket(10, 4), _pool(20, 5, per_output=1)]
     granted = await _expect_granted(subject, "a", claims, output=6)
     assert granted.output == 6
@@ -106,7 +105,7 @@ async def takes_what_is_reserved(subject: CountersUnderTest) -> None:
 
 
 async def takes_all_or_nothing(subject: CountersUnderTest) -> None:
-    """One claim without room: no claim takes, and the readings are of what was there."""
+    """Checks that no claim takes anything if one has no room, and that readings show the state before."""
     await _expect_granted(subject, "a", [_pool(10, 8)])
     claims = [_bucket(10, 5), _budget(10, 5), _pool(10, 3)]
     denied = await _expect_denied(subject, "b", claims)
@@ -116,28 +115,28 @@ async def takes_all_or_nothing(subject: CountersUnderTest) -> None:
 
 
 async def a_denied_lease_does_not_exist(subject: CountersUnderTest) -> None:
-    """Settling it charges nothing."""
+    """Checks that settling a denied lease charges nothing."""
     await _expect_denied(subject, "a", [_budget(10, 5), _pool(10, 11)])
     await subject.counters.settle("a", {"budget": 5})
     assert (await _read(subject, _budget(10, 0))).remaining == 10
 
 
 async def grants_without_claims(subject: CountersUnderTest) -> None:
-    """Nothing is limited, so nothing is lowered."""
+    """Checks that a reservation without claims is granted in full."""
     granted = await _expect_granted(subject, "a", [], output=77)
     assert (granted.output, granted.readings) == (77, [])
     await subject.counters.settle("a", {})
 
 
 async def rounds_amounts_up(subject: CountersUnderTest) -> None:
-    """A part of a unit is a unit."""
+    """Checks that a fraction of a unit counts as a whole unit."""
     claim = _budget(10, 1, per_output=1, divisor=4)
     assert (await _expect_granted(subject, "a", [claim], output=4)).readings[0].reserved == 2
     assert (await _expect_granted(subject, "b", [claim], output=3)).readings[0].reserved == 3
 
 
 async def counts_the_size_of_a_request(subject: CountersUnderTest) -> None:
-    """A claim that names no size counts the tokens of the prompt, and the output of every choice."""
+    """Checks that a claim counts the prompt's tokens and the output of every choice."""
     claims = [msgspec.structs.replace(_bucket(100, 1, per_output=2), per_prompt=3)]
     claims.append(msgspec.structs.replace(_budget(100, 0, per_output=1, divisor=4, clamps=True), per_prompt=2))
     size = RequestSize(prompt_tokens=4, choices=3)
@@ -156,7 +155,7 @@ async def counts_the_size_of_a_request(subject: CountersUnderTest) -> None:
 
 
 async def counts_large_amounts_exactly(subject: CountersUnderTest) -> None:
-    """Millions of dollars are still counted in nano-dollars."""
+    """Checks that millions of dollars are still counted exactly in nano-dollars."""
     most = 5_000_000_000_000_000
     await _expect_granted(subject, "a", [_budget(most, most - 10)])
     await subject.counters.settle("a", {"budget": most - 10})
@@ -167,7 +166,7 @@ async def counts_large_amounts_exactly(subject: CountersUnderTest) -> None:
 
 
 async def never_overshoots_under_concurrency(subject: CountersUnderTest) -> None:
-    """Checks that as many as fit are granted, however many ask at once."""
+    """Checks that concurrent reservations are granted exactly as far as they fit."""
     claims = [_budget(100, 10), _pool(1000, 10)]
     answers = await asyncio.gather(*(subject.counters.reserve(_reservation(str(n), claims)) for n in range(40)))
     assert sum(isinstance(answer, ReservationGranted) for answer in answers) == 10
@@ -178,13 +177,14 @@ async def never_overshoots_under_concurrency(subject: CountersUnderTest) -> None
 
 
 async def clamps_to_the_largest_output_that_fits(subject: CountersUnderTest) -> None:
-    """In each sort of counter; the tightest claim rules."""
+    """Checks clamping in each kind of counter; the tightest claim decides."""
     claims = [
         _bucket(50, 10, per_output=1, clamps=True),
         _pool(100, 10, per_output=3, clamps=True),
         _budget(20, 5, per_output=7, divisor=3, clamps=True),
     ]
-    # 5 + 7 * 7 is at most 20 * 3. It takes 18, and 5 + 7 * 0 is at most the other 2 * 3.
+    # The largest output is 7, as 5 + 7 * 7 is at most 20 * 3. The claim takes 18 units; then an output of 0 fits, as 5
+    # + 7 * 0 is at most 2 * 3. It takes 18, and 5 + 7 * 0 is at most the other 2 * 3.
     for lease, largest in (("a", 7), ("b", 0)):
         assert (await _expect_granted(subject, lease, claims, output=60, least=0)).output == largest
     assert [r.remaining for r in await subject.counters.read(claims)] == [50 - 17 - 10, 100 - 31 - 10, 20 - 18 - 2]
@@ -193,14 +193,14 @@ async def clamps_to_the_largest_output_that_fits(subject: CountersUnderTest) -> 
 
 
 async def denies_below_the_least_output(subject: CountersUnderTest) -> None:
-    """Exactly the least is granted, one more is not."""
+    """Checks that exactly the least output is granted, and one token more is denied."""
     claim = _budget(100, 40, per_output=2, clamps=True)
     assert (await _expect_denied(subject, "a", [claim], output=60, least=31)).claim == 0
     assert (await _expect_granted(subject, "b", [claim], output=60, least=30)).output == 30
 
 
 async def asks_rigid_claims_for_all_and_charges_them_for_less(subject: CountersUnderTest) -> None:
-    """A claim that does not clamp must have room for the output as asked; it takes what the clamped output needs."""
+    """Checks that a rigid claim needs room for the requested output, but takes the clamped output."""
     budget = _budget(100, 0, per_output=10, clamps=True)
     assert (await _expect_denied(subject, "a", [_pool(49, 0, per_output=1), budget], output=50, least=1)).claim == 0
     granted = await _expect_granted(subject, "b", [_pool(50, 0, per_output=1), budget], output=50, least=1)
@@ -208,7 +208,7 @@ async def asks_rigid_claims_for_all_and_charges_them_for_less(subject: CountersU
 
 
 async def soft_claims_only_count(subject: CountersUnderTest) -> None:
-    """Checks that soft claims neither refuse nor clamp, whatever they were charged."""
+    """Checks that soft claims neither deny nor clamp, however much was charged."""
     soft = [
         _bucket(10, 8, per_output=1, clamps=True, hard=False),
         _pool(10, 8, per_output=1, clamps=True, hard=False),
@@ -231,7 +231,7 @@ async def nothing_always_fits(subject: CountersUnderTest) -> None:
 
 
 async def follows_a_changed_capacity(subject: CountersUnderTest) -> None:
-    """Checks that what was taken stays taken, and the rest is of the new capacity."""
+    """Checks that taken amounts stay taken when the capacity changes."""
     await _expect_granted(subject, "a", [_bucket(10, 6), _pool(10, 6), _budget(10, 6)])
     for capacity in (20, 8, 3):
         claims = [_bucket(capacity, 0), _pool(capacity, 0), _budget(capacity, 0)]
@@ -243,7 +243,7 @@ async def follows_a_changed_capacity(subject: CountersUnderTest) -> None:
 
 
 async def buckets_refill(subject: CountersUnderTest) -> None:
-    """Continuously, to their capacity and no further."""
+    """Checks that buckets refill continuously, up to their capacity."""
     claim = _bucket(10, 10, refill_per_s=0.5)
     await _expect_granted(subject, "a", [claim])
     await subject.counters.settle("a", {"bucket": 10})
@@ -259,7 +259,7 @@ async def buckets_refill(subject: CountersUnderTest) -> None:
 
 
 async def buckets_take_back_what_was_not_used(subject: CountersUnderTest) -> None:
-    """At once, and never above their capacity: what was refilled meanwhile is not given twice."""
+    """Checks that unused amounts return at once, but never above the capacity."""
     claim = _bucket(100, 60, refill_per_s=1.0)
     await _expect_granted(subject, "a", [claim])
     await subject.counters.settle("a", {"bucket": 20})
@@ -272,7 +272,7 @@ async def buckets_take_back_what_was_not_used(subject: CountersUnderTest) -> Non
 
 
 async def buckets_go_below_zero(subject: CountersUnderTest) -> None:
-    """An estimate was too low: what is missing must be refilled before anyone gets more."""
+    """Checks that a bucket goes below zero when an estimate was too low, and must refill first."""
     claim = _bucket(10, 10, refill_per_s=1.0)
     await _expect_granted(subject, "a", [claim])
     await subject.counters.settle("a", {"bucket": 15})
@@ -316,7 +316,7 @@ async def budgets_are_charged_and_the_rest_returned(subject: CountersUnderTest) 
 
 
 async def budgets_are_charged_more_than_was_reserved(subject: CountersUnderTest) -> None:
-    """Checks that more than was reserved can be charged, and that nobody gets more then."""
+    """Checks that a charge above the reservation counts, and that nothing more is granted then."""
     await _expect_granted(subject, "a", [_budget(100, 60)])
     await subject.counters.settle("a", {"budget": 130})
     reading = await _read(subject, _budget(100, 0))
@@ -325,7 +325,7 @@ async def budgets_are_charged_more_than_was_reserved(subject: CountersUnderTest)
 
 
 async def budgets_begin_with_what_was_spent(subject: CountersUnderTest) -> None:
-    """Checks that the amount spent is asked for once, when a budget is met, and never for other counters."""
+    """Checks that earlier charges are asked for once, at the first use of a budget, and only for budgets."""
     subject.spent["budget"] = 70
     claims = [_budget(100, 30), _pool(10, 1), _bucket(10, 1)]
     assert [r.remaining for r in await subject.counters.read(claims)] == [30, 10, 10]
@@ -337,7 +337,7 @@ async def budgets_begin_with_what_was_spent(subject: CountersUnderTest) -> None:
 
 
 async def budgets_met_by_many_at_once_are_counted_once(subject: CountersUnderTest) -> None:
-    """Neither what was spent nor a reservation is lost or counted twice, and all is taken or nothing."""
+    """Checks that concurrent first uses of a budget lose nothing and count nothing twice."""
     subject.spent.update(day=50, month=20)
     both = [_budget(100, 10, counter="day"), _budget(100, 10, counter="month")]
     one = [_budget(100, 10, counter="day"), _pool(1000, 1)]
@@ -354,7 +354,7 @@ async def budgets_met_by_many_at_once_are_counted_once(subject: CountersUnderTes
 
 
 async def a_new_window_is_a_new_budget(subject: CountersUnderTest) -> None:
-    """Checks that running requests settle in the window in which they began."""
+    """Checks that running requests settle in the window that they began in."""
     old = _budget(10, 10, counter="day-1", ends_s=subject.wall_s() + 60.0)
     await _expect_granted(subject, "a", [old])
     await subject.counters.renew(["a"], 120.0)
@@ -370,7 +370,7 @@ async def a_new_window_is_a_new_budget(subject: CountersUnderTest) -> None:
 
 
 async def settling_twice_changes_nothing(subject: CountersUnderTest) -> None:
-    """Not what is charged, not what others hold."""
+    """Checks that a second settling changes neither charges nor the reservations of others."""
     claims = [_budget(100, 40), _bucket(100, 40), _pool(100, 40)]
     await _expect_granted(subject, "a", claims)
     await _expect_granted(subject, "b", claims)
@@ -388,7 +388,7 @@ async def settling_an_unknown_lease_changes_nothing(subject: CountersUnderTest) 
 
 
 async def what_is_not_named_was_not_used(subject: CountersUnderTest) -> None:
-    """Settling with nothing gives all back."""
+    """Checks that settling without amounts returns everything."""
     claims = [_budget(100, 40), _bucket(100, 40), _pool(100, 40)]
     await _expect_granted(subject, "a", claims)
     await subject.counters.settle("a", {})
@@ -399,7 +399,7 @@ async def what_is_not_named_was_not_used(subject: CountersUnderTest) -> None:
 
 
 async def leases_expire(subject: CountersUnderTest) -> None:
-    """The gateway died: all that it held goes back, not before the time."""
+    """Checks that the lease of a dead gateway returns everything, but only after its end."""
     claims = [_budget(100, 40), _bucket(100, 40), _pool(100, 40)]
     await _expect_granted(subject, "a", claims)
     await subject.advance(LEASE_S - 1.0)
@@ -410,7 +410,7 @@ async def leases_expire(subject: CountersUnderTest) -> None:
 
 
 async def an_expired_lease_is_charged_once(subject: CountersUnderTest) -> None:
-    """Usage counts even if it comes late; what was given back is not given back again."""
+    """Checks that late usage is charged, and that nothing is returned twice."""
     claims = [_budget(100, 40), _bucket(100, 40), _pool(100, 40)]
     await _expect_granted(subject, "a", claims)
     await subject.advance(LEASE_S + LATE_S - 1.0)
@@ -422,7 +422,7 @@ async def an_expired_lease_is_charged_once(subject: CountersUnderTest) -> None:
 
 
 async def renewing_puts_off_the_end(subject: CountersUnderTest) -> None:
-    """Checks that renewing counts from now, and passes over a lease that nobody knows."""
+    """Checks that a renewed lease lasts from now on, and that an unknown lease is ignored."""
     await _expect_granted(subject, "a", [_pool(100, 40)])
     await _expect_granted(subject, "b", [_pool(100, 20)])
     for _ in range(3):
@@ -445,11 +445,11 @@ async def renewing_does_not_revive(subject: CountersUnderTest) -> None:
     assert (await _read(subject, _budget(100, 0))).used == 7
 
 
-# --- what a denial and a reading say --------------------------------------------------------------------------------
+# --- contents of denials and readings ---
 
 
 async def says_when_a_bucket_has_refilled(subject: CountersUnderTest) -> None:
-    """For the least output that is of use; not sooner, not later."""
+    """Checks that a denial names the exact time at which the least useful output fits."""
     claim = _bucket(100, 10, per_output=1, refill_per_s=2.0, clamps=True)
     await _expect_granted(subject, "a", [claim], output=80)
     await subject.counters.settle("a", {"bucket": 90})
@@ -463,7 +463,7 @@ async def says_when_a_bucket_has_refilled(subject: CountersUnderTest) -> None:
 
 
 async def says_when_the_window_of_a_budget_ends(subject: CountersUnderTest) -> None:
-    """A charge goes away with its window only."""
+    """Checks that a charge ends only with the window of its budget."""
     claim = _budget(100, 60, ends_s=subject.wall_s() + 3600.0)
     await _expect_granted(subject, "a", [claim])
     await subject.counters.settle("a", {"budget": 60})
@@ -473,7 +473,7 @@ async def says_when_the_window_of_a_budget_ends(subject: CountersUnderTest) -> N
 
 
 async def says_when_waiting_cannot_help(subject: CountersUnderTest) -> None:
-    """More than the capacity never fits, nor does anything into an endless budget that is charged."""
+    """Checks that a claim above the capacity, or on a charged endless budget, never fits."""
     ends_s = subject.wall_s() + 60.0
     for lease, claim in enumerate(
         [
@@ -493,7 +493,7 @@ async def says_when_waiting_cannot_help(subject: CountersUnderTest) -> None:
 
 
 async def knows_no_time_for_what_others_hold(subject: CountersUnderTest) -> None:
-    """Requests end when they end."""
+    """Checks that no time is given for what other requests hold, because their end is unknown."""
     day = _budget(10, 6, ends_s=subject.wall_s() + 3600.0)
     await _expect_granted(subject, "a", [_pool(10, 6), day])
     assert (await _expect_denied(subject, "b", [_pool(10, 6)])).retry_after_s is None
@@ -501,7 +501,7 @@ async def knows_no_time_for_what_others_hold(subject: CountersUnderTest) -> None
 
 
 async def names_the_claim_that_fits_last(subject: CountersUnderTest) -> None:
-    """Never, then the later, then what nobody knows; claims that have room are not named."""
+    """Checks the order in denials: never, then the later time, then unknown; fitting claims are omitted."""
     free = _pool(10, 1, counter="free")
     busy = _pool(10, 6, counter="busy")
     soon = _bucket(10, 10, counter="soon", refill_per_s=1.0)
@@ -537,7 +537,7 @@ async def names_the_claim_that_fits_last(subject: CountersUnderTest) -> None:
 
 
 async def says_when_it_is_full_again(subject: CountersUnderTest) -> None:
-    """Buckets by their refill, budgets by their window; of pools nothing is known."""
+    """Checks the time until full: of buckets by refill, of budgets by window; of pools it is unknown."""
     claims = [_bucket(10, 5, refill_per_s=0.5), _pool(10, 5), _budget(10, 5, ends_s=subject.wall_s() + 60.0)]
     granted = await _expect_granted(subject, "a", claims)
     for readings in (granted.readings, await subject.counters.read(claims)):
@@ -601,7 +601,8 @@ class _More(TypedDict, total=False):
 
 
 def _bucket(capacity: int, fixed: int, **more: Unpack[_More]) -> LimitClaim:
-    # The refill is so slow, if not said, that a check sees none of it, and not zero, which would be another matter.
+    # The default refill is so slow that a check does not notice it. It is above zero, because a refill of zero has a
+    # different meaning.
     return _claim(CounterKind.BUCKET, capacity, fixed, {"refill_per_s": 1e-6, **more})
 
 

@@ -1,7 +1,7 @@
-"""A real PostgreSQL server for tests and benchmarks, in a temporary folder and on a free port; it never outlives them.
+"""PostgreSQL server for tests and benchmarks, in a temporary folder and on a free port.
 
-The programs are those of the package ``postgresql``; `scripts/services.sh` installs it. PostgreSQL refuses to run as
-root, so that root's processes run it as the user ``postgres`` or ``nobody``.
+The programs come from the package ``postgresql``, which `scripts/services.sh` installs. PostgreSQL refuses to run as
+root, so a process of root runs it as the user ``postgres`` or ``nobody``.
 """
 
 import itertools
@@ -26,7 +26,7 @@ _OWNER = "maitred"
 
 
 def programs() -> Path | None:
-    """The folder of the newest version that is installed."""
+    """Returns the folder of the newest installed version."""
     found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
     if (elsewhere := shutil.which("initdb")) is not None:
         found.append(Path(elsewhere).resolve().parent)
@@ -35,7 +35,7 @@ def programs() -> Path | None:
 
 
 class PostgresServer:
-    """One server; `kill`, `start` and `paused` show what its clients do without it."""
+    """PostgreSQL server; `kill`, `start` and `paused` show how clients react to its absence."""
 
     def __init__(self, bin_folder: Path) -> None:
         self._bin = bin_folder
@@ -51,17 +51,17 @@ class PostgresServer:
         self._names = (f"test_{number}" for number in itertools.count())
 
     def create(self) -> None:
-        """Makes the server's files."""
+        """Creates the files of the server."""
         options = ["--auth=trust", f"--username={_OWNER}", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
         self._run("initdb", "-D", str(self._data), *options)
 
     def start(self) -> None:
-        """Starts it, and waits until it takes connections."""
+        """Starts the server, and waits until it accepts connections."""
         assert self._process is None, "It runs already."
-        # Nothing here must survive a power cut, so that it need not wait for the disk.
+        # The data may be lost in a power cut, so the server does not wait for the disk.
         settings = ["-c", "fsync=off", "-c", "max_connections=60"]
         place = ["-D", str(self._data), "-k", str(self._folder), "-h", "127.0.0.1", "-p", str(self.port)]
-        # The server ends with its owner, however that ends: util-linux's setpriv asks the kernel for that.
+        # The server ends with its owner in every case: util-linux's setpriv requests this from the kernel.
         with_us = ["setpriv", "--pdeathsig", "QUIT"] if shutil.which("setpriv") else []
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -81,19 +81,19 @@ class PostgresServer:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """Ends it at once, as a crash would."""
+        """Kills the server at once, as a crash would."""
         if self._process is None:
             return
         for process in self._all():
             _signal(process, signal.SIGKILL)
         self._process.wait()
         self._process = None
-        # Its number may belong to another process by now, which would look like a server that still runs.
+        # Another process may have its process id by now, which would look like a running server.
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stops the server's processes for the block: it keeps its connections, and does nothing."""
+        """Stops the server's processes during the context: it keeps its connections, but does nothing."""
         processes = self._all()
         for process in processes:
             _signal(process, signal.SIGSTOP)
@@ -104,7 +104,7 @@ class PostgresServer:
                 _signal(process, signal.SIGCONT)
 
     def database(self) -> str:
-        """The URL of a new, empty database."""
+        """Creates an empty database, and returns its URL."""
         name = next(self._names)
         self.sql(f"CREATE DATABASE {name}")
         return f"postgresql://{_OWNER}@127.0.0.1:{self.port}/{name}"
@@ -115,7 +115,7 @@ class PostgresServer:
         return self._run("psql", "-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", *place, "-c", statement)
 
     def remove(self) -> None:
-        """Ends it and removes its files."""
+        """Stops the server and removes its files."""
         self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -124,7 +124,7 @@ class PostgresServer:
         return subprocess.run(command, check=False).returncode == 0
 
     def _all(self) -> list[psutil.Process]:
-        """The server first, so that it starts no new process while the others are signalled."""
+        """Returns all processes, the server first, so that it starts no new one while others are signalled."""
         if self._process is None:
             return []
         server = psutil.Process(self._process.pid)
@@ -147,7 +147,7 @@ class PostgresServer:
 
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
-    """A server that runs; whoever kills it may start it again.
+    """Runs a server; a caller that kills it may start it again.
 
     Raises:
         ProgramMissing: PostgreSQL is not installed.

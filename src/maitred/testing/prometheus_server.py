@@ -1,4 +1,4 @@
-"""A real Prometheus for a test: it looks at one server, once a second, with the rules that come along."""
+"""Prometheus for a test: it scrapes one server once a second, and evaluates the given rules."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ class PrometheusServer:
     """Prometheus server that runs.
 
     Args:
-        url: Where it listens, without a trailing slash.
+        url: Address that it listens at, without a trailing slash.
     """
 
     def __init__(self, url: str) -> None:
@@ -39,22 +39,22 @@ class PrometheusServer:
         """Returns the value of an expression now: one object with ``metric`` and ``value`` for each series.
 
         Raises:
-            ValueError: It is no expression; the message is Prometheus' own.
+            ValueError: The text is not an expression; the message is Prometheus' own.
         """
         found: list[dict[str, Any]] = self._get("query", query=expression)["result"]
         return found
 
     def rules(self) -> list[dict[str, Any]]:
-        """Every rule with its health and, where it is an alert, its state."""
+        """Returns every rule with its health and, for an alert, its state."""
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
     def targets(self) -> list[dict[str, Any]]:
-        """Returns the targets that it scrapes, and how that went."""
+        """Returns the scraped targets, with the result of each scrape."""
         active: list[dict[str, Any]] = self._get("targets")["activeTargets"]
         return active
 
     def families(self) -> set[str]:
-        """The names of all metrics that it was shown, also of those without a value."""
+        """Returns the names of all scraped metrics, including those without a value."""
         return set(self._get("metadata"))
 
     def _get(self, path: str, **parameters: str) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class PrometheusServer:
 
 
 def promtool() -> str:
-    """The program that checks rules.
+    """Returns the path of the program that checks rules.
 
     Raises:
         ProgramMissing: Prometheus is not installed.
@@ -79,11 +79,11 @@ def promtool() -> str:
 
 @contextmanager
 def prometheus_server(target: str, rules: Sequence[Path]) -> Iterator[PrometheusServer]:
-    """A server that looks at another one.
+    """Runs a Prometheus server that scrapes another server.
 
     Args:
-        target: The host and port of what it looks at.
-        rules: Files of rules.
+        target: Host and port of the scraped server.
+        rules: Rule files.
 
     Raises:
         ProgramMissing: Prometheus is not installed.

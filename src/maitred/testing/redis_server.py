@@ -1,4 +1,4 @@
-"""A real Redis for a test or a benchmark: on a Unix socket in a folder of its own, and it leaves nothing behind."""
+"""Redis for a test or a benchmark: on a Unix socket in its own folder, which is removed at the end."""
 
 import shutil
 import signal
@@ -18,7 +18,7 @@ KEEPS_NOTHING = ("--save", "", "--appendonly", "no", "--daemonize", "no")
 
 
 class RedisServer:
-    """One server that can be killed, stopped and started again. It keeps nothing on disk: a new start is empty."""
+    """Redis server that can be killed, frozen and started again; it is empty after each start."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self._program = program
@@ -28,11 +28,11 @@ class RedisServer:
 
     @property
     def url(self) -> Secret:
-        """URL that the server listens at."""
+        """URL of the server."""
         return Secret(f"unix://{self._socket}", "{env: REDIS_URL}")
 
     def start(self) -> None:
-        """Starts it, empty, and waits until it answers."""
+        """Starts the empty server, and waits until it answers."""
         self._socket.unlink(missing_ok=True)
         self._process = subprocess.Popen(
             [self._program, "--port", "0", "--unixsocket", self._socket, "--dir", self._folder, *KEEPS_NOTHING],
@@ -58,7 +58,7 @@ class RedisServer:
                 return False
 
     def command(self, *words: str) -> None:
-        """Sends one command that answers with a status."""
+        """Sends one command whose answer is a status."""
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(5.0)
             client.connect(str(self._socket))
@@ -67,26 +67,26 @@ class RedisServer:
         assert answer.startswith(b"+"), answer
 
     def kill(self) -> None:
-        """Kills the server as `kill -9` does: nothing is said to anyone."""
+        """Kills the server as `kill -9` does, without notice to clients."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def freeze(self) -> None:
-        """Connections stay open, and nothing answers."""
+        """Freezes the server: connections stay open, but get no answers."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Goes on as if nothing had been."""
+        """Continues a frozen server."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
 
 @contextmanager
 def redis_server() -> Iterator[RedisServer]:
-    """A server that runs.
+    """Runs a Redis server.
 
     Raises:
         ProgramMissing: Redis is not installed.
@@ -94,7 +94,7 @@ def redis_server() -> Iterator[RedisServer]:
     program = shutil.which("redis-server")
     if program is None:
         raise ProgramMissing("redis-server is not installed. On Debian and Ubuntu: sudo apt-get install redis-server")
-    # Sockets have short paths, and a test's own folder may be deep.
+    # Paths of sockets must be short, and a test's own folder may have a long path.
     with TemporaryDirectory(prefix="redis-", dir="/tmp") as folder:
         server = RedisServer(program, Path(folder))
         try:

@@ -1,12 +1,12 @@
-"""Conformance of replicas, as one function that any implementation can be put to.
+"""Conformance of replicas: one function that checks any implementation.
 
 ::
 
     async def test_my_replica():
         await exercise_replica(my_replica_in_a_context)
 
-The checks are the promises of `core.ports.Replica` and `core.ports.TokenStream`, and nothing about the text: a
-replica without a model passes.
+The checks cover the promises of `core.replica.Replica` and `core.replica.TokenStream`, but not the text: a replica
+without a model passes.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ from maitred.core.replica import Replica, TokenStream
 from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta
 
 LIMIT_S = 30.0
-"""For each check; a replica that hangs fails."""
+"""Time limit of each check; a replica that hangs fails."""
 
 PROMPT = [5, 6, 7]
 _SHORT_TOKENS = 8
 
 
 class ReplicaUnderTest(msgspec.Struct, frozen=True):
-    """A ready replica, and the means to take it away."""
+    """Ready replica, and a function that kills it."""
 
     replica: Replica
     kill: Callable[[], Awaitable[None]]
-    """Ends whatever runs behind the replica, without warning, and returns when it is ended."""
+    """Ends the process behind the replica without warning, and returns when it has ended."""
 
 
 MakeReplica = Callable[[], AbstractAsyncContextManager[ReplicaUnderTest]]
@@ -42,13 +42,13 @@ Subject = TypeVar("Subject")
 
 
 async def exercise_replica(make_replica: MakeReplica) -> None:
-    """Puts one replica to every check in turn; the last one kills it.
+    """Applies every check to one replica in turn; the last check kills it.
 
     Args:
-        make_replica: A context that holds a ready replica.
+        make_replica: Makes a context with a ready replica.
 
     Raises:
-        AssertionError: A promise is not kept; the note on it names the check.
+        AssertionError: A check fails; the note on the error names the check.
     """
     async with make_replica() as subject:
         for check in CHECKS:
@@ -56,10 +56,10 @@ async def exercise_replica(make_replica: MakeReplica) -> None:
 
 
 async def put_to(check: Callable[[Subject], Awaitable[None]], subject: Subject, limit_s: float) -> None:
-    """One check of a subject of any kind, within its time.
+    """Applies one check to a subject of any kind, within its time limit.
 
     Raises:
-        AssertionError: The promise is not kept; the note on it names the check.
+        AssertionError: The check fails; the note on the error names the check.
     """
     try:
         async with asyncio.timeout(limit_s):
@@ -70,7 +70,7 @@ async def put_to(check: Callable[[Subject], Awaitable[None]], subject: Subject, 
 
 
 async def describes_itself(subject: ReplicaUnderTest) -> None:
-    """The card is plausible, and there is a load report before any request."""
+    """Checks that the card is plausible, and that a load report exists before any request."""
     card = subject.replica.card()
     assert card.name, "the card names the model"
     assert card.vocab_size > max(PROMPT), "the card says how many tokens there are"
@@ -80,7 +80,7 @@ async def describes_itself(subject: ReplicaUnderTest) -> None:
 
 
 async def answers_completely(subject: ReplicaUnderTest) -> None:
-    """One choice: as many tokens as asked for, one finish, at the end; then the stream is over and stays so."""
+    """Checks one choice: the requested tokens, one finish at the end, and no deltas after it."""
     async with subject.replica.generate(_request()) as stream:
         _assert_complete(await _read(stream), choices=1)
         with suppress(StopAsyncIteration):
@@ -88,14 +88,14 @@ async def answers_completely(subject: ReplicaUnderTest) -> None:
 
 
 async def answers_every_choice(subject: ReplicaUnderTest) -> None:
-    """Several choices of one prompt, each complete."""
+    """Checks that each of several choices of one prompt is complete."""
     choices = min(3, subject.replica.card().max_choices)
     async with subject.replica.generate(_request(n=choices)) as stream:
         _assert_complete(await _read(stream), choices=choices)
 
 
 async def answers_many_at_once(subject: ReplicaUnderTest) -> None:
-    """Concurrent requests do not mix, even under one id, for clients may choose ids."""
+    """Checks that concurrent requests stay separate, even with equal ids, as clients may choose ids."""
 
     async def ask(tokens: int) -> None:
         async with subject.replica.generate(_request(tokens, id="the-same")) as stream:
@@ -107,7 +107,7 @@ async def answers_many_at_once(subject: ReplicaUnderTest) -> None:
 
 
 async def cancels_one_choice(subject: ReplicaUnderTest) -> None:
-    """No delta of a cancelled choice follows, the other goes on, and the stream ends when none is left."""
+    """Checks that a cancelled choice gets no more deltas, while the other choice continues to its end."""
     if subject.replica.card().max_choices < 2:
         return
     async with subject.replica.generate(_long_request(subject, n=2)) as stream:
@@ -127,7 +127,7 @@ async def cancels_one_choice(subject: ReplicaUnderTest) -> None:
 
 
 async def pauses_and_goes_on(subject: ReplicaUnderTest) -> None:
-    """A pause loses nothing; a paused request can be left; and every report is heard of."""
+    """Checks that a pause loses nothing, can be cancelled, and that every report is delivered."""
     reports = 0
 
     def count() -> None:
@@ -146,14 +146,14 @@ async def pauses_and_goes_on(subject: ReplicaUnderTest) -> None:
 
 
 async def leaving_cancels(subject: ReplicaUnderTest) -> None:
-    """A context left early frees what the request held."""
+    """Checks that leaving a context early frees the resources of the request."""
     async with subject.replica.generate(_long_request(subject)) as stream:
         await anext(aiter(stream))
     await _assert_idle(subject.replica)
 
 
 async def a_cancelled_task_cancels(subject: ReplicaUnderTest) -> None:
-    """Checks that a task that is cancelled while it waits cancels the work."""
+    """Checks that cancelling a waiting task cancels its work."""
     reading = asyncio.Event()
 
     async def read() -> None:
@@ -170,7 +170,7 @@ async def a_cancelled_task_cancels(subject: ReplicaUnderTest) -> None:
 
 
 async def a_death_is_said(subject: ReplicaUnderTest) -> None:
-    """When the replica dies a stream raises, and never just ends; new requests are refused with a time."""
+    """Checks that streams raise when the replica dies, and that new requests are refused with a time."""
     async with subject.replica.generate(_long_request(subject)) as stream:
         await anext(aiter(stream))
         await subject.kill()
@@ -212,7 +212,7 @@ def _request(tokens: int = _SHORT_TOKENS, *, n: int = 1, id: str | None = None) 
 
 
 def _long_request(subject: ReplicaUnderTest, *, n: int = 1) -> EngineRequest:
-    """One that is still running when the check ends it."""
+    """Makes a request that is still running when the check ends it."""
     return _request(subject.replica.card().context_tokens - len(PROMPT), n=n)
 
 
@@ -230,7 +230,7 @@ def _assert_complete(deltas: list[TokenDelta], *, choices: int, tokens: int = _S
 
 
 async def _assert_idle(replica: Replica) -> None:
-    """Nothing runs any more; short requests bring fresh reports until the check's time is over."""
+    """Checks that nothing runs; short requests bring fresh reports until the time limit."""
     while True:
         async with replica.generate(_request(1)) as stream:
             await _read(stream)

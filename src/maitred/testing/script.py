@@ -1,4 +1,4 @@
-"""Script of an engine: plain data, so that it reads the same from Python and from a JSON file."""
+"""Script of an engine: plain data, in the same form in Python and in a JSON file."""
 
 from enum import StrEnum
 
@@ -14,7 +14,7 @@ class AnswerFault(StrEnum):
     REJECT = "reject"
     """The engine refuses the request (at once, whatever `fault_after` says)."""
     STALL = "stall"
-    """No more tokens of this request; everything else goes on."""
+    """The request gets no more tokens; everything else continues."""
     DROP = "drop"
     """The connection ends between two frames."""
     HALF_FRAME = "half_frame"
@@ -22,17 +22,17 @@ class AnswerFault(StrEnum):
     GARBAGE = "garbage"
     """A frame that does not decode; the connection stays open."""
     SEQUENCE_GAP = "sequence_gap"
-    """A step goes missing."""
+    """One step is not sent."""
     DIE = "die"
-    """The process ends as by SIGKILL; an engine in the test's own process closes its doors instead."""
+    """The process ends as by SIGKILL; an engine in the test's process closes all its sockets instead."""
 
 
 class ScriptedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one request is answered, the same for each of its choices."""
+    """Answer to one request, the same for each of its choices."""
 
     tokens: list[int] | None = None
-    """Ends with `stop` after these, or with `length` at the request's `max_tokens`. None repeats the prompt until
-    `max_tokens`."""
+    """Tokens of the answer, which ends with `stop` after these, or with `length` at the request's `max_tokens`. None
+    repeats the prompt until `max_tokens`."""
     tokens_per_step: int = 1
     wait_steps: int = 0
     """Steps before the first token."""
@@ -51,18 +51,18 @@ ECHO = ScriptedAnswer()
 
 
 class EngineScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Answers in the order of the requests; the last one serves all that follow, unless they come `again`."""
+    """Script of an engine: answers in order; the last one repeats, unless `again` repeats them all."""
 
     answers: list[ScriptedAnswer] = msgspec.field(default_factory=lambda: [ECHO])
     again: bool = False
-    """After the last answer comes the first."""
+    """Whether the first answer follows the last one."""
     step_s: float = 0.0
     """Pause between two steps."""
     load_s: float = 0.0
     """Pause before the engine listens, as if it loaded a model."""
 
     def answer(self, number: int) -> ScriptedAnswer:
-        """The answer to the request of this number, counted from 0."""
+        """Returns the answer to the request with this number, counted from 0."""
         return self.answers[number % len(self.answers) if self.again else min(number, len(self.answers) - 1)]
 
 
@@ -80,7 +80,7 @@ SCRIPTED_CARD = ModelCard(
 
 
 class ChoiceRun:
-    """One choice of one request on its way through its answer."""
+    """Progress of one choice of one request."""
 
     def __init__(self, request: EngineRequest, index: int, answer: ScriptedAnswer) -> None:
         self.request = request
@@ -91,11 +91,11 @@ class ChoiceRun:
 
     @property
     def fault(self) -> AnswerFault | None:
-        """The fault that is due before the next token."""
+        """Returns the fault that is due before the next token."""
         return self.answer.fault if self._sent >= self.answer.fault_after else None
 
     def step(self) -> TokenDelta | None:
-        """The next delta; None while the answer makes its reader wait."""
+        """Returns the next delta; None while the answer waits."""
         if self._waited < self.answer.wait_steps:
             self._waited += 1
             return None
@@ -121,5 +121,5 @@ class ChoiceRun:
 
 
 def _logprobs(token: int, top: int) -> TokenLogprobs:
-    """The chosen token first, at -0.5, and its neighbours each one below the other."""
+    """Makes log probabilities: -0.5 for the chosen token first, and less for each neighbour."""
     return TokenLogprobs(-0.5, [(token + rank, -0.5 - rank) for rank in range(top)])

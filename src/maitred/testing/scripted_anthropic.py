@@ -1,7 +1,7 @@
-"""A scripted server of Anthropic's Messages API on a real socket, for everything that such a server can do wrong.
+"""Scripted server of Anthropic's Messages API on a real socket, with all possible faults.
 
-What it answers is a list of `Reply` objects, one for each request, of which the last counts for all further ones. It
-runs in the event loop of the test and notes what it was asked::
+Its answers are a list of `Reply` objects, one for each request; the last one repeats. It runs in the event loop of the
+test and records the requests::
 
     async with ScriptedAnthropic([Reply(text("Hello"), cut=True)]) as server:
         ...  # ask server.url
@@ -21,16 +21,16 @@ PING: Event = {"type": "ping"}
 
 @dataclass(frozen=True)
 class Reply:
-    """How one request is answered.
+    """Reply to one request.
 
     Attributes:
-        events: Of the stream; see `text` and `tool_use`. Strings are sent as they are.
-        status: Of the response; others than 200 send `error`.
-        error: Type and message.
-        headers: Further ones.
-        cut: Whether the connection closes in place of the end of the body.
-        stall: Whether nothing comes any more after the events, and the connection stays open.
-        content_type: Of a stream.
+        events: Events of the stream; see `text` and `tool_use`. Strings are sent unchanged.
+        status: Status of the response; all but 200 send `error`.
+        error: Type and message of the error.
+        headers: Additional headers of the response.
+        cut: Whether the connection closes before the end of the body.
+        stall: Whether nothing follows the events, while the connection stays open.
+        content_type: Content type of a stream.
     """
 
     events: Sequence[Event | str] = ()
@@ -44,7 +44,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class ReceivedRequest:
-    """A request as it came; `body` is empty where there was none."""
+    """Received request; `body` is empty if there was none."""
 
     method: str
     path: str
@@ -53,7 +53,7 @@ class ReceivedRequest:
 
 
 def text(*pieces: str, stop_reason: str = "end_turn", prompt_tokens: int = 10, cached_tokens: int = 0) -> list[Event]:
-    """The events of an answer of one block of text, which has as many tokens as there are pieces."""
+    """Makes the events of an answer with one text block; each piece counts as one token."""
     return [
         start(prompt_tokens, cached_tokens),
         *block(0, {"type": "text", "text": ""}, *({"type": "text_delta", "text": piece} for piece in pieces)),
@@ -62,7 +62,7 @@ def text(*pieces: str, stop_reason: str = "end_turn", prompt_tokens: int = 10, c
 
 
 def tool_use(name: str, *pieces: str, id: str = "toolu_1") -> list[Event]:  # noqa: A002 - the API's word
-    """The events of an answer that calls one tool, its arguments in pieces."""
+    """Makes the events of an answer that calls one tool, with its arguments in pieces."""
     deltas = ({"type": "input_json_delta", "partial_json": piece} for piece in pieces)
     return [
         start(10, 0),
@@ -72,7 +72,7 @@ def tool_use(name: str, *pieces: str, id: str = "toolu_1") -> list[Event]:  # no
 
 
 def start(prompt_tokens: int, cached_tokens: int) -> Event:
-    """The beginning of an answer."""
+    """Makes the first event of an answer."""
     usage = {
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -85,7 +85,7 @@ def start(prompt_tokens: int, cached_tokens: int) -> Event:
 
 
 def block(index: int, opening: Event, *deltas: Event) -> list[Event]:
-    """A block, from its opening to its end."""
+    """Makes the events of a block, from start to end."""
     return [
         {"type": "content_block_start", "index": index, "content_block": opening},
         *({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas),
@@ -94,27 +94,27 @@ def block(index: int, opening: Event, *deltas: Event) -> list[Event]:
 
 
 def end(stop_reason: str, output_tokens: int) -> list[Event]:
-    """The end of an answer."""
+    """Makes the last events of an answer."""
     delta = {"stop_reason": stop_reason, "stop_sequence": None}
     usage = {"output_tokens": output_tokens}
     return [{"type": "message_delta", "delta": delta, "usage": usage}, {"type": "message_stop"}]
 
 
 def error(kind: str, message: str) -> Event:
-    """An error in the stream."""
+    """Makes an error event of a stream."""
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 class ScriptedAnthropic:
-    """The server, from entering its context to leaving it.
+    """Scripted server that runs while its context is open.
 
     Args:
-        replies: To the requests for answers, in their order. The list of models is always answered.
+        replies: Replies to the requests for answers, in order. The list of models is always available.
 
     Attributes:
-        url: Of the API.
-        asked: The requests for answers.
-        left: How many clients closed their connections before their answer had ended.
+        url: Base URL of the API.
+        asked: Requests for answers that it has received.
+        left: Number of clients that closed their connections before the end of their answers.
     """
 
     def __init__(self, replies: Sequence[Reply]) -> None:
@@ -153,7 +153,7 @@ class ScriptedAnthropic:
             writer.close()
 
     async def _answer(self, asked: ReceivedRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answers one request; whether the connection can have another."""
+        """Answers one request, and returns whether the connection can carry another."""
         if asked.method == "GET":
             models = {"data": [{"type": "model", "id": "scripted", "display_name": "Scripted"}], "has_more": False}
             await _send(writer, 200, json.dumps(models).encode(), {"content-type": "application/json"})
@@ -172,7 +172,7 @@ class ScriptedAnthropic:
             writer.write(b"%x\r\n%b\r\n" % (len(data.encode()), data.encode()))
             await writer.drain()
         if reply.stall:
-            # Until the client has had enough.
+            # It waits until the client closes the connection.
             await reader.read()
             self.left += 1
             return False
@@ -184,7 +184,7 @@ class ScriptedAnthropic:
 
 
 async def _read(reader: asyncio.StreamReader) -> ReceivedRequest | None:
-    """The next request; None if the client is done."""
+    """Reads the next request; None if the client has closed the connection."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.IncompleteReadError:

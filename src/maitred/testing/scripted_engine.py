@@ -1,16 +1,14 @@
-"""An engine without a model: the real protocol over a real socket, with answers and faults from a script.
+"""Scripted engine without a model: the real protocol on a real socket, with scripted answers.
 
-In a test's own process::
+It runs in a test's own process::
 
-    async with ScriptedEngine([Answer(tokens=[7, 8, 9])]) as engine:
-        link = EngineClient(engine.address)
-        await link.connect(timeout_s=5)
+    async with ScriptedEngine([ScriptedAnswer(tokens=[7, 8, 9])]) as engine:
 
-and as a process, which can die like one::
+It also runs as a separate process, which can be killed::
 
     python -m maitred.testing.scripted_engine --listen unix:/tmp/engine.sock --script '{"answers": [{"fault": "die"}]}'
 
-It notes what was submitted, cancelled and paused, in the order of arrival.
+It records submissions, cancellations and pauses in the order of arrival.
 """
 
 import argparse
@@ -51,26 +49,26 @@ from maitred.wire.frames import (
 )
 
 SCRIPTED_BLOCK_TOKENS = 16
-"""Tokens in each of the KV blocks that it reports, all of them always free."""
+"""Tokens in each reported KV block; all blocks are always free."""
 
 _epochs = itertools.count(time.time_ns())
 
 
 class ScriptedEngine:
-    """A server of the engine protocol. Enter it to listen; leave it to close every connection.
+    """Server of the engine protocol. Enter it to listen; leave it to close every connection.
 
     Args:
-        answers: One per request in order, the last one repeated; or a function from the request to its answer.
-        address: Where to listen; by default a free port of this machine, known once the engine is entered.
-        card: What the engine says of its model.
+        answers: Answers to the requests in order, the last one repeated; or a function from a request to its answer.
+        address: Address to listen at; the default is a free port of this machine, known once the engine is entered.
+        card: Card of the model that the engine reports.
         step_s: Pause between two steps.
-        die: What `AnswerFault.DIE` does; by default it closes the listener and every connection.
+        die: Function for `AnswerFault.DIE`; the default closes the listener and every connection.
 
     Attributes:
-        submitted: Every request received. Its id is the link's own (the request's id, a slash, a number).
-        cancelled: Every cancellation received.
-        pauses: Every pause received, and every end of one.
-        asleep: What it was told last; a request wakes it.
+        submitted: All requests received. An id is the client's own form (the request's id, a slash, a number).
+        cancelled: All cancellations received.
+        pauses: All pauses and ends of pauses received.
+        asleep: Whether the engine was last told to sleep; a request wakes it.
     """
 
     def __init__(
@@ -116,21 +114,21 @@ class ScriptedEngine:
         await self.wait_until(lambda: not self._connections)
 
     def close(self) -> None:
-        """Dies as seen from outside: no listener, no connection."""
+        """Closes the listener and all connections, which looks like a death from outside."""
         if self._server is not None:
             self._server.close()
         self.drop_connections()
 
     def drop_connections(self) -> None:
-        """Ends every connection; new ones are welcome."""
+        """Closes every connection, but still accepts new ones."""
         for connection in list(self._connections):
             connection.drop()
 
     async def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
-        """Waits for something to become true of what was received; there is no need to sleep for it.
+        """Waits until a condition on the received messages holds, so that tests need not sleep.
 
         Raises:
-            TimeoutError: It did not within the time.
+            TimeoutError: The condition did not become true in time.
         """
         async with asyncio.timeout(timeout_s):
             while not condition():
@@ -138,7 +136,7 @@ class ScriptedEngine:
                 await self._changed.wait()
 
     def load(self) -> LoadReport:
-        """Gauges of what runs now, and counters of what was taken on and sent."""
+        """Returns gauges of running requests, and counters of accepted requests and sent tokens."""
         running = sum(connection.running for connection in self._connections)
         return replace(
             self._counted,
@@ -151,10 +149,10 @@ class ScriptedEngine:
             asleep=self.asleep,
         )
 
-    # --- what connections report ---
+    # --- calls from connections ---
 
     def answer_to(self, request: EngineRequest) -> ScriptedAnswer:
-        """Notes a request; returns what the script has for it."""
+        """Records a request, and returns its scripted answer."""
         self.submitted.append(request)
         self.asleep = False
         self._changed.set()
@@ -163,7 +161,7 @@ class ScriptedEngine:
         return self._answers[min(len(self.submitted), len(self._answers)) - 1]
 
     def count(self, *, prompt_tokens: int = 0, output_tokens: int = 0, finished: int = 0) -> None:
-        """Adds to the counters."""
+        """Increases the counters of the engine."""
         counted = self._counted
         self._counted = replace(
             counted,
@@ -178,23 +176,23 @@ class ScriptedEngine:
         self._changed.set()
 
     def note_pause(self, pause: Pause) -> None:
-        """Notes that a reader has fallen behind, or caught up."""
+        """Records that a reader has fallen behind, or caught up."""
         self.pauses.append(pause)
         self._changed.set()
 
     def on_connect(self, connection: "_Connection") -> None:
-        """A gateway has connected."""
+        """Records the connection of a gateway."""
         self._connections.add(connection)
         self._changed.set()
 
     def on_disconnect(self, connection: "_Connection") -> None:
-        """A gateway has gone."""
+        """Records the disconnection of a gateway."""
         self._connections.discard(connection)
         self._changed.set()
 
 
 class _Connection(asyncio.Protocol):
-    """One gateway. Steps are made by timers, one after the other, as long as something runs."""
+    """Connection of one gateway. Timers make one step after the other while something runs."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine
@@ -290,7 +288,7 @@ class _Connection(asyncio.Protocol):
             self._schedule()
 
     def _commit(self, fault: AnswerFault) -> None:
-        """Does to the connection what the script asks for."""
+        """Applies a scripted fault to the connection."""
         match fault:
             case AnswerFault.DROP:
                 self.drop()
@@ -338,7 +336,7 @@ async def _serve(script: EngineScript, address: Address) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The process: listens until SIGTERM, or until its parent has gone."""
+    """Runs the engine as a process, until SIGTERM or until its parent has ended."""
     parser = argparse.ArgumentParser(prog="maitred.testing.scripted_engine", description=__doc__.partition("\n")[0])
     parser.add_argument("--listen", required=True, help="unix:/path or tcp:host:port")
     parser.add_argument("--script", default="{}", help="a Script as JSON, or @ and the name of a file that holds it")

@@ -1,4 +1,4 @@
-"""A real `maitred serve` in its own process, for tests and benchmarks."""
+"""Server process: a real `maitred serve`, for tests and benchmarks."""
 
 import os
 import signal
@@ -21,9 +21,9 @@ class ServerProcess:
     """Process of a running server.
 
     Attributes:
-        url: Where it listens, without a trailing slash.
-        process: The gateway; its child is the engine.
-        log: File with everything it has printed.
+        url: Address that it listens at, without a trailing slash.
+        process: Process of the gateway; its child is the engine.
+        log: File with all output of the process.
     """
 
     def __init__(self, url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -44,7 +44,7 @@ class ServerProcess:
         return sums
 
     def stop(self) -> int:
-        """Ends it as an operator would, with SIGTERM; the exit code. Kills it only when it does not end."""
+        """Stops it with SIGTERM (SIGKILL if it does not end), and returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -77,17 +77,18 @@ def serving(
     """Starts ``maitred serve`` on a free loopback port, waits until it is ready, and stops it at the end.
 
     Args:
-        *arguments: For the command line, such as a model folder.
+        *arguments: Arguments for the command line, such as a model folder.
         settings: Dotted configuration keys and their values.
-        environment: Variables on top of this process's own.
-        program: What Python runs; it must take the same options.
+        environment: Environment variables in addition to those of this process.
+        program: Program that Python runs; it must accept the same options.
     """
     with kept_port() as port, tempfile.TemporaryDirectory(prefix="maitred-") as folder:
         command: Sequence[str] = [
             *(sys.executable, *program, *arguments, "--port", str(port)),
             *(f"--set={key}={value}" for key, value in (settings or {}).items()),
         ]
-        own = {"MAITRED__STORE__FOLDER": str(Path(folder) / "data")}  # nothing of earlier servers, nothing left
+        # No settings of earlier servers, and nothing left behind
+        own = {"MAITRED__STORE__FOLDER": str(Path(folder) / "data")}
         log = Path(folder) / "serve.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -108,23 +109,25 @@ def serving(
 
 @contextmanager
 def kept_port() -> Iterator[int]:
-    """A loopback port for a server that is yet to start; until the block ends, the system gives it to nobody else.
+    """Reserves a loopback port for a server that starts later, until the context ends.
 
-    It is bound and not listened on, so the server can have it: servers bind with ``SO_REUSEADDR``. A port that was only
-    looked for would be anybody's until the server listens, and of two that start at once both would bind it.
+    The port is bound without listening, so the server can bind it too with ``SO_REUSEADDR``. A port that is only looked
+    up could be taken by another process before the server listens, and two servers that start at once could both bind
+    it.
     """
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not before: then it might be another's
+        # Only now: earlier, the port could belong to another process
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         yield int(reserved.getsockname()[1])
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
+    """Returns a loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class ProgramMissing(RuntimeError):
-    """A program is not installed on this machine. The message says how to get it."""
+    """Error: a program is not installed on this machine; the message says how to install it."""

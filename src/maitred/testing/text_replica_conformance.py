@@ -1,12 +1,13 @@
-"""Conformance of replicas that take text, as one function that any upstream server can be put to.
+"""Conformance of text replicas: one function that checks any upstream server.
 
 ::
 
     async def test_my_server():
         await exercise_text_replica(my_server_in_a_context)
 
-The checks are the promises of `core.relay.TextReplica`. They need a server with a real model that goes on when it is
-told to be greedy; what it says does not matter. What a server cannot do is left out, and said so.
+The checks cover the promises of `core.text_replica.TextReplica`. They need a server with a real model that decodes
+greedily on request; the content of its text does not matter. Checks of missing capabilities are skipped and reported as
+skipped.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from maitred.core.text_replica import TextBatch, TextReplica, TextRequest, TextS
 from maitred.testing.replica_conformance import put_to
 
 LIMIT_S = 60.0
-"""For each check; a server that hangs fails."""
+"""Time limit of each check; a server that hangs fails."""
 _SHORT_TOKENS = 8
 _LONG_TOKENS = 700
 _QUESTION = [{"role": "user", "content": "Tell me a story about a little dog."}]
@@ -33,28 +34,28 @@ _BEGINNING = "Once upon a time"
 
 
 class ServerCapability(StrEnum):
-    """Capability that not every server has."""
+    """Optional capability of a server."""
 
     CHOICES = "choices"
-    """Several answers to one prompt."""
+    """Checks several answers to one conversation: the prompt counts once, and all output tokens count."""
     PROMPTS = "prompts"
     """Several texts to continue in one request."""
     LOGPROBS = "logprobs"
     STOPS = "stops"
     """Strings that end an answer."""
     WINDOW = "window"
-    """It refuses what does not fit."""
+    """The server refuses prompts that do not fit its window."""
     LOAD = "load"
-    """It tells what runs."""
+    """The server reports its running requests."""
 
 
 class TextReplicaUnderTest(msgspec.Struct, frozen=True):
-    """A ready replica, and what can be known and done behind its back."""
+    """Ready replica, with direct access to its server."""
 
     replica: TextReplica
     abilities: Collection[ServerCapability]
     running: Callable[[], Awaitable[float | None]]
-    """Requests that run, as the server says now."""
+    """Returns the running requests that the server reports now."""
     kill: Callable[[], Awaitable[None]]
     """Ends the server without warning, and returns when it is ended."""
 
@@ -64,13 +65,13 @@ Check = Callable[[TextReplicaUnderTest], Awaitable[None]]
 
 
 async def exercise_text_replica(make_replica: MakeTextReplica) -> None:
-    """Puts one replica to every check in turn; the last one kills it.
+    """Applies every check to one replica in turn; the last check kills it.
 
     Args:
-        make_replica: A context that holds a ready replica.
+        make_replica: Makes a context with a ready replica.
 
     Raises:
-        AssertionError: A promise is not kept; the note on it names the check.
+        AssertionError: A check fails; the note on the error names the check.
     """
     async with make_replica() as subject:
         for check, needs in TEXT_CHECKS.items():
@@ -79,7 +80,7 @@ async def exercise_text_replica(make_replica: MakeTextReplica) -> None:
 
 
 async def describes_itself(subject: TextReplicaUnderTest) -> None:
-    """The card is plausible, and nobody is there yet."""
+    """Checks that the card is plausible, and that no request runs yet."""
     card = subject.replica.card()
     assert card.name, "the card names the model"
     assert card.context_tokens > _SHORT_TOKENS, "the context holds more than a few tokens"
@@ -87,7 +88,7 @@ async def describes_itself(subject: TextReplicaUnderTest) -> None:
 
 
 async def answers_a_conversation(subject: TextReplicaUnderTest) -> None:
-    """One choice with one finish, cut at `max_tokens`, and counted; then the stream is over and stays so."""
+    """Checks one counted choice: one finish, the limit `max_tokens`, and no deltas after the end."""
     async with subject.replica.send(_asking()) as stream:
         batches = [batch async for batch in stream]
         _assert_whole(batches)
@@ -97,26 +98,26 @@ async def answers_a_conversation(subject: TextReplicaUnderTest) -> None:
 
 
 async def streams(subject: TextReplicaUnderTest) -> None:
-    """A long answer comes in many pieces, not in one at its end."""
+    """Checks that a long answer comes in many pieces instead of one at its end."""
     batches = await _answer(subject, _asking(64))
     assert len(batches) >= 8, f"64 tokens came in {len(batches)} pieces"
 
 
 async def continues_a_text(subject: TextReplicaUnderTest) -> None:
-    """A text is continued, and not repeated."""
+    """Checks that the answer continues a text without repeating it."""
     batches = await _answer(subject, _continuing(_BEGINNING))
     _assert_whole(batches)
     assert not _text(batches).startswith(_BEGINNING), "the answer repeats the prompt"
 
 
 async def says_the_same_again(subject: TextReplicaUnderTest) -> None:
-    """A greedy answer is the same each time: what is sent to the server is what was asked."""
+    """Checks that a greedy answer is always the same, which shows that requests arrive unchanged."""
     first, second = [_text(await _answer(subject, _asking(16))) for _ in range(2)]
     assert first == second, f"{first!r} and then {second!r}"
 
 
 async def stops_before_a_stop_string(subject: TextReplicaUnderTest) -> None:
-    """The answer ends before the string, for the reason that it was there."""
+    """Checks that the answer ends before a stop string, with the matching finish reason."""
     text = _text(await _answer(subject, _asking(24)))
     stop = text[len(text) // 2 :][:4]
     batches = await _answer(subject, _asking(24, stop=[stop]))
@@ -127,7 +128,7 @@ async def stops_before_a_stop_string(subject: TextReplicaUnderTest) -> None:
 async def answers_every_choice(subject: TextReplicaUnderTest) -> None:
     """Several answers to one conversation, each whole; the prompt counts once, and every token of theirs."""
     one = _usage(await _answer(subject, _asking()))
-    # Not quite greedy: vLLM refuses several answers that would all be the same.
+    # The temperature is slightly above 0, because vLLM refuses several answers that would all be equal.
     batches = await _answer(subject, _asking(n=3, choices=3, temperature=0.01))
     _assert_whole(batches, choices=3)
     usage = _usage(batches)
@@ -135,7 +136,7 @@ async def answers_every_choice(subject: TextReplicaUnderTest) -> None:
 
 
 async def continues_several_texts(subject: TextReplicaUnderTest) -> None:
-    """Each prompt has its own answer, and all of them count."""
+    """Checks that each prompt has its own answer, and that all of them count."""
     prompts = [_BEGINNING, "The waiter"]
     single = [_usage(await _answer(subject, _continuing(prompt))) for prompt in prompts]
     batches = await _answer(subject, _continuing(prompts, choices=2))
@@ -144,7 +145,7 @@ async def continues_several_texts(subject: TextReplicaUnderTest) -> None:
 
 
 async def tells_log_probabilities(subject: TextReplicaUnderTest) -> None:
-    """One for each token of the text, no better than certain, and the best ones beside it."""
+    """Checks one log probability per token, at most 0, with the best alternatives."""
     batches = await _answer(subject, _asking(logprobs=True, top_logprobs=2))
     scores = [score for part in _parts(batches) for score in part.scores or ()]
     assert len(scores) == _SHORT_TOKENS, f"{_SHORT_TOKENS} tokens have {len(scores)} log-probabilities"
@@ -153,7 +154,7 @@ async def tells_log_probabilities(subject: TextReplicaUnderTest) -> None:
 
 
 async def answers_many_at_once(subject: TextReplicaUnderTest) -> None:
-    """Concurrent requests do not mix, even under one id, for clients may choose ids."""
+    """Checks that concurrent requests stay separate, even with equal ids, as clients may choose ids."""
 
     async def ask(tokens: int) -> None:
         _assert_whole(await _answer(subject, _asking(tokens, id="the-same")), tokens=tokens)
@@ -164,7 +165,7 @@ async def answers_many_at_once(subject: TextReplicaUnderTest) -> None:
 
 
 async def refuses_what_does_not_fit(subject: TextReplicaUnderTest) -> None:
-    """A prompt that is longer than the window is the caller's fault, and said to be."""
+    """Checks that a prompt longer than the window is reported as the caller's error."""
     long = "The little dog ran home. " * 20_000
     with suppress(InvalidRequest):
         batches = await _answer(subject, _asking(messages=[{"role": "user", "content": long}]))
@@ -172,7 +173,7 @@ async def refuses_what_does_not_fit(subject: TextReplicaUnderTest) -> None:
 
 
 async def tells_its_load(subject: TextReplicaUnderTest) -> None:
-    """Checks that running requests are in the load report while they run."""
+    """Checks that the load report contains running requests."""
     async with subject.replica.send(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
         await anext(aiter(stream))
         while not await subject.running():  # noqa: ASYNC110 - the server has to be asked
@@ -181,7 +182,7 @@ async def tells_its_load(subject: TextReplicaUnderTest) -> None:
 
 
 async def leaving_cancels(subject: TextReplicaUnderTest) -> None:
-    """A context left early ends the work there."""
+    """Checks that leaving a context early ends the work on the server."""
     await _assert_idle(subject)
     async with subject.replica.send(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
         await anext(aiter(stream))
@@ -190,7 +191,7 @@ async def leaving_cancels(subject: TextReplicaUnderTest) -> None:
 
 
 async def a_cancelled_task_cancels(subject: TextReplicaUnderTest) -> None:
-    """Checks that a task that is cancelled while it waits cancels the work."""
+    """Checks that cancelling a waiting task cancels its work."""
     reading = asyncio.Event()
 
     async def read() -> None:
@@ -207,7 +208,7 @@ async def a_cancelled_task_cancels(subject: TextReplicaUnderTest) -> None:
 
 
 async def a_death_is_said(subject: TextReplicaUnderTest) -> None:
-    """When the server dies a stream raises, and never just ends; new requests are refused with a time."""
+    """Checks that streams raise when the server dies, and that new requests are refused with a time."""
     async with subject.replica.send(_asking(500)) as stream:
         await anext(aiter(stream))
         await subject.kill()
@@ -243,7 +244,7 @@ TEXT_CHECKS: dict[Check, ServerCapability | None] = {
     a_cancelled_task_cancels: ServerCapability.LOAD,
     a_death_is_said: None,
 }
-"""Each with what a server must be able to do for it."""
+"""Each check with the capabilities that it needs."""
 
 
 def _asking(max_tokens: int = _SHORT_TOKENS, *, choices: int = 1, id: str | None = None, **fields: Any) -> TextRequest:  # noqa: A002, ANN401
@@ -292,6 +293,6 @@ def _assert_whole(batches: list[TextBatch], *, choices: int = 1, tokens: int = _
 
 
 async def _assert_idle(subject: TextReplicaUnderTest) -> None:
-    """The server says that nothing runs, within the check's time."""
+    """Checks that the server reports no running requests within the time limit."""
     while await subject.running() != 0:  # noqa: ASYNC110 - the server has to be asked
         await asyncio.sleep(0.05)

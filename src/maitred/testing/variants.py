@@ -1,4 +1,4 @@
-"""A model with other weights: several that answer differently can be made of one, without a download."""
+"""Variants of a model with changed weights, which answer differently, without a download."""
 
 import json
 import random
@@ -7,16 +7,16 @@ from pathlib import Path
 
 _WEIGHTS = "model.safetensors"
 _FLIPPED = 0.02
-"""Part of the entries whose sign is turned: enough for other answers, and still words."""
+"""Share of the weights whose sign is inverted: enough for other answers, but still real words."""
 
 
 def make_variant(model: Path, folder: Path, seed: int) -> None:
-    """Saves a model into a folder, with the signs of a few of its weights turned.
+    """Saves a model to a folder, with the signs of a few weights inverted.
 
     Args:
-        model: Its folder; one file of bf16 weights.
-        folder: Made if need be.
-        seed: Which weights; 0 turns none.
+        model: Folder of the model, with one file of bf16 weights.
+        folder: Target folder, which is created if needed.
+        seed: Seed that selects the weights; 0 changes none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in model.iterdir():

@@ -1,7 +1,7 @@
-"""Format of what is not plain text in a model's answers (tool calls and reasoning), read from its chat template.
+"""Format of tool calls and reasoning in the answers of a model, read from its chat template.
 
-The template shows the model its own earlier calls. So the markers that the template writes around a call are the
-markers that the model has been trained to write.
+The chat template writes earlier calls of the model into the prompt. The markers that the template writes around a call
+are therefore the markers that the model was trained to write.
 """
 
 import re
@@ -38,10 +38,10 @@ class AnswerFormat:
     """Format of a model's answers: how it writes tool calls and reasoning.
 
     Attributes:
-        calls: Style in which the model calls tools; None: it has none.
-        reasoning: Style in which the model writes its reasoning; None: it writes none, or the template does not show
-            any.
-        marks: Tokens that mark calls and reasoning.
+        calls: Style in which the model calls tools, or None if it cannot call tools.
+        reasoning: Style in which the model writes its reasoning, or None if it writes none or the template does not
+            show the style.
+        marks: Tokens that mark the beginning and the end of calls and reasoning.
     """
 
     calls: CallStyle | None
@@ -55,13 +55,13 @@ class AnswerFormat:
         calls: Literal[CallStyle, "auto", "none"] = "auto",
         reasoning: Literal[ReasoningStyle, "auto", "none"] = "auto",
     ) -> "AnswerFormat":
-        """Returns the answer format of the model that this tokenizer belongs to.
+        """Returns the answer format of the model of this tokenizer.
 
         Args:
-            tokenizer: Tokenizer with its chat template. Without a template, the model has no conversations, so no calls
-                and no reasoning.
-            calls: Call style from the configuration; ``auto``: as the template shows.
-            reasoning: Reasoning style from the configuration; ``auto``: as the template shows.
+            tokenizer: Tokenizer with its chat template. A model without a template has no conversations, and therefore
+                neither calls nor reasoning.
+            calls: Call style from the configuration; ``auto`` selects the style that the template shows.
+            reasoning: Reasoning style from the configuration; ``auto`` selects the style that the template shows.
         """
         template = tokenizer.chat_template
         source = "" if template is None else template.source
@@ -74,15 +74,18 @@ class AnswerFormat:
         return cls(style, "think" if thinks else None, marks)
 
     def call_parser(self, names: Set[str]) -> CallParser | None:
-        """Returns a parser for an answer that may call tools of these names; None: no calls are possible."""
+        """Returns a parser for an answer that may call these tools, or None if it cannot have calls."""
         return _PARSERS[self.calls](names, self.marks) if self.calls and names else None
 
     def reasoning_parser(self, *, inside: bool) -> ReasoningParser | None:
-        """Returns a parser for the reasoning of an answer; `inside`: the prompt has opened the thought already."""
+        """Returns a parser for the reasoning of an answer.
+
+        `inside` is True if the prompt ends within an open reasoning block.
+        """
         return ReasoningParser(self.marks, inside=inside) if self.reasoning else None
 
     def opens_thought(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-        """Returns whether the prompt ends within a thought that it has opened."""
+        """Returns whether the prompt ends within an open reasoning block."""
         if self.reasoning is None:
             return False
         tail = tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
@@ -90,7 +93,7 @@ class AnswerFormat:
 
 
 def _calls_in(template: str) -> CallStyle | None:
-    """Returns the style in which a chat template shows earlier calls; None: it shows none, or in an unknown style."""
+    """Returns the style of earlier calls in a chat template, or None if there is no known style."""
     if mistral.OPEN in template:
         return "mistral"
     if hermes.OPEN in template and not re.search(r"<function=|<arg_key>", template):

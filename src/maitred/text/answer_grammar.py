@@ -28,14 +28,14 @@ def answer_grammar(
     tools: ToolRules | None = None,
     arguments: Mapping[str, Grammar] | None = None,
 ) -> Grammar | None:
-    """Makes the grammar of an answer; None: the answer is unconstrained.
+    """Makes the grammar of an answer, or returns None if the answer is unconstrained.
 
     Args:
-        answers: How the model writes calls and reasoning.
-        inside: The prompt has opened a thought.
-        said: Grammar of the answer's text; None: any text.
-        tools: Tools that the answer may call; None: no calls.
-        arguments: Function name -> grammar of its arguments, for every function that may be called.
+        answers: Format in which the model writes calls and reasoning.
+        inside: Whether the prompt ends within an open reasoning block.
+        said: Grammar of the text of the answer, or None for any text.
+        tools: Tools that the answer may call, or None if it cannot call tools.
+        arguments: Maps the name of each callable function to the grammar of its arguments.
     """
     callable_ = () if tools is None or answers.calls is None else tools.callable
     if not callable_ and (said is None or answers.reasoning is None):
@@ -67,7 +67,10 @@ def answer_grammar(
 
 
 def _thought(answers: AnswerFormat, rules: Rules, *, inside: bool) -> str:
-    """Returns the rule of a thought with the white space around it; optional unless the prompt has opened it."""
+    """Returns the rule of a reasoning block with the white space around it.
+
+    The block is optional unless the prompt has opened it.
+    """
     marks = answers.marks
     close = marker_rule(marks, THOUGHT_ENDS)
     if marks.tokens[THOUGHT_ENDS] is None:
@@ -80,7 +83,7 @@ def _thought(answers: AnswerFormat, rules: Rules, *, inside: bool) -> str:
 
 
 def _embed_rule(grammar: Grammar) -> str:
-    """Writes a grammar as the body of a rule."""
+    """Returns a grammar as the body of a rule."""
     match grammar.kind:
         case "json_schema":
             return f"%json {grammar.text}"
@@ -91,7 +94,7 @@ def _embed_rule(grammar: Grammar) -> str:
 
 
 def _slashes_escaped(pattern: str) -> str:
-    """Escapes the slashes in a regular expression that will stand between slashes, unless they are escaped already."""
+    """Escapes the unescaped slashes in a regular expression that will stand between slashes."""
     result, escaped = [], False
     for character in pattern:
         result.append("\\/" if character == "/" and not escaped else character)

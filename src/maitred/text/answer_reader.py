@@ -1,4 +1,4 @@
-"""Streaming parser that splits the text of one choice into reasoning, text and tool calls, as the APIs report them."""
+"""Streaming parser that splits the text of one choice into reasoning, text and tool calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,12 +13,15 @@ from maitred.text.tool_calls.events import CallParser, Event, TextEvent, ToolCal
 
 @dataclass(slots=True)
 class AnswerSegment:
-    """Part of an answer: first its reasoning, then its text, then its calls, in the order of the fields."""
+    """Part of an answer: its reasoning, then its text, then its calls, in the order of the fields."""
 
     thought: str = ""
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
-    """Pieces of calls as in OpenAI's deltas: the first piece of a call has its id and name, others its arguments."""
+    """Pieces of calls as in OpenAI's deltas.
+
+    The first piece of a call has its id and name, and the other pieces have its arguments.
+    """
 
 
 _new_call_id = partial(new_object_id, "call")
@@ -28,10 +31,10 @@ class AnswerParser:
     """Streaming parser of one choice's text.
 
     Args:
-        reasoning: Splits off the reasoning; None: the model writes none.
-        calls: Finds the calls; None: there can be none.
-        marks: Markers of the model. Those that turn out to be plain text are restored to their literal text.
-        new_id: Makes the id of a new call.
+        reasoning: Parser that separates the reasoning, or None if the model writes none.
+        calls: Parser that finds the calls, or None if the answer cannot have calls.
+        marks: Markers of the model. A marker that turns out to be plain text is replaced by its literal text.
+        new_id: Function that makes the id of a new call.
 
     Attributes:
         call_count: Number of calls that have begun.
@@ -109,7 +112,7 @@ class AnswerParser:
             calls.append({"index": index, "function": {"arguments": arguments}})
 
     def _passage(self, *, ends_with_text: bool = False, ends_with_thought: bool = False) -> AnswerSegment:
-        """Returns the last segment if it can be extended in its order of fields; else appends a new one."""
+        """Returns the last segment if its field order allows more data; otherwise appends a new one."""
         last = self._passages[-1] if self._passages else None
         if last is None or (ends_with_text and last.calls) or (ends_with_thought and (last.text or last.calls)):
             last = AnswerSegment()

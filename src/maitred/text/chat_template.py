@@ -1,14 +1,15 @@
 """Chat template of a model: the Jinja program that writes a conversation as the prompt it was trained on.
 
-Templates come with model weights from third parties, so they run in Jinja's sandbox. They rely on a convention that
-grew around Hugging Face's `apply_chat_template`: blocks are trimmed, loops have `break` and `continue`, `tojson`
-does not escape for HTML, `raise_exception` refuses a conversation, `strftime_now` returns the date, and ``{% generation
-%}`` marks the model's own text for training.
+Templates come with model weights from third parties, so they run in Jinja's sandbox. They use the conventions of
+Hugging Face's `apply_chat_template`: blocks are trimmed, loops have `break` and `continue`, `tojson` does not escape
+for HTML, `raise_exception` rejects a conversation, `strftime_now` returns the date, and ``{% generation %}`` marks the
+model's own text for training.
 
-Earlier tool calls in a conversation are adapted to what a template can write. Some templates reject what OpenAI's API
-allows, though the same history can be written in another way:
+The module converts earlier tool calls in a conversation to a form that the template accepts. Some templates reject
+conversations that OpenAI's API allows, although the same history can be written in another form:
 
-* Llama 3's templates write one call per message. Several calls become several messages, each before its result.
+* Llama 3's templates write one call per message. Several calls are split into several messages, each followed by its
+  result.
 * Mistral's templates require ids of nine letters or digits. Other ids are replaced.
 """
 
@@ -35,7 +36,7 @@ _Message = Mapping[str, Any]
 
 
 class ToolHistory:
-    """Adapter of a conversation's earlier tool calls to one chat template.
+    """Adapter that converts the earlier tool calls of a conversation for one chat template.
 
     Args:
         template: Source of the template.
@@ -56,7 +57,7 @@ class ToolHistory:
 
 def _one_by_one(messages: Sequence[_Message]) -> Iterator[_Message]:
     results: list[_Message] = []
-    """Results of the calls before, which have been written right behind their calls."""
+    """Results of the earlier calls, which have been written directly after their calls."""
     for position, message in enumerate(messages):
         calls = message.get("tool_calls") or ()
         if len(calls) > 1:
@@ -71,7 +72,7 @@ def _one_by_one(messages: Sequence[_Message]) -> Iterator[_Message]:
 
 
 def _split_calls(message: _Message, calls: Sequence[_Message], results: Sequence[_Message]) -> Iterator[_Message]:
-    """Yields every call with its result; results without a call come last."""
+    """Yields every call with its result; results without a call are last."""
     left = list(results)
     for number, call in enumerate(calls):
         yield {**message, "content": "" if number else message.get("content", ""), "tool_calls": [call]}
@@ -91,7 +92,7 @@ def _with_short_ids(message: _Message) -> _Message:
 
 
 def _short(id_: str) -> str:
-    """Returns nine characters that represent an id: the id itself, if it is valid."""
+    """Returns nine characters that represent an id; a valid id represents itself."""
     if _SHORT_ID.fullmatch(id_):
         return id_
     number = int.from_bytes(blake2b(id_.encode("utf-8", "surrogatepass"), digest_size=8).digest())
@@ -104,7 +105,7 @@ class ChatTemplate:
     Args:
         source: Jinja source of the template.
         special_tokens: Variables such as ``bos_token``.
-        now: Returns the local time, for templates that write the date into the prompt.
+        now: Function that returns the local time, for templates that write the date into the prompt.
 
     Attributes:
         source: Jinja source of the template.
@@ -143,19 +144,20 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """Renders a conversation as a prompt, special tokens included.
+        """Renders a conversation as a prompt that includes special tokens.
 
         The role ``developer`` is OpenAI's newer name of ``system``; templates that do not know it get the old name.
         Earlier tool calls are adapted to the template (see `maitred.text.chat_template`).
 
         Args:
             messages: Messages in order, each with ``role`` and ``content``.
-            add_generation_prompt: End where the model's answer begins.
+            add_generation_prompt: Whether the prompt ends where the answer of the model begins.
             tools: Tool definitions, for templates that support tools.
-            arguments: Further variables of this template, such as ``enable_thinking`` of Qwen 3's.
+            arguments: Further variables of this template, such as ``enable_thinking`` of the template of Qwen 3.
 
         Raises:
-            InvalidRequest: The template refuses the conversation, or fails on it; or an argument is the model's own.
+            InvalidRequest: The template rejects the conversation or fails on it, or an argument has the name of a
+                special token of the model.
         """
         if arguments and (own := self._special_tokens.keys() & arguments.keys()):
             raise InvalidRequest(
@@ -174,7 +176,7 @@ class ChatTemplate:
         }
         try:
             return self._template.render(variables)
-        except Exception as error:  # A template is a foreign program: it can fail in every way.
+        except Exception as error:  # A template is third-party code that can raise any exception.
             raise InvalidRequest(
                 f"The model's chat template cannot write these messages: {error}", param="messages"
             ) from error
@@ -186,7 +188,7 @@ class _GenerationTag(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012 - Jinja reads it from the class
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        """Parses the block; Jinja calls it at the name of the tag."""
+        """Parses the block; Jinja calls this method at the name of the tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 

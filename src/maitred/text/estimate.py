@@ -1,7 +1,8 @@
 """Estimate of a text's token count, for models whose tokenizer is not available here.
 
-Only the model's own tokenizer knows the count. But limits and budgets must reserve an amount before the server that
-counts has answered. The estimate depends on the script of the text, which is the strongest factor:
+Only the tokenizer of the model gives the exact count. However, limits and budgets must reserve an amount before the
+server, which counts the tokens, has answered. The estimate depends on the script of the text, which is the strongest
+factor:
 
 ==============================  =================  ============================================================
 characters                      tokens for each    why
@@ -16,7 +17,7 @@ Korean, Indic, Thai)                               token
 4 bytes (emoji, rare scripts)   2                  byte-level vocabularies have few of them whole
 ==============================  =================  ============================================================
 
-A message costs 3 tokens more, and the opening of the answer another 3 (OpenAI's cookbook, "How to count tokens with
+Each message adds 3 tokens, and the opening of the answer adds another 3 (OpenAI's cookbook, "How to count tokens with
 tiktoken"). The lengths of the text in three encodings give the number of characters of each class, without a loop over
 characters in Python: a megabyte takes about a millisecond.
 
@@ -31,20 +32,20 @@ import msgspec
 
 _ASCII, _TWO_BYTES, _THREE_BYTES, _FOUR_BYTES = 0.25, 0.5, 1.0, 2.0
 MESSAGE_TOKENS = 3
-"""Tokens that a chat template writes around a message."""
+"""Number of tokens that a chat template writes around a message."""
 OPENING_TOKENS = 3
-"""Tokens that a chat template writes before the answer."""
+"""Number of tokens that a chat template writes before the answer."""
 
 
 def estimate(text: str) -> float:
-    """Estimates the tokens of a text; 0 only for an empty text."""
+    """Estimates the number of tokens of a text; the result is 0 only for an empty text."""
     if text.isascii():
         return len(text) * _ASCII
     characters = len(text)
     encoded = len(text.encode("utf-8", "surrogatepass"))
     plain = len(text.encode("ascii", "ignore"))
     four = len(text.encode("utf-16-le", "surrogatepass")) // 2 - characters
-    # Characters beyond ASCII take 2, 3 or 4 bytes: two equations for the two unknown counts.
+    # Non-ASCII characters have 2, 3 or 4 bytes, which gives two equations for the two unknown counts.
     three = (encoded - plain) - 2 * (characters - plain) - 2 * four
     two = characters - plain - three - four
     return plain * _ASCII + two * _TWO_BYTES + three * _THREE_BYTES + four * _FOUR_BYTES
@@ -55,7 +56,7 @@ def estimate_conversation(messages: Iterable[Mapping[str, Any]], tools: object =
 
     Args:
         messages: Messages as chat templates take them.
-        tools: Tool definitions as plain JSON values; the model reads them as a part of the prompt.
+        tools: Tool definitions as plain JSON values; they are a part of the prompt.
     """
     tokens = float(OPENING_TOKENS)
     for message in messages:
@@ -73,21 +74,25 @@ class LearntRatio:
     """Learnt ratio of real tokens to estimated tokens, for one model.
 
     The ratio is a quotient of two decaying sums: counted tokens over the tokens that had been estimated for them. Long
-    texts weigh more than short ones, whose overheads say little about the vocabulary.
+    texts have a larger weight than short texts, whose fixed overhead says little about the vocabulary.
 
     Args:
-        memory_tokens: After this many further tokens, the weight of earlier observations has fallen to 1/e.
+        memory_tokens: Number of further tokens after which the weight of an observation has fallen to 1/e.
 
     Attributes:
         value: Factor to multiply an estimate with, from `LEAST` to `MOST`; 1 before the first observation.
     """
 
     LEAST, MOST = 0.25, 4.0
-    """Bounds of the ratio. No vocabulary lies outside them; a server with such counts counts something else."""
+    """Smallest and largest ratio.
+
+    Every vocabulary lies within these bounds; a server outside them counts something other than tokens.
+    """
     _BELIEF_TOKENS = 200.0
     """Weight of the initial ratio 1, so that one short text does not change the ratio much.
 
-    It is also the number of tokens that any text may have beyond its estimate, such as those of a template.
+    The value is also the number of tokens that any text may have in addition to its estimate, such as the tokens of a
+    template.
     """
 
     def __init__(self, memory_tokens: float = 200_000.0) -> None:
@@ -97,10 +102,10 @@ class LearntRatio:
         self.value = 1.0
 
     def learn(self, estimated: float, counted: int) -> None:
-        """Records that a text of `estimated` tokens, before any correction, has `counted` tokens in fact.
+        """Records that a text has `counted` tokens, with an uncorrected estimate of `estimated` tokens.
 
-        A count above what any vocabulary can produce is clipped to that bound, so that one wrong count does not
-        outweigh all others.
+        A count that is too high for any vocabulary is reduced to the upper bound, so that one wrong count cannot
+        dominate all others.
         """
         if estimated <= 0 or counted <= 0:
             return

@@ -11,16 +11,18 @@ from maitred.core.errors import ConfigInvalid
 from maitred.core.request import SamplingParams
 
 DEFAULTED = frozenset({"temperature", "top_p", "top_k", "min_p", "repetition_penalty"})
-"""Fields that a file can set, under the same names in requests, in files and in `SamplingParams`."""
+"""Fields that a file can set; requests, files and `SamplingParams` use the same names."""
 
 _PLAIN = SamplingParams(max_tokens=0, seed=0)
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True):
-    """Sampling defaults for requests that do not set these fields; None: the default of OpenAI's API.
+    """Sampling defaults for requests that do not set these fields.
 
-    A file's lengths and special tokens are not used: lengths are for the caller who pays to decide, and special tokens
-    for the engine.
+    None selects the default of OpenAI's API.
+
+    The class ignores the lengths and the special tokens of a file: the caller, who pays, decides on lengths, and the
+    engine decides on special tokens.
     """
 
     temperature: Annotated[float, Meta(ge=0)] | None = None
@@ -31,7 +33,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, folder: Path, source: Literal["auto", "none"] = "auto") -> Self:
-        """Reads a model's file; without a file, or with the source ``none``, no default is set.
+        """Reads the file of a model; sets no defaults if there is no file or if the source is ``none``.
 
         Raises:
             ConfigInvalid: The file cannot be read.

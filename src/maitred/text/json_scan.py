@@ -1,4 +1,4 @@
-"""Incremental scanner of one JSON value: finds where the value ends, and whether the text can still become one."""
+"""Incremental scanner of one JSON value, which finds its end or the first invalid character."""
 
 import re
 from collections.abc import Callable
@@ -12,12 +12,12 @@ _HEX = "0123456789abcdefABCDEF"
 
 
 class JsonScan:
-    """Pushdown automaton over characters (RFC 8259) that scans one JSON value; linear in the text.
+    """Pushdown automaton over characters (RFC 8259) that scans one JSON value in linear time.
 
     Attributes:
-        done: Whether the value is complete. A number is complete only once a character follows that is not a part of
-            it.
-        broken: Whether the text so far is the beginning of no JSON value.
+        done: Whether the value is complete. A number is complete only after a following character that does not belong
+            to it.
+        broken: Whether no JSON value can begin with the text so far.
     """
 
     def __init__(self) -> None:
@@ -27,12 +27,16 @@ class JsonScan:
         self._state: Callable[[str, int], int] = self._value
         self._number = ""
         self._left = ""
-        """Characters of the current literal that are still to come."""
+        """Characters of the current literal that must still follow."""
         self._hex_left = 0
         self._is_key = False
 
     def push(self, text: str, start: int = 0) -> int:
-        """Scans on and returns the stop position: the text's end, or the first character after or against the value."""
+        """Scans more text and returns the stop position.
+
+        This is the end of the text, or the position of the first character after the value or the first invalid
+        character.
+        """
         at = start
         while at < len(text) and not (self.done or self.broken):
             at = self._state(text, at)

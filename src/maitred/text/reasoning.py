@@ -1,7 +1,7 @@
 """Reasoning of a model before its answer: ``<think>…</think>``, as DeepSeek-R1 and Qwen3 write it.
 
-Some chat templates write the opening tag themselves, at the end of the prompt; the answer then begins within the
-thought. White space around a thought belongs neither to the thought nor to the answer.
+Some chat templates write the opening tag at the end of the prompt; the answer then begins inside the reasoning block.
+White space around a reasoning block belongs neither to the reasoning nor to the answer.
 """
 
 from maitred.text.special_tokens import SpecialTokenText
@@ -13,27 +13,28 @@ OPEN, CLOSE = "<think>", "</think>"
 class ReasoningParser:
     """Streaming parser that separates the reasoning of one choice from its answer, however the text is split.
 
-    Only the beginning of an answer can be a thought. If the thought is never closed, there is no answer behind it.
+    Reasoning can stand only at the beginning of an answer. If the closing tag of the reasoning is missing, the answer
+    after it is empty.
 
     Args:
         marks: Markers of the model.
-        inside: Whether the prompt has opened the thought.
+        inside: Whether the prompt ends within an open reasoning block.
 
     Attributes:
-        thinking: Whether the latest text belongs to the thought, or may.
+        thinking: Whether the latest text belongs, or may belong, to the reasoning.
     """
 
     def __init__(self, marks: SpecialTokenText, *, inside: bool) -> None:
         self._open = marks[OPEN]
         self._thought = MarkerScanner(marks[CLOSE])
         self._before: str | None = None if inside else ""
-        """Text before the first non-space character; None: it has been decided whether a thought begins."""
+        """Text before the first non-space character, or None after the start of the answer was read."""
         self._trims = inside
-        """Whether the thought, or the answer behind it, has had only white space so far."""
+        """Whether the reasoning, or the answer after it, has had only white space so far."""
         self.thinking = inside
 
     def push(self, text: str) -> tuple[str, str]:
-        """Parses more text; returns the new text of the thought and of the answer."""
+        """Parses more text; returns the new text of the reasoning and of the answer."""
         if self._before is not None:
             text = self._read_before(self._before + text)
         if not self.thinking:
@@ -46,13 +47,13 @@ class ReasoningParser:
         return thought, self._trim(text[behind:])
 
     def flush(self) -> tuple[str, str]:
-        """Ends the answer; returns the text of the thought and of the answer that was held back."""
+        """Ends the answer; returns the held-back text of the reasoning and of the answer."""
         if self._before is not None:
             return "", self._before
         return (self._trim(self._thought.flush()).rstrip(), "") if self.thinking else ("", "")
 
     def _read_before(self, whole: str) -> str:
-        """Reads text where a thought may begin; returns the text that remains to be read."""
+        """Reads text where reasoning may begin; returns the text that remains to be read."""
         rest = whole.lstrip()
         if rest.startswith(self._open):
             self._before, self.thinking, self._trims = None, True, True

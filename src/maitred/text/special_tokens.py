@@ -1,11 +1,12 @@
 """Special tokens that mark parts of an answer, represented as single characters.
 
-Where a tool call or a thought begins, models write a token for it (``[TOOL_CALLS]``, ``<think>``). Some of these are
-special tokens, which decode to no text, and any caller can write text that looks like them. So a marker token becomes
-one of Unicode's noncharacters, which are reserved for use inside a program (The Unicode Standard, 23.7). It keeps its
-position in the text, and neither it nor any text can be mistaken for the other.
+At the start of a tool call or of reasoning, models write a token for it (``[TOOL_CALLS]``, ``<think>``). Some of these
+are special tokens, which decode to no text, and any caller can write text that looks like them. This module therefore
+represents a marker token by one of Unicode's noncharacters, which are reserved for use inside a program (The Unicode
+Standard, 23.7). The noncharacter keeps the position of the marker in the text, and markers and caller text can never be
+confused.
 
-A marker without a token in the vocabulary is searched for as plain text.
+A marker that has no token in the vocabulary is searched for as plain text.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,11 +20,11 @@ class SpecialTokenText:
     """Mapping between the markers of one model's answers and the characters that represent them in text.
 
     Args:
-        tokens: Marker -> its token; None: the vocabulary has no token for it.
+        tokens: Maps each marker to its token, or to None if the vocabulary has no token for it.
 
     Attributes:
-        bytes_by_token: Token -> the character that represents it, in UTF-8.
-        tokens: Marker -> its token, or None.
+        bytes_by_token: Maps each token to the UTF-8 bytes of the character that represents it.
+        tokens: Maps each marker to its token or to None.
     """
 
     def __init__(self, tokens: Mapping[str, int | None]) -> None:
@@ -38,16 +39,19 @@ class SpecialTokenText:
         self._literals = str.maketrans({character: marker for marker, character in self._characters.items()})
 
     def __getitem__(self, marker: str) -> str:
-        """Returns the character that represents a marker in a text, or the marker itself."""
+        """Returns the character that represents a marker in a text, or the marker if it has no token."""
         return self._characters.get(marker, marker)
 
     def literal(self, text: str) -> str:
-        """Returns the text with every marker written out."""
+        """Returns the text with the literal text of every marker."""
         return text if text.isascii() else text.translate(self._literals)
 
 
 def partial_tail(text: str, markers: Iterable[str]) -> int:
-    """Returns the start of the longest suffix that may continue as one of the markers, or the text's length."""
+    """Returns the start of the longest suffix that may be the beginning of a marker.
+
+    If there is no such suffix, the result is the length of the text.
+    """
     found = len(text)
     for marker in markers:
         at = text.find(marker[0], max(0, len(text) - len(marker) + 1))

@@ -1,10 +1,10 @@
-"""Stop strings: a text is cut before the first stop string, though the text arrives in pieces.
+"""Stop strings: a text that arrives in pieces is cut before the first stop string.
 
-Text that was sent cannot be revoked, so text that may be the beginning of a stop string is held back. No more than
-necessary is held back: the longest suffix of the text that is a prefix of some stop string.
+Text that was sent cannot be revoked, so text that may be the beginning of a stop string is held back. The module holds
+back only the minimum: the longest suffix of the text that is a prefix of a stop string.
 
-The stop string that counts is the one that is complete first, as if the text arrived character by character; of two
-that end at the same character, the longer one. So the result does not depend on how the text was split.
+The first complete stop string counts, as if the text arrived character by character; if two stop strings end at the
+same character, the longer one counts. The result therefore does not depend on how the text was split.
 """
 
 import re
@@ -14,15 +14,15 @@ from collections.abc import Sequence
 class StopWindow:
     """Streaming search for stop strings in the text of one choice.
 
-    A push costs one search for the first characters of all stop strings. Only if one is found, or text is held back, it
-    costs one search per stop string over the new text and the text held back, which is shorter than the longest stop
-    string.
+    Each push costs one search for the first characters of all stop strings. Only if a first character is found, or text
+    is held back, a push also costs one search per stop string over the new text and the held-back text, which is
+    shorter than the longest stop string.
 
     Args:
-        stops: Strings that end the text, none of them empty. Without strings, all text passes.
+        stops: Strings that end the text; each has at least one character. If the sequence is empty, all text passes.
 
     Attributes:
-        stop: The stop string that ended the text; None: none has.
+        stop: Stop string that ended the text, or None if there was none.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -36,8 +36,8 @@ class StopWindow:
         """Searches more text and returns the text that can be sent.
 
         Returns:
-            The text that can be sent now, and whether a stop string is complete. If so, the text ends here, before that
-            string, and all later pushes return no text.
+            The text that can be sent now, and whether a stop string is complete. If the stop string is complete, the
+            text ends before it, and all later pushes return no text. string, and all later pushes return no text.
         """
         if self.stop is not None:
             return "", True
@@ -53,13 +53,16 @@ class StopWindow:
         return text[:shown], False
 
     def flush(self) -> str:
-        """Returns the text that was held back, since the text ended without a stop string."""
+        """Returns the held-back text, because the text has ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
     @staticmethod
     def _begins_at(stop: str, text: str) -> int:
-        """Returns the start of the longest suffix of the text that is a prefix of `stop`, or its length."""
+        """Returns the start of the longest suffix of the text that is a prefix of `stop`.
+
+        If there is no such suffix, the result is the length of the text.
+        """
         at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
         while at >= 0:
             if stop.startswith(text[at:]):

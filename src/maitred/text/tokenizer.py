@@ -1,12 +1,13 @@
 """Tokenizer and incremental detokenizer of a model, loaded from the files beside its weights.
 
 Hugging Face `tokenizers` converts text to tokens. A table of the exact bytes of every token (`maitred.text.vocabulary`)
-converts tokens to text. It is as fast as the library's own decoder, and with it the incremental detokenizer and
-log-probabilities agree with whole-text decoding byte for byte.
+converts tokens to text. This table is as fast as the decoder of the library, and makes the incremental detokenizer and
+the log-probabilities agree with whole-text decoding byte for byte.
 
-The detokenizer converts tokens to text while they arrive. A character can be spread over several tokens, and half a
-character must never be shown. The bytes of a token do not depend on its neighbours (`maitred.text.vocabulary`), so an
-incremental UTF-8 decoder is enough. Its cost is linear in the tokens, and it holds back at most three bytes.
+The detokenizer converts tokens to text while they arrive. The bytes of one character can be spread over several tokens,
+and the output must have only complete characters. The bytes of a token do not depend on its neighbours
+(`maitred.text.vocabulary`), so an incremental UTF-8 decoder is enough. Its cost is linear in the tokens, and it holds
+back at most three bytes.
 """
 
 import codecs
@@ -31,15 +32,15 @@ class Tokenizer:
     """Tokenizer of one model: converts text to tokens and tokens to text.
 
     Args:
-        backend: The `tokenizers` object that encodes.
-        special_tokens: Role -> text, such as ``{"eos_token": "</s>"}``.
-        chat_template: Chat template of the model, if it has one.
-        adds_eos: Whether the model's files ask for its end-of-text token after a text (``add_eos_token``).
+        backend: Object of the library `tokenizers` that encodes text.
+        special_tokens: Maps a role to its text, such as ``{"eos_token": "</s>"}``.
+        chat_template: Chat template of the model, or None.
+        adds_eos: Whether the files of the model request an end-of-text token after each text (``add_eos_token``).
 
     Attributes:
         vocab_size: One more than the largest token id.
-        bos_token: Text of the token that begins a text, if there is one.
-        eos_token: Text of the token that ends a turn, if there is one.
+        bos_token: Text of the token that begins a text, or None.
+        eos_token: Text of the token that ends a turn, or None.
         strips_leading_space: Whether decoding drops one space at the very start of a text.
     """
 
@@ -52,7 +53,8 @@ class Tokenizer:
         adds_eos: bool = False,
     ) -> None:
         self._backend = backend
-        # A file may contain the length limits of its training. The context window is checked elsewhere, with an error.
+        # A file may contain the length limit of the training, which would silently cut texts. Other code checks the
+        # context window and raises an error.
         backend.no_truncation()
         backend.no_padding()
         # Reading the vocabulary from the tokenizer's JSON takes half the time of its own method.
@@ -84,7 +86,7 @@ class Tokenizer:
             )
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # The library raises nothing more exact.
+        except Exception as error:  # The library raises only this general exception.
             raise ConfigInvalid(f"{path} cannot be read: {error}. Copy it from the model's publisher again.") from error
         config = _config(folder / "tokenizer_config.json")
         special_tokens = _special_tokens(config)
@@ -93,10 +95,10 @@ class Tokenizer:
         return cls(backend, special_tokens, template, adds_eos=config.get("add_eos_token") is True)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Converts text to token ids; special tokens that are written in the text are recognised.
+        """Converts text to token ids, and recognises special tokens that are written in the text.
 
-        Other threads run meanwhile: only the library's batch methods release the interpreter's lock. The fast method
-        omits the offsets, which are not needed here and take half the time.
+        Other threads can run during the call, because it uses a batch method of the library, and only those release the
+        interpreter lock. The fast method omits the offsets, which are unused and would take half of the time.
         """
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
@@ -104,26 +106,26 @@ class Tokenizer:
     def append_end(self, ids: list[int]) -> list[int]:
         """Appends the end-of-text token for an embedding model whose files ask for it.
 
-        Newer files ask for it in ``tokenizer.json``; then `encode` has appended it already. Prompts that a model
-        continues never get the token, whatever the files say.
+        Newer files request this token in ``tokenizer.json``; then `encode` has appended it already. A prompt that the
+        model continues never gets this token.
         """
         return ids if self._closing is None or ids[-1:] == [self._closing] else [*ids, self._closing]
 
     def added_token(self, text: str) -> int | None:
-        """Returns the id of the token that was added to the vocabulary for exactly this text; None: there is none."""
+        """Returns the id of the token that was added to the vocabulary for exactly this text, or None."""
         token = self._backend.token_to_id(text)
         return token if token in self._added else None
 
     def fewest_tokens(self, text_characters: int) -> int:
-        """Returns a lower bound on the tokens of a text of this length, without reading the text.
+        """Returns a lower bound for the tokens of a text of this length, without its content.
 
-        A character is at least one byte, and Unicode normalisation, which some tokenizers begin with, reduces at most
-        three bytes to one. Where a tokenizer drops text, the bound is 0.
+        A character has at least one byte, and Unicode normalisation, which some tokenizers apply first, reduces at most
+        three bytes to one. If a tokenizer drops text, the bound is 0.
         """
         return 0 if self._drops_text else text_characters // (self._longest_token_bytes * _NORMALISED_BYTES)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Converts token ids to text; invalid UTF-8 becomes U+FFFD, and ids without a token become nothing."""
+        """Converts token ids to text; invalid UTF-8 becomes U+FFFD, and unknown ids give no text."""
         table = self._visible if skip_special_tokens else self._bytes
         text = b"".join([table.get(token, b"") for token in ids]).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strips_leading_space else text
@@ -133,26 +135,29 @@ class Tokenizer:
 
         Args:
             ids: The tokens.
-            marks: Token -> bytes that it adds instead.
+            marks: Maps a token to the bytes that it adds instead of its own.
         """
         table = self._visible
         if marks:
             return b"".join([marks[token] if token in marks else table.get(token, b"") for token in ids])
-        if len(ids) == 1:  # as in most steps
+        if len(ids) == 1:  # most steps have one token
             return table.get(ids[0], b"")
         return b"".join([table.get(token, b"") for token in ids])
 
     def token_bytes(self, id: int) -> bytes:  # noqa: A002 - the word for it
-        """Returns the exact bytes of one token, special or not; no bytes for an id without a token."""
+        """Returns the exact bytes of any token, including special ones; empty for an unknown id."""
         return self._bytes.get(id, b"")
 
     def token_text(self, id: int) -> str:  # noqa: A002 - the word for it
-        """Returns one token as text; a part of a character becomes U+FFFD."""
+        """Returns the text of one token; an incomplete character becomes U+FFFD."""
         return self.token_bytes(id).decode("utf-8", "replace")
 
 
 class _Model(msgspec.Struct):
-    """Section of a tokenizer's JSON with its vocabulary; Unigram models list tokens with scores, others their ids."""
+    """Section of a tokenizer's JSON with its vocabulary.
+
+    Unigram models list tokens with scores, and other models map tokens to ids.
+    """
 
     vocab: dict[str, int] | list[tuple[str, float]]
 
@@ -165,7 +170,7 @@ class _Model(msgspec.Struct):
 
 
 class _Description(msgspec.Struct):
-    """Sections of a tokenizer's JSON that are read here."""
+    """Sections of a tokenizer's JSON that this module reads."""
 
     model: _Model
     decoder: dict[str, Any] | None = None
@@ -174,7 +179,7 @@ class _Description(msgspec.Struct):
 def _tables(
     backend: tokenizers.Tokenizer, vocabulary: Iterator[tuple[str, int]], rules: DecodingRules
 ) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Makes the tables token id -> bytes, for all tokens and for those that are visible in text."""
+    """Makes the tables from token id to bytes, for all tokens and for tokens visible in text."""
     table = {token: rules.bytes_of(text) for text, token in vocabulary}
     special: set[int] = set()
     for token, added in backend.get_added_tokens_decoder().items():
@@ -199,7 +204,10 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Reads the tokens that have a role; each is written as its text or as an object with its text as `content`."""
+    """Reads the tokens that have a role.
+
+    Each token is written as its text, or as an object with the text in `content`.
+    """
     tokens: dict[str, str] = {}
     for role, value in config.items():
         match value:
@@ -224,7 +232,7 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 _TAIL_TOKENS = 5
-"""Prompt tokens that are looked at.
+"""Number of prompt tokens that the detokenizer reads.
 
 A character has at most four bytes, so at most three tokens can be unfinished. An answer that follows only special
 tokens is decoded as a new text, as in training.
@@ -238,9 +246,9 @@ class Detokenizer:
 
     Args:
         tokenizer: Tokenizer of the model.
-        prompt_tail: The prompt that the answer continues, or its end. Its last few tokens decide whether a leading
-            space belongs to the text, and may hold the start of the answer's first character.
-        marks: Token -> UTF-8 text that is shown in its place (see `maitred.text.special_tokens`).
+        prompt_tail: Prompt that the answer continues, or the end of the prompt. Its last few tokens decide whether a
+            leading space belongs to the text, and may contain the start of the first character of the answer.
+        marks: Maps a token to the UTF-8 text that replaces it (see `maitred.text.special_tokens`).
     """
 
     def __init__(
@@ -250,7 +258,7 @@ class Detokenizer:
         self._marks = marks
         tail = self._visible_bytes(prompt_tail[-_TAIL_TOKENS:])
         self._unfinished = b""
-        """Bytes of a character that is not complete yet."""
+        """Bytes of a character that is incomplete so far."""
         self._strip = False
         self._decode(tail)
         self._strip = tokenizer.strips_leading_space and not tail
@@ -260,11 +268,14 @@ class Detokenizer:
         return self._decode(self._visible_bytes(tokens, self._marks))
 
     def flush(self) -> str:
-        """Returns the text that was held back at the end: U+FFFD for a character that was never completed."""
+        """Returns the held-back text at the end: U+FFFD for an incomplete character."""
         return self._decode(b"", final=True)
 
     def _decode(self, data: bytes, *, final: bool = False) -> str:
-        """Decodes the characters that these bytes complete, without a leading space that is none of the text's."""
+        """Decodes the characters that these bytes complete.
+
+        A leading space that does not belong to the text is removed.
+        """
         if self._unfinished:
             data = self._unfinished + data
         text, used = codecs.utf_8_decode(data, "replace", final)

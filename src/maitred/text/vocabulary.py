@@ -1,16 +1,17 @@
 """Exact bytes of every token, derived from the decoder section of a tokenizer.
 
-Three families write bytes into a vocabulary of strings:
+Three families of tokenizers represent bytes in a vocabulary of strings:
 
 * *Byte-level* BPE (GPT-2, Llama 3, Qwen) gives each of the 256 bytes a printable character; a token's bytes are its
   characters mapped back.
 * *SentencePiece* (Llama 2, Mistral, Gemma) writes a space as ``▁`` and a byte that no token covers as ``<0xE2>``. Some
-  of these vocabularies put a space before the first word, which decoding takes away again.
+  of these vocabularies put a space before the first word, which decoding removes.
 * *WordPiece* (BERT) marks a token that continues a word with ``##``; every other token begins a word, after a space.
 
-Once tokens are bytes, decoding is concatenation, so text can be cut anywhere and still come out the same. It differs
-from the reference decoders in one place: where SentencePiece's byte tokens form no UTF-8, those show one U+FFFD for
-every byte of the run, valid characters included, and here the valid ones survive.
+If each token is a byte string, decoding is concatenation, so a text gives the same result wherever it is split. The
+result differs from the reference decoders in one case: if the byte tokens of SentencePiece are not valid UTF-8, those
+decoders replace every byte of the run by U+FFFD, including valid characters, and this module keeps the valid
+characters.
 """
 
 import re
@@ -32,15 +33,16 @@ class DecodingRules(msgspec.Struct, frozen=True):
     replacements: tuple[tuple[str, str], ...] = ()
     """Pairs of a symbol in tokens and the text it represents, such as ``▁`` for a space."""
     strips_leading_space: bool = False
-    """Whether the space before the first word is not part of the text."""
+    """Whether the space before the first word is added by the tokenizer and is not part of the text."""
     continuation: str = ""
-    """Prefix of a token that continues a word; all other tokens begin one."""
+    """Prefix of a token that continues a word; all other tokens begin a word."""
 
     def bytes_of(self, token: str) -> bytes:
         """Returns the bytes of a token of the model's own vocabulary."""
         if self.byte_level:
             if token.isascii():
-                return token.encode()  # printable characters represent themselves, and others no byte
+                # Printable ASCII characters represent their own bytes, and other ASCII characters represent no byte
+                return token.encode()
             try:
                 return token.translate(_BYTE_OF_CHARACTER).encode("latin-1")
             except UnicodeEncodeError:
@@ -75,7 +77,7 @@ def read_decoding_rules(decoder: dict[str, Any] | None) -> DecodingRules:
                 replacements.append((symbol, text))
             case {"type": "Metaspace", "replacement": str() as symbol}:
                 replacements.append((symbol, " "))
-                # Before `prepend_scheme` there was `add_prefix_space`.
+                # Older files have `add_prefix_space` instead of `prepend_scheme`.
                 strips = step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True)
             case {"type": "Strip", "content": " ", "start": int() as start, "stop": 0}:
                 strips = start > 0
@@ -102,10 +104,12 @@ def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def _byte_of_character() -> dict[int, int]:
-    """Makes GPT-2's alphabet: printable Latin-1 represents itself, other bytes are moved to U+0100 and up.
+    """Makes GPT-2's byte alphabet.
 
-    The table is in the form of `str.translate`. A moved byte must not represent itself, so its own character maps to
-    one that is no byte.
+    Printable Latin-1 characters represent their own bytes, and other bytes are mapped to U+0100 and above.
+
+    The table has the form of `str.translate`. A mapped byte must not represent itself, so its own character maps to a
+    character that is not a byte.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     moved = [byte for byte in range(256) if byte not in printable]

@@ -1,6 +1,6 @@
-"""How large batches can be on this machine: measured on the real engine, decided by pure code.
+"""Tuning: finds the largest useful batch on this machine, from measurements of the real engine.
 
-`growth` says which size to try next and which to take, `prefill` how many tokens a step may have; both know only what
-was measured. `trial` measures one size on a replica, `session` puts the two together within a budget of time, and
-`report` tells of it.
+`growth` chooses the next size and the final size; `prefill` computes how many tokens a step may have; both use only
+measurements. `trial` measures one size on a replica, `session` combines all of them within a time budget, and `report`
+describes the result.
 """

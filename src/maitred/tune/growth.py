@@ -1,12 +1,12 @@
-"""Which batch size to try next, and which to take in the end. No I/O, and no state but the samples.
+"""Search for the batch size: which to try next, and which to use. Pure; its only state is the samples.
 
-A larger batch gives more tokens per second, because the weights are read once for all of it, until the processor is
-busy; and every token takes longer. So sizes double from 1 until the time between tokens breaks its objective, until two
-doublings in a row bring nothing, or until no more is allowed. Where the objective ends it, the gap between the last
-size that holds and the first that does not is halved a few times.
+A larger batch gives more tokens per second until the processor is busy, because the weights are read once for the whole
+batch; but each token takes longer. So sizes double from 1 until the time between tokens exceeds its objective, until
+two doublings in a row give no gain, or until the largest allowed size. If the objective ends the search, the interval
+between the last size that meets it and the first that does not is halved a few times.
 
-A machine that does something else for a moment must not decide: a size counts by the median of its samples, the one
-that ends the search is measured twice before it is believed, and a small gain must be missed twice in a row.
+A short disturbance of the machine must not decide. So the median of the samples of a size counts, the size that ends
+the search is measured twice, and the gain must be too small twice in a row.
 """
 
 import math
@@ -17,24 +17,24 @@ from typing import Literal
 import msgspec
 
 Reason = Literal["objective", "plateau", "highest", "budget"]
-"""Why the search ended: a larger batch breaks the objective; it gives no more; none is allowed; the time was up."""
+"""Reason for the end: a larger batch misses the objective, gains nothing or is not allowed; or timeout."""
 
 GAIN = 0.05
 """Share by which a doubling must raise the tokens per second to be worth its latency."""
 PATIENCE = 2
-"""Doublings without that gain, one after the other, that end the search."""
+"""Number of successive doublings without that gain that end the search."""
 CONFIRM = 2
-"""Trials of the size that ends the search."""
+"""Number of trials of the size that ends the search."""
 CLOSE = 1.2
-"""The sizes on either side of the objective may be so far apart, as a ratio."""
+"""Ratio of the sizes on both sides of the objective at which the search is close enough."""
 
 
 class DecodeSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One stretch of decoding at one size.
+    """Sample of decoding at one size.
 
     Attributes:
-        sequences: How many ran together.
-        tokens_per_s: Generated for all of them.
+        sequences: Number of concurrent sequences.
+        tokens_per_s: Generated tokens per second of all sequences.
         itl_p50_s, itl_p95_s: Time between two deliveries of tokens of a sequence.
     """
 
@@ -45,11 +45,11 @@ class DecodeSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchSizeResult(msgspec.Struct, frozen=True):
-    """All that was measured of one size."""
+    """Result of all measurements of one size."""
 
     sequences: int
     trials: tuple[tuple[DecodeSample, ...], ...]
-    """At least one, of at least one sample each."""
+    """Trials of the size, at least one, with at least one sample each."""
 
     @property
     def samples(self) -> list[DecodeSample]:
@@ -58,12 +58,12 @@ class BatchSizeResult(msgspec.Struct, frozen=True):
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated for all sequences; the median of the samples, as all that follow."""
+        """Generated tokens per second of all sequences: the median of the samples, as for the other values."""
         return statistics.median(sample.tokens_per_s for sample in self.samples)
 
     @property
     def step_s(self) -> float:
-        """The usual time between two tokens."""
+        """Median time between two tokens."""
         return statistics.median(sample.itl_p50_s for sample in self.samples)
 
     @property
@@ -76,8 +76,8 @@ class BatchGrowth:
     """Search for the largest batch that keeps an objective.
 
     Args:
-        objective_s: What 95 % of the times between tokens must stay below.
-        highest: No larger batch is tried.
+        objective_s: Time that 95 % of the times between tokens must stay below.
+        highest: Largest batch to try.
     """
 
     def __init__(self, *, objective_s: float, highest: int) -> None:
@@ -88,16 +88,16 @@ class BatchGrowth:
         self._trials: dict[int, list[tuple[DecodeSample, ...]]] = {}
 
     def record(self, sequences: int, samples: Sequence[DecodeSample]) -> None:
-        """Takes a trial of the size that `next_size` named."""
+        """Records a trial of the size that `next_size` returned."""
         self._trials.setdefault(sequences, []).append(tuple(samples))
 
     @property
     def sizes(self) -> list[BatchSizeResult]:
-        """Sizes that were measured, the smallest first."""
+        """Measured sizes, the smallest first."""
         return [BatchSizeResult(sequences, tuple(self._trials[sequences])) for sequences in sorted(self._trials)]
 
     def next_size(self) -> int | None:
-        """How many sequences to run next; None: the search is over."""
+        """Returns the next number of sequences; None: the search is over."""
         held, broken = self._held_sizes(), self._broken()
         if broken is not None:
             if len(broken.trials) < CONFIRM:
@@ -115,7 +115,7 @@ class BatchGrowth:
 
     @property
     def reason(self) -> Reason:
-        """Why it ended; ``budget`` while it has not."""
+        """Reason why the search ended; ``budget`` while it has not ended."""
         if self.next_size() is not None:
             return "budget"
         if self._broken() is not None:
@@ -124,17 +124,17 @@ class BatchGrowth:
 
     @property
     def best(self) -> BatchSizeResult | None:
-        """The smallest size that gives nearly as much as the best one within the objective; None: none is within it."""
+        """Smallest size with nearly the best throughput within the objective; None: no size is within it."""
         held = self._held_sizes()
         enough = max((size.tokens_per_s for size in held), default=0.0) * (1 - GAIN)
         return next((size for size in held if size.tokens_per_s >= enough), None)
 
     def _broken(self) -> BatchSizeResult | None:
-        """The smallest size that breaks the objective."""
+        """Smallest size that exceeds the objective."""
         return next((size for size in self.sizes if size.itl_s > self._objective_s), None)
 
     def _held_sizes(self) -> list[BatchSizeResult]:
-        """Returns the sizes below the first that missed the objective."""
+        """Returns the sizes below the first that exceeded the objective."""
         broken = self._broken()
         return [size for size in self.sizes if broken is None or size.sequences < broken.sequences]
 

@@ -1,8 +1,8 @@
-"""How many tokens one step may have: as many prompt tokens beside a full batch as the objective leaves time for.
+"""Token limit of a step: the prompt tokens that fit beside a full batch within the objective.
 
-The time of a step grows with its tokens along a line once the processor is busy. The line is drawn through prompts of
-different lengths, each computed alone in one step, with the slope of Theil and Sen (the median over all pairs), which a
-few disturbed measurements do not move.
+The time of a step grows linearly with its tokens once the processor is busy. The line is fitted to prompts of different
+lengths, each computed alone in one step. Its slope is that of Theil and Sen (the median over all pairs), which a few
+disturbed measurements do not change.
 """
 
 import statistics
@@ -12,21 +12,21 @@ from itertools import combinations
 import msgspec
 
 ENOUGH = 0.9
-"""Share of the best prompt tokens per second that a step should reach; beyond it longer steps only cost latency."""
+"""Share of the best prompt tokens per second that a step should reach; longer steps only add latency."""
 GRAIN = 16
-"""Limits are multiples of it."""
+"""Granularity: limits are multiples of it."""
 
 
 class Prefill(msgspec.Struct, frozen=True):
-    """A prompt that was computed alone, in one step."""
+    """Prefill: a prompt that was computed alone, in one step."""
 
     tokens: int
     seconds: float
-    """Until its first token; the median of several."""
+    """Time to its first token, in seconds; the median of several."""
 
 
 def token_s(prefills: Sequence[Prefill]) -> float | None:
-    """Returns what one more prompt token adds to a step; None: unknown, from fewer than two lengths or only noise."""
+    """Returns the time per prompt token in a step; None: fewer than two lengths, or only noise."""
     slopes = [
         (longer.seconds - shorter.seconds) / (longer.tokens - shorter.tokens)
         for shorter, longer in combinations(sorted(prefills, key=lambda prefill: prefill.tokens), 2)
@@ -37,13 +37,13 @@ def token_s(prefills: Sequence[Prefill]) -> float | None:
 
 
 def step_tokens(prefills: Sequence[Prefill], *, sequences: int, decode_s: float, objective_s: float) -> int | None:
-    """The limit on a step's tokens; None: too little is known.
+    """Returns the limit on a step's tokens; None: there are too few measurements.
 
     Args:
-        prefills: What was measured.
-        sequences: Of a full batch. The step holds one token of each, and some of a prompt at least.
-        decode_s: What a step of these takes without any prompt.
-        objective_s: What it may take.
+        prefills: Measured prefills.
+        sequences: Sequences of a full batch. A step holds one token of each, and at least a part of a prompt.
+        decode_s: Time of a step with these sequences and without a prompt.
+        objective_s: Longest allowed time of a step.
     """
     slope = token_s(prefills)
     if slope is None:

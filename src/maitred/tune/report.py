@@ -88,7 +88,7 @@ def outline(tuning: TuningResult, model: str, command: str) -> Document:
 
 
 def draw(tuning: TuningResult) -> dict[str, str]:
-    """Throughput and latency over the batch size: name -> SVG.
+    """Draws throughput and latency over the batch size: name -> SVG.
 
     Raises:
         Unavailable: matplotlib is not installed.

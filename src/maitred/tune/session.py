@@ -1,4 +1,4 @@
-"""One tuning from start to end, within a budget of time."""
+"""Session of one tuning from start to end, within a time budget."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,11 +13,11 @@ from maitred.tune.prefill import Prefill, step_tokens
 from maitred.tune.trial import TrialRunner
 
 SAMPLES = 3
-"""Stretches of a trial."""
+"""Number of samples of a trial."""
 REPEATS = 3
-"""Of each prompt."""
+"""Number of measurements of each prompt."""
 DECODE_SHARE = 0.8
-"""Of the budget; the rest is for the prompts."""
+"""Share of the budget for decoding; the rest is for the prompts."""
 _LONGEST_SAMPLE_S = 0.7
 _SAMPLES_IN_BUDGET = 60
 """Samples are so short that this many fit the budget: two trials of ten sizes."""
@@ -28,10 +28,10 @@ class TuningRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Request for a tuning: the objective, and the bounds of the search.
 
     Attributes:
-        objective_s: What 95 % of the times between tokens must stay below.
-        prompt_tokens: Length of the prompts that the sequences begin with.
-        highest: Sequences of the largest batch to try.
-        budget_s: Seconds that the measurement may take.
+        objective_s: Time that 95 % of the times between tokens must stay below.
+        prompt_tokens: Length of the prompt of each sequence.
+        highest: Number of sequences of the largest batch to try.
+        budget_s: Longest duration of the measurement, in seconds.
     """
 
     objective_s: float
@@ -45,12 +45,12 @@ class TunedLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_sequences: int
     step_tokens: int | None
-    """None: the time was too short to find out."""
+    """Limit on the tokens of a step; None: the time was too short to measure it."""
     itl_objective_s: float
 
     @property
     def settings(self) -> dict[str, int | float]:
-        """By their dotted names; only what is known."""
+        """Returns the known limits by their dotted names."""
         values = msgspec.structs.asdict(self)
         return {f"engine.{name}": value for name, value in values.items() if value is not None}
 
@@ -59,12 +59,13 @@ class TuningResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a tuning.
 
     Attributes:
-        wishes: As they could be fulfilled: `highest` and `prompt_tokens` are lowered to what the replica holds.
-        sizes: What was measured, the smallest first.
-        prefills: Of prompts alone, the shortest first.
-        reason: Why no larger batch was tried.
-        chosen: The size to take; None: not even one sequence keeps the objective.
-        limits: What follows; None: nothing could be measured.
+        wishes: Request as it could be fulfilled: `highest` and `prompt_tokens` are lowered to the capacity of the
+            replica.
+        sizes: Measured sizes, the smallest first.
+        prefills: Measurements of single prompts, the shortest first.
+        reason: Reason why no larger batch was tried.
+        chosen: Size to use; None: not even one sequence meets the objective.
+        limits: Resulting limits; None: nothing could be measured.
     """
 
     wishes: TuningRequest
@@ -87,24 +88,24 @@ async def tune(
     """Measures the replica until the best batch size is known, or the time is up.
 
     Args:
-        replica: Ready, and used by nobody else.
-        wishes: See there.
-        clock: Times it.
-        step_tokens_limit: Tokens that the replica was told to compute in one step at most; no longer prompt says what a
-            step takes.
-        watch: Told of a size after each of its trials.
-        sleep: Waits while a sample is taken.
+        replica: Ready replica that has no other users.
+        wishes: Request for the tuning; see `TuningRequest`.
+        clock: Clock for all measured times.
+        step_tokens_limit: Current limit on the tokens of a step of the replica; longer prompts need several steps, so
+            they are not measured.
+        watch: Callback that receives a size after each of its trials.
+        sleep: Function that waits while a sample is taken.
 
     Raises:
         InvalidRequest: The replica cannot hold a single sequence of that prompt.
-        ReplicaLost: It died.
+        ReplicaLost: The replica died.
     """
     card = replica.card()
     most = min(card.context_tokens, card.kv_capacity_tokens) // 2
     prompt_tokens = min(wishes.prompt_tokens, most)
     if prompt_tokens < 1:
         raise InvalidRequest("The model's window is too small to measure anything in it.")
-    # Twice the prompt, so that the answers have room to grow while they are measured.
+    # Each sequence counts twice its prompt, so that the answers have room to grow during the measurement.
     highest = min(wishes.highest, card.max_sequences, max(1, card.kv_capacity_tokens // (2 * prompt_tokens)))
     wishes = msgspec.structs.replace(wishes, prompt_tokens=prompt_tokens, highest=highest)
     trials = TrialRunner(replica, clock, prompt_tokens=prompt_tokens, sleep=sleep)
@@ -114,7 +115,7 @@ async def tune(
         async with asyncio.timeout(wishes.budget_s * DECODE_SHARE):
             await _grow(trials, growth, wishes, watch)
     except TimeoutError:
-        pass  # what was measured until now decides
+        pass  # the measurements so far decide
     prefills: list[Prefill] = []
     longest = min(step_tokens_limit, card.context_tokens - 1, card.kv_capacity_tokens - 1)
     try:
@@ -145,7 +146,7 @@ async def _grow(
 
 
 async def _lengthen(trials: TrialRunner, prefills: list[Prefill], longest: int) -> None:
-    """Prompts alone, from the shortest up, each twice as long as the one before."""
+    """Measures single prompts, from the shortest on; each is twice as long as the one before."""
     tokens = min(_SHORTEST_PROMPT, longest)
     await trials.prefill(tokens, repeats=1)
     while tokens <= longest:
@@ -157,7 +158,7 @@ def _outcome(wishes: TuningRequest, growth: BatchGrowth, prefills: list[Prefill]
     chosen, sizes = growth.best, growth.sizes
     limits = None
     if sizes:
-        # One sequence runs in any case: without it nothing would.
+        # At least one sequence must run in any case.
         taken = chosen or sizes[0]
         tokens = step_tokens(
             prefills,

@@ -1,7 +1,7 @@
-"""Measures a replica from where the gateway stands: so many sequences at once, or one prompt alone.
+"""Trials on a replica, as the gateway sees it: several sequences at once, or one prompt alone.
 
-Nothing here knows of HTTP, and nothing of the engine but `core.ports.Replica`: what is measured is the step with its
-sampling and its way through the socket, as a reader of the answers would see it at best.
+A trial uses only `core.replica.Replica`, without HTTP: it measures the step with its sampling and its way through the
+socket, which is the best case for a client.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ from maitred.tune.growth import DecodeSample
 from maitred.tune.prefill import Prefill
 
 SETTLE_TOKENS = 3
-"""Of every sequence, before anything counts: the first steps after a prefill are unlike the later ones."""
+"""Tokens of every sequence before measuring: the first steps after a prefill differ from later ones."""
 FEWEST_STEPS = 6
-"""Of a sample: a slow machine is given longer, so that a percentile means something."""
+"""Least steps of a sample: a slow machine gets more time, so that a percentile is meaningful."""
 
 
 class TrialRunner:
-    """Runs trials, one at a time.
+    """Runner of trials, one at a time.
 
     Args:
-        replica: What is measured. Nobody else uses it meanwhile.
-        clock: Times the tokens.
+        replica: Replica to measure. It must have no other users meanwhile.
+        clock: Clock for the times of tokens.
         prompt_tokens: Length of the prompts.
-        sleep: Waits while a sample is taken.
+        sleep: Function that waits while a sample is taken.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class TrialRunner:
         self._numbers = 0
 
     async def decode(self, sequences: int, *, samples: int, sample_s: float, into: list[DecodeSample]) -> None:
-        """Samples decodes of so many sequences at once, once all of them have begun.
+        """Samples the decoding of several sequences at once, after all of them have begun.
 
-        Their prompts are those of the trials before, so that the prefix cache has most of them already.
+        The prompts are the same as in earlier trials, so the prefix cache has most of them already.
 
         Args:
-            sequences: How many.
-            samples: Stretches to measure, one after the other; fewer if an answer reaches the end of the window.
-            sample_s: Length of each; longer where that is less than `FEWEST_STEPS` steps.
-            into: Gets each as soon as it is over, so that what there is survives the end of the time.
+            sequences: Number of sequences.
+            samples: Number of samples, one after the other; fewer if an answer reaches the end of the window.
+            sample_s: Length of each sample; longer if that is less than `FEWEST_STEPS` steps.
+            into: List that each sample is added to when it ends, so that samples are kept when the time is up.
         """
         async with self._running(sequences) as readers:
             await asyncio.gather(*(reader.reaches(SETTLE_TOKENS) for reader in readers))
@@ -70,7 +70,7 @@ class TrialRunner:
                 into.append(_sample(readers, counts, self._clock.monotonic_s() - start_s))
 
     async def prefill(self, tokens: int, *, repeats: int) -> Prefill:
-        """A prompt of that length, alone and never seen before; the median of several."""
+        """Measures a new prompt of a length, alone; returns the median of several."""
         seconds = []
         for _ in range(repeats):
             self._numbers += 1
@@ -84,7 +84,7 @@ class TrialRunner:
 
     @asynccontextmanager
     async def _running(self, sequences: int) -> AsyncIterator[list["_Reader"]]:
-        """Runs so many answers, each with a reader; leaving the block ends them."""
+        """Runs several answers, each with a reader; leaving the context ends them."""
         self._numbers += 1
         longest = min(self._card.context_tokens, self._card.kv_capacity_tokens // sequences) - self._prompt_tokens
         readers = [_Reader(self._clock) for _ in range(sequences)]
@@ -102,10 +102,10 @@ class TrialRunner:
                     for task in tasks:
                         task.cancel()
         except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # the replica was lost, to all of them at once
+            raise failures.exceptions[0] from None  # the replica was lost, and all readers raise the same error
 
     def _request(self, prompt: str, tokens: int, longest: int) -> EngineRequest:
-        """A request whose prompt follows from its name alone, and which only ever ends by its length."""
+        """Makes a request whose prompt depends only on its name, and which ends only by its length."""
         draw = random.Random(prompt)
         return EngineRequest(
             id=f"{prompt}-{self._numbers}",
@@ -116,7 +116,7 @@ class TrialRunner:
 
 
 class _Reader:
-    """Reads one answer, and notes when its tokens came."""
+    """Reader of one answer, which records when its tokens came."""
 
     def __init__(self, clock: Clock) -> None:
         self.times_s: list[float] = []
@@ -139,7 +139,7 @@ class _Reader:
             self._news.set()
 
     async def reaches(self, deliveries: int) -> None:
-        """Waits until so many deliveries have come, or the answer is over."""
+        """Waits until a number of deliveries have come, or the answer is over."""
         while len(self.times_s) < deliveries and not self.over:
             self._news.clear()
             await self._news.wait()

@@ -1,1 +1,4 @@
-"""Wire formats: bytes to structs and back, for HTTP APIs, server-sent events, engines and workers. No I/O."""
+"""Wire formats: conversion between bytes and structs for APIs, event streams, engines and workers.
+
+The modules perform no I/O.
+"""

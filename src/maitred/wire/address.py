@@ -1,8 +1,8 @@
-"""The address of an engine as one string: ``unix:/run/engine.sock`` or ``tcp:127.0.0.1:9000``.
+"""Address of an engine as one string: ``unix:/run/engine.sock`` or ``tcp:127.0.0.1:9000``.
 
-Both ends of the engine protocol read the same string, from the command line or from the configuration. An IPv6 host
-stands in brackets: ``tcp:[::1]:9000``. Port 0 is for the end that listens: the system picks a free port. The URL forms
-``unix:///run/engine.sock`` and ``tcp://127.0.0.1:9000`` are the same addresses.
+Both ends of the engine protocol read the same string, from the command line or from the configuration. An IPv6 host is
+written in brackets: ``tcp:[::1]:9000``. Port 0 is valid only for the listening end: the system chooses a free port. The
+URL forms ``unix:///run/engine.sock`` and ``tcp://127.0.0.1:9000`` are the same addresses.
 """
 
 import msgspec
@@ -14,7 +14,7 @@ MAX_UNIX_PATH_BYTES = 107
 
 
 class UnixAddress(msgspec.Struct, frozen=True):
-    """A socket in the file system."""
+    """Address of a socket in the file system."""
 
     path: str
 
@@ -23,7 +23,7 @@ class UnixAddress(msgspec.Struct, frozen=True):
 
 
 class TcpAddress(msgspec.Struct, frozen=True):
-    """A host, by name or number, and a port."""
+    """Address of a host, by name or number, and a port."""
 
     host: str
     port: int

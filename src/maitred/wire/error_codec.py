@@ -10,7 +10,7 @@ from maitred.core.flow import QueuePosition
 
 
 class EncodedLimit(msgspec.Struct, frozen=True, array_like=True):
-    """The fields of `LimitReached` beside its message."""
+    """Fields of `LimitReached` except its message."""
 
     subject: str
     limit: str
@@ -19,7 +19,7 @@ class EncodedLimit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EncodedError(msgspec.Struct, frozen=True, array_like=True):
-    """An encoded error: the name of its class, and all of its fields."""
+    """Encoded error: the name of its class, and all of its fields."""
 
     kind: str
     message: str
@@ -39,7 +39,7 @@ def encode_error(error: MaitredError) -> EncodedError:
 
 
 def decode_error(encoded: EncodedError) -> MaitredError:
-    """Decodes an error; one of an unknown class becomes a `MaitredError`."""
+    """Decodes an error; an error of an unknown class becomes a `MaitredError`."""
     kind = _ERROR_CLASSES.get(encoded.kind, MaitredError)
     if issubclass(kind, LimitReached) and (limit := encoded.limit) is not None:
         return kind(

@@ -1,6 +1,6 @@
 """`POST /v1/feedback`: the request, the response and their rules.
 
-An unknown field is rejected: a text under a misspelt name would be lost without notice.
+An unknown field is rejected, because a text in a misspelt field would be lost without notice.
 """
 
 import math
@@ -37,7 +37,7 @@ class GiveFeedback(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class FeedbackGiven(Struct, frozen=True, kw_only=True):
-    """The feedback that is stored now."""
+    """Feedback that the store has now."""
 
     object: Literal["feedback"] = "feedback"
     request_id: str

@@ -1,20 +1,20 @@
-"""The protocol between a gateway and an engine: length-prefixed msgpack frames over any byte stream.
+"""Protocol between a gateway and an engine: length-prefixed msgpack frames over any byte stream.
 
 A frame is a 4-byte big-endian length and that many bytes of msgpack. The engine sends first: `EngineHello` (after the
-proofs of `link.handshake`, where it has a secret). Then the gateway sends `Submit`, `Cancel`, `Pause`, `SleepCommand`
-and `Ping` at any time, and the engine sends each gateway one `Step` after every model step (and, when it has none to
-run, after a message), with the new tokens of *all* of the gateway's requests: at a hundred running sequences this is
-one system call and one decode instead of a hundred.
+proofs of `link.handshake`, if it has a secret). After that the gateway sends `Submit`, `Cancel`, `Pause`,
+`SleepCommand` and `Ping` at any time, and the engine sends each gateway one `Step` after every model step (or, if no
+step runs, after a message), with the new tokens of *all* requests of that gateway: with a hundred running sequences
+this is one system call and one decode instead of a hundred.
 
-`Step.sequence` counts up by one per connection, from 1; a gap means a lost message, and the reader must treat the
-connection as dead. `EngineHello.epoch` differs each time an engine starts, so a gateway never takes a restarted engine
-for the one that has its requests. There is no closing message: the end of the byte stream, at any point, is the death
-of the peer. An engine cancels every request of a gateway whose connection has ended.
+`Step.sequence` increases by one per message on a connection, from 1; a gap means a lost message, and the reader must
+treat the connection as dead. `EngineHello.epoch` is different after each start of an engine, so a gateway never
+confuses a restarted engine with the one that has its requests. The protocol has no closing message: the end of the byte
+stream, at any point, means that the peer is dead. An engine cancels every request of a gateway whose connection has
+ended.
 
 An engine reports the contents of its prefix cache in `EngineHello`, and their changes in each `Step`. These updates
-have
-a number of their own: an engine that has more changes at once than it reports skips a number, and a gateway that misses
-a number sends `ResendBlocks`.
+have their own sequence number: an engine that has more changes at once than it can report skips a number, and a gateway
+that misses a number sends `ResendBlocks`.
 """
 
 import struct
@@ -40,11 +40,11 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """Gateway to engine: cancel a request that is not wanted any more.
+    """Gateway to engine: cancel a request that is no longer needed.
 
     Attributes:
-        request_id: Unknown ids are ignored: the request may have finished while the message travelled.
-        index: One choice, or None for all that are left.
+        request_id: Id of the request; unknown ids are ignored, because the request may have finished in the meantime.
+        index: Index of one choice, or None for all remaining choices.
     """
 
     request_id: str
@@ -52,11 +52,11 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
 
 
 class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
-    """Gateway to engine: pause a request whose reader has fallen behind, or resume it.
+    """Gateway to engine: pause a request whose reader is too slow, or resume it.
 
     Attributes:
-        request_id: Unknown ids are ignored, as with `Cancel`.
-        paused: False: resume.
+        request_id: Id of the request; unknown ids are ignored, as with `Cancel`.
+        paused: True: pause; False: resume.
     """
 
     request_id: str
@@ -64,18 +64,26 @@ class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    """Gateway to engine: asks for a sign of life. The engine answers with a `Step`, as to every message."""
+    """Gateway to engine: asks the engine for a reply.
+
+    The engine answers with a `Step`, as to every message.
+    """
 
 
 class ResendBlocks(msgspec.Struct, frozen=True, array_like=True, tag="recount"):
-    """Gateway to engine: send all blocks of the prefix cache in the next step, since an update was missed."""
+    """Gateway to engine: send all blocks of the prefix cache in the next step.
+
+    The gateway sends this when it has missed an update.
+    """
 
 
 class SleepCommand(msgspec.Struct, frozen=True, array_like=True, tag="rest"):
-    """Gateway to engine: sleep as soon as no request runs, or wake. A `Submit` wakes the engine, too.
+    """Gateway to engine: sleep as soon as no request runs, or wake.
+
+    A `Submit` also wakes the engine.
 
     Attributes:
-        asleep: False: wake.
+        asleep: True: sleep; False: wake.
     """
 
     asleep: bool = True
@@ -86,7 +94,7 @@ class Unpin(msgspec.Struct, frozen=True, array_like=True, tag="unpin"):
 
     Attributes:
         scope: The cache scope of the request.
-        name: The name of the pin; an unknown one is ignored, since the pin may have expired.
+        name: Name of the pin; unknown names are ignored, because the pin may have expired.
     """
 
     scope: str
@@ -102,7 +110,7 @@ class EngineHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     card: ModelCard
     load: LoadReport
     blocks: BlockUpdate | None = None
-    """Contents of the engine's prefix cache; None: the engine has no prefix cache."""
+    """Contents of the engine's prefix cache, or None if the engine has no prefix cache."""
 
 
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -113,12 +121,12 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Rejection(msgspec.Struct, frozen=True, array_like=True):
-    """Engine to gateway: the engine does not run a request; no delta of it follows.
+    """Engine to gateway: the engine rejects a request and sends no tokens for it.
 
     Attributes:
         request_id: The rejected request.
         message: The reason.
-        retryable: The request is valid; another replica, or this one later, may take it.
+        retryable: Whether another replica, or this one later, may accept the request, because the request is valid.
     """
 
     request_id: str
@@ -136,7 +144,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     submits_heard: int = 0
     """Number of `Submit` messages that the engine had read on this connection when it wrote `load`."""
     blocks: BlockUpdate | None = None
-    """Changes of the engine's prefix cache; None: there are none."""
+    """Changes of the engine's prefix cache, or None if there are none."""
 
 
 ToEngine = Submit | Cancel | Pause | Ping | ResendBlocks | SleepCommand | Unpin
@@ -157,7 +165,7 @@ M = TypeVar("M")
 
 
 class FrameReader(Generic[M]):
-    """Cuts a byte stream into messages; holds the unfinished rest between calls.
+    """Reader that splits a byte stream into messages, and keeps the incomplete rest between calls.
 
     Args:
         message_type: The union of messages that this end reads, such as `ToEngine` or `ToGateway`.
@@ -171,12 +179,14 @@ class FrameReader(Generic[M]):
         """Returns the messages that are complete with these bytes.
 
         Raises:
-            ProtocolViolation: A frame is too long or does not decode. The stream is beyond repair: close it.
+            ProtocolViolation: A frame is too long or does not decode. The stream cannot be used any more: close it.
         """
         return list(self.messages(data))
 
     def messages(self, data: bytes) -> Iterator[M]:
-        """Yields the messages that are complete with these bytes, also those before a broken frame. Read it to its end.
+        """Yields the messages that these bytes complete, including those before an invalid frame.
+
+        The caller must read the iterator to its end.
 
         Raises:
             ProtocolViolation: A frame is too long or does not decode, as with `feed`.

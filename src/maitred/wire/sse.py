@@ -1,15 +1,15 @@
-"""Server-sent events, both ways: how a stream is written, and an incremental reader of one.
+"""Server-sent events: an encoder of event streams and an incremental decoder.
 
 The reader follows "Interpreting an event stream" of the WHATWG HTML standard: lines end in LF, CR or CRLF, a byte
 order mark at the start is skipped, a blank line dispatches, an event cut off by the end of the stream is dropped.
 
-**Templates** encode an event once, and then insert only what differs. Nearly all bytes of a stream event are the same
-in each event: ids, names, a time, the order of the fields. Only the text is new. So the caller, which knows the fields,
-encodes an event twice, with two texts of one letter; the text stands where the two differ, and the bytes around it are
-the same for every other text.
+**Templates** encode an event once, and then insert only what differs. Almost all bytes are the same in each event of a
+stream: ids, names, a time, and the order of the fields. Only the text is new. The caller, which knows the fields,
+therefore encodes an event twice, with two different one-letter texts; the text position is where the two results
+differ, and all other bytes are the same for every text.
 
-Whole answers differ in more places, but most of them in the same few. One answer is encoded with a mark in each of
-these places.
+Whole answers differ in more positions, but most of them differ in the same few. The caller encodes one answer with a
+unique marker value at each of these positions.
 """
 
 import codecs
@@ -23,7 +23,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 def encode_event(data: bytes, kind: bytes = b"") -> bytes:
-    """Encodes one event, with its type if it has one. The data must be a single line, as JSON from an encoder is."""
+    """Encodes one event, with its type if it has one.
+
+    The data must be a single line, as the output of a JSON encoder is.
+    """
     return (b"event: " + kind + b"\n" if kind else b"") + b"data: " + data + b"\n\n"
 
 
@@ -38,14 +41,14 @@ class SSEEvent(msgspec.Struct, frozen=True):
     data: str
     type: str = "message"
     id: str = ""
-    """The last id seen on the stream, in this event or before."""
+    """Last id on the stream, from this event or an earlier one."""
 
 
 class SSEDecoder:
-    """Cuts a byte stream into events; holds the unfinished rest between calls.
+    """Decoder that splits a byte stream into events, and keeps the incomplete rest between calls.
 
     Attributes:
-        retry_ms: How long the server wants clients to wait before they reconnect, once it has said so.
+        retry_ms: Time that the server wants clients to wait before they reconnect, if it has sent one.
     """
 
     def __init__(self) -> None:
@@ -67,7 +70,7 @@ class SSEDecoder:
             self._at_start = False
             text = text.removeprefix("\ufeff")
         if self._skip_line_feed and text:
-            # The CR before ended its line already; this may be the second half of a CRLF.
+            # The previous CR has ended its line already; this LF may be the second half of a CRLF.
             self._skip_line_feed = False
             text = text.removeprefix("\n")
         self._skip_line_feed = text.endswith("\r")
@@ -108,12 +111,12 @@ class SSEDecoder:
 class SSESplitter:
     """Splits one stream into the data of its events, as bytes.
 
-    `SSEDecoder` reads any event stream that the standard allows. Gateway and load tester read events at the rate of all
-    streams together, so the form that servers of OpenAI's API send, one ``data:`` line per event, is cut out with one
-    split; any other form takes the standard parser.
+    `SSEDecoder` reads any event stream that the standard allows. The gateway and the load tester read all events of all
+    streams, so the usual form of servers of OpenAI's API, one ``data:`` line per event, is parsed with one split; every
+    other form uses the standard parser.
 
     Attributes:
-        idle: Whether all bytes so far were whole events of the usual form, so that the next bytes begin a new event.
+        idle: Whether all bytes so far were complete events of the usual form, so that the next bytes begin a new event.
     """
 
     def __init__(self) -> None:
@@ -123,7 +126,7 @@ class SSESplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Returns the data of the events that are complete with these bytes."""
-        if (  # nearly always: one whole event
+        if (  # the usual case: the bytes are exactly one event
             self.idle
             and data.find(b"\n") == len(data) - 2
             and data.startswith(b"data: ")
@@ -147,7 +150,10 @@ class SSESplitter:
         return events
 
     def _switch_to_decoder(self, data: bytes) -> list[bytes]:
-        """Decodes `data`, and all that follows, by the standard. No event of `data` has been returned yet."""
+        """Decodes `data` and all later bytes with the standard decoder.
+
+        No event of `data` may have been returned before.
+        """
         self._decoder = SSEDecoder()
         self._unfinished = b""
         self.idle = False
@@ -162,8 +168,8 @@ class EventTemplate:
     """Template of events that differ in one text.
 
     Args:
-        encode_event: Encodes an event in full, as a function of its text alone, which stands in it once and as a JSON
-            string.
+        encode_event: Function that encodes a complete event from its text; the text must occur in it exactly once, as a
+            JSON string.
     """
 
     __slots__ = ("_after", "_before")
@@ -173,7 +179,7 @@ class EventTemplate:
         offset = 0
         while first[offset] == second[offset]:
             offset += 1
-        self._before, self._after = first[: offset - 1], first[offset + 2 :]  # the text's quotes are cut off
+        self._before, self._after = first[: offset - 1], first[offset + 2 :]  # the quotes of the text are removed
 
     def encode(self, text: str) -> bytes:
         """Encodes the event with this text."""
@@ -194,9 +200,8 @@ class EventTemplates:
         Args:
             index: The choice.
             text: The text.
-            encode_full: Encodes such an event in full; the same each time. It is not stored: a reference cycle through
-                it would
-                be freed by the garbage collector only.
+            encode_full: Function that encodes such an event completely, the same function each time. The function is
+                not stored, because only the garbage collector would free a reference cycle through it.
         """
         template = self._templates.get(index)
         if template is None:
@@ -205,15 +210,15 @@ class EventTemplates:
 
 
 class JsonTemplate:
-    """Template of JSON answers that differ in some places.
+    """Template of JSON answers that differ in a few positions.
 
     Args:
-        answer: One encoded answer, with a mark in each of these places.
-        marks: The marks in the order of the places, each of which stands in the answer once: whole numbers, and texts;
-            texts of JSON with their quotes.
+        answer: One encoded answer, with a marker value at each of these positions.
+        marks: Marker values in the order of their positions; each occurs once in the answer. They are whole numbers and
+            JSON texts with their quotes.
 
     Attributes:
-        fill: Encodes an answer with these values in the places of the marks, in the order of the places.
+        fill: Function that encodes an answer with these values at the positions of the markers, in their order.
     """
 
     __slots__ = ("fill",)

@@ -1,4 +1,4 @@
-"""The protocol between an API worker and the controller of its gateway: msgpack frames over a Unix socket.
+"""Protocol between an API worker and its controller: msgpack frames over a Unix socket.
 
 ::
 
@@ -16,9 +16,9 @@
       RequestEnded ------------------------>       the HTTP request has ended; with its data for metrics, logs,
       timelines
 
-`number` is assigned by the worker, and valid for as long as its connection lasts. The end of the byte stream is the
-death of the peer: the controller ends all requests of the worker, as if their clients had disconnected. Times are of
-the machine's monotonic clock, which both processes read.
+The worker assigns `number`, which is valid as long as its connection lasts. The end of the byte stream means that the
+peer is dead: the controller ends all requests of the worker, as if their clients had disconnected. Times use the
+monotonic clock of the machine, which both processes read.
 """
 
 from enum import StrEnum
@@ -35,17 +35,20 @@ from maitred.wire.error_codec import EncodedError
 
 
 class PromptSummary(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt as the queue sees it: its length and, where replicas are compared, its token ids."""
+    """Summary of a prompt for the queue: its length and, if replicas are compared, its token ids."""
 
     tokens: int
     ids: list[int]
-    """Token ids; where the count is estimated, substitutes for the first ones. Empty if replicas are not compared."""
+    """Token ids, or substitutes for the first ones if the count is estimated.
+
+    The list is empty if replicas are not compared.
+    """
 
 
 class AdmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="asks"):
     """Worker: asks whether a request may run, and on which replica.
 
-    It carries the fields of `DispatchRequest` and of `AdmissionRequest`.
+    The message has the fields of `DispatchRequest` and of `AdmissionRequest`.
     """
 
     number: int
@@ -59,7 +62,7 @@ class AdmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="asks"):
     prompts: list[PromptSummary]
     choices: int
     length: int
-    """Most output tokens of a choice, before any limit is applied."""
+    """Largest number of output tokens of a choice, before any limit is applied."""
     window_left: int
     max_tokens: int | None
     """`max_tokens` as the client sent it."""
@@ -78,11 +81,11 @@ class TokensUsed(msgspec.Struct, frozen=True, array_like=True, tag="took"):
     cached_tokens: int
     output_tokens: int
     first: bool = False
-    """Whether the first output token is among them."""
+    """Whether these tokens include the first output token."""
 
 
 class AttemptResult(StrEnum):
-    """The result of an attempt, as far as it says something of the upstream server."""
+    """Result of an attempt, if it gives evidence about the upstream server."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -102,7 +105,10 @@ class ReplicaFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed_th
 
 
 class SettleRequest(msgspec.Struct, frozen=True, array_like=True, tag="settles"):
-    """Worker: the response is complete. Its end is shown to the client as soon as the usage is in the ledger."""
+    """Worker: the response is complete and can be settled.
+
+    The client gets the end of the response as soon as the usage is in the ledger.
+    """
 
     number: int
     usage: Usage
@@ -123,20 +129,23 @@ class ReleaseRequest(msgspec.Struct, frozen=True, array_like=True, tag="leaves")
 
 
 class ResumeGrant(msgspec.Struct, frozen=True, array_like=True):
-    """A grant of an earlier controller, reported by its worker: the request goes on, or has ended since."""
+    """Grant of an earlier controller, reported by its worker.
+
+    Its request is still running, or has ended since.
+    """
 
     asks: AdmitRequest
     """The request without the token ids of its prompts; its `number` is still valid."""
     lease: str
     max_tokens: int
-    """Output tokens of each choice, as granted."""
+    """Number of output tokens of each choice that was granted."""
     replica: str
-    """The replica at which the request runs; empty: it waits."""
+    """Replica at which the request runs; empty if the request waits."""
     usage: Usage
-    """Usage until now; token counts that are reported later are added to it."""
+    """Usage until now; token counts of later reports are added to it."""
     first_token_s: float | None
     ended: SettleRequest | ReleaseRequest | None = None
-    """The message that could not be sent when the request ended; None: the request goes on."""
+    """Message that could not be sent when the request ended, or None if it is still running."""
 
 
 class WorkerHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -147,7 +156,10 @@ class WorkerHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     pid: int
     resumes: list[ResumeGrant]
     unanswered: list[str] = []
-    """Ids of requests without a reply to their `AdmitRequest`: each asks again, or has given up."""
+    """Ids of requests without a reply to their `AdmitRequest`.
+
+    Each of these requests asks again or has given up.
+    """
 
 
 class RequestSummary(msgspec.Struct, frozen=True, array_like=True):
@@ -168,7 +180,10 @@ class RequestSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """Worker: the HTTP request has ended. It carries the fields of `RequestContext`."""
+    """Worker: the HTTP request has ended.
+
+    The message has the fields of `RequestContext`.
+    """
 
     request_id: str
     started_s: float
@@ -203,13 +218,16 @@ class RequestEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
 
 
 class SubmissionAcked(msgspec.Struct, frozen=True, array_like=True, tag="heard"):
-    """Worker: an engine's load report counts the next prompt of a request; see `DispatchEntry.on_submitted`."""
+    """Worker: the load report of an engine now includes the next prompt of a request.
+
+    See `DispatchEntry.on_submitted`.
+    """
 
     number: int
 
 
 class RateLimitQuery(msgspec.Struct, frozen=True, array_like=True, tag="peeks"):
-    """Worker: asks how far a client's rate limits are used."""
+    """Worker: asks for the use of a client's rate limits."""
 
     number: int
     principal: Principal
@@ -217,7 +235,7 @@ class RateLimitQuery(msgspec.Struct, frozen=True, array_like=True, tag="peeks"):
 
 
 class DirectoryAck(msgspec.Struct, frozen=True, array_like=True, tag="knows"):
-    """Worker: it uses this version of keys, tenants and limits now."""
+    """Worker: the worker now uses this version of keys, tenants and limits."""
 
     version: int
 
@@ -245,16 +263,19 @@ ToController = (
 
 
 class ControllerSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """Controller: the state that a worker has to know now."""
+    """Controller: the state that a worker needs now."""
 
     directory: int
     """The version of keys, tenants and limits."""
     passed: frozenset[str]
-    """Names of models whose requests the controller serves itself, because versions are tried behind them."""
+    """Names of models with a rollout, whose requests the controller handles itself."""
     windows: dict[str, int]
-    """Pool -> tokens of prompt and output together, where a server has reported it."""
+    """Map from a pool to its context window, if a server has reported it.
+
+    The window is the number of prompt and output tokens together.
+    """
     engines: dict[str, str]
-    """Replica name -> the address of an engine of the `model` section."""
+    """Map from a replica name to the address of an engine of the `model` section."""
 
 
 class AdmitAccepted(msgspec.Struct, frozen=True, array_like=True, tag="seated"):
@@ -270,7 +291,7 @@ class AdmitAccepted(msgspec.Struct, frozen=True, array_like=True, tag="seated"):
 
 
 class AdmitRejected(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """Controller: the request is rejected with this error, and holds nothing any more."""
+    """Controller: the request is rejected with this error, and all that it held is released."""
 
     number: int
     error: EncodedError
@@ -284,11 +305,11 @@ class Dispatched(msgspec.Struct, frozen=True, array_like=True, tag="released"):
     replica: str
     waited_ms: dict[str, float]
     elsewhere: bool
-    """Whether another replica could take it, should this one fail."""
+    """Whether another replica could take the request if this one fails."""
 
 
 class SettleReply(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
-    """Controller: the request is in the ledger and holds nothing any more; or the error."""
+    """Controller: the request is in the ledger and all that it held is released; or the error."""
 
     number: int
     error: EncodedError | None = None

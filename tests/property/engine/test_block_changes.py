@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from maitred.core.prefix import shared_scope
 from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.engine import Engine
-from maitred.engine.kv import changes
+from maitred.engine.kv import blocks
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
 from maitred.engine.scheduler.scheduler import Scheduler
@@ -105,7 +105,7 @@ def test_what_is_expected_is_found_until_the_engine_says_what_came_of_it():
 
 
 def test_more_changes_than_are_told_skip_a_number(monkeypatch):
-    monkeypatch.setattr(changes, "MOST_CHANGES", 3)
+    monkeypatch.setattr(blocks, "MOST_CHANGES", 3)
     runs, _ = engine()
     assert runs.block_update() is None
     runs.submit("owner", EngineRequest("r", [1] * 20, SamplingParams(max_tokens=1, seed=0)))

@@ -1,1 +1,1 @@
-"""Whether what a caller wants an answer to look like can be had, found out before anything is charged."""
+"""Grammar validation: checks a constraint on the answer before anything is charged."""

@@ -1,4 +1,4 @@
-"""The `admission.grammars` section: how much work a caller's grammar may make."""
+"""The `admission.grammars` section: bounds on the work for callers' grammars."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 
 class GrammarsConfig(Struct, frozen=True, kw_only=True):
-    """How much work the grammars of requests may make: JSON schemas, regular expressions, choices and EBNF."""
+    """Bounds on the work for grammars: JSON schemas, regular expressions, choices and EBNF."""
 
     most_bytes: Annotated[
         int,

@@ -1,6 +1,6 @@
 """Result of trying a grammar, as the compiling process sends it to the gateway.
 
-A module of its own: the gateway reads results without importing what compiles grammars.
+This is a separate module, so that the gateway can read results without an import of the compiler.
 """
 
 import msgspec
@@ -16,4 +16,4 @@ class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 LENGTH_BYTES = 4
-"""Before each question and each answer."""
+"""Size in bytes of the length prefix of each question and each answer."""

@@ -1,4 +1,4 @@
-"""Where requests bring what their answers are to look like, and get a grammar that the engine takes."""
+"""Validator of constraints: turns a constraint into a grammar for the engine."""
 
 import asyncio
 from collections import OrderedDict
@@ -18,14 +18,14 @@ _RETRY_AFTER_S = 1.0
 
 
 class GrammarValidator:
-    """Has every grammar tried once, without holding up anybody.
+    """Compiles every grammar once, without blocking other requests.
 
-    What was found is remembered, by the text of what was asked. An organisation has only some of the processes at a
-    time, and of what waits nobody waits behind another organisation's queue: costly grammars hold up who sends them.
+    Results are cached by the text of the constraint. Each organisation may use only some of the processes at one time
+    and has its own queue, so costly grammars delay only the organisation that sends them.
 
     Args:
-        config: How much work may be made.
-        workers: What tries; by default processes. Tests bring their own.
+        config: Bounds on the work.
+        workers: Compiles the grammars; worker processes by default. Tests pass their own.
     """
 
     def __init__(self, config: GrammarsConfig = GrammarsConfig(), workers: GrammarWorkers | None = None) -> None:  # noqa: B008
@@ -36,7 +36,7 @@ class GrammarValidator:
         self._organisations: dict[str, _ValidationTurns] = {}
 
     def reconfigure(self, config: GrammarsConfig) -> None:
-        """Goes by these settings from now on, but for the number of processes and their time."""
+        """Applies new settings, except the number of processes and their time limit."""
         self._config = config
 
     async def __aenter__(self) -> Self:
@@ -46,15 +46,15 @@ class GrammarValidator:
         await self._workers.close()
 
     async def validate(self, organisation: str, constraint: Constraint) -> Grammar:
-        """The grammar for a request.
+        """Returns the grammar for a request.
 
         Args:
-            organisation: Whose request it is.
-            constraint: What its answer is to look like.
+            organisation: Organisation that sent the request.
+            constraint: Constraint on its answer.
 
         Raises:
-            InvalidRequest: It is faulty, too large, or cannot be enforced; the message says what to do.
-            Saturated: Too many grammars of the organisation wait.
+            InvalidRequest: The constraint is faulty, too large or impossible to enforce; the message names the remedy.
+            Saturated: The organisation has too many waiting grammars.
         """
         param = constraint.param
         try:
@@ -78,7 +78,7 @@ class GrammarValidator:
 
     @asynccontextmanager
     async def _compile_slot(self, organisation: str) -> AsyncIterator[None]:
-        """The organisation's turn to have a grammar tried."""
+        """Holds a compile slot of the organisation for the length of the context."""
         turns = self._organisations.setdefault(organisation, _ValidationTurns(self._config.per_organisation))
         if turns.taken >= self._config.per_organisation + self._config.waiting_per_organisation:
             raise Saturated(

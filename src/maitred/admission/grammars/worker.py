@@ -1,9 +1,10 @@
-"""The process in which grammars are tried: `python -m maitred.admission.grammars.worker`.
+"""Worker process that compiles grammars: `python -m maitred.admission.grammars.worker`.
 
-A grammar that a stranger has written is compiled by native code, which can take long, take much memory, or overflow the
-stack; so it is done where nothing but this is lost. The process says that it is ready, then answers one question after
-the other until its input ends, as it does when whoever asks is gone. A question is a length in four bytes and a
-`Constraint` in MessagePack; an answer is a length and a `GrammarResult`. The word of readiness is an empty answer.
+Native code compiles the callers' untrusted grammars, which can take much time or memory or overflow the stack; a
+separate process limits the damage to this process. The process reports that it is ready, then answers one question
+after the other until its input ends, for example because the gateway has ended. A question is a length in four bytes
+and a `Constraint` in MessagePack; an answer is a length and a `GrammarResult`. An empty answer reports that the process
+is ready.
 """
 
 import resource
@@ -22,7 +23,7 @@ _TOO_LARGE = "It takes too much memory to compile. Send a simpler one."
 
 
 def main() -> None:
-    """Answers until the input ends."""
+    """Answers questions until the input ends."""
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
     threading.stack_size(STACK_BYTES)
     working = threading.Thread(target=_answer_all)

@@ -1,4 +1,4 @@
-"""Processes that try grammars, each of which is ended when it takes too long."""
+"""Pool of worker processes that compile grammars within a time limit."""
 
 import asyncio
 import sys
@@ -16,8 +16,8 @@ class GrammarWorkers:
     """Pool of processes that compile grammars, started when they are needed.
 
     Args:
-        most: At one time.
-        compile_s: A question that takes longer ends with its process.
+        most: Maximum number of processes.
+        compile_s: Time limit of one question in seconds; after it the process is killed.
     """
 
     def __init__(self, most: int, compile_s: float) -> None:
@@ -50,7 +50,7 @@ class GrammarWorkers:
             self._idle.put_nowait(process)
 
     async def close(self) -> None:
-        """Ends all of them."""
+        """Ends all worker processes."""
         processes, self._processes = self._processes, set()
         for process in processes:
             if process.returncode is None:
@@ -70,7 +70,7 @@ class GrammarWorkers:
         return process
 
     def _kill(self, process: Process) -> None:
-        """Ends one; it is waited for when all are closed, if it has not gone by itself."""
+        """Kills one process; `close` waits for it if it has not exited by then."""
         if process.returncode is None:
             process.kill()
         self._processes = {other for other in self._processes if other is process or other.returncode is None}

@@ -1,1 +1,1 @@
-"""Which limits hold for a request, and what a refusal says: pure rules."""
+"""Pure rules: the limits that apply to a request, and the text of a refusal."""

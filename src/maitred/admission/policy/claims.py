@@ -1,14 +1,15 @@
-"""Claims of a request on the counters, what it is charged in the end, and the windows of budgets.
+"""Claims of a request on the counters, its final charges, and the windows of budgets.
 
-Which counters there are is settled by the limits (see `maitred.admission.policy.rules`), the price of the model and
-the day, which chooses the windows of budgets. All of that stays the same from one request to the next, so it is worked
-out once (see `maitred.admission.limit_plans`); a request adds its size.
+The limits (see `maitred.admission.policy.rules`), the price of the model and the day determine the counters; the day
+determines the budget windows. These values are constant between requests, so they are computed once (see
+`maitred.admission.limit_plans`); a request adds only its size.
 
-Budgets have windows: days, weeks that begin on Monday, and months, all of UTC; or no window at all.
+A budget window is a day, a week from Monday or a month, all in UTC; a budget may also have no window.
 
-A pure package may not ask the `datetime` module for the time, so the calendar is a few lines of arithmetic here. It is
-the proleptic Gregorian calendar counted in days since 1970-01-01, after Howard Hinnant, "chrono-Compatible Low-Level
-Date Algorithms" (``civil_from_days``): years begin in March, so that the leap day comes last.
+A pure package must not use the `datetime` module, because it can read the time, so this module computes the calendar
+with a few lines of arithmetic. The calendar is the proleptic Gregorian calendar in days since 1970-01-01, after Howard
+Hinnant, "chrono-Compatible Low-Level Date Algorithms" (``civil_from_days``): years begin in March, so the leap day
+comes last.
 """
 
 from collections.abc import Sequence
@@ -30,21 +31,21 @@ _FROM_MARCH_0000 = 719_468
 
 
 class BudgetWindow(msgspec.Struct, frozen=True):
-    """One window: its name is part of a counter's name, so a new window is a new counter."""
+    """One budget window; its name is part of the counter name, so a new window is a new counter."""
 
     name: str
-    """``2026-11-21`` (of a week: its Monday), ``2026-11``, or ``total``."""
+    """Name of the window: ``2026-11-21`` (for a week its Monday), ``2026-11``, or ``total``."""
     ends_s: float | None
-    """Wall time; None: never."""
+    """Wall time at which the window ends; None: never."""
 
 
 def day_at(wall_s: float) -> int:
-    """The day that a time lies in, counted from 1970-01-01."""
+    """Returns the day of a time, counted from 1970-01-01."""
     return int(wall_s // _DAY_S)
 
 
 def window_on(kind: LimitKind, day: int) -> BudgetWindow:
-    """The window of this kind of budget that a day lies in."""
+    """Returns the window of this budget kind that contains a day."""
     if kind is LimitKind.USD_TOTAL:
         return BudgetWindow("total", None)
     if kind is LimitKind.USD_PER_DAY:
@@ -65,7 +66,7 @@ def _format_day(day: int) -> str:
 
 
 def _date_of(day: int) -> tuple[int, int, int]:
-    """Year, month and day of the month, of a day counted from 1970-01-01."""
+    """Returns the year, month and day of the month for a day counted from 1970-01-01."""
     era, day_of_era = divmod(day + _FROM_MARCH_0000, _ERA_DAYS)
     year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
     day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
@@ -80,17 +81,17 @@ _REFUSED = Outcome.REFUSED
 
 
 class LimitDemand(msgspec.Struct, frozen=True):
-    """All that requests of one sort claim, whatever their size."""
+    """All claims of requests of one kind, independent of their size."""
 
     claims: tuple[LimitClaim, ...]
     rules: tuple[LimitRule, ...]
-    """For each claim the tightest limit behind it: the one to name when there is no room."""
+    """Tightest limit of each claim, which a refusal names."""
     soft: tuple[tuple[int, Limit], ...]
-    """Soft budgets, with the index of the claim that counts for them."""
+    """Soft budgets, with the index of their claim."""
     budgets: tuple[str, ...]
-    """Their counters."""
+    """Names of the budget counters."""
     rates: tuple[LimitClaim, ...]
-    """Those of the claims that are on rates."""
+    """Claims on rate counters."""
 
     def claims_for(self, size: RequestSize) -> "LimitDemand":
         """Returns the claims of a request of this size."""
@@ -98,23 +99,23 @@ class LimitDemand(msgspec.Struct, frozen=True):
 
 
 class WatchedCounter(msgspec.Struct, frozen=True):
-    """One counter, with all of its claim that no request changes."""
+    """One counter, with the part of its claim that is equal for all requests."""
 
     rule: LimitRule
-    """The tightest limit behind it: the one to name when there is no room."""
+    """Tightest limit of the counter, which a refusal names."""
     soft: tuple[Limit, ...]
-    """Soft budgets that it counts for."""
+    """Soft budgets that use this counter."""
     claim: LimitClaim
-    """A budget's lacks the price, and in the name of its counter the window."""
+    """Claim on the counter; for a budget, without the price and without the window in the counter name."""
 
 
 def make_demand(watches: Sequence[WatchedCounter], price: Price, day: int) -> LimitDemand:
-    """One claim for every counter that is watched.
+    """Makes one claim for every watched counter.
 
     Args:
-        watches: What the limits that hold come to.
-        price: Of the model. Where tokens cost nothing, no budget counts.
-        day: Chooses the windows of budgets; see `maitred.admission.policy.claims`.
+        watches: Watched counters of the limits that apply.
+        price: Price of the model. If tokens are free, no budget counts.
+        day: Day that determines the budget windows; see the module docstring.
     """
     free = not (price.prompt or price.cached or price.output)
     counted = [watch for watch in watches if not (free and watch.claim.kind is _BUDGET)]
@@ -129,7 +130,7 @@ def make_demand(watches: Sequence[WatchedCounter], price: Price, day: int) -> Li
 
 
 def spend_claim(watch: WatchedCounter, price: Price, day: int) -> LimitClaim:
-    """The claim on a budget in the window of a day, at that price."""
+    """Returns the claim on a budget at a price, in the window of a day."""
     claim = watch.claim
     window = window_on(watch.rule.limit.kind, day)
     return LimitClaim(
@@ -143,21 +144,21 @@ def spend_claim(watch: WatchedCounter, price: Price, day: int) -> LimitClaim:
         window.ends_s,
         claim.hard,
         clamps=True,
-        # As if no token of the prompt were found in the cache, or all, if that is what costs more.
+        # The claim assumes the more expensive case: no prompt token or every prompt token is cached.
         per_prompt=max(price.prompt, price.cached),
     )
 
 
 def spend_amounts(demand: LimitDemand, cost_nusd: int) -> dict[str, int]:
-    """Returns what each budget is charged when the request has ended: its cost."""
+    """Returns the final charge of each budget: the cost of the request."""
     return dict.fromkeys(demand.budgets, cost_nusd)
 
 
 def rate_amounts(demand: LimitDemand, usage: Usage, outcome: Outcome) -> dict[str, int]:
-    """Returns what each rate is charged when the request has ended, without those that are charged nothing.
+    """Returns the final charge of each rate, without charges of 0.
 
-    A request counts as one unless it was turned away before any work was done for it. Rates of tokens keep what was
-    processed, whoever is at fault, for they protect what can be processed; `usage` says how much that was.
+    A request counts as one request, unless it was refused before any work was done for it. Token rates count all
+    processed tokens (`usage`), whatever the cause of a failure, because they protect the processing capacity.
     """
     taken = {}
     for claim in demand.rates:
@@ -170,7 +171,7 @@ def rate_amounts(demand: LimitDemand, usage: Usage, outcome: Outcome) -> dict[st
 
 
 def reserved_amounts(demand: LimitDemand, size: RequestSize, output: int) -> dict[str, int]:
-    """Returns what a request reserves of each rate until it ends, if each choice may have that much output."""
+    """Returns the reservation of a request in each rate, for a number of output tokens per choice."""
     prompt_tokens, wanted, taken = size.prompt_tokens, size.choices * output, {}
     for claim in demand.rates:
         # `LimitClaim.amount`, spelled out: rates are counted in whole tokens and requests, so nothing is divided.
@@ -181,18 +182,17 @@ def reserved_amounts(demand: LimitDemand, size: RequestSize, output: int) -> dic
 
 
 _BOUNDS = frozenset({LimitKind.CONTEXT_TOKENS, LimitKind.OUTPUT_TOKENS})
-"""These bound each request by itself: nothing is counted."""
+"""Limits on single requests, which have no counter."""
 _OF_PROMPTS = frozenset({LimitKind.INPUT_TOKENS_PER_MINUTE, LimitKind.TOKENS_PER_MINUTE, LimitKind.CONCURRENT_TOKENS})
 _OF_OUTPUT = frozenset({LimitKind.OUTPUT_TOKENS_PER_MINUTE, LimitKind.TOKENS_PER_MINUTE, LimitKind.CONCURRENT_TOKENS})
 
 
 def watched_counters(rules: Sequence[LimitRule]) -> list[WatchedCounter]:
-    """One watch for every counter that these limits watch.
+    """Returns one watched counter for each fact that these limits count.
 
-    A counter counts one fact: how much of one kind a subject has used, of one model or of all, in one window. However
-    many limits watch that fact, it has one counter and gets one claim, with the capacity of the tightest of them. So a
-    limit that is raised, or deleted and made again, finds what was used before; and a soft budget below a hard one
-    costs nothing.
+    A counter counts one fact: how much of one kind a subject has used, of one model or of all, in one window. Any
+    number of limits on that fact share one counter and one claim, with the capacity of the tightest limit. So a limit
+    that is raised, or deleted and made again, keeps the previous use, and a soft budget below a hard one adds no cost.
 
     Counters are named ``kind|subject|model``, budgets with their window behind: ``usd_per_day|key:5b1f|*|2026-11-21``.
     """
@@ -232,11 +232,11 @@ def _burst_capacity(limit: Limit) -> int:
 
 
 def _counter_name(rule: LimitRule) -> str:
-    """The name of the counter behind a limit; a budget's lacks its window."""
+    """Returns the counter name of a limit; for a budget, without its window."""
     model = rule.limit.model
     return f"{rule.limit.kind.value}|{_part(rule.subject)}|{'*' if model is None else _part(model, wild='%2A')}"
 
 
 def _part(text: str, wild: str = "*") -> str:
-    """Part of a name, so that no two names can be the same by accident: subjects and models hold any character."""
+    """Escapes a part of a counter name, so that names are unique for any subject and model."""
     return wild if text == "*" else text.replace("%", "%25").replace("|", "%7C")

@@ -1,16 +1,14 @@
-"""The degradation ladder: what is tried before a request is refused.
+"""The degradation ladder: reductions that are tried before a request is refused.
 
-A server beyond its capacity can refuse, or it can give less: a shorter answer, that of a smaller model, or one that
-somebody else computes. What a model's callers would rather have than nothing is its operator's choice, step by step,
-and a caller may decline all of it.
+An overloaded server can refuse requests, or it can give less: a shorter answer, the answer of a smaller model, or the
+answer of an external provider. The operator of a model configures the steps, and a caller may decline all of them.
 
-Each step is tried first on the request as it was asked, and then on top of all steps above it, so that no more is
-taken than is needed: with the steps *shorten, model* the order is shortened; the smaller model; the smaller model,
-shortened. A step can therefore cost two predictions, and the whole ladder at most twice its length. A request that
-goes to a provider is not shortened: there is room.
+Each step is tried first on the original request, and then in combination with all earlier steps, so that the reduction
+is as small as possible. With the steps *shorten, model* the order is: shortened; smaller model; smaller model and
+shortened. A step can therefore cost two predictions, and the whole ladder at most twice its length. A request to a
+provider keeps its full length, because the provider has room.
 
-Nothing is predicted here. Whoever walks the ladder says what an attempt comes to, and the first that is not refused is
-what happens.
+This module makes no predictions. The caller evaluates each variant, and the first variant that is not refused is used.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -25,30 +23,30 @@ from maitred.core.inference import InferenceRequest
 T = TypeVar("T")
 
 DEGRADABLE = (QueueFull, DeadlineUnmeetable, ReplicaUnavailable)
-"""The refusals that the ladder may avert. Limits are not among them: they are no question of load."""
+"""The refusals that the ladder may avert. Limits are excluded: they do not depend on load."""
 
 NOTHING_TO_TAKE = "nothing_to_take"
-"""Reason for a step not to be tried: the request asks for no more than the step would leave."""
+"""Reason for skipping a step: the request already asks for no more than the step leaves."""
 
 
 class DegradedRequest(msgspec.Struct, frozen=True):
-    """A request with less than was asked for."""
+    """A reduced variant of a request."""
 
     ask: InferenceRequest
-    """To be served instead."""
+    """Request to serve instead."""
     degraded: tuple[str, ...] = ()
-    """What was taken, as `maitred.core.context.RequestContext.degraded` says it."""
+    """Reductions, in the format of `maitred.core.context.RequestContext.degraded`."""
     overflows: bool = False
-    """Whether it goes to a provider; others that wait may go in its place."""
+    """Whether the request goes to a provider; other waiting requests may go there instead."""
 
 
 class DegradationLadder:
-    """The steps of one model.
+    """Degradation steps of one model.
 
     Args:
-        steps: In the order in which they are tried.
-        skipped: Told of every step that was no help, by its name and a reason: `NOTHING_TO_TAKE`, or the
-            `code` of the error that the attempt met.
+        steps: The steps in the order in which they are tried.
+        skipped: Called for every step that did not help, with its name and a reason: `NOTHING_TO_TAKE`, or the `code`
+            of the error of the attempt.
     """
 
     def __init__(
@@ -62,7 +60,7 @@ class DegradationLadder:
 
     @property
     def overflow_to(self) -> str | None:
-        """The model that requests may be sent to while they wait; None: there is no such step."""
+        """Model to which waiting requests may be sent; None: there is no such step."""
         return next((step.to for step in self._steps if step.step == "overflow"), None)
 
     async def first_that_fits(
@@ -72,18 +70,18 @@ class DegradationLadder:
         refusal: MaitredError,
         attempt: Callable[[DegradedRequest], Awaitable[T]],
     ) -> tuple[DegradedRequest, T]:
-        """Walks the ladder down to the first variant that is not refused.
+        """Tries the variants in order until one is not refused.
 
         Args:
-            request: What cannot be served as it is.
-            most_tokens: What each of its choices would get: `max_tokens`, or what the window and the configured default
-                leave where the caller named none.
-            refusal: Why it cannot.
-            attempt: Reads the variant and predicts what becomes of it; raises a `MaitredError` when that is not
-                servable either, also because the smaller model cannot do it at all.
+            request: Request that cannot be served unchanged.
+            most_tokens: Output tokens that each choice would get: `max_tokens`, or the value from the context window
+                and the configured default if the caller named none.
+            refusal: Error of the unchanged request.
+            attempt: Parses the variant and predicts its result; raises a `MaitredError` if the variant cannot be served
+                either, for example because the smaller model does not support it.
 
         Returns:
-            The variant, and what the attempt at it returned.
+            The variant and the result of its attempt.
 
         Raises:
             MaitredError: `refusal`, when no step helps, when there is none, or when the caller declines degradation.
@@ -100,7 +98,7 @@ class DegradationLadder:
         raise refusal
 
     def _variants(self, request: InferenceRequest, most_tokens: int) -> Iterator[tuple[str, DegradedRequest]]:
-        """Each step's name with what it makes of the request; what cannot be tried is skipped."""
+        """Yields the name and the variant of each step; skips steps that cannot be tried."""
         above = request
         tried = {(request.model, request.max_tokens)}
         for step in self._steps:
@@ -118,12 +116,12 @@ class DegradationLadder:
 
 
 def overflowing(request: InferenceRequest, to: str) -> DegradedRequest:
-    """The whole request at another model."""
+    """Returns the whole request for another model."""
     return DegradedRequest(msgspec.structs.replace(request, model=to), (f"overflow={to}",), overflows=True)
 
 
 def _apply_step(step: DegradationStep, request: InferenceRequest, most_tokens: int) -> InferenceRequest:
-    """The request after a step; itself when the step takes nothing from it."""
+    """Returns the request after a step, or the request itself if the step changes nothing."""
     if step.step == "model" and step.to is not None:
         return msgspec.structs.replace(request, model=step.to)
     if step.step == "shorten" and step.to_tokens is not None:

@@ -1,4 +1,4 @@
-"""How many tokens a request may generate, as far as the request alone says: before anything is counted."""
+"""Output length of a request from its fields and limits, before anything is counted."""
 
 from collections.abc import Sequence
 
@@ -11,50 +11,50 @@ from maitred.core.limits import LimitKind
 
 
 class RequestedOutput(msgspec.Struct, frozen=True):
-    """Length of the output as a request asks for it, with the length of its prompt."""
+    """Requested output length of a request, with its prompt length."""
 
     longest_prompt: int
-    """Tokens of the longest prompt."""
+    """Number of tokens of the longest prompt."""
     max_tokens: int | None
-    """As the caller named it; None: not at all."""
+    """`max_tokens` from the caller; None: not given."""
     window_left: int
-    """Most tokens that the model's window leaves for an answer."""
+    """Maximum number of tokens that the model's context window leaves for an answer."""
     min_tokens: int = 0
     max_tokens_param: str = "max_tokens"
     prompt_param: str = "prompt"
 
 
 class OutputLimit(msgspec.Struct, frozen=True):
-    """Tokens that each choice may have."""
+    """Output tokens that each choice may have."""
 
     wanted: int
-    """What the caller named, or what it gets for naming nothing."""
+    """The caller's value, or the default if the caller gave none."""
     most: int
-    """The same within the limit on output."""
+    """This value after the limit on output is applied."""
 
 
 class PerRequestLimits(msgspec.Struct, frozen=True):
-    """The limits that bound each request by itself; None: there is none of that kind."""
+    """The limits on single requests; None: no limit of that kind."""
 
     context: LimitRule | None = None
     output: LimitRule | None = None
 
 
 def per_request_limits(rules: Sequence[LimitRule]) -> PerRequestLimits:
-    """The tightest bounds among the limits that hold."""
+    """Returns the tightest per-request limits among the limits that apply."""
     return PerRequestLimits(tightest(rules, LimitKind.CONTEXT_TOKENS), tightest(rules, LimitKind.OUTPUT_TOKENS))
 
 
 def output_limit(wish: RequestedOutput, bounds: PerRequestLimits, default_output_tokens: int | None) -> OutputLimit:
     """Returns the `max_tokens` that a request gets, within the limits that hold for it.
 
-    A limit on the context works like a smaller window: it lowers what the caller left open, and refuses what the caller
-    named. A limit on the output lowers both.
+    A limit on the context works like a smaller context window: it lowers a default length, and it refuses an explicit
+    length that does not fit. A limit on the output lowers a default length and an explicit length.
 
     Args:
-        wish: What the request says.
-        bounds: That hold for it.
-        default_output_tokens: For a request that names no `max_tokens`; None: as many as fit.
+        wish: Requested output length.
+        bounds: Per-request limits that apply to the request.
+        default_output_tokens: Output tokens for a request without `max_tokens`; None: as many as fit.
 
     Raises:
         ContextLengthExceeded: Prompt and answer do not fit a limit on the context.

@@ -1,8 +1,8 @@
-"""Messages for requests that a limit has no room for: which limit, its state, when it will have room, and what to do.
+"""Messages of refusals by a limit: the limit, its state, the time until room, and the remedy.
 
-Three things are told apart. A rate frees up by itself, and so does what running requests hold: come back soon. A budget
-is used up: do not come back before its window ends. And a request can be larger than a limit ever holds: do not come
-back at all, but ask for less.
+There are three cases. A rate, or a limit on running requests, frees up by itself: retry soon. A budget is used up:
+retry after its window ends. A request is larger than the limit itself: send a smaller request, because a retry never
+helps.
 """
 
 import math
@@ -17,32 +17,33 @@ from maitred.core.limits import Limit, LimitKind
 from maitred.core.usage import to_usd
 
 _PLACE_S = 1.0
-"""Nobody knows when a running request ends; at this pace a caller finds its place soon without hammering."""
+"""Retry interval in seconds for a limit on running requests, whose end is unknown. It gives a caller a slot soon
+without too many retries."""
 _JITTER = 0.1
-"""Share by which a time to come back may be put off, so that those who were refused together do not return so."""
+"""Share of random delay in a retry time, to spread requests that were refused together."""
 
 
 class RequestedTokens(msgspec.Struct, frozen=True):
     """The output that a refused request asked for."""
 
     output: int
-    """Tokens per choice."""
+    """Output tokens of each choice."""
     least: int
-    """With fewer it would not have been content."""
+    """Minimum number of tokens that the request accepts."""
     named: bool = True
-    """Whether the caller named the number, or left it open."""
+    """Whether the caller gave the number explicitly."""
     param: str = "max_tokens"
-    """What its API calls the number."""
+    """Name of the number in the API."""
 
 
 def make_refusal(demand: LimitDemand, denied: ReservationDenied, asked: RequestedTokens, jitter: float) -> LimitReached:
-    """The refusal of a request that the counters denied.
+    """Makes the error for a request that the counters denied.
 
     Args:
-        demand: What it claimed.
-        denied: What the counters said.
-        asked: The output that it asked for.
-        jitter: From 0 to 1, drawn anew for each refusal.
+        demand: Claims of the request.
+        denied: Denial from the counters.
+        asked: Output that the request asked for.
+        jitter: Random number from 0 to 1, new for each refusal.
     """
     claim, rule, reading = demand.claims[denied.claim], demand.rules[denied.claim], denied.readings[denied.claim]
     later = 1 + _JITTER * jitter
@@ -133,12 +134,12 @@ def _state(rule: LimitRule, reading: CounterState) -> str:
 
 
 def whose(subject: str) -> str:
-    """A subject in a sentence: ``key 5b1f``, ``tenant acme``, ``this installation``."""
+    """Returns a subject as words: ``key 5b1f``, ``tenant acme``, ``this installation``."""
     return "this installation" if subject == "*" else subject.replace(":", " ", 1)
 
 
 def of_model(limit: Limit) -> str:
-    """Which model a limit is about, if not all."""
+    """Returns the words for a limit's model; empty for all models."""
     return "" if limit.model is None else f" of {limit.model}"
 
 
@@ -155,7 +156,7 @@ def allowance(limit: Limit) -> str:
 
 
 def amount(kind: LimitKind, count: int) -> str:
-    """A number of what a limit counts."""
+    """Returns a number with the unit of a limit."""
     if kind.spend:
         return dollars(count)
     unit = kind.value.removeprefix("concurrent_").removesuffix("_per_minute").replace("_", " ")
@@ -163,13 +164,13 @@ def amount(kind: LimitKind, count: int) -> str:
 
 
 def dollars(nusd: int) -> str:
-    """Money, with as many digits as it needs and at least two after the point."""
+    """Returns an amount of money with at least two digits after the decimal point."""
     whole, _, cents = f"{to_usd(abs(nusd)):,.9f}".partition(".")
     return f"{'-' if nusd < 0 else ''}${whole}.{cents.rstrip('0').ljust(2, '0')}"
 
 
 def span(seconds: float) -> str:
-    """A time span in one unit, rounded up: ``40 ms``, ``59 s``, ``12 minutes``, ``3 hours``, ``9 days``."""
+    """Returns a time span in one unit, rounded up: ``40 ms``, ``59 s``, ``12 minutes``, ``9 days``."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)} ms"
     for unit_s, unit in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):

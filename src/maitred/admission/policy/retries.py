@@ -1,24 +1,25 @@
-"""Retries of refused requests: a budget for each tenant, and turns for those whom a rate has refused.
+"""Retries of refused requests: a retry budget per tenant, and turns after a rate refusal.
 
-The budget says how many refused requests may come back, so that retries cannot keep an overload alive.
+The budget bounds the number of retries of refused requests, so that retries cannot prolong an overload.
 
-A server that refuses half of what comes, to clients that each try three times, gets twice as much. So coming back is a
-grant. Every request that a tenant sends for the first time adds a share of one to its account (a fifth, by default);
-every refusal after which it may come back takes one. Both fade with time, so what counts is the recent past, and a
-small allowance is always there for those who send little. Who is over the budget is told not to try again by itself.
+If a server refuses half of its requests and each client tries three times, the load nearly doubles. Therefore each
+retry needs a grant. Each first attempt of a tenant adds a fraction of a retry to its account (a fifth by default), and
+each granted retry takes one. Both sums decay with time, so only the recent past counts, and tenants with few requests
+always have a small allowance. The response to a client over the budget says that the client must not retry
+automatically.
 
-This is the retry budget of Finagle's clients, kept by the server, which sees all of a tenant's clients together. With
-`f` first attempts and `r` grants, each weighted by ``exp(-age / WINDOW_S)``, there is a grant while
-``r + 1/2 <= share * f + allowance``: at any moment the nearest whole number, and in the long run that many in each
-window.
+This is the retry budget of Finagle's clients, but on the server, which sees all clients of a tenant together. Let `f`
+be the first attempts and `r` the grants, each weighted by ``exp(-age / WINDOW_S)``. A retry is granted while ``r + 1/2
+<= share * f + allowance``: at any time `r` is rounded to the nearest whole number, and in the long run each window has
+that many grants.
 
-Pure: time is an argument. Memory is bounded by the number of tenants and of keys that are remembered; who is forgotten
-starts anew, with the allowance.
+This module is pure: time is an argument. The numbers of stored tenants and keys bound the memory; a dropped
+tenant starts again with the allowance.
 
-**Turns.** A counter knows when one request would find room if nobody else came. Where a crowd waits, all of it would
-hear the same time, come back together, and all but one would be refused again, for as long as the crowd lasts. So each
-one who is refused gets a turn behind the turns that were given before. A turn is advice and holds nothing: who comes
-late, or never, leaves room for whoever comes then.
+A counter knows when one request would have room if no other request arrived. If many requests are refused, all of them
+would get the same time and return together, and all but one would be refused again, until the crowd is gone. So each
+refused request gets a turn after all earlier turns. A turn is only advice and reserves nothing: if a client is late or
+never returns, other requests use the room.
 """
 
 import math
@@ -27,16 +28,16 @@ from collections import OrderedDict, deque
 from maitred.core.counters import LimitClaim
 
 WINDOW_S = 60.0
-"""What happened so long ago counts for 37 %."""
+"""Decay time in seconds: an event of this age counts 37 %."""
 _GRAIN_S = 0.5
-"""What happened within it counts as of its beginning, which is off by less than 1 %; so most requests need no look at
-the time that has passed."""
+"""Time step of the decay in seconds. Events inside a step count as at its start, with an error below 1 %, so most
+requests need no decay computation."""
 _MOST_TENANTS = 10_000
 _MOST_KEYS = 65_536
 
 
 class _Account:
-    """One tenant's; both sums as of `at_s`."""
+    """Account of one tenant; both sums are valid at `at_s`."""
 
     __slots__ = ("at_s", "firsts", "grants")
 
@@ -46,7 +47,7 @@ class _Account:
         self.grants = 0.0
 
     def fade(self, now_s: float) -> None:
-        """Brings the sums to now."""
+        """Decays the sums to the current time."""
         factor = math.exp((self.at_s - now_s) / WINDOW_S)
         self.firsts *= factor
         self.grants *= factor
@@ -57,8 +58,8 @@ class RetryBudget:
     """Budget of retries: decides which refused clients may try again by themselves.
 
     Args:
-        share: Retries granted for each first attempt.
-        allowance: Retries granted in a window beside these.
+        share: Number of retries granted for each first attempt.
+        allowance: Number of additional retries granted in each window.
     """
 
     def __init__(
@@ -70,25 +71,25 @@ class RetryBudget:
         self._most_keys = most_keys
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
         self._refused: OrderedDict[int, int] = OrderedDict()
-        """Hash of a tenant and a key that was refused -> how often. Two with one hash count as one, which costs the
-        second its fifth of a retry."""
+        """Hash of a tenant and a refused key -> number of refusals. A hash collision counts as one key,
+        which costs the second request its fifth of a retry."""
 
     def reconfigure(self, share: float, allowance: int) -> None:
-        """Grants by these from now on; what was granted counts."""
+        """Applies new settings; earlier grants still count."""
         self._share = share
         self._allowance = allowance
 
     def on_request(self, tenant: str, now_s: float, *, retries: int = 0, key: str | None = None) -> int:
-        """Counts a request, and returns how often it was sent before.
+        """Counts a request and returns how often it was sent before.
 
         Args:
-            tenant: Whose it is.
-            now_s: Monotonic.
-            retries: How often its client says that it has sent it before.
-            key: The name that the request has for its repeats, if it has one.
+            tenant: Tenant that sent the request.
+            now_s: Current monotonic time in seconds.
+            retries: Number of earlier attempts according to the client.
+            key: Key that is equal for all attempts of the request, if there is one.
 
         Returns:
-            How often it came before, as far as is known.
+            Number of earlier attempts, as far as known.
         """
         if key is not None:
             retries = max(retries, self._refused.get(hash((tenant, key)), 0))
@@ -97,7 +98,7 @@ class RetryBudget:
         return retries
 
     def on_refusal(self, tenant: str, now_s: float, *, key: str | None = None) -> bool:
-        """Whether a request that was refused for want of room may come back; if so, that is taken from the budget."""
+        """Returns whether a refused request may retry; if so, takes one retry from the budget."""
         if key is not None:
             name = hash((tenant, key))
             self._refused[name] = self._refused.pop(name, 0) + 1
@@ -110,7 +111,7 @@ class RetryBudget:
         return True
 
     def _account(self, tenant: str, now_s: float) -> _Account:
-        """The tenant's account, as of now."""
+        """Returns the tenant's account, decayed to the current time."""
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = _Account(now_s)
@@ -123,14 +124,14 @@ class RetryBudget:
 
 
 _LONGEST_S = 30.0
-"""Nobody is put off by more than this for others, because they may never come. Official clients follow advice of up to
-a minute."""
+"""Maximum extra wait in seconds for earlier turns, because their clients may never return. Official clients follow
+advice of up to a minute."""
 _MANY = 1024
-"""From so many counters on, those whose turns have passed are forgotten."""
+"""Number of counters from which on counters with past turns are dropped."""
 
 
 class RetryTurns:
-    """The last turn that was given, for each counter."""
+    """Stores the last given turn of each counter."""
 
     def __init__(self) -> None:
         self._last_s: dict[str, float] = {}
@@ -139,16 +140,16 @@ class RetryTurns:
         return len(self._last_s)
 
     def take(self, claim: LimitClaim, amount: int, alone_s: float, now_s: float) -> float:
-        """Gives a turn behind all others.
+        """Returns a turn after all earlier turns.
 
         Args:
-            claim: On a rate.
-            amount: What was denied.
-            alone_s: Time until there is room for it if nobody else comes.
-            now_s: Monotonic.
+            claim: Claim on a rate counter.
+            amount: Denied amount.
+            alone_s: Seconds until there is room if no other request arrives.
+            now_s: Current monotonic time in seconds.
 
         Returns:
-            Time until the turn.
+            Seconds until the turn.
         """
         available_s = now_s + alone_s
         last_s = self._last_s.get(claim.counter)
@@ -162,13 +163,13 @@ class RetryTurns:
 
 _WINDOW_S = 10.0
 _MOST = 256
-"""Departures that are remembered: more would not make the mean better."""
+"""Number of stored departures; more would not improve the mean."""
 _UNKNOWN_S = 1.0
-"""Before anybody has left. At this pace a client finds a place soon without hammering."""
+"""Default gap in seconds before the first departure. With this gap a client finds a slot soon."""
 
 
 class SlotReleaseRate:
-    """The last departures. Pure: times are arguments, monotonic.
+    """Mean time between the latest departures. The class is pure: monotonic times are arguments.
 
     The mean time between two releases is the time passed over the number of releases in it. It counts from the moment
     at which a request could leave, and over the last seconds only: a quiet hour says nothing of the rush after it.
@@ -184,13 +185,13 @@ class SlotReleaseRate:
         self._times.clear()
 
     def on_release(self, now_s: float) -> None:
-        """A place has come free."""
+        """Records that a slot has become free."""
         if len(self._times) == _MOST:
             self._since_s = self._times.popleft()
         self._times.append(now_s)
 
     def gap_s(self, now_s: float) -> float:
-        """Seconds from one place that comes free to the next; while none does, at least as long as that has lasted."""
+        """Returns the mean seconds between two free slots, at least the time since the last one."""
         times = self._times
         while times and times[0] < now_s - _WINDOW_S:
             self._since_s = times.popleft()

@@ -1,4 +1,4 @@
-"""Which limits hold for a request: those of its key, of each tenant above it, and of the whole installation."""
+"""Limits that apply to a request: those of its key, its tenants and the whole installation."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,9 +8,10 @@ from maitred.core.limits import Limit, LimitKind, LimitSource
 
 
 class LimitRule(msgspec.Struct, frozen=True):
-    """A limit, and the subject that it holds for here.
+    """A limit with the subject that it applies to.
 
-    The two differ for limits of ``key:*`` and ``tenant:*``, which hold for each key or tenant by itself.
+    This subject differs from the subject of the limit for ``key:*`` and ``tenant:*``, which apply to each key or tenant
+    separately.
     """
 
     subject: str
@@ -18,7 +19,7 @@ class LimitRule(msgspec.Struct, frozen=True):
 
 
 def rules_for(subjects: Sequence[str], book: LimitSource, model: str) -> list[LimitRule]:
-    """Every limit that holds for these subjects and this model, from the narrowest subject to the widest."""
+    """Returns the limits for these subjects and this model, narrowest subject first."""
     rules: list[LimitRule] = []
     for subject in subjects:
         for name in (subject, each(subject)):
@@ -28,13 +29,13 @@ def rules_for(subjects: Sequence[str], book: LimitSource, model: str) -> list[Li
 
 
 def each(subject: str) -> str:
-    """The subject that stands for each one of this sort: ``key:*`` for ``key:5b1f``; empty for ``*``, which is one."""
+    """Returns the wildcard subject of a subject: ``key:*`` for ``key:5b1f``; empty for ``*``."""
     colon = subject.find(":")
     return subject[: colon + 1] + "*" if colon > 0 else ""
 
 
 def tightest(rules: Iterable[LimitRule], kind: LimitKind) -> LimitRule | None:
-    """Returns the limit of one kind with the smallest value, the first of several; None: there is none."""
+    """Returns the first limit of one kind with the smallest value; None: no such limit."""
     found: LimitRule | None = None
     for rule in rules:
         if rule.limit.kind is kind and (found is None or rule.limit.value < found.limit.value):

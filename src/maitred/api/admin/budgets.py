@@ -1,4 +1,4 @@
-"""The route of budgets: what every spend limit has left, for everyone whom it limits."""
+"""Route of budgets: the remaining amount of every spend limit, for every subject that it limits."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
@@ -17,10 +17,11 @@ from maitred.wire.admin.times import to_iso
 from maitred.wire.openai.faults import format_value
 
 Budgets = Callable[[str], Awaitable[Sequence[BudgetState]]]
-"""How the budgets that hold for one subject stand."""
+"""Returns the state of the budgets of one subject."""
 
 _MOST_SUBJECTS = 1000
-"""Looked at for one page: most keys have no budget of their own, and a page must come soon all the same."""
+"""Number of subjects that are read for one page: most keys have no budget of their own, and a page must be answered
+soon."""
 _CHUNK = 200
 
 
@@ -28,8 +29,8 @@ class BudgetRoutes:
     """Admin routes of budgets.
 
     Args:
-        admin: What the routes share.
-        budgets: How those of one subject stand.
+        admin: The parts that admin routes share.
+        budgets: Returns the state of the budgets of one subject.
     """
 
     def __init__(self, admin: DirectoryAdmin, budgets: Budgets) -> None:
@@ -52,7 +53,7 @@ class BudgetRoutes:
         ]
 
     async def list(self, exchange: HttpExchange) -> None:
-        """A page of budgets. Subject by subject: the installation, then tenants, then keys."""
+        """Answers with a page of budgets. The order is by subject: the installation, then tenants, then keys."""
         query = decode_query(exchange.query, BudgetsQuery)
         rules.check_page(query.limit, query.after)
         if query.subject is not None:

@@ -1,4 +1,4 @@
-"""Routes of the configuration: what is in force, and to read it again."""
+"""Routes of the configuration: show the current configuration, and reload it."""
 
 from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.admin.service import ConfigService
@@ -16,8 +16,8 @@ class ConfigRoutes:
     """Admin routes of the configuration.
 
     Args:
-        admin: What the routes share.
-        configuration: That of this gateway.
+        admin: The parts that admin routes share.
+        configuration: The configuration of this gateway.
     """
 
     def __init__(self, admin: DirectoryAdmin, configuration: ConfigService) -> None:
@@ -25,7 +25,7 @@ class ConfigRoutes:
         self._config = configuration
 
     def routes(self) -> list[Route]:
-        """The routes, in the order of the documentation."""
+        """Returns the routes in the order of the documentation."""
         return [
             Route(
                 "GET",

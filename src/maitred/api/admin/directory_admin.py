@@ -1,4 +1,4 @@
-"""Parts that all admin routes of the directory share: the store, the clock, and what follows a change."""
+"""Parts that all admin routes of the directory share: store, clock and the steps after a change."""
 
 import base64
 import hashlib
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 E = TypeVar("E")
 
 Refresh = Callable[[], Awaitable[None]]
-"""Makes this gateway apply what has changed in the store, now."""
+"""Applies the changes in the store to this gateway at once."""
 
 _REPLAYED = (b"x-maitred-idempotent-replay", b"true")
 
@@ -32,20 +32,20 @@ class AdminReply(NamedTuple):
 
     answer: msgspec.Struct
     again: tuple[int, bytes] | None = None
-    """Status and body for whoever sends the same request again; None: the same answer."""
+    """Status and body for a repeat of the request; None: the same reply."""
 
 
 class DirectoryAdmin:
     """Reads and changes the directory for the routes.
 
-    A request with an ``Idempotency-Key`` is done once. The reply is kept after the work, in another transaction; so
-    that a crash between the two makes nothing twice, ids that the caller does not choose follow from that key, and
-    the second attempt finds its id taken.
+    A request with an ``Idempotency-Key`` is done once. The reply is stored after the work, in another transaction; so
+    that a crash between the two creates nothing twice, ids that the caller does not choose are derived from the key,
+    and the second attempt finds that its id is taken.
 
     Args:
-        store: Where tenants, keys and limits are kept.
-        refresh: Makes this gateway apply a change at once; the others see it within a second.
-        clock: For expiry.
+        store: book: Store of tenants, keys and limits.
+        refresh: Applies a change to this gateway at once; other gateways see it within a second.
+        clock: Clock for expiry times.
     """
 
     def __init__(self, book: DirectoryStore, refresh: Refresh, clock: Clock) -> None:
@@ -59,11 +59,11 @@ class DirectoryAdmin:
         return self._clock.wall_s()
 
     async def on_change(self) -> None:
-        """To be called after every change, before the answer."""
+        """Applies a change to this gateway; called after every change, before the answer."""
         try:
             await self._refresh()
         except MaitredError as error:
-            # The change is made, and must not be answered as if it were not; it takes effect with the next poll.
+            # The change is stored, so the answer must not be an error; the change takes effect with the next poll.
             log.warning("A change of the directory could not be applied at once: %s", error.message)
 
     async def reply(self, exchange: HttpExchange, answer: msgspec.Struct) -> None:
@@ -71,25 +71,25 @@ class DirectoryAdmin:
         await exchange.respond(encode(answer))
 
     async def once(self, exchange: HttpExchange, make: Callable[[], Awaitable[AdminReply]]) -> None:
-        """Makes something and answers; for a request that came before, answers only.
+        """Creates something and answers; a repeat of an earlier request gets only the answer.
 
         Raises:
-            InvalidRequest: The idempotency key cannot be one.
-            Conflict: It came before with another body.
+            InvalidRequest: The idempotency key is invalid.
+            Conflict: The idempotency key was used before with another body.
         """
         name = _name_of(exchange)
         if name is None:
             await self.reply(exchange, (await make()).answer)
             return
         body_hash = hashlib.sha256(exchange.body).digest()
-        # Two at once on this gateway wait for each other; on two gateways, one of them finds the id taken.
+        # Two repeats on this gateway wait for each other; on two gateways, one of them finds that the id is taken.
         async with self._busy.setdefault(name, Lock()):
             if await self._replay(exchange, name, body_hash):
                 return
             try:
                 made = await make()
             except Conflict:
-                if await self._replay(exchange, name, body_hash):  # the other gateway was quicker
+                if await self._replay(exchange, name, body_hash):  # another gateway was faster
                     return
                 raise
             reply = encode(made.answer)
@@ -97,7 +97,7 @@ class DirectoryAdmin:
         await exchange.respond(reply)
 
     async def _replay(self, exchange: HttpExchange, name: str, body_hash: bytes) -> bool:
-        """Answers as before, if the request came before."""
+        """Answers as before if the request is a repeat; returns whether it is."""
         known = await self.store.find_reply(name, body_hash)
         if known is not None:
             status, reply = known
@@ -105,7 +105,7 @@ class DirectoryAdmin:
         return known is not None
 
     def id_for(self, exchange: HttpExchange, length: int) -> str | None:
-        """The id of what an idempotent request makes: the same for the same request. None for any other request."""
+        """Returns the id of an idempotent request's object, the same for each repeat. Other requests get None."""
         name = _name_of(exchange)
         if name is None:
             return None
@@ -114,12 +114,12 @@ class DirectoryAdmin:
 
 
 def page_of(entries: Sequence[E], limit: int) -> tuple[list[E], bool]:
-    """A page of entries of which one more than fits was asked for, and whether there is another page."""
+    """Returns one page of entries, and whether another follows; one entry more than the limit was read."""
     return list(entries[:limit]), len(entries) > limit
 
 
 def _name_of(exchange: HttpExchange) -> str | None:
-    """The request's idempotency key, told apart from the same key of other callers and for other things."""
+    """Returns the request's idempotency key, made distinct by caller and by route."""
     key = exchange.header(b"idempotency-key")
     if key is None:
         return None

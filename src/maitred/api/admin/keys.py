@@ -1,6 +1,6 @@
 """Routes of API keys.
 
-A key is shown in full by the one answer that made it. Everything else that these routes say of it can be logged.
+Only the response that created a key shows it in full. All other responses of these routes can be logged.
 """
 
 from msgspec import UNSET
@@ -26,14 +26,14 @@ class KeyRoutes:
     """Admin routes of API keys.
 
     Args:
-        admin: What the routes share.
+        admin: The parts that admin routes share.
     """
 
     def __init__(self, admin: DirectoryAdmin) -> None:
         self._admin = admin
 
     def routes(self) -> list[Route]:
-        """The routes, in the order of the documentation."""
+        """Returns the routes in the order of the documentation."""
         path_with_id = f"{PATH}/{{id}}"
         needs = Scope.ADMIN
         create, rotate = "A new key, shown this once.", "A new secret for a key, shown this once."
@@ -54,7 +54,7 @@ class KeyRoutes:
         ]
 
     async def list(self, exchange: HttpExchange) -> None:
-        """A page of keys."""
+        """Answers with a page of keys."""
         query = decode_query(exchange.query, KeysQuery)
         rules.check_page(query.limit, query.after)
         if query.tenant is not None:
@@ -112,7 +112,7 @@ class KeyRoutes:
         await self._admin.reply(exchange, self._key_body(key))
 
     async def rotate(self, exchange: HttpExchange) -> None:
-        """A new secret for a key; the one before lives on for a while."""
+        """Makes a new secret for a key; the old secret stays valid for a while."""
         key_id = _id_in(exchange)
         overlap_s = rules.parse_overlap(decode_body(exchange.body, RotateKey))
 
@@ -127,7 +127,7 @@ class KeyRoutes:
         await self._admin.once(exchange, make)
 
     async def revoke(self, exchange: HttpExchange) -> None:
-        """Ends a key; ending it again changes nothing."""
+        """Revokes a key; revoking it again changes nothing."""
         key = await self._admin.store.revoke_key(_id_in(exchange))
         await self._admin.on_change()
         await self._admin.reply(exchange, self._key_body(key))
@@ -136,7 +136,7 @@ class KeyRoutes:
         return KeyBody.of(key, self._admin.now_s(), UNSET if plaintext is None else plaintext)
 
     def _shown_before(self, key_id: str, did: str) -> tuple[int, bytes]:
-        """For whoever repeats the request: what it has made exists, and its secret was never written down."""
+        """Returns the reply to a repeat: the key exists, and its secret was not stored."""
         error = Conflict(
             f"This request came before and {did} {key_id}. The key was shown then, and cannot be shown again. If that "
             f"answer was lost, POST {PATH}/{key_id}/rotate gives it a new secret.",

@@ -22,7 +22,7 @@ class LimitRoutes:
     """Admin routes of limits.
 
     Args:
-        admin: What the routes share.
+        admin: The parts that admin routes share.
     """
 
     def __init__(self, admin: DirectoryAdmin) -> None:
@@ -30,7 +30,7 @@ class LimitRoutes:
         self._making = Lock()
 
     def routes(self) -> list[Route]:
-        """The routes, in the order of the documentation."""
+        """Returns the routes in the order of the documentation."""
         path_with_id = f"{PATH}/{{id}}"
         needs = Scope.ADMIN
         return [
@@ -50,7 +50,7 @@ class LimitRoutes:
         ]
 
     async def list(self, exchange: HttpExchange) -> None:
-        """A page of limits."""
+        """Answers with a page of limits."""
         query = decode_query(exchange.query, LimitsQuery)
         rules.check_page(query.limit, query.after)
         if query.subject is not None:
@@ -70,7 +70,8 @@ class LimitRoutes:
         limit = rules.to_limit(request, limit_id)
 
         async def make() -> AdminReply:
-            # Putting a limit changes one that exists. Of two who make one under the same id, only one does.
+            # A put changes a limit that exists already. If two requests create a limit under the same id, only one
+            # succeeds.
             async with self._making:
                 if request.id is not None:
                     await self._check_free(request.id)
@@ -85,7 +86,7 @@ class LimitRoutes:
         await self._admin.reply(exchange, LimitBody.of(await self._admin.store.limit(_id_in(exchange))))
 
     async def put(self, exchange: HttpExchange) -> None:
-        """Makes a limit what the body says, whether it existed or not."""
+        """Sets a limit to the value in the body, whether the limit existed or not."""
         limit_id = exchange.parameter
         request = decode_body(exchange.body, CreateLimit)
         if request.id not in (None, limit_id):

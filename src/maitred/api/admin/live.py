@@ -1,4 +1,4 @@
-"""The route of the live state: once, or every second for as long as somebody watches."""
+"""Route of the live state: one snapshot, or one every second as long as the client reads."""
 
 from collections.abc import Callable
 
@@ -19,12 +19,12 @@ from maitred.wire.sse import encode_event
 class LiveRoutes:
     """Admin routes of the live state.
 
-    Whoever may read metrics may see it; tenants, and who was refused, only who administers.
+    A caller that may read metrics may see the live state; only administrators see tenants and refused callers.
 
     Args:
-        admin: What the routes share.
-        live: The state.
-        holds: Whether who was let in still would be.
+        admin: The parts that admin routes share.
+        live: The service of the live state.
+        holds: Returns whether an accepted principal would still be accepted.
     """
 
     def __init__(self, admin: DirectoryAdmin, live: LiveService, holds: Callable[[Principal], bool]) -> None:
@@ -41,7 +41,7 @@ class LiveRoutes:
         ]
 
     async def live(self, exchange: HttpExchange) -> None:
-        """The state, in the form that `Accept` asks for; a stream of it ends when the server drains."""
+        """Answers with the state in the format of `Accept`; a stream of it ends when the server drains."""
         whole = Scope.ADMIN in exchange.principal.scopes
         if "text/event-stream" not in (exchange.header(b"accept") or ""):
             await self._admin.reply(exchange, _visible_state(await self._live.snapshot(), whole=whole))
@@ -58,7 +58,7 @@ class LiveRoutes:
             await exchange.finish()
 
     def _event(self, state: LiveBody, *, whole: bool) -> bytes:
-        """Encoded once for all viewers of one sort."""
+        """Returns the state as an event, which is encoded once for all viewers with the same rights."""
         known = self._encoded.get(whole)
         if known is None or known[0] is not state:
             known = state, encode_event(msgspec.json.encode(_visible_state(state, whole=whole)), b"state")
@@ -67,14 +67,15 @@ class LiveRoutes:
 
 
 def _visible_state(state: LiveBody, *, whole: bool) -> LiveBody:
-    """The state without what only an administrator may see, unless it is one who looks."""
+    """Returns the state without the parts that only administrators may see, unless the viewer is one."""
     if whole:
         return state
     return replace(
         state,
         tenants=[],
         refusals=[replace(refusal, tenant="", request_id="", message="") for refusal in state.refusals],
-        # Of who ran into limits, how many: tenants stand in the rest of the evidence.
+        # Findings about callers at their limits show only the number of callers, because the rest of their evidence
+        # names tenants.
         findings=state.findings
         and [
             replace(finding, where="", evidence=finding.evidence[:1]) if finding.kind == "limits" else finding

@@ -1,4 +1,4 @@
-"""Routes of what is in memory, and what the operator wants there: models that are loaded on demand, and that sleep."""
+"""Routes of models in memory: models that are loaded on demand, and models that can sleep."""
 
 from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.admin.service import OnDemandModels, SleepableModels
@@ -13,12 +13,12 @@ PATH = "/admin/v1/models"
 
 
 class OnDemandModelRoutes:
-    """Models that are loaded on demand, and those that sleep.
+    """Routes of models that are loaded on demand, and of models that can sleep.
 
     Args:
-        admin: What the routes share.
-        loadables: Those of this gateway.
-        sleepables: The same, and those that are always there.
+        admin: The parts that admin routes share.
+        loadables: The models of this gateway that are loaded on demand.
+        sleepables: The models that can sleep: those loaded on demand, and those that are always resident.
     """
 
     def __init__(self, admin: DirectoryAdmin, loadables: OnDemandModels, sleepables: SleepableModels) -> None:
@@ -27,7 +27,7 @@ class OnDemandModelRoutes:
         self._sleepable = sleepables
 
     def routes(self) -> list[Route]:
-        """The routes, in the order of the documentation."""
+        """Returns the routes in the order of the documentation."""
         return [
             Route(
                 *("GET", PATH, self.list, "Models that are loaded on demand."),
@@ -57,11 +57,11 @@ class OnDemandModelRoutes:
         await self._admin.reply(exchange, self._on_demand.all())
 
     async def load(self, exchange: HttpExchange) -> None:
-        """Comes; its `state` in the list says when it is there."""
+        """Loads a model; its `state` in the list shows when it is loaded."""
         await self._admin.reply(exchange, self._on_demand.load(decode_body(exchange.body, NameModel).model))
 
     async def unload(self, exchange: HttpExchange) -> None:
-        """Goes; its `state` in the list says when its memory is free."""
+        """Unloads a model; its `state` in the list shows when its memory is free."""
         named = decode_body(exchange.body, UnloadModel)
         await self._admin.reply(exchange, self._on_demand.unload(named.model, hold=named.hold))
 
@@ -78,9 +78,9 @@ class OnDemandModelRoutes:
         await self._admin.reply(exchange, SleeperList(data=self._sleepable.all()))
 
     async def sleep(self, exchange: HttpExchange) -> None:
-        """Puts a model to sleep; its `state` in the list says when it sleeps."""
+        """Puts a model to sleep; its `state` in the list shows when it sleeps."""
         await self._admin.reply(exchange, self._sleepable.sleep(decode_body(exchange.body, NameModel).model))
 
     async def wake(self, exchange: HttpExchange) -> None:
-        """Wakes a model; its `state` in the list says when it serves."""
+        """Wakes a model; its `state` in the list shows when it serves."""
         await self._admin.reply(exchange, self._sleepable.wake(decode_body(exchange.body, NameModel).model))

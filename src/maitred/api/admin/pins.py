@@ -1,4 +1,4 @@
-"""Routes of pinned prefixes: what stays in the KV caches, and for how long."""
+"""Routes of pinned prefixes: which prefixes stay in the KV caches, and for how long."""
 
 from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.admin.service import PinService
@@ -16,8 +16,8 @@ class PinRoutes:
     """Admin routes of pinned prefixes.
 
     Args:
-        admin: What the routes share.
-        pins: Those of this gateway.
+        admin: The parts that admin routes share.
+        pins: The pins of this gateway.
     """
 
     def __init__(self, admin: DirectoryAdmin, pins: PinService) -> None:
@@ -25,7 +25,7 @@ class PinRoutes:
         self._pins = pins
 
     def routes(self) -> list[Route]:
-        """The routes, in the order of the documentation."""
+        """Returns the routes in the order of the documentation."""
         return [
             Route("GET", PATH, self.list, "Prefixes that are pinned.", returns=PinList, needs=Scope.ADMIN),
             Route(
@@ -46,7 +46,7 @@ class PinRoutes:
         await self._admin.reply(exchange, PinList(data=[*self._pins.all()]))
 
     async def pin(self, exchange: HttpExchange) -> None:
-        """Answers when it has been computed."""
+        """Pins a prefix, and answers when it has been computed."""
         wish = decode_body(exchange.body, PinPrefix)
         await self._admin.reply(exchange, await self._pins.pin(wish, exchange.principal.tenants[-1]))
 

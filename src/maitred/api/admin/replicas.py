@@ -1,4 +1,4 @@
-"""Routes of replicas: how they are, and which of them are to take requests."""
+"""Routes of replicas: their state, and commands that stop or start their traffic."""
 
 from collections.abc import Callable
 
@@ -18,8 +18,8 @@ class ReplicaRoutes:
     """Admin routes of replicas.
 
     Args:
-        admin: What the routes share.
-        replicas: Those of this gateway.
+        admin: The parts that admin routes share.
+        replicas: The replicas of this gateway.
     """
 
     def __init__(self, admin: DirectoryAdmin, replicas: ReplicaService) -> None:
@@ -27,7 +27,7 @@ class ReplicaRoutes:
         self._replicas = replicas
 
     def routes(self) -> list[Route]:
-        """The routes, in the order of the documentation."""
+        """Returns the routes in the order of the documentation."""
         return [
             Route("GET", PATH, self.list, "Replicas of all models.", returns=ReplicaList, needs=Scope.ADMIN),
             self._order("drain", "Takes a replica out of service once what runs there has ended.", self.drain),
@@ -45,7 +45,7 @@ class ReplicaRoutes:
         await self._admin.reply(exchange, ReplicaList(data=[*self._replicas.all()]))
 
     async def drain(self, exchange: HttpExchange) -> None:
-        """No new work; `requests` in the list says when it is over."""
+        """Stops new requests to a replica; `requests` in the list shows when its requests have ended."""
         await self._do(exchange, self._replicas.drain)
 
     async def maintain(self, exchange: HttpExchange) -> None:

@@ -1,4 +1,4 @@
-"""Routes of the last requests: what happened to each."""
+"""Routes of the last requests and their timelines."""
 
 from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.admin.service import TimelineStore
@@ -14,8 +14,8 @@ class RequestRoutes:
     """Admin routes of the last requests.
 
     Args:
-        admin: What the routes share.
-        timelines: Those of this gateway.
+        admin: The parts that admin routes share.
+        timelines: The timelines of this gateway.
     """
 
     def __init__(self, admin: DirectoryAdmin, timelines: TimelineStore) -> None:
@@ -23,7 +23,7 @@ class RequestRoutes:
         self._timelines = timelines
 
     def routes(self) -> list[Route]:
-        """The routes, in the order of the documentation."""
+        """Returns the routes in the order of the documentation."""
         return [
             Route(
                 "GET", PATH, self.list, "The last requests of this gateway.", returns=TimelineList, needs=Scope.ADMIN
@@ -36,7 +36,7 @@ class RequestRoutes:
         ]
 
     async def list(self, exchange: HttpExchange) -> None:
-        """All that are known."""
+        """Answers with all timelines that are kept."""
         await self._admin.reply(exchange, TimelineList(data=[*self._timelines.latest()]))
 
     async def get(self, exchange: HttpExchange) -> None:

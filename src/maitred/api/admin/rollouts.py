@@ -1,4 +1,4 @@
-"""Routes of rollouts: how new versions of models do, and who gets them."""
+"""Routes of rollouts: the state of new model versions, and their share of requests."""
 
 from collections.abc import Awaitable, Callable
 
@@ -18,8 +18,8 @@ class RolloutRoutes:
     """Admin routes of rollouts.
 
     Args:
-        admin: What the routes share.
-        rollouts: Those of this installation.
+        admin: The parts that admin routes share.
+        rollouts: The rollouts of this installation.
     """
 
     def __init__(self, admin: DirectoryAdmin, rollouts: RolloutService) -> None:
@@ -27,7 +27,7 @@ class RolloutRoutes:
         self._rollouts = rollouts
 
     def routes(self) -> list[Route]:
-        """The routes, in the order of the documentation."""
+        """Returns the routes in the order of the documentation."""
         return [
             Route("GET", PATH, self.list, "Rollouts, and how they stand.", returns=RolloutList, needs=Scope.ADMIN),
             self._order("start", "Begins a rollout, or begins one again.", self.start, StartRollout),
@@ -46,7 +46,7 @@ class RolloutRoutes:
         await self._admin.reply(exchange, RolloutList(data=[*self._rollouts.all()]))
 
     async def start(self, exchange: HttpExchange) -> None:
-        """A trial from its beginning."""
+        """Starts a rollout, or starts it again from the beginning."""
         await self._admin.reply(exchange, await self._rollouts.start(decode_body(exchange.body, StartRollout)))
 
     async def weigh(self, exchange: HttpExchange) -> None:
@@ -55,19 +55,19 @@ class RolloutRoutes:
         await self._admin.reply(exchange, await self._rollouts.weigh(request.name, request))
 
     async def switch(self, exchange: HttpExchange) -> None:
-        """All to the canary; the stable version stands ready."""
+        """Sends all requests to the canary; the stable version stays ready."""
         await self._do(exchange, self._rollouts.switch)
 
     async def promote(self, exchange: HttpExchange) -> None:
-        """All to the canary."""
+        """Sends all requests to the canary for good."""
         await self._do(exchange, self._rollouts.promote)
 
     async def rollback(self, exchange: HttpExchange) -> None:
-        """All to the stable version. What runs at the canary ends there."""
+        """Sends all requests to the stable version. Requests that run at the canary end there."""
         await self._do(exchange, self._rollouts.rollback)
 
     async def end(self, exchange: HttpExchange) -> None:
-        """The name leads where it leads without a rollout."""
+        """Ends a rollout: the name leads where it leads without a rollout."""
         await self._do(exchange, self._rollouts.end)
 
     async def _do(self, exchange: HttpExchange, order: Callable[[str], Awaitable[RolloutBody]]) -> None:

@@ -51,24 +51,26 @@ def admin_routes(
     holds: Callable[[Principal], bool],
     clock: Clock,
 ) -> list[Route]:
-    """The routes. Each needs the scope admin, but for the live state, of which others see a part.
+    """Returns the admin routes.
+
+    Each route needs the scope admin, except the live state, of which other callers see a part.
 
     Args:
-        book: Where tenants, keys and limits are kept.
-        usage: What was used.
-        budgets: How the budgets of a subject stand.
-        refresh: Makes this gateway apply what has changed in the store, now; called after every change.
-        replicas: Where models run.
-        rollouts: New versions of models on trial.
+        book: Store of tenants, keys and limits.
+        usage: Queries of the usage ledger.
+        budgets: Returns the state of the budgets of a subject.
+        refresh: Applies the changes in the store to this gateway at once; called after every change.
+        replicas: The replicas of this gateway.
+        rollouts: The rollouts of new model versions.
         loadables: The models that are loaded on demand.
         sleepables: The models that can sleep.
-        pins: The prefixes that stay.
-        timelines: What happened to the last requests.
-        live: What goes on.
-        configuration: The settings of this gateway.
-        workers: Its processes that speak HTTP, if there are several.
-        holds: Whether who was let in still would be.
-        clock: For expiry, and for times such as ``-7d``.
+        pins: The pinned prefixes.
+        timelines: The timelines of the last requests.
+        live: The service of the live state.
+        configuration: The configuration of this gateway.
+        workers: The API workers of this gateway, if there are several.
+        holds: Returns whether an accepted principal would still be accepted.
+        clock: Clock for expiry times, and for relative times such as ``-7d``.
     """
     admin = DirectoryAdmin(book, refresh, clock)
     return [

@@ -33,12 +33,12 @@ class ConfigService(Protocol):
         ...
 
     async def reload(self, *, dry_run: bool = False) -> ReloadBody:
-        """Reads it again and puts it in force; raises InvalidRequest with all its faults."""
+        """Reloads the configuration and applies it; raises InvalidRequest with all its faults."""
         ...
 
 
 class LiveService(Protocol):
-    """The state of this gateway."""
+    """Service of this gateway's live state."""
 
     async def snapshot(self) -> LiveBody:
         """Returns the live state of now."""
@@ -48,20 +48,20 @@ class LiveService(Protocol):
         """Returns a context with the live state of now, and then again every second.
 
         Raises:
-            Saturated: Too many watch.
+            Saturated: There are too many viewers.
         """
         ...
 
     def history(self) -> Sequence[PointBody]:
-        """The last ten minutes, oldest second first."""
+        """Returns the points of the last ten minutes, oldest second first."""
         ...
 
 
 class OnDemandModels(Protocol):
-    """The models that come and go on this gateway's machine.
+    """Service for the models that are loaded on demand on this gateway's machine.
 
-    What changes one raises ResourceNotFound where no such model comes and goes, and Conflict where memory, or what is
-    pinned, does not allow it.
+    Commands raise ResourceNotFound if no such model is loaded on demand, and Conflict if memory or a pin does not allow
+    the command.
     """
 
     def all(self) -> LoadableList:
@@ -69,26 +69,26 @@ class OnDemandModels(Protocol):
         ...
 
     def load(self, model: str) -> LoadableBody:
-        """Loads it, as if a request waited for it."""
+        """Loads a model, as if a request waited for it."""
         ...
 
     def unload(self, model: str, *, hold: bool) -> LoadableBody:
-        """Lets its answers end and gives its memory back; held, it stays away until it is told to come."""
+        """Unloads a model after its running answers; with `hold`, it stays unloaded until a load is ordered."""
         ...
 
     def pin(self, model: str) -> LoadableBody:
-        """Loads it, and never unloads it for others."""
+        """Loads a model and never unloads it for other models."""
         ...
 
     def unpin(self, model: str) -> LoadableBody:
-        """Lets it go when others need its room."""
+        """Allows a model to be unloaded when other models need its memory."""
         ...
 
 
 class SleepableModels(Protocol):
-    """The models whose engines can sleep: all that run on our own.
+    """Service for the models whose engines can sleep: all models on this gateway's own engines.
 
-    What changes one raises ResourceNotFound where no such model can sleep, and Conflict where it is pinned.
+    Commands raise ResourceNotFound if no such model can sleep, and Conflict if the model is pinned.
     """
 
     def all(self) -> list[SleeperBody]:
@@ -96,34 +96,34 @@ class SleepableModels(Protocol):
         ...
 
     def sleep(self, model: str) -> SleeperBody:
-        """Lets its answers end, and gives its memory back but for its process."""
+        """Puts a model to sleep after its running answers: its memory is freed, and its process stays."""
         ...
 
     def wake(self, model: str) -> SleeperBody:
-        """Has it serve again, as a request would."""
+        """Wakes a model, as a request would."""
         ...
 
 
 class PinService(Protocol):
-    """The prefixes that this gateway has pinned."""
+    """Service for the prefixes that this gateway has pinned."""
 
     def all(self) -> Sequence[PinBody]:
         """Lists the pins that have not expired."""
         ...
 
     async def pin(self, wish: PinPrefix, own_organisation: str) -> PinBody:
-        """Has a prefix computed and kept; for the caller's own organisation where the wish names none."""
+        """Computes and pins a prefix; it belongs to the caller's organisation if the wish names none."""
         ...
 
     def unpin(self, id_: str) -> None:
-        """Lets it go; raises ResourceNotFound where there is none of that id."""
+        """Removes a pin; raises ResourceNotFound if there is none with this id."""
         ...
 
 
 class ReplicaService(Protocol):
-    """All replicas of this gateway. A name stands for a replica; the model is needed where it stands for several.
+    """Service for all replicas of this gateway. A name of several replicas needs the model, too.
 
-    What changes one raises ResourceNotFound, or InvalidRequest where the name is that of several.
+    Commands raise ResourceNotFound, or InvalidRequest if several replicas have the name.
     """
 
     def all(self) -> Sequence[ReplicaBody]:
@@ -131,55 +131,58 @@ class ReplicaService(Protocol):
         ...
 
     def drain(self, replica: str, model: str | None) -> ReplicaBody:
-        """Gives it nothing new, and lets what runs there end."""
+        """Sends a replica no new requests, and lets its running requests end."""
         ...
 
     def maintain(self, replica: str, model: str | None) -> ReplicaBody:
-        """Gives it nothing new, and counts it as away at once."""
+        """Sends a replica no new requests, and counts it as away at once."""
         ...
 
     def resume(self, replica: str, model: str | None) -> ReplicaBody:
-        """Gives it requests again."""
+        """Sends requests to a replica again."""
         ...
 
 
 class TimelineStore(Protocol):
-    """The last requests of this gateway that have ended."""
+    """Store of the timelines of this gateway's last ended requests."""
 
     def latest(self) -> Sequence[TimelineHead]:
         """Lists the timelines that are kept, the latest first."""
         ...
 
     def get(self, request_id: str) -> TimelineBody:
-        """The latest of that id; raises ResourceNotFound where none is known."""
+        """Returns the latest timeline of a request id; raises ResourceNotFound if there is none."""
         ...
 
 
 class RolloutService(Protocol):
-    """All rollouts. What takes a name raises ResourceNotFound, and what changes one StoreUnavailable."""
+    """Service for all rollouts.
+
+    Methods with a name raise ResourceNotFound, and methods that change a rollout raise StoreUnavailable.
+    """
 
     def all(self) -> Sequence[RolloutBody]:
         """Lists the rollouts, as they are now."""
         ...
 
     async def start(self, request: StartRollout) -> RolloutBody:
-        """Begins one, or one anew."""
+        """Starts a rollout, or starts it again."""
         ...
 
     async def weigh(self, name: str, request: WeighRollout) -> RolloutBody:
-        """Gives the canary another share."""
+        """Sets the share of requests that the canary gets."""
         ...
 
     async def switch(self, name: str) -> RolloutBody:
-        """Gives the canary everybody, for now."""
+        """Moves all requests to the canary for now."""
         ...
 
     async def promote(self, name: str) -> RolloutBody:
-        """Gives the canary everybody, for good."""
+        """Moves all requests to the canary for good."""
         ...
 
     async def rollback(self, name: str) -> RolloutBody:
-        """Gives the stable version everybody."""
+        """Moves all requests to the stable version."""
         ...
 
     async def end(self, name: str) -> RolloutBody:
@@ -191,9 +194,12 @@ class WorkerService(Protocol):
     """Service that lists and restarts the workers of this gateway."""
 
     def all(self) -> Sequence[WorkerBody]:
-        """Lists the workers, as they are now; none where the gateway is one process."""
+        """Lists the workers as they are now; empty if the gateway is one process."""
         ...
 
     def restart(self) -> None:
-        """Has them replaced, one after the other; raises Conflict where there are none. Returns before it is done."""
+        """Replaces the workers one after the other; raises Conflict if there are none.
+
+        The call returns before the replacement is complete.
+        """
         ...

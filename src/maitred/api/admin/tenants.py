@@ -18,14 +18,14 @@ class TenantRoutes:
     """Admin routes of tenants.
 
     Args:
-        admin: What the routes share.
+        admin: The parts that admin routes share.
     """
 
     def __init__(self, admin: DirectoryAdmin) -> None:
         self._admin = admin
 
     def routes(self) -> list[Route]:
-        """The routes, in the order of the documentation."""
+        """Returns the routes in the order of the documentation."""
         path_with_id = f"{PATH}/{{id}}"
         needs = Scope.ADMIN
         return [
@@ -45,7 +45,7 @@ class TenantRoutes:
         ]
 
     async def list(self, exchange: HttpExchange) -> None:
-        """A page of tenants."""
+        """Answers with a page of tenants."""
         query = decode_query(exchange.query, TenantsQuery)
         rules.check_page(query.limit, query.after)
         if query.parent is not None:

@@ -1,4 +1,4 @@
-"""Routes of the ledger: what was used, in sums and line by line."""
+"""Routes of the usage ledger: sums of the usage, and single ledger entries."""
 
 from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.exchange import HttpExchange
@@ -24,8 +24,8 @@ class UsageRoutes:
     """Admin routes of usage.
 
     Args:
-        admin: What the routes share.
-        usage: Reads the ledger.
+        admin: The parts that admin routes share.
+        usage: Queries of the usage ledger.
     """
 
     def __init__(self, admin: DirectoryAdmin, usage: UsageQueries) -> None:
@@ -33,7 +33,7 @@ class UsageRoutes:
         self._usage = usage
 
     def routes(self) -> list[Route]:
-        """The routes, in the order of the documentation."""
+        """Returns the routes in the order of the documentation."""
         needs = Scope.ADMIN
         events, lines = f"{PATH}/events", "Usage, line by line, the newest first."
         return [
@@ -48,7 +48,7 @@ class UsageRoutes:
         ]
 
     async def report(self, exchange: HttpExchange) -> None:
-        """Sums: a page as JSON, or all of them as CSV."""
+        """Answers with sums of the usage: one page as JSON, or all of them as CSV."""
         query = decode_query(exchange.query, UsageQuery)
         rules.check_page(query.limit, query.after)
         groups = _groups_in(query.group_by)
@@ -87,7 +87,7 @@ class UsageRoutes:
         await self._admin.reply(exchange, answer)
 
     async def events(self, exchange: HttpExchange) -> None:
-        """A page of lines."""
+        """Answers with a page of ledger entries."""
         query = decode_query(exchange.query, UsageEventsQuery)
         rules.check_page(query.limit, query.after)
         start_s, end_s = self._span(query)

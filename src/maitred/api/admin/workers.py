@@ -1,4 +1,4 @@
-"""Routes of API workers: which there are, and to replace them by new ones."""
+"""Routes of API workers: list them, and replace them by new ones."""
 
 from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.admin.service import WorkerService
@@ -14,8 +14,8 @@ class WorkerRoutes:
     """Admin routes of workers.
 
     Args:
-        admin: What the routes share.
-        workers: Those of this gateway.
+        admin: The parts that admin routes share.
+        workers: The workers of this gateway.
     """
 
     def __init__(self, admin: DirectoryAdmin, workers: WorkerService) -> None:
@@ -23,7 +23,7 @@ class WorkerRoutes:
         self._workers = workers
 
     def routes(self) -> list[Route]:
-        """The routes, in the order of the documentation."""
+        """Returns the routes in the order of the documentation."""
         return [
             Route("GET", PATH, self.list, "The API workers.", returns=WorkerList, needs=Scope.ADMIN),
             Route(
@@ -41,7 +41,7 @@ class WorkerRoutes:
         await self._admin.reply(exchange, WorkerList(data=[*self._workers.all()]))
 
     async def restart(self, exchange: HttpExchange) -> None:
-        """The answer lists those who are to go; it is done when none of them is listed any more."""
+        """Restarts the workers; it is complete when the list shows none of those in the answer."""
         before = self._workers.all()
         self._workers.restart()
         await self._admin.reply(exchange, WorkerList(data=[*before]))

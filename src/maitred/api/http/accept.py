@@ -1,4 +1,4 @@
-"""Takes connections at a socket where several processes do, so that each of them gets its part."""
+"""Accepts connections at a socket that several processes share, so that each gets its part."""
 
 import asyncio
 import logging
@@ -10,29 +10,29 @@ _COURTESY_S = 100e-6
 _MOST_S = 2e-3
 """...but not longer than this."""
 _PART = 16
-"""A process that has so many connections takes one more of those that wait at once, and so on."""
+"""A process accepts one waiting connection at a time, and one more for every this many connections it has."""
 _REST_S = 1.0
-"""After the system has refused one, such as for want of file descriptors; asyncio waits as long."""
+"""Pause after the system refused an accept, such as for want of file descriptors; asyncio pauses as long."""
 _log = logging.getLogger(__name__)
 
 
 class FairAcceptor:
-    """Gives way to the other processes for longer, the more connections this one has.
+    """Accepts connections after a delay that grows with the number of this process's connections.
 
-    An event loop's own server takes all that wait at once, and so whoever is woken first by a burst of callers has all
-    of them, for as long as they keep their connections, while its neighbours have none. Here, who has less is sooner;
-    and who finds a connection still there after its wait has no neighbour with time for it.
+    An event loop's own server accepts all waiting connections, so the process that wakes first in a burst gets all of
+    them for as long as they are kept open, while other processes have none. Here, a process with fewer connections is
+    faster; if a connection still waits after the delay, the other processes have no time for it.
 
     Args:
-        listener: Listens.
+        listener: The listening socket.
         protocol: Makes the protocol of a connection.
-        connections: How many this process has.
+        connections: Returns how many connections this process has.
     """
 
     def __init__(
         self, listener: socket.socket, protocol: Callable[[], asyncio.Protocol], connections: Callable[[], int]
     ) -> None:
-        listener.setblocking(False)  # another process may be quicker
+        listener.setblocking(False)  # another process may be faster
         self._listener = listener
         self._protocol = protocol
         self._connections = connections
@@ -42,7 +42,7 @@ class FairAcceptor:
         self._watch()
 
     def close(self) -> None:
-        """Lets nobody in any more."""
+        """Stops accepting connections at the socket."""
         if self._waiting is not None:
             self._waiting.cancel()
         self._loop.remove_reader(self._listener)
@@ -61,7 +61,7 @@ class FairAcceptor:
             for _ in range(1 + self._connections() // _PART):
                 self._accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            pass  # another process has it, or its caller has left
+            pass  # another process has accepted it, or the client has left
         except OSError as error:
             _log.error("No connection can be taken for %g s: %s.", _REST_S, error)
             self._waiting = self._loop.call_later(_REST_S, self._watch)
@@ -79,4 +79,4 @@ class FairAcceptor:
         try:
             await self._loop.connect_accepted_socket(self._protocol, connection)
         except OSError:
-            connection.close()  # its caller has left
+            connection.close()  # the client has left

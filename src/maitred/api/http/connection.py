@@ -1,72 +1,78 @@
-"""Connection of a response, as far as the server tells more of it than ASGI does.
+"""Interface of a response's connection, with facts that ASGI does not provide.
 
-The HTTP server's protocol implements it and puts itself into the scope's `extensions`. A server that does not leaves
-the answer with a `PlainAsgiConnection`, which never stalls and is never lost.
+The protocol of the HTTP server implements it and puts itself into the scope's `extensions`. With another server, the
+response uses a `PlainAsgiConnection`, which never stalls and is never lost.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
 EXTENSION = "maitred.connection"
-"""The key under `extensions`."""
+"""The key of the connection under `extensions`."""
 
 
 class ServerConnection(Protocol):
-    """The client's end, as far as it can be seen from here."""
+    """The connection to the client, as seen by the server."""
 
     lost: bool
-    """Whether it is closed."""
+    """Whether the connection is closed."""
     on_lost: Callable[[], None] | None
-    """Called when it is closed from the other side; see `HttpExchange.cancel_on_disconnect`."""
+    """Called when the client closes the connection; see `HttpExchange.cancel_on_disconnect`."""
 
     @property
     def writable(self) -> bool:
-        """Whether sending now would not have to wait. While this holds, ASGI's `send` does not suspend."""
+        """Whether a send would not have to wait. While this is true, ASGI's `send` does not suspend."""
         ...
 
     @property
     def stalled(self) -> bool:
-        """Whether it was cut because its client had stopped reading."""
+        """Whether the connection was cut because its client had stopped reading."""
         ...
 
     @property
     def ready(self) -> bool:
-        """Whether a stream has begun and can go on at once, without ASGI's `send`."""
+        """Whether a stream has begun and can continue at once, without ASGI's `send`."""
         ...
 
     def take_body(self) -> bytes | None:
-        """The body of the request, if all of it has come; None: it is to be read by ASGI's `receive`."""
+        """Takes the body of the request if it has arrived completely; None: ASGI's `receive` must read it."""
         ...
 
     def answer(self, status: int, head: bytes, body: bytes) -> bool:
-        """Sends a whole answer, if that can be done at once; False: nothing was sent, and `send` has to do it.
+        """Sends a whole response if that is possible at once; False: nothing was sent, so use `send`.
 
         Args:
-            status: Of HTTP.
-            head: The headers, a line each, with names in lower case; one of them is the length of the body.
-            body: Not larger than what a connection may hold unsent.
+            status: The HTTP status.
+            head: The header lines, with names in lower case; they include the content length.
+            body: The body, not larger than the unsent data that a connection may hold.
         """
         ...
 
     def begin(self, status: int, head: bytes, piece: bytes) -> bool:
-        """Sends the head of a stream and its first piece, which may be empty; returns as `answer` does."""
+        """Sends the head of a stream and its first piece, which may be empty; returns the same as `answer`."""
         ...
 
     def write(self, piece: bytes) -> None:
-        """Sends a piece of a stream, not empty, as `send` would. Only while it is `ready`."""
+        """Sends a piece of a stream as `send` would; the piece is not empty.
+
+        Call it only while the connection is `ready`.
+        """
         ...
 
     def end(self, piece: bytes) -> None:
-        """Sends the last piece of a stream, which may be empty, and ends it as complete. Only while it is `ready`."""
+        """Sends the last piece of a stream, which may be empty, and completes the stream.
+
+        Call it only while the connection is `ready`.
+        """
         ...
 
     def linger(self) -> None:
-        """Called when an answer is broken off: what is still unsent gets a little time, and then is dropped."""
+        """Called when a response is aborted: unsent data gets a short time, and is then dropped."""
         ...
 
 
 class PlainAsgiConnection:
-    """Connection of a server that tells nothing beyond ASGI. Implements `ServerConnection`."""
+    """Connection of a server that provides only ASGI. Implements `ServerConnection`."""
 
     writable = True
     stalled = False
@@ -75,14 +81,14 @@ class PlainAsgiConnection:
     on_lost: Callable[[], None] | None = None
 
     def take_body(self) -> None:
-        """Returns None: the body is to be read by ASGI's `receive`."""
+        """Returns None: ASGI's `receive` must read the body."""
 
     def answer(self, status: int, head: bytes, body: bytes) -> bool:
-        """Returns False: `send` has to send the answer."""
+        """Returns False: `send` must send the response."""
         return False
 
     def begin(self, status: int, head: bytes, piece: bytes) -> bool:
-        """Returns False: `send` has to begin the stream."""
+        """Returns False: `send` must begin the stream."""
         return False
 
     def write(self, piece: bytes) -> None:
@@ -94,4 +100,4 @@ class PlainAsgiConnection:
         raise NotImplementedError
 
     def linger(self) -> None:
-        """Does nothing: the server ends the connection by itself."""
+        """Does nothing: the server closes the connection itself."""

@@ -1,16 +1,17 @@
-"""Fast path of HTTP/1.1: whole requests and their answers pass without ASGI's messages, and repeated heads are cached.
+"""Fast path of HTTP/1.1: whole requests and responses bypass ASGI messages; repeated heads are cached.
 
-Most answers meet a client that has room for them: what is to be sent is put together here and handed to the transport
-in one piece. Each way begins with the question whether that can be done. Where it cannot (the client has left, does not
-read, speaks HTTP/1.0 or wants a HEAD) it says so and has done nothing, and ASGI's `send` decides as ever. What uvicorn
-knows of the request is kept as `send` keeps it, so both may be used for parts of one answer.
+Most responses go to a client whose buffer has room: the bytes are
+built here and given to the transport in one piece. Each fast method first checks whether this is possible. If it is not
+(the client has left, does not read, uses HTTP/1.0 or sent HEAD), the method reports this and changes nothing, and
+ASGI's `send` handles the case as usual. The state that uvicorn keeps for the request is updated as `send` does it, so
+one response may use both ways.
 
-**Repeated heads.** A client's requests differ in their bodies, and in little else. Whoever keeps a connection sends the
-same path and the same headers with each request, but for the length of the body. To the parser each is new, and tells
-every header by a call. So of a request that came whole, in one read, its head is kept as what stands before the digits
-of its length and what stands after them. What begins so, and ends with as many
-bytes as it says, means the same as before: the parser, which begins anew with every request, would see no difference.
-All else, and every first request of a connection, is the parser's.
+**Repeated heads.** The requests of a client differ mainly in their bodies. A client that keeps a connection sends the
+same path and the same headers with each request, except for the content length. The parser treats each head as new, and
+reports every header by a call. So when a whole request arrives in one read, its head is cached as two parts: the bytes
+before the digits of the content length, and the bytes after them. Data that begins with these two parts and ends with a
+body of the given length means the same as before: the parser starts anew with every request and would see no
+difference. The parser handles all other data, and every first request of a connection.
 """
 
 import asyncio
@@ -29,17 +30,17 @@ from maitred.core.cohort import COHORT, CohortStage
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)\r\n", re.IGNORECASE)
 _MOST_DIGITS = 9
 _OTHERWISE = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
-"""With these, a body is not just so many bytes after the head."""
+"""With any of these headers, the body is more than a number of bytes after the head."""
 
 
 class CachedHead:
-    """A head that may come again.
+    """Request head that the client may repeat.
 
     Args:
-        before: What stands before the digits of the length.
-        after: What stands after them, up to the body.
-        scope: What ASGI is told of the request.
-        length_at: Where among the headers the length is.
+        before: The bytes before the digits of the content length.
+        after: The bytes after these digits, up to the body.
+        scope: The ASGI scope of the request.
+        length_at: Index of the content length among the headers.
     """
 
     __slots__ = ("_after", "_before", "_length_at", "_scope")
@@ -53,7 +54,7 @@ class CachedHead:
 
     @classmethod
     def of(cls, data: bytes, scope: dict[str, Any]) -> Self | None:
-        """Returns the head of a request that the parser has read from just these bytes; None: it cannot repeat."""
+        """Returns the head of the request that the parser has read from exactly these bytes, if it can repeat."""
         ends = data.find(b"\r\n\r\n") + 4
         names = [name for name, _ in scope["headers"]]
         length = _LENGTH.search(data, 0, ends)
@@ -64,7 +65,7 @@ class CachedHead:
         return cls(data[: length.start(1)], data[length.end(1) : ends], scope, names.index(b"content-length"))
 
     def body_in(self, data: bytes) -> bytes | None:
-        """The body of a request with this head, if the bytes are one and nothing else."""
+        """Returns the body of a request with this head, if the bytes are exactly one request."""
         if not data.startswith(self._before):
             return None
         begins = len(self._before)
@@ -85,17 +86,17 @@ class CachedHead:
 
 
 _HERE = asyncio.Event()
-"""Of all requests of which nothing is waited for: it is set, and stays so."""
+"""Event shared by all requests that wait for nothing: it is always set."""
 _HERE.set()
 
 
 class _Whole(RequestResponseCycle):
-    """Cycle of a request that has come whole; it notes only what differs from one request to the next.
+    """Cycle of a request that has arrived completely; it stores only what differs between requests.
 
     Args:
-        protocol: What it came by.
-        scope: What ASGI is told of it.
-        body: All of it.
+        protocol: The protocol that received the request.
+        scope: The ASGI scope of the request.
+        body: The whole body of the request.
     """
 
     disconnected = waiting_for_100_continue = more_body = response_started = response_complete = access_log = False
@@ -114,7 +115,7 @@ class _Whole(RequestResponseCycle):
         self.on_response = protocol.on_response_complete
 
     async def receive(self) -> Any:  # noqa: ANN401 - as uvicorn's
-        """Returns the next ASGI message; whoever asks may have to wait for the client to leave."""
+        """Returns the next ASGI message; after the body, the caller waits until the client disconnects."""
         if self.message_event is _HERE:
             self.message_event = asyncio.Event()
             self.message_event.set()
@@ -122,26 +123,26 @@ class _Whole(RequestResponseCycle):
 
 
 class FastPathProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with ways around ASGI's messages; `api.http.connection.ServerConnection` describes each."""
+    """Protocol of uvicorn with methods that bypass ASGI messages; `ServerConnection` describes them."""
 
     _running: RequestResponseCycle | None = None
-    """The request that is being answered, or was last."""
+    """The request that is being answered, or that was answered last."""
 
     @property
     def writable(self) -> bool:
-        """Whether sending now would not have to wait."""
+        """Whether a send would not have to wait."""
         return not self.flow.write_paused
 
     @property
     def ready(self) -> bool:
-        """Whether a stream has begun and can go on at once, without ASGI's `send`."""
+        """Whether a stream has begun and can continue at once, without ASGI's `send`."""
         running = self._running
         if running is None or running.disconnected or running.response_complete or self.flow.write_paused:
             return False
-        return bool(running.chunked_encoding)  # decided with the head
+        return bool(running.chunked_encoding)  # this was decided when the head was sent
 
     def take_body(self) -> bytes | None:
-        """Returns the body of the request, if all of it has come; else None."""
+        """Returns the body of the request if it has arrived completely; else None."""
         running = self._running
         if running is None or running.more_body or running.disconnected or running.waiting_for_100_continue:
             return None
@@ -149,7 +150,7 @@ class FastPathProtocol(HttpToolsProtocol):
         return body
 
     def answer(self, status: int, head: bytes, body: bytes) -> bool:
-        """Sends a whole answer, if that can be done at once; returns whether it was sent."""
+        """Sends a whole response, if that is possible at once; returns whether it was sent."""
         running = self._fast_cycle()
         if running is None or (usual := encode_lines(running.default_headers)) is None:
             return False
@@ -160,7 +161,7 @@ class FastPathProtocol(HttpToolsProtocol):
         return True
 
     def begin(self, status: int, head: bytes, piece: bytes) -> bool:
-        """Sends the head of a stream and its first piece, if that can be done at once; returns whether it was sent."""
+        """Sends the head and first piece of a stream if possible at once; returns whether they were sent."""
         running = self._fast_cycle()
         if running is None or (usual := encode_lines(running.default_headers)) is None:
             return False
@@ -182,7 +183,7 @@ class FastPathProtocol(HttpToolsProtocol):
         self._complete(running)
 
     def _fast_cycle(self) -> RequestResponseCycle | None:
-        """The request, if nothing has been answered and its answer can go out at once, with the connection kept."""
+        """Returns the request if it is unanswered, can be answered at once, and keeps its connection."""
         running = self._running
         if running is None or running.response_started or running.disconnected or not running.keep_alive:
             return None
@@ -192,11 +193,11 @@ class FastPathProtocol(HttpToolsProtocol):
         running.response_complete = True
         running.message_event.set()
         if not running.keep_alive:
-            self.transport.close()  # it was to be kept when the answer began
+            self.transport.close()  # the connection was to be kept when the response began
         self.on_response_complete()
 
     def _take(self, head: CachedHead, body: bytes) -> None:
-        """Begins with a whole request whose head is known: does what the parser's callbacks do for one."""
+        """Starts a whole request with a known head: does the work of the parser's callbacks for one request."""
         self.cycle = _Whole(self, head.scope_for(body), body)
         self._start_asgi_task(self.cycle, self.app)
 
@@ -207,6 +208,6 @@ class FastPathProtocol(HttpToolsProtocol):
 
 
 def _run_request(app: Any, scope: Any, receive: Any, send: Any) -> Any:  # noqa: ANN401 - as ASGI's
-    """Starts the task of a request: notes that it has come, and calls the application."""
+    """Starts the task of a request: records its arrival, and calls the application."""
     COHORT.arrive(CohortStage.COME)
     return app(scope, receive, send)

@@ -1,17 +1,18 @@
-"""HTTP/1.1 on one connection, with bounds on the part that comes before a request is one, and on what is not read.
+"""HTTP/1.1 on one connection, with limits on incomplete heads and on unread responses.
 
-Body size and concurrency are the edge's business; but the edge hears of a request only when its head is complete. Until
-then a client could send headers without end, or none at all and keep the connection for ever.
+The application limits body size and concurrency; but it sees a request only when the head is complete. Before that, a
+client could send headers without end, or send none and keep the connection for ever.
 
-At the other end, a client that does not read would keep its answer. uvicorn stops taking from the answer when 64 KiB
-wait to be sent, and then waits for as long as it takes. Here a clock runs while it does: when they have not gone out in
-time, the connection is cut, which reaches the request as the client's leaving, wherever it is. This costs nothing as
-long as clients read. A connection that is to be closed must not wait for ever for its client, either.
+In the other direction, a client that does not read would keep its response in memory. uvicorn stops taking response
+data when 64 KiB wait to be sent, and then waits without a time limit. Here a timer runs during this wait: if the data
+is not sent in time, the connection is cut, and the request is cancelled as after a disconnect of the client, whatever
+it does at that time. This costs nothing as long as clients read. A connection that is to be closed also waits for its
+client only for a limited time.
 
-A client's offer to speak another protocol is ignored (RFC 9110, section 7.8): HTTP/1.1 goes on as if it had not been
-made. Java's own HTTP client offers HTTP/2 with the first request of every connection without TLS, also with one that
-has a body. The parser, though, ends at the head of such a request, and takes the body for the other protocol. So the
-head is given to a new parser without the offer, and what follows it, too.
+A client's offer to speak another protocol is ignored (RFC 9110, section 7.8): the connection continues with HTTP/1.1 as
+if there were no offer. Java's own HTTP client offers HTTP/2 with the first request of every connection without TLS,
+also when this request has a body. The parser stops after the head of such a request, and treats the body as data of the
+other protocol. So the head without the offer, and the data after it, are given to a new parser.
 """
 
 import asyncio
@@ -30,20 +31,22 @@ from maitred.api.http.fast_path import CachedHead, FastPathProtocol
 from maitred.core.ids import new_request_id
 
 HEAD_LIMIT_BYTES = 64 * 1024
-"""Request line and headers; API keys, cookies and trace headers need a tenth of it."""
+"""Largest size of request line and headers; API keys, cookies and trace headers need a tenth of it."""
 HEAD_DEADLINE_S = 30.0
-"""From the opening of the connection, or the first byte of a later request, to the end of the headers."""
+"""Time from the opening of the connection, or from the first byte of a later request, to the end of the headers."""
 
 STALL_GRACE_S = 30.0
 _MOST_UNSENT_BYTES = 64 * 1024
 _GONE_OUT_BYTES = 16 * 1024
-"""Of these: what a client must take within the grace. On the slowest connection that anybody reads by it does."""
+"""Part of the unsent bytes that a client must receive within the grace time. Even the slowest connection in real use
+achieves this."""
 _AT_ONCE = struct.pack("ii", 1, 0)
-"""Lingering for 0 s: the connection is reset."""
+"""Socket option for a lingering time of 0 s: the connection is reset."""
 _SOON_S = 0.001
-"""Timers can be early by a little."""
+"""Tolerance for timers that fire slightly early."""
 _MOST_PIPELINED = 4
-"""Requests that wait behind the running one, up to which we go on reading: who does not read, hears nobody leave."""
+"""Number of pipelined requests behind the running one up to which reading continues: without reading, a disconnect of
+the client is not noticed."""
 
 _UPGRADE = b"upgrade"
 _NO_HTTP = "Invalid HTTP request received."
@@ -55,16 +58,16 @@ _NOT_HTTP += b'"type":"invalid_request_error","param":null,"code":"invalid_reque
 
 
 class HttpProtocol(FastPathProtocol):
-    """A protocol which hangs up on heads that are too long or too slow, and on clients that do not read.
+    """HTTP protocol that closes connections with too long or slow heads, or with clients that do not read.
 
     Implements `maitred.api.http.connection.ServerConnection`.
 
     Args:
-        stall_grace_s: How long what waits to be sent may take to go out.
-        others: uvicorn's own.
+        stall_grace_s: Time in which unsent data must be sent.
+        others: Arguments of uvicorn's protocol.
 
     Attributes:
-        stalled: Whether it was cut because its client did not read.
+        stalled: Whether the connection was cut because its client did not read.
     """
 
     _head_bytes = 0
@@ -73,7 +76,7 @@ class HttpProtocol(FastPathProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _patience: asyncio.TimerHandle | None = None
     _repeated: CachedHead | None = None
-    """The head of the last request, if it may come again."""
+    """The head of the last request, if the client may repeat it."""
     _idle_since_s = -math.inf
     lost = False
     on_lost: Callable[[], None] | None = None
@@ -92,16 +95,16 @@ class HttpProtocol(FastPathProtocol):
         self._stall_grace_s = stall_grace_s
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Limits what the transport may hold unsent, and starts the deadline of the first head."""
+        """Limits the unsent data of the transport, and starts the deadline of the first head."""
         super().connection_made(cast(asyncio.Transport, transport))
         self.transport.set_write_buffer_limits(high=_MOST_UNSENT_BYTES, low=_MOST_UNSENT_BYTES - _GONE_OUT_BYTES)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the timers, and tells the running request that its client has left."""
+        """Cancels the timers, and signals the disconnect to the running request."""
         self._head_is_complete()
         self._calm()
-        # uvicorn tells only the last request that has come; the one that runs is another if requests are pipelined.
+        # uvicorn signals only the request that came last; with pipelined requests, another request runs.
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -112,14 +115,15 @@ class HttpProtocol(FastPathProtocol):
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
-        # Each request knows its connection. Without its requests it is gone when they are.
+        # Each request refers to its connection. Without a reference to its requests, the connection is freed together
+        # with them.
         self._running = self._repeated = None
         self.cycle = self.scope = cast(Any, None)
 
     def data_received(self, data: bytes) -> None:
         """Takes a request with a cached head directly; feeds anything else to the parser."""
         before, repeated = self.cycle, self._repeated
-        # Whether requests have come, all of each, and are answered, so that the next begins with the next byte.
+        # This is true if all received requests are complete and answered, so the next byte begins a request.
         between = not self._in_head and before.response_complete and not before.more_body
         if between and repeated is not None and (body := repeated.body_in(data)) is not None:
             self._take(repeated, body)
@@ -128,8 +132,8 @@ class HttpProtocol(FastPathProtocol):
         self._feed(data)
         self._repeated = self._repeatable(data) if between and self.cycle is not before else None
         if self._in_head and not self._ended_another:
-            # What was fed and has not completed the head belongs to it; unless an earlier request ended in it, of which
-            # the most may be the body. So a pipelined head can be longer, by one read at most.
+            # The data belongs to the incomplete head, unless an earlier request ended in this data; then most of it may
+            # be that request's body. So a pipelined head can be longer than the limit, by one read at most.
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_LIMIT_BYTES and not self.transport.is_closing():
                 self._turn_away(b"431 Request Header Fields Too Large", _TOO_LARGE)
@@ -146,11 +150,11 @@ class HttpProtocol(FastPathProtocol):
 
     @property
     def _has_offer(self) -> bool:
-        """Whether the request that is read offers another protocol. ``CONNECT`` is nothing else than such a request."""
+        """Whether the request that is being read offers another protocol. A ``CONNECT`` request always does."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _read_without_offer(self, rest: bytes) -> None:
-        """Reads the request once more, without its offer, and what came after its head."""
+        """Reads the request again without its offer, and the data after its head."""
         before = self.parser
         head = [b"%b %b HTTP/%b\r\n" % (before.get_method(), self.url, before.get_http_version().encode())]
         head += [b"%b: %b\r\n" % header for header in self.headers if header[0] != _UPGRADE]
@@ -159,24 +163,24 @@ class HttpProtocol(FastPathProtocol):
         self._feed(b"".join(head) + b"\r\n" + rest)
 
     def _repeatable(self, data: bytes) -> CachedHead | None:
-        """The head of a request that these bytes were, all of it and nothing else."""
+        """Returns the head of a request if these bytes were exactly this request."""
         cycle = self.cycle
         if self._in_head or cycle.more_body or not cycle.keep_alive or self.parser.should_upgrade():
             return None
         return CachedHead.of(data, cast("dict[str, Any]", cycle.scope))
 
     def send_400_response(self, msg: str) -> None:
-        """Answers bytes that are no HTTP with JSON and an id, where uvicorn would send plain text."""
+        """Answers bytes that are not HTTP with JSON and an id, where uvicorn would send plain text."""
         self._turn_away(b"400 Bad Request", _NOT_HTTP)
 
     def on_message_begin(self) -> None:
-        """The parser has seen the first byte of a request."""
+        """Called by the parser at the first byte of a request."""
         super().on_message_begin()
         cast("dict[str, Any]", self.scope)["extensions"] = {EXTENSION: self}
         self._await_head()
 
     def on_headers_complete(self) -> None:
-        """The parser has seen the end of the head; the request starts."""
+        """Called by the parser at the end of the head; starts the request."""
         if self._has_offer:
             return
         super().on_headers_complete()
@@ -184,15 +188,15 @@ class HttpProtocol(FastPathProtocol):
         self._read_on()
 
     def on_message_complete(self) -> None:
-        """The parser has seen the end of a request; what follows is the next."""
+        """Called by the parser at the end of a request; the next request follows."""
         if self._has_offer:
             return
         super().on_message_complete()
         self._ended_another = True
-        self._read_on()  # a large body has held it up
+        self._read_on()  # reading was paused because of a large body
 
     def on_response_complete(self) -> None:
-        """The last byte of an answer was handed to the transport, which may have it still."""
+        """Called when the last byte of a response was given to the transport, which may still hold it."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             self.linger()
@@ -206,38 +210,38 @@ class HttpProtocol(FastPathProtocol):
             self._await_request(self.timeout_keep_alive)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Looks whether nothing was asked for a while."""
+        """Closes the connection if no request came for a while."""
         self.timeout_keep_alive_task = None
         busy = self.cycle is not None and (self._in_head or not self.cycle.response_complete)
         left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
         if busy:
-            return  # the end of its answer sets the next timer
+            return  # the end of the running response sets the next timer
         if left_s > _SOON_S:
             self._await_request(left_s)
             return
         super().timeout_keep_alive_handler()
         if self._unsent:
-            self.transport.abort()  # nor was anything read
+            self.transport.abort()  # the client has not read the data either
 
     def _await_request(self, patience_s: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(patience_s, self.timeout_keep_alive_handler)
 
-    # --- what is not read ---
+    # --- clients that do not read ---
 
     def pause_writing(self) -> None:
-        """The transport holds as much as it may."""
+        """Called when the transport holds as much unsent data as it may."""
         super().pause_writing()
         self._wait_for_reader()
 
     def resume_writing(self) -> None:
-        """Most of it has gone out."""
+        """Called when most of the unsent data was sent."""
         super().resume_writing()
         self._calm()
         if self.transport.is_closing():
             self.linger()
 
     def linger(self) -> None:
-        """Waits a little for what is still unsent, then drops it."""
+        """Waits a short time for unsent data, then drops it."""
         if self._unsent:
             self._wait_for_reader()
 
@@ -258,13 +262,13 @@ class HttpProtocol(FastPathProtocol):
         self.stalled = True
         raw = self.transport.get_extra_info("socket")
         if raw is not None:
-            # The kernel drops what it has as well, instead of offering it to a client that does not read.
+            # The kernel drops its data as well, instead of keeping it for a client that does not read.
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-        # Closing would wait until all is read.
+        # A close would wait until all data was read.
         self.transport.abort()
 
     def _turn_away(self, status: bytes, body: bytes) -> None:
-        """Answers what never became a request, and closes."""
+        """Answers data that did not become a request, and closes the connection."""
         self.transport.write(
             b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nx-request-id: %b\r\nconnection: close\r\n"
             b"content-length: %d\r\n\r\n%b" % (status, new_request_id().encode("ascii"), len(body), body)

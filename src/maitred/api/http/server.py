@@ -1,8 +1,8 @@
-"""uvicorn, on the socket that we listen on.
+"""HTTP server: uvicorn on the listening socket of the gateway.
 
-uvicorn's own reaction to SIGTERM closes the listener first, so a client that comes during the shutdown sees a refused
-connection. We drain instead: keep listening, answer 503 with a time to come back, and tell uvicorn to stop when
-nobody is inside any more. Hence the signals are ours, and uvicorn's handlers stay off.
+At SIGTERM, uvicorn closes the listener first, so a client that comes during the shutdown gets a refused connection. The
+gateway drains instead: it keeps listening, answers 503 with a retry time, and tells uvicorn to stop when no request is
+in flight any more. For this reason the gateway handles the signals, and uvicorn's handlers are off.
 """
 
 import asyncio
@@ -23,22 +23,22 @@ from maitred.api.http.protocol import STALL_GRACE_S, HttpProtocol
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 _LAST_WORDS_S = 2
-"""For error events to go out, once answers have been ended; a client that does not read must not hold us up."""
+"""Time to send error events after responses were cancelled; a client that does not read must not delay the shutdown."""
 _LAST_REQUESTS_S = 1.0
 _IDLE_S = 75
 """Idle connections stay open a little longer than common proxies keep theirs (60 s), so that the proxy closes first."""
 _BACKLOG = 4096
-"""A burst of a few thousand clients must not be refused by the kernel."""
+"""Backlog that is large enough for the kernel to accept a burst of a few thousand clients."""
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, without its signal handlers.
+    """Server of uvicorn without its signal handlers.
 
     Args:
-        application: What is served, by ASGI.
-        stall_grace_s: How long a client may go without reading what is sent to it.
-        path: A Unix socket to listen at, where `serve` is given none.
-        shared: A socket where other processes take connections, too; `serve` is given none then either.
+        application: The ASGI application that is served.
+        stall_grace_s: How long a client may go without reading the data sent to it.
+        path: A Unix socket to listen at, if `serve` gets no socket.
+        shared: A socket at which other processes accept connections, too; `serve` gets no socket in this case either.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class HttpServer(uvicorn.Server):
                 loop="none",
                 http=_protocol(stall_grace_s),
                 ws="none",
-                interface="asgi3",  # what is no coroutine function itself would be taken for an older one
+                interface="asgi3",  # uvicorn would take a callable object for an older version
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -71,7 +71,7 @@ class HttpServer(uvicorn.Server):
         self._shared = shared
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to take connections."""
+        """Starts to accept connections."""
         if self._shared is None:
             await super().startup(sockets)
             return
@@ -87,28 +87,28 @@ class HttpServer(uvicorn.Server):
         return self.config.http_protocol_class(config=self.config, **state)  # type: ignore[call-arg]
 
     def reconfigure(self, stall_grace_s: float) -> None:
-        """Connections that come from now on have so much; those that are there keep what they had."""
+        """Sets the stall grace of new connections; existing connections keep theirs."""
         self.config.http_protocol_class = _protocol(stall_grace_s)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves the signals alone."""
+        """Installs no signal handlers."""
         yield
 
     async def retire(self, grace_s: float) -> None:
-        """Accepts no more connections, since others do at the same address; those that it has may finish.
+        """Accepts no more connections, because other processes accept them; existing connections finish.
 
         Args:
-            grace_s: What answers under way get.
+            grace_s: Time that running responses get.
         """
         for server in self.servers:
             server.close()
-        await asyncio.sleep(_LAST_REQUESTS_S)  # who has just been accepted has not sent anything yet
+        await asyncio.sleep(_LAST_REQUESTS_S)  # a connection that was just accepted may not have sent its request yet
         self.config.timeout_graceful_shutdown = math.ceil(grace_s)
         self.stop()
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Closes the listener and every connection; answers still under way get a moment unless `at_once`."""
+        """Closes the listener and every connection; running responses get a short time unless `at_once`."""
         self.should_exit = True
         self.force_exit = self.force_exit or at_once
 
@@ -118,5 +118,5 @@ def _protocol(stall_grace_s: float) -> type[asyncio.Protocol]:
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
-    """Drops uvicorn's complaint about streams that we broke off on purpose; our own log has the request's id."""
+    """Filters out uvicorn's error about streams aborted on purpose; the gateway's log has their ids."""
     return "without completing response" not in record.getMessage()

@@ -17,9 +17,9 @@ class CallerUsage:
     """Reports the usage and the limits of a principal.
 
     Args:
-        usage: Queries of the ledger.
-        admission: Knows how far limits are used.
-        clock: The time.
+        usage: Queries of the usage ledger.
+        admission: Returns how far limits are used.
+        clock: The clock.
     """
 
     def __init__(self, usage: UsageQueries, admission: Admission, clock: Clock) -> None:

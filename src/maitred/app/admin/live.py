@@ -47,14 +47,14 @@ class LiveState:
 
     Args:
         in_flight: Counts the requests in flight.
-        dispatchers: Model -> its queue.
+        dispatchers: Model -> its dispatcher.
         engines: Returns the state of this gateway's engines.
         replicas: Lists the replicas of all models.
         recent: Recent traffic.
         admission: Knows how far limits are used.
         stores_up: Returns whether each store answers.
         diagnosis: Finds what delays requests.
-        clock: The time.
+        clock: The clock.
         max_viewers: Most viewers at one time.
 
     Attributes:

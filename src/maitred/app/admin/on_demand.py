@@ -21,7 +21,7 @@ class OnDemandModelAdmin:
 
     Args:
         manager: Loads and unloads the models.
-        clock: The time.
+        clock: The clock.
     """
 
     def __init__(self, manager: ModelManager, clock: Clock) -> None:

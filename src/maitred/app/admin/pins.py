@@ -59,7 +59,7 @@ class PinAdmin:
 
     Args:
         models: Name -> the model.
-        clock: The time.
+        clock: The clock.
     """
 
     def __init__(self, models: Mapping[str, PinnableModel], clock: Clock) -> None:
@@ -152,7 +152,7 @@ class PinAdmin:
         return None
 
     def _on_report(self, model: str, replica: str, client: EngineClient) -> None:
-        """Removes from the pins an engine that sleeps or was restarted, since it holds no prefix any more."""
+        """Removes an engine that sleeps or was restarted from the pins, since its prefixes are gone."""
         if not self._pins:
             return
         for pin in self._pins.values():

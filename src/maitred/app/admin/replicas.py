@@ -22,7 +22,7 @@ class ReplicaAdmin:
 
     Args:
         dispatchers: Model -> its queue, which knows the replicas.
-        clock: The time.
+        clock: The clock.
     """
 
     def __init__(self, dispatchers: Mapping[str, Dispatcher], clock: Clock) -> None:

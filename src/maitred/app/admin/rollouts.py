@@ -1,9 +1,8 @@
 """Admin of canary rollouts: decisions of operators and trials are stored, and applied at once.
 
 A decision takes effect here before it is stored: a canary that is shown to be bad gets no further request, whether the
-store answers or not. Other gateways follow within `_SYNC_INTERVAL_S`. A change that another gateway has stored
-meanwhile
-wins over a trial's decision, since that belonged to a trial that is over.
+store answers or not. Other gateways follow within `_SYNC_INTERVAL_S`. If another gateway has stored a change meanwhile,
+that change wins over a trial's decision, because the decision belonged to a trial that is over.
 """
 
 import asyncio

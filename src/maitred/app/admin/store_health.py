@@ -20,7 +20,7 @@ _NOTHING = Usage(0, 0)
 
 
 class SoftBudgetAlarm:
-    """Logs and counts soft budgets that were exceeded."""
+    """Alarm that logs and counts the soft budgets that were exceeded."""
 
     def __init__(self) -> None:
         self.passed_count = 0
@@ -41,7 +41,7 @@ class StoreHealth:
     """Reads the state of stores, leases and the ledger.
 
     Args:
-        stores: Database, ledger and counters.
+        stores: The database, the ledger and the counters.
         access: The directory of keys and limits.
         admission: Holds the leases.
         alarm: Counts the soft budgets that were exceeded.

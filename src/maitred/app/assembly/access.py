@@ -1,4 +1,4 @@
-"""Access to the gateway: an `Identity` that answers without waiting for the configuration or the store."""
+"""Access to the gateway: identification of callers without waiting for the configuration or the store."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -17,14 +17,15 @@ from maitred.identity.providers import token_issuers
 from maitred.store.directory import DirectoryStore
 
 OPERATORS = "operators"
-"""The organisation that the first admin key belongs to."""
+"""Organisation that the first admin key belongs to."""
 _FIRST_KEY = "firstadminkey000"
-"""Its public id. Everywhere the same, so that there is never a second one; no secret is known by it."""
+"""Public id of the first admin key. The id is the same for every gateway, so there is only one such key; it reveals no
+secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccessServices:
-    """Services that decide who calls."""
+    """Services that identify and authorise callers."""
 
     directory: Directory
     identity: Identity
@@ -35,12 +36,12 @@ class AccessServices:
         """Puts the tenants, keys and limits of a configuration into the store, and applies them here at once.
 
         Raises:
-            ConfigInvalid: What is declared has faults.
+            ConfigInvalid: The declared tenants, keys or limits have faults.
             StoreUnavailable: The store cannot be reached.
         """
         stated = make_declared_directory(config.tenants, config.identity)
         await self.store.declare(stated.tenants, stated.keys, stated.limits)
-        with suppress(StoreUnavailable):  # it is stored; the next look will find it
+        with suppress(StoreUnavailable):  # the change is stored, so the next poll applies it
             await self.refresher.load()
 
 
@@ -48,16 +49,16 @@ class AccessServices:
 async def open_access(
     config: Config, store: DirectoryStore, clock: Clock, show_key: Callable[[str], None]
 ) -> AsyncIterator[AccessServices]:
-    """Declares what the configuration says, makes a first admin key if there is none, and keeps up with the store.
+    """Stores the declared tenants, makes the first admin key if needed, and follows the store's changes.
 
     Args:
-        config: Who is declared.
-        store: Where tenants, keys and limits are kept.
-        clock: For expiry, and the age of what is known.
-        show_key: Shows a first admin key. It is kept nowhere, so this is called before anything else can fail.
+        config: The configuration with the declarations.
+        store: Store of tenants, keys and limits.
+        clock: Clock for expiry times and for the age of the cached directory.
+        show_key: Shows the first admin key. The secret is not stored, so this is called before anything else can fail.
 
     Raises:
-        ConfigInvalid: What is declared has faults.
+        ConfigInvalid: The declared tenants, keys or limits have faults.
         StoreUnavailable: The store cannot be reached.
     """
     stated = make_declared_directory(config.tenants, config.identity)
@@ -83,16 +84,16 @@ async def open_access(
 
 
 async def _make_first_key(store: DirectoryStore) -> str | None:
-    """Makes it for an installation that has never had one; of several gateways that start together, one does.
+    """Makes a new installation's first admin key; of gateways that start together, only one succeeds.
 
-    Whoever revoked all admin keys later has done so on purpose, and declares another in the configuration.
+    An operator who later revokes all admin keys does so on purpose, and declares another key in the configuration.
     """
-    with suppress(Conflict):  # it may be there without its key, of a start that was cut short
+    with suppress(Conflict):  # the organisation may exist without its key, after a start that was interrupted
         await store.create_tenant(Tenant(id=OPERATORS, name="Whoever runs this installation"))
     new = make_key(_FIRST_KEY)
     key = ApiKey(id=new.public_id, tenant=OPERATORS, name="first admin key", scopes=tuple(Scope), secrets=(new.secret,))
     try:
         await store.create_key(key)
-    except (Conflict, InvalidRequest, ResourceNotFound):  # there was one, or its tenant was deleted
+    except (Conflict, InvalidRequest, ResourceNotFound):  # a key existed already, or its tenant was deleted
         return None
     return new.plaintext

@@ -1,4 +1,4 @@
-"""Builds a generation from a configuration: the pipeline of a request, on the services that stay."""
+"""Builder of configuration generations: it makes the request pipeline on the services that stay."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,14 +36,14 @@ from maitred.routing.rollout.live import LiveRollouts
 
 @dataclass(frozen=True, slots=True)
 class GenerationDraft:
-    """Draft of a generation, before any part has been told of it.
+    """Draft of a generation, made before any service is reconfigured.
 
     Attributes:
-        config: What it is made from.
-        upstream_models: What servers of others run.
-        router: The names, and where they lead.
-        endpoints: Where requests for each model that generates can go.
-        ladders: Model -> what is tried before a request for it is refused.
+        config: The configuration of the generation.
+        upstream_models: The models of upstream servers.
+        router: The router of model names.
+        endpoints: Model that generates -> the endpoints for its requests.
+        ladders: Model -> the steps that are tried before a request for it is refused.
     """
 
     config: Config
@@ -61,10 +61,10 @@ def draft_generation(
     live: LiveRollouts,
     requests: RequestMetrics,
 ) -> GenerationDraft:
-    """Makes it; changes nothing for anybody.
+    """Makes a draft of a generation, without any other effect.
 
     Raises:
-        ConfigInvalid: Two models have one name.
+        ConfigInvalid: Two models have the same name.
     """
     registry.check(config)
     catalog = Catalog([*served.models, *registry.models])
@@ -79,7 +79,7 @@ def draft_generation(
 
 
 def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGeneration:
-    """Makes it, once the parts have been told."""
+    """Makes the generation of a draft after the services were reconfigured."""
     config, resources, clock = draft.config, parts.resources, parts.clock
     stores, access, metrics = resources.stores, resources.access, parts.metrics
     admission = parts.admission.snapshot()
@@ -141,7 +141,7 @@ def open_console(
     sessions: ConsoleSessions,
     own_use: Callable[[Principal], Awaitable[OwnUseBody]],
 ) -> tuple[list[Route], Authenticator]:
-    """The routes of the console, and who tells callers apart; without a console, none, and who did before."""
+    """Returns the console's routes and the authenticator; without a console, no routes and the given one."""
     if not config.enabled:
         return [], identity
     routes = ConsoleRoutes(

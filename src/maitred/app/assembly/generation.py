@@ -1,12 +1,13 @@
-"""Generations of the configuration: all that is made from one, and how one replaces the other.
+"""Generations of the configuration: the parts made from one configuration, and their replacement.
 
     clients -> GenerationSwitch -> the current generation -> queues, counters, stores, connections
-                        `-> those before it ---'   (which stay, and are told of new settings)
+                     `-> earlier generations ----'   (these stay, and are reconfigured)
 
 A *generation* is everything that is made from a configuration and holds no state: routes, names, prices, ladders,
-pipeline. It is made as a whole and takes the place of the one before it in one assignment, so no request ever sees a
-part of each. A request belongs to the generation that it began under, to its end. What only past generations use, such
-as a server that is not named any more, is let go of when the last of their requests has ended.
+pipeline. A generation is made as a whole and replaces the previous one in one assignment, so a request never sees parts
+of both. A request belongs to the generation in which it began, until its end. Objects that only earlier generations
+use, such as a server that is not configured any more, are released when the last request of these generations has
+ended.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,12 +27,12 @@ class ConfigGeneration:
     """Generation of the configuration: the application and what it uses.
 
     Attributes:
-        config: What it was made from.
-        app: Takes requests.
-        upstream_models: What servers of others run under it.
-        models: The names of all that have a queue under it.
-        flow_controller: Decides on requests.
-        observers: Told of every one that has ended.
+        config: The configuration of the generation.
+        app: The ASGI application.
+        upstream_models: The models of upstream servers in this generation.
+        models: The names of all models with a queue in this generation.
+        flow_controller: Decides whether and when requests run.
+        observers: Observers that get every ended request.
     """
 
     config: Config
@@ -43,11 +44,11 @@ class ConfigGeneration:
 
 
 class GenerationSwitch:
-    """The ASGI application: hands each request to the generation that is current when it comes.
+    """ASGI application that passes each request to the generation that is current when the request comes.
 
     Args:
         first: The first generation.
-        retire: Told which ones are left whenever one is over.
+        retire: Called with the remaining generations whenever one has ended.
     """
 
     def __init__(self, first: ConfigGeneration, retire: Callable[[Sequence[ConfigGeneration]], None]) -> None:
@@ -62,15 +63,15 @@ class GenerationSwitch:
 
     @property
     def alive(self) -> int:
-        """Number of generations: the current one, and those before it that have requests."""
+        """Number of generations in use: the current one, and earlier ones that still have requests."""
         return len(self._alive)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Hands a request to the current generation; the entry point of ASGI."""
+        """Passes a request to the current generation; the entry point of ASGI."""
         return self._current.app(scope, receive, send)
 
     def switch_to(self, generation: ConfigGeneration) -> None:
-        """Requests that come from now on are this one's."""
+        """Makes this generation current: new requests belong to it."""
         before, self._current = self._current, generation
         self._alive.append(generation)
         before.app.on_idle(partial(self._on_end, before))

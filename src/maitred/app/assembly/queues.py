@@ -1,7 +1,7 @@
-"""The queue of every model that generates: made when the model comes, told of new settings, ended when nobody asks.
+"""Queues of models that generate: made with a new model, closed when its last user has ended.
 
-A queue is state: who waits, who runs where, what was learnt. So it is kept by its model's name, over all changes of the
-configuration.
+A queue is state: A queue holds state: waiting requests, running requests and learnt values. So each model keeps its
+queue, found by the model's name, through all changes of the configuration.
 """
 
 import random
@@ -22,21 +22,21 @@ from maitred.routing.balance.balancer import Balancer
 from maitred.routing.prefix import PrefixCacheBalancer
 
 Endpoints = Mapping[str, Sequence[AnyEndpoint]]
-"""Model -> where requests for it can go."""
+"""Model -> the endpoints for its requests."""
 
 
 class ModelQueues:
-    """Queues of all models: of those that generate, and beside them of the encoders.
+    """Queues of all models, of those that generate and of the encoders.
 
     Args:
-        encoders: Model -> its queue; they neither come nor go, and somebody runs them.
-        clock: The time.
-        chores: Runs the others.
-        answered: Told of every first token after how many seconds it came.
-        wanted: Told of every model whose replica should come, because a request for it could not wait.
+        encoders: Model -> its queue; these queues never change, and other code runs them.
+        clock: The clock.
+        chores: Runs the background tasks of the other queues.
+        answered: Called with the time in seconds to every first token.
+        wanted: Called with a model whose replica should be loaded, because a request could not wait for it.
 
     Attributes:
-        all: Model -> its queue, as of now. It is the same mapping at all times.
+        all: Model -> its queue at present. The mapping object is always the same.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class ModelQueues:
         self._on_first_token = answered
         self._on_wanted = wanted
         self._living: dict[str, Dispatcher] = {}
-        """Also of models that are not served any more, while somebody asks for them."""
+        """Dispatchers by model; they include those of models that are not served any more but still in use."""
         self._balancers: dict[str, PrefixCacheBalancer] = {}
 
     def reconfigure(self, config: Config, endpoints: Endpoints, ladders: Mapping[str, DegradationLadder]) -> None:
-        """Serves these models by these settings from now on. Requests go on waiting and running."""
+        """Serves these models with these settings from now on. Waiting and running requests continue."""
         for dispatcher in self._encoders.values():
             dispatcher.reconfigure(
                 [endpoint_state.endpoint for endpoint_state in dispatcher.core.endpoint_states], config.dispatch, None
@@ -82,7 +82,7 @@ class ModelQueues:
         self._tasks.begin(self._living.values())
 
     def retire(self, in_use: Iterable[str]) -> None:
-        """Ends the queues of all models but these."""
+        """Closes the queues of all models except these."""
         kept = set(in_use)
         for name in [name for name in self._living if name not in kept]:
             del self._living[name]
@@ -92,9 +92,10 @@ class ModelQueues:
     def _balancer(
         self, name: str, config: Config, endpoints: Sequence[AnyEndpoint], *, overflows: bool
     ) -> PrefixCacheBalancer | None:
-        """Which of several replicas takes a request, and what their caches hold.
+        """Returns the balancer that chooses a replica and tracks the prefix caches; None: none is needed.
 
-        One alone is followed if it tells: what it holds of a prompt need not be foreseen to take time.
+        One alone is followed if it tells: A single replica also gets a balancer if it reports its cache: exact reports
+        make estimates of its prefix hits unnecessary.
         """
         balancer = Balancer(config.routing.balance, config.dispatch.service.weights, random.random)
         placement = self._balancers.get(name)
@@ -111,7 +112,7 @@ class ModelQueues:
 
 
 def _link_of(endpoint: AnyEndpoint) -> EngineClient | None:
-    """Returns the client of an own engine, which tells what its cache holds; None for other replicas."""
+    """Returns the client of an own engine, which reports its cache; None for other replicas."""
     replica: object = endpoint.replica
     if isinstance(replica, OnDemandReplica):
         return replica.engine.client
@@ -125,6 +126,6 @@ async def open_queues(
     answered: Callable[[float], None],
     wanted: Callable[[str], None],
 ) -> AsyncIterator[ModelQueues]:
-    """Opens the queues, at first those of encoders only; leaving ends all of them."""
+    """Opens the queues, at first those of the encoders only; the end of the context closes all of them."""
     async with KeyedTasks(Dispatcher.run, lambda dispatcher: f"dispatch of {dispatcher.model}") as chores:
         yield ModelQueues(encoders, clock, chores, answered, wanted)

@@ -1,4 +1,4 @@
-"""The parts of a gateway that stay when its configuration changes, and how they are told."""
+"""Services of a gateway that stay when its configuration changes, and their reconfiguration."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -50,15 +50,15 @@ class GatewayResources:
     """Resources that all generations share, made by `open_resources`.
 
     Attributes:
-        traces: None: nobody traces.
-        stores: Tenants, usage, counters.
-        access: Who may call.
-        upstreams: Servers of others.
-        local: The model that is always there, on engines of ours; None: there is none.
-        on_demand: Models of ours that come and go.
-        encoders: For embeddings.
-        schemas: Judges answers by their schemas.
-        grammars: Compiles what answers have to look like.
+        traces: The trace observer; None: there is no tracing.
+        stores: The stores of tenants and usage, and the counters.
+        access: The services that identify and authorise callers.
+        upstreams: The models of upstream servers.
+        local: The resident model on the gateway's own engines; None: there is none.
+        on_demand: The own models that are loaded on demand.
+        encoders: The encoder models, for embeddings.
+        schemas: Validates answers against their schemas.
+        grammars: Compiles the grammars of constrained answers.
     """
 
     traces: TraceObserver | None
@@ -74,26 +74,30 @@ class GatewayResources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayServices:
-    """Services of the gateway. Each has a method `reconfigure` for its settings; none of these can fail.
+    """Services of the gateway that stay.
+
+    Each service has a method `reconfigure` for its settings, and none of these methods can fail.
 
     Attributes:
-        resources: What the gateway stands on.
-        clock: The time.
-        registry: What engines of ours serve.
-        in_flight: Who is inside.
-        admission: What is reserved and owed; each generation has one with its own prices, see `Admission.snapshot`.
-        queues: Who waits, and who runs where.
-        retry_budget: Who may come back.
-        live, rollouts, trials: New versions that are tried.
-        observer_batch: Tells who counts requests.
-        metrics, timelines, recent, live_state: Observers.
-        store_health: How the stores are.
-        replicas, sleepers, pins: What operators can tell.
-        idempotency_store: Kept for repeats.
-        sessions: Of the console.
-        reloader: Changes the configuration.
-        controller: Where API workers ask, if there are any.
-        worker_admin: These, as operators see them.
+        resources: The resources that the services use.
+        clock: The clock.
+        registry: The models that the gateway's own engines serve.
+        in_flight: The limiter of requests in flight.
+        admission: Reserves and settles usage against limits; each generation has a copy with its own prices, see
+            `Admission.snapshot`.
+        queues: The queues of all models.
+        retry_budget: Decides which clients may retry.
+        live, rollouts, rollout_observer: The rollouts of new versions, their admin service and
+            their observer.
+        observer_batch: Passes ended requests to the observers in batches.
+        metrics, timelines, recent, live_state: The observers.
+        store_health: The health of the stores.
+        replica_admin, sleepable_models, pin_admin: Admin services for operators.
+        idempotency_store: Stores responses for repeats.
+        sessions: The login sessions of the console.
+        reloader: Reloads the configuration.
+        controller: The server that API workers send requests to, if there are workers.
+        worker_admin: The admin service of the API workers.
     """
 
     resources: GatewayResources
@@ -150,17 +154,18 @@ async def open_resources(
     show_key: Callable[[str], None],
     outlived: SurvivingWork = NOTHING_SURVIVED,
 ) -> AsyncIterator[GatewayResources]:
-    """Opens all of it. Engines begin to start, those of the `model` section have begun, and none is waited for.
+    """Opens all resources of the gateway. Engines begin to start, and the call waits for none.
 
     Args:
-        config: The settings.
-        engines: Of the `model` section; None where only others run any model.
-        clock: The time.
-        show_key: Told the first key, when one had to be made.
+        config: The configuration.
+        engines: The engines of the `model` section, which have begun to start; None: only upstream servers run models.
+        clock: The clock.
+        show_key: Called with the first admin key, if one had to be made.
         outlived: See `open_stores`.
 
     Raises:
-        ConfigInvalid: No model is where the configuration says, or a setting names what cannot be used.
+        ConfigInvalid: There is no model where the configuration says, or a setting refers to something that cannot be
+            used.
     """
     on_demand = open_local_models(config, clock)
     local = None if engines is None else local_model(config, engines)

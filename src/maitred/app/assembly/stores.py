@@ -1,13 +1,14 @@
-"""Stores and counters of this gateway, opened together and closed in the right order.
+"""Stores and counters of the gateway, opened together and closed in the right order.
 
 ::
 
     database <- directory (tenants, keys, limits)
              <- ledger <- journal
-             <- feedback on lines of the ledger
+             <- feedback on ledger entries
     counters (memory | Redis)
 
-Counters ask the ledger what was spent, and the ledger tells them what a dead gateway could not settle.
+The counters read the spent amounts from the ledger, and the ledger passes them the usage that a dead gateway could not
+settle.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _JOURNAL = "journal"
 _MOST_RECALLED_S = 3600.0
-"""Reading more would keep a busy gateway from starting."""
+"""Longest time back to which the ledger is read; reading more would delay the start of a busy gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +58,17 @@ class GatewayStores:
 async def open_stores(
     config: Config, clock: Clock, outlived: SurvivingWork = NOTHING_SURVIVED
 ) -> AsyncIterator[GatewayStores]:
-    """Opens everything; usage that dead gateways left behind is in the ledger before this returns.
+    """Opens all stores; before this returns, the usage left by dead gateways is in the ledger.
 
-    Whoever serves holds the `tenures` of the store before.
+    The process that serves must hold the data lock before this call.
 
     Args:
-        config: The settings.
-        clock: The time.
-        outlived: What has outlived the process which had let it in.
+        config: The configuration.
+        clock: The clock.
+        outlived: The work that has survived the process which admitted it.
 
     Raises:
-        ConfigInvalid: A setting names what cannot be used.
+        ConfigInvalid: A setting refers to something that cannot be used.
         StoreUnavailable: The database cannot be reached.
     """
     async with AsyncExitStack() as stack:
@@ -77,7 +78,7 @@ async def open_stores(
         ledger = UsageLedger(database, journal, clock)
         stack.push_async_callback(ledger.close)
         counters = await _counters(config, clock, ledger, stack)
-        # What a dead gateway journaled, and could not settle any more with counters that outlived it, is settled now.
+        # If counters have outlived a dead gateway, the usage in that gateway's journal is settled with them now.
         await ledger.replay(counters.settle, outlived)
         await stack.enter_async_context(running(ledger.run(), "usage ledger"))
         yield GatewayStores(
@@ -92,11 +93,11 @@ async def open_stores(
 
 
 async def restore_rates(stores: GatewayStores, clock: Clock) -> None:
-    """Lets rates begin where the gateway before this one left them; call it when all limits are known.
+    """Restores the rates of the previous gateway; call it when all limits are known.
 
-    Counters in Redis outlive gateways and need none of this. Those in memory are told what the ledger says was taken:
-    as far back as the slowest rate takes to refill ten times, so that only one that was used at more than nine tenths
-    all the while may begin emptier than it was.
+    Counters in Redis outlive gateways and do not need this. Counters in memory get the amounts from the ledger, as far
+    back as the slowest rate takes to refill ten times; so only a rate that was used at more than nine tenths all this
+    time can begin with less than it had.
 
     Raises:
         StoreUnavailable: The database cannot be read.
@@ -115,7 +116,7 @@ async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: As
                 "Limits are counted in this gateway's memory. If other gateways use the same database, each of them "
                 "lets as much through: set counters.url to a Redis that they share."
             )
-        # Its leases are renewed three times before they end; to miss one renewal takes a pause.
+        # The leases are renewed three times before they end; only a pause makes the gateway miss a renewal.
         steady = PauseFreeClock(clock, config.admission.lease_s / 3)
         await stack.enter_async_context(running(steady.run(), "steady clock"))
         return MemoryCounters(steady, ledger.spent)
@@ -127,7 +128,10 @@ async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: As
 
 @asynccontextmanager
 async def running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[asyncio.Task[None]]:
-    """A task in the background for as long as the block lasts. If it fails, the end of the block raises that."""
+    """Runs a background task for as long as the block lasts.
+
+    If the task fails, the end of the block raises its error.
+    """
     task = asyncio.create_task(work, name=name)
     try:
         yield task

@@ -1,4 +1,4 @@
-"""Traces, where they are switched on; and who overhears answers for them."""
+"""Tracing of requests, if it is configured, and a response stream with a listener."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,10 +16,10 @@ from maitred.observe.traces import TraceObserver
 
 @asynccontextmanager
 async def open_traces(config: TracesConfig, clock: Clock) -> AsyncIterator[TraceObserver | None]:
-    """Traces, until the context is left; None where nothing is traced.
+    """Opens the trace observer until the context ends; None: tracing is off.
 
     Raises:
-        ConfigInvalid: What sends them is not installed.
+        ConfigInvalid: The package that sends the traces is not installed.
     """
     if config.endpoint is None:
         yield None
@@ -46,7 +46,7 @@ class TappedStream:
 
     Args:
         answer: The answer.
-        listener: Hears it.
+        listener: Listener that gets every delta.
     """
 
     def __init__(self, answer: ResponseStream, listener: DeltaListener) -> None:

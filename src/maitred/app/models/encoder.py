@@ -1,4 +1,4 @@
-"""The encoder that is served beside the model that generates: one, or none."""
+"""Encoder that is served beside the model that generates: one encoder, or none."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -32,12 +32,12 @@ class ServedEncoder:
 
 
 class EncoderModels:
-    """Encoder models that are served, by name; empty without one.
+    """Encoder models that are served, by name; empty if there is no encoder.
 
     Attributes:
-        models: For the catalog.
-        engines: Where they run.
-        dispatchers: The queues before them.
+        models: The models for the catalog.
+        engines: The engines of the encoders.
+        dispatchers: The dispatchers of the encoders.
     """
 
     def __init__(self, served: Sequence[ServedEncoder]) -> None:
@@ -46,10 +46,10 @@ class EncoderModels:
         self.dispatchers: Mapping[str, Dispatcher] = {e.model.name: e.dispatcher for e in served}
 
     async def wait_all_started(self) -> None:
-        """Waits until each has been ready once.
+        """Waits until each encoder has been ready once.
 
         Raises:
-            ReplicaUnavailable: The process of one cannot start.
+            ReplicaUnavailable: The process of an encoder cannot start.
         """
         for engine in self.engines.values():
             await engine.wait_started()
@@ -57,15 +57,15 @@ class EncoderModels:
 
 @asynccontextmanager
 async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncIterator[EncoderModels]:
-    """Starts the encoder that the configuration names, if it names one; leaving stops it.
+    """Starts the configured encoder, if there is one; the end of the context stops it.
 
     Args:
-        config: The settings.
-        taken_name: The name of the other model.
-        clock: For its queue.
+        config: The configuration.
+        taken_name: The name of the model that generates.
+        clock: The clock of the encoder's queue.
 
     Raises:
-        ConfigInvalid: The folder holds no model that embeds, or its name is taken.
+        ConfigInvalid: The folder holds no embedding model, or its name is in use.
     """
     settings = config.encoder
     if not settings.path:
@@ -94,9 +94,9 @@ async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncI
 
 
 def _check_reads(folder: Path) -> None:
-    """Raises ConfigInvalid where the model is neither of the BERT family nor one that our engine could generate with.
+    """Raises ConfigInvalid if the model is neither a BERT model nor one that the engine can generate with.
 
-    The engine would say so too, but in a log, and seconds later.
+    The engine would report this too, but only in a log and seconds later.
     """
     if not is_bert(folder):
         try:

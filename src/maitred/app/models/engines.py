@@ -1,7 +1,7 @@
-"""The engines of the `model` section: started here, or found where they run.
+"""Engines of the `model` section: engines started here, or engines that run elsewhere.
 
-A gateway of several processes has one that keeps them (see `maitred.app.workers.engine_host`), and the others find them
-in its house.
+In a gateway of several processes, one process owns the engines (see `maitred.app.workers.engine_host`), and the other
+processes find them through its IPC directory.
 """
 
 import asyncio
@@ -25,13 +25,14 @@ async def make_engines(
     """Makes the engines of the configured model; entering the returned group starts them.
 
     Args:
-        config: The settings.
-        command: Starts an engine; None: that of this installation.
-        clock: For them.
-        ipc: Where others find those that are started here; None: nobody else looks for them.
+        config: The configuration.
+        command: Returns the command that starts an engine; None: that of this installation.
+        clock: The clock of the engines.
+        ipc: Directory in which other processes find the engines that are started here; None: no other process uses
+            them.
 
     Raises:
-        ConfigInvalid: No model is where the configuration says.
+        ConfigInvalid: There is no model where the configuration says.
     """
     folder = find_model(config.model.folder)
     if config.model.attached:

@@ -1,4 +1,4 @@
-"""The model of the `model` section, which is always there, and our own engines that run it."""
+"""Resident model of the `model` section, with the gateway's own engines that run it."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ from maitred.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model that generates.
+    """Resident model that generates.
 
     Attributes:
-        model: For the catalog.
-        engines: By the names that the ledger has for them.
+        model: The model for the catalog.
+        engines: The engines, by their names in the ledger.
     """
 
     model: ServedModel
@@ -31,20 +31,20 @@ class LocalModel:
         return self.model.name
 
     def endpoints(self) -> list[AnyEndpoint]:
-        """For dispatch; each can sleep."""
+        """Returns the endpoints for dispatch; each can sleep."""
         return [Endpoint(name, SleepableReplica(engine.client)) for name, engine in self.engines.items()]
 
     @property
     def pinnable(self) -> PinnableModel:
-        """For prefixes that stay."""
+        """Returns the model as one whose prefixes can be pinned."""
         return PinnableModel(self.model.tokenizer, {name: engine.client for name, engine in self.engines.items()})
 
 
 def local_model(config: Config, engines: EngineGroup) -> LocalModel:
-    """Makes the model of the catalog that these engines run.
+    """Makes the catalog's model for these engines.
 
     Raises:
-        ConfigInvalid: No model is where the configuration says.
+        ConfigInvalid: There is no model where the configuration says.
     """
     folder = find_model(config.model.folder)
     tokenizer = Tokenizer.load(folder)

@@ -1,4 +1,4 @@
-"""The models of the configuration that are loaded on demand: checked, given their engines, and kept."""
+"""Models that are loaded on demand: checks the configured models, and makes their engines."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -33,15 +33,15 @@ from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
 
 _FREE_SHARE = 0.8
-"""Of the memory that is free when the server starts; what is left is for the gateway, and for what was misjudged."""
+"""Share of the memory that is free at the start; the rest is for the gateway and for errors of the estimates."""
 
 
 class OnDemandModelSet:
-    """The models that come and go on this machine; none where none has a path.
+    """Models that are loaded on demand on this machine; empty if no model has a path.
 
     Args:
-        residence: Where they live.
-        models: For the catalog.
+        residence: The manager that loads and unloads them.
+        models: The models for the catalog.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class OnDemandModelSet:
 
     @property
     def pinnable(self) -> dict[str, PinnableModel]:
-        """For prefixes that stay."""
+        """Returns the models whose prefixes can be pinned."""
         return {
             model.name: PinnableModel(model.tokenizer, {"local": self.replicas[model.name].engine.client})
             for model in self.models
@@ -65,7 +65,7 @@ class OnDemandModelSet:
 
     @property
     def engines(self) -> dict[tuple[str, str], LocalEngine]:
-        """By model and replica."""
+        """Returns the engines by model and replica."""
         return {(name, "local"): replica.engine for name, replica in self.replicas.items()}
 
     def endpoints(self) -> dict[str, list[AnyEndpoint]]:
@@ -73,7 +73,7 @@ class OnDemandModelSet:
         return {name: [Endpoint("local", replica)] for name, replica in self.replicas.items()}
 
     def on_wanted(self, name: str) -> None:
-        """A request for it was refused that could not wait for its load."""
+        """Notes that a request was refused because it could not wait for the model's load."""
         if name in self.replicas:
             self._manager.mark_wanted(name)
 
@@ -115,10 +115,10 @@ class OnDemandModelSet:
 
 
 def open_local_models(config: Config, clock: Clock) -> OnDemandModelSet:
-    """The models that have a path. Nothing is started yet.
+    """Makes the models that have a path. No model is started yet.
 
     Raises:
-        ConfigInvalid: A folder holds no model that can be run, or one could never fit the memory.
+        ConfigInvalid: A folder holds no model that can run, or a model could never fit into the memory.
     """
     settings = config.residency
     budget_bytes = settings.memory_bytes or int(psutil.virtual_memory().available * _FREE_SHARE)
@@ -173,7 +173,7 @@ def _footprint(name: str, folder: Path, model: TextModelConfig, budget_bytes: in
 
 
 def _check_fits(residents: ResidencyPolicy, footprints: Mapping[str, Footprint]) -> None:
-    """Raises ConfigInvalid where a model could never be loaded: a server that refuses it later would be a trap."""
+    """Raises ConfigInvalid if a model could never be loaded: a refusal at its first request is too late."""
     for name, resident in residents.models.items():
         available_bytes = residents.available_bytes_for(name)
         if resident.memory_bytes > available_bytes:

@@ -1,4 +1,7 @@
-"""Registry of the models that own engines serve: models, endpoints and engines. It never changes."""
+"""Registry of the models that the gateway's own engines serve: models, endpoints and engines.
+
+The registry is immutable.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +24,11 @@ class EngineRegistry:
     """Registry of models, endpoints and engines, made by `open_registry`.
 
     Attributes:
-        models: For the catalog.
-        endpoints: For the dispatchers of models that generate; encoders bring theirs.
-        engines: Our own, by model and replica.
-        pinnable: Models whose prefixes can be made to stay.
-        starting: The models whose engines start with us.
+        models: The models for the catalog.
+        endpoints: The endpoints for the dispatchers of models that generate; encoders have their own.
+        engines: The gateway's own engines, by model and replica.
+        pinnable: The models whose prefixes can be pinned.
+        starting: The models whose engines start with the gateway.
     """
 
     models: Sequence[AnyModel]
@@ -35,34 +38,34 @@ class EngineRegistry:
     starting: Sequence[str]
 
     def check(self, config: Config) -> None:
-        """Raises ConfigInvalid where a model of the configuration has the name of one that starts with us."""
+        """Raises ConfigInvalid if a configured model has the name of a model that starts with the gateway."""
         for name in self.starting:
             if name in config.models:
                 raise ConfigInvalid(f"Two models are called {name!r}. Give one of them another name.")
 
     def links(self) -> dict[str, list[EngineClient]]:
-        """To our own engines, by model."""
+        """Returns the clients of the gateway's own engines, by model."""
         links: dict[str, list[EngineClient]] = {}
         for (model, _), engine in self.engines.items():
             links.setdefault(model, []).append(engine.client)
         return links
 
     def addresses(self, local: LocalModel | None) -> dict[str, str]:
-        """Where the engines of the model that is always there listen, by name."""
+        """Returns the addresses of the resident model's engines, by engine name."""
         return {} if local is None else {name: str(engine.client.address) for name, engine in local.engines.items()}
 
     def states(self) -> EngineStates:
-        """How our own engines are."""
+        """Returns the states of the gateway's own engines."""
         return {where: _state_of(engine) for where, engine in self.engines.items()}
 
 
 def open_registry(
     config: Config, local: LocalModel | None, on_demand: OnDemandModelSet, encoders: EncoderModels
 ) -> EngineRegistry:
-    """Puts together what was opened.
+    """Makes the registry of the opened models.
 
     Raises:
-        ConfigInvalid: Two models have one name.
+        ConfigInvalid: Two models have the same name.
     """
     models: list[AnyModel] = [*on_demand.models]
     endpoints = on_demand.endpoints()

@@ -1,4 +1,4 @@
-"""From what a request says to the models that may serve it."""
+"""Router: finds the models that may serve a request."""
 
 import difflib
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from maitred.routing.pools.route_table import CachedRoute, RoutePlan, RouteTarge
 from maitred.routing.rollout.live import LiveRollout, LiveRollouts
 
 LOCAL_ONLY = "local-only"
-"""The tag of tenants whose requests never leave."""
+"""Tag of tenants whose requests must stay local (`local_only`)."""
 _MOST_CACHED_ROUTES = 1024
-"""Beyond which all are looked for anew: behind a name with a `*` there are as many as callers think of."""
+"""Size at which the route cache is cleared: a name with a `*` has as many entries as callers invent names."""
 _CAPABILITIES = {
     "tools": "tools",
     "functions": "tools",
@@ -36,12 +36,12 @@ _CAPABILITIES = {
 
 
 class Router:
-    """The names that requests use, and where they lead.
+    """Table of the names that requests use, and of the models behind them.
 
     Args:
-        catalog: What is served.
-        routes: The names beside those of the catalog; None: there are none.
-        rollouts: The names behind which a new version is tried; None: there are none.
+        catalog: The models that are served.
+        routes: The names in addition to those of the catalog; None: there are none.
+        rollouts: The rollouts behind names; None: there are none.
     """
 
     def __init__(
@@ -54,13 +54,14 @@ class Router:
         self._pools = routes.pools
         self._auto = {name: AutoModel(auto) for name, auto in routes.auto.items()}
         self._cached_routes: dict[tuple[str, frozenset[str] | None], CachedRoute] = {}
-        """Of requests that need nothing but a model: its name as they say it, and the models open to their caller."""
+        """Routes of requests with no special requirements, by the name in the request and the caller's allowed
+        models."""
 
     def route(self, request: InferenceRequest, principal: Principal, request_id: str = "") -> RoutePlan:
-        """The models that may serve a request, one after the other.
+        """Returns the models that may serve a request, in the order of the attempts.
 
         Raises:
-            ModelNotFound: The name leads nowhere for this caller; the message has the names that would have worked.
+            ModelNotFound: The name leads to no model for this caller; the message lists the names that would work.
         """
         if self._is_plain(request, principal) and (route := self._cached_route(request.model, principal)) is not None:
             return RoutePlan(route)
@@ -72,19 +73,19 @@ class Router:
         return route_plan
 
     def escalation(self, name: str) -> EscalationConfig | None:
-        """Which answers to requests for a name are asked of a larger model as well; None: none are."""
+        """Returns the escalation to a larger model for the answers under a name; None: there is none."""
         auto = self._auto_of(name) if self._auto else None
         return None if auto is None else auto.escalation
 
     def route_to_larger(
         self, request: InferenceRequest, principal: Principal, route_plan: RoutePlan
     ) -> RoutePlan | None:
-        """The models that are larger than the one which has answered; None: there is none that it may go to."""
+        """Returns the route to models larger than the one that has answered; None: none may be used."""
         auto, needs = self._auto_of(request.model), _needs_of(request, principal)
         return None if auto is None else self._routes.route_to_larger(needs, auto.preference_for(request), route_plan)
 
     def supports_logprobs(self, target: RouteTarget) -> bool:
-        """Whether log-probabilities may be asked of a model that nobody has asked for."""
+        """Returns whether log-probabilities may be requested from a model that the client did not name."""
         capabilities = self._pools[target.pool].capabilities
         return capabilities is None or "logprobs" in capabilities
 
@@ -96,7 +97,7 @@ class Router:
         """Returns the model that a name leads to first, whatever a request may need.
 
         Raises:
-            ModelNotFound: See `way`.
+            ModelNotFound: See `route`.
         """
         route_plan = self._build_route(RequestRequirements(name, allowed=principal.may_use))
         if route_plan is None:
@@ -113,7 +114,7 @@ class Router:
         return [] if route_plan is None else [self.model(route_plan.first_target())]
 
     def models_for(self, principal: Principal) -> list[str]:
-        """The names that this caller may use and that can be listed."""
+        """Returns the names that this caller may use and that can be listed."""
         return [
             name
             for name in self._routes.names.listed_names
@@ -122,11 +123,11 @@ class Router:
 
     @property
     def names(self) -> NameResolver:
-        """The table of names."""
+        """Returns the table of names."""
         return self._routes.names
 
     def _is_plain(self, request: InferenceRequest, principal: Principal) -> bool:
-        """Whether it may go wherever the name leads, and the name is nobody's to choose behind."""
+        """Returns whether a request has no requirements, and the table has no automatic choices or rollouts."""
         free = not (request.needs or request.local_only or principal.tags) and request.sampling.top_logprobs is None
         anywhere = request.regions is None and principal.regions is None
         return free and anywhere and not (self._auto or self._routes.names.rollout_models or self._rollouts)
@@ -147,7 +148,7 @@ class Router:
     def _build_route(
         self, needs: RequestRequirements, request: InferenceRequest | None = None, sticky: str | None = None
     ) -> RoutePlan | None:
-        """Makes the route of a request from the table; without a request, as for one of which nothing is known."""
+        """Makes the route of a request from the table; without a request, no requirement is assumed."""
         if (rollout := self._rollout_of(needs.model)) is not None:
             return self._routes.route_by_rollout(needs, _version_split(rollout, sticky))
         auto = self._auto_of(needs.model)
@@ -160,19 +161,19 @@ class Router:
         return self._rollouts.get(self._routes.names.canonical(name))
 
     def _auto_of(self, name: str) -> AutoModel | None:
-        """The choice that is made behind a name; None: it is that of a model."""
+        """Returns the automatic choice behind a name; None: the name is that of a model."""
         return self._auto.get(self._routes.names.canonical(name))
 
 
 def read_routes(config: Config, catalog: Catalog) -> RoutesConfig:
-    """The whole table: every model under its own name, and what the configuration adds."""
+    """Returns the whole routing table: every model under its own name, and the names of the configuration."""
     return config.routing.make_routes_config(
         {model.name: _pool_of(config.models.get(model.name), config) for model in catalog}
     )
 
 
 def _version_split(rollout: LiveRollout, sticky: str | None) -> VersionSplit:
-    """The two versions behind a name, and which of them a request is to get; without a key, the main one."""
+    """Returns the two versions behind a name and the chosen one; without a key, it is the main version."""
     config = rollout.config
     if sticky is None:
         version = RolloutVersion.CANARY if rollout.default_model == config.canary else RolloutVersion.STABLE

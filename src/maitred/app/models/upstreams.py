@@ -1,4 +1,4 @@
-"""Models that servers of others run: opened, looked at, changed, closed."""
+"""Models of upstream servers: opened, probed, reconfigured and closed."""
 
 import asyncio
 import ssl
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from maitred.replica.upstream.status import UpstreamStatus
 
 _FIRST_LOOK_S = 0.5
-"""A server that is new must not keep the others' settings waiting for longer; it counts as away until it is seen."""
+"""Longest wait for new servers, so that a reload is not delayed further; a new server counts as away until it has been
+probed."""
 _HEALTH = HealthConfig()
 
 
@@ -34,15 +35,18 @@ class UpstreamModels:
     """Models of upstream servers under one configuration.
 
     Attributes:
-        models: For the catalog.
-        servers: Each model with its servers.
+        models: The models for the catalog.
+        servers: Each model with its upstream servers.
     """
 
     models: Sequence[TextModel]
     servers: "Mapping[str, Sequence[UpstreamReplica]]"
 
     def endpoints(self) -> dict[str, list[AnyEndpoint]]:
-        """For dispatch. Nobody knows what such servers have left: their windows are learnt."""
+        """Returns the endpoints for dispatch.
+
+        The capacity of upstream servers is unknown, so their in-flight limits are learnt.
+        """
         return {
             name: [
                 Endpoint(
@@ -58,23 +62,23 @@ class UpstreamModels:
         }
 
     def all(self) -> "Iterable[UpstreamReplica]":
-        """Every server, once for each model that it runs."""
+        """Returns every server, once for each model that it runs."""
         return (server for servers in self.servers.values() for server in servers)
 
 
 class Upstreams:
-    """The models that servers of others run, as of now.
+    """Current models of upstream servers.
 
-    A configuration that comes is prepared first, which may fail and changes nothing, and then adopted, which cannot
-    fail. A server whose settings are the same stays the object that it is, with its connections. One that is spoken to
-    in another way, at the same address and under the same name, keeps what is known of its health.
+    A new configuration is prepared first, which may fail and changes nothing, and then adopted, which cannot fail. A
+    server with unchanged settings keeps its object and its connections. A server with other connection settings, but
+    the same address and name, keeps its known health.
 
     Args:
-        probes: Looks at those that serve.
-        stack: Closes the connections, once there are any.
+        probes: The tasks that probe the servers in use.
+        stack: Closes the connections, if there are any.
 
     Attributes:
-        current: What they run now.
+        current: The models that the servers run now.
     """
 
     def __init__(self, probes: "KeyedTasks[UpstreamReplica]", stack: AsyncExitStack) -> None:
@@ -95,7 +99,7 @@ class Upstreams:
         return self.current.endpoints()
 
     def windows(self) -> dict[str, int]:
-        """How long prompt and answer may be together, by the word of a model's servers."""
+        """Returns the largest context length of each model, as its servers report it."""
         return {
             name: server.window_tokens
             for name, servers in self.current.servers.items()
@@ -107,13 +111,13 @@ class Upstreams:
         """Makes the models that a configuration would serve, without serving them.
 
         Raises:
-            ConfigInvalid: A URL, a file of certificates or a tokenizer cannot be used.
+            ConfigInvalid: A URL, a certificate file or a tokenizer cannot be used.
         """
         configs = {name: config for name, config in configs.items() if config.upstreams}
         if not configs:
             return UpstreamModels([], {})
         if self._connections is None:
-            # A gateway with engines of its own alone starts sooner without an HTTP client.
+            # A gateway that has only its own engines starts faster without an HTTP client.
             from maitred.replica.http.pool import OpenConnections
 
             self._connections = await self._stack.enter_async_context(OpenConnections())
@@ -122,7 +126,7 @@ class Upstreams:
     def _prepare(
         self, configs: Mapping[str, TextModelConfig], connections: "OpenConnections", health: HealthConfig
     ) -> UpstreamModels:
-        """Reads files, so it is for a thread."""
+        """Makes the models; it reads files, so it is called in a thread."""
         servers = {
             name: [self._server(upstream, name, config, connections, health) for upstream in config.upstreams]
             for name, config in configs.items()
@@ -133,7 +137,7 @@ class Upstreams:
         )
 
     async def refresh(self, served: UpstreamModels) -> None:
-        """Takes a first look at those that are new, so that they need not begin as if they were away."""
+        """Probes new servers once, so that they do not begin as unavailable."""
         from maitred.replica.upstream.probe import HealthProbe
 
         known = {server.status for server in self.current.all()}
@@ -153,7 +157,7 @@ class Upstreams:
         staying = {server.status for server in served.all()}
         for server in self.current.all():
             if server.status not in staying:
-                server.status.join_pool(PoolHealth(health.outliers, []))  # what runs there is compared with nobody
+                server.status.join_pool(PoolHealth(health.outliers, []))  # its health is not compared any more
         self.current = served
         self._tokenizers = {name: config.tokenizer for name, config in configs.items()}
         self._peers = {name: self._peers.get(name) or PoolHealth(health.outliers, []) for name in served.servers}
@@ -164,7 +168,7 @@ class Upstreams:
         self._probes.begin(served.all())
 
     def retire(self, in_use: Iterable[UpstreamModels]) -> None:
-        """Looks no more at servers that nobody serves from any more."""
+        """Stops the probes of servers that no generation uses any more."""
         self._probes.only(server for served in in_use for server in served.all())
 
     def states(self) -> dict[tuple[str, str], UpstreamState]:
@@ -214,15 +218,15 @@ async def open_upstreams(
     *,
     standing: "Callable[[UpstreamReplica], UpstreamStatus] | None" = None,
 ) -> AsyncIterator[Upstreams]:
-    """The models of the configuration. Somebody begins to look at their servers.
+    """Opens the configured models of upstream servers. This process or another one starts to probe their servers.
 
     Args:
-        models: Those that have upstreams are opened.
-        health: When one of their servers gets fewer requests or none.
-        standing: Where another process decides that and looks after them: what stands for it here.
+        models: The configured models; those with upstream servers are opened.
+        health: Settings that decide when an unhealthy server gets fewer requests or none.
+        standing: The health statuses if another process decides on health and probes the servers.
 
     Raises:
-        ConfigInvalid: A URL, a file of certificates or a tokenizer cannot be used.
+        ConfigInvalid: A URL, a certificate file or a tokenizer cannot be used.
     """
     async with (
         AsyncExitStack() as stack,

@@ -98,7 +98,7 @@ def _step(batch: PackedRows, lengths: Sequence[int]) -> ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class TextsPlan:
-    """Plan of a step for `WholeTextAttention`."""
+    """Plan of a step for the attention backend `WholeTexts`."""
 
     angles: Tensor
     buckets: list[PrefillBucket]

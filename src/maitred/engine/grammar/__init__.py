@@ -1,1 +1,1 @@
-"""Answers that are words of a formal language: which tokens may come next, and which must."""
+"""Grammar-constrained answers: the tokens that are allowed next, and the tokens that are forced."""

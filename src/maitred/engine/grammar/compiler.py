@@ -1,7 +1,7 @@
-"""Compiled grammars: made in threads beside the steps, shared by all sequences that have the same.
+"""Grammar compiler: compiles in background threads; sequences with equal grammars share the result.
 
-A grammar is held from the moment that a request with it comes until the last one has ended; then it stays while there
-is room, for the next one. A compiled grammar is never used itself: every sequence has a copy, which costs microseconds.
+A grammar is held from its first request until the last request with it has ended. Then it stays in a cache of limited
+size for later requests. Every sequence uses its own copy of the compiled grammar; a copy costs microseconds.
 """
 
 import threading
@@ -21,11 +21,12 @@ _MOST_UNUSED = 256
 
 
 class GrammarCompiler:
-    """Compiles grammars and keeps them.
+    """Compiler and cache of grammars.
 
     Args:
-        vocabulary: Reads the model's, once, when the first grammar comes; raises GrammarFault if it cannot be used.
-        most_unused: Grammars that are kept though no request has them.
+        vocabulary: Reads the model's vocabulary, once, when the first grammar comes; raises GrammarFault if it is
+            unusable.
+        most_unused: Maximum number of cached grammars without a request.
     """
 
     def __init__(self, vocabulary: Callable[[], LLTokenizer], *, most_unused: int = _MOST_UNUSED) -> None:
@@ -37,17 +38,17 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
 
     def hold(self, grammar: Grammar) -> None:
-        """One more request has it: compiles it, unless that has been done."""
+        """Counts one more request of a grammar, and compiles the grammar if necessary."""
         self._held[grammar] = self._held.get(grammar, 0) + 1
         self._unused.pop(grammar, None)
         if grammar not in self._compiled:
-            # The thread may begin here, and takes the size that holds now for its stack.
+            # The thread may start here, and uses the stack size that is set now.
             before = threading.stack_size(COMPILING_STACK_BYTES)
             self._compiled[grammar] = self._threads.submit(_compile, self._vocabulary, grammar)
             threading.stack_size(before)
 
     def release(self, grammar: Grammar) -> None:
-        """One request less has it."""
+        """Counts one request fewer of a grammar."""
         self._held[grammar] -= 1
         if self._held[grammar]:
             return
@@ -58,21 +59,21 @@ class GrammarCompiler:
             del self._compiled[oldest]
 
     def ready(self, grammar: Grammar) -> bool:
-        """Whether a grammar that is held has been compiled, or cannot be."""
+        """Returns whether the compilation of a held grammar has ended, with or without success."""
         return self._compiled[grammar].done()
 
     def fault(self, grammar: Grammar) -> str | None:
-        """Why a grammar that is ready cannot be used; None: it can."""
+        """Returns why a ready grammar is unusable; None: it is usable."""
         error = self._compiled[grammar].exception()
         return None if error is None else str(error)
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
-        """A matcher of its own for a sequence, at the beginning of the word. Of a grammar that is ready only."""
+        """Makes a new matcher for a sequence, in the start state of the grammar. The grammar must be ready."""
         return self._compiled[grammar].result().deep_copy()
 
 
 class _Once:
-    """Value that is made when it is first needed."""
+    """Value that is made at its first use."""
 
     def __init__(self, make: Callable[[], LLTokenizer]) -> None:
         self._make = make
@@ -96,15 +97,15 @@ def _compile(vocabulary: Callable[[], LLTokenizer], grammar: Grammar) -> LLMatch
 def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
     """Reads a model's ``tokenizer.json``.
 
-    Takes about a second for 150,000 tokens, in which no other thread of the process runs.
+    This takes about a second for 150,000 tokens, and blocks all other threads of the process.
 
     Args:
-        folder: Where the model lies.
-        vocab_size: Columns of the model's logits.
-        eos_token_ids: How it ends its turn.
+        folder: Folder of the model.
+        vocab_size: Number of columns of the model's logits.
+        eos_token_ids: End-of-sequence tokens of the model.
 
     Raises:
-        GrammarFault: There is no tokenizer, or not one of bytes.
+        GrammarFault: The tokenizer is missing, or it is not byte-based.
     """
     try:
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -112,7 +113,7 @@ def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...
         backend.no_padding()
         size = max(vocab_size, backend.get_vocab_size(with_added_tokens=True))
         return LLTokenizer(backend.to_str(), n_vocab=size, eos_token=list(eos_token_ids))
-    except Exception as error:  # Both libraries raise nothing more exact.
+    except Exception as error:  # Both libraries raise only `Exception`.
         raise GrammarFault(
             f"This model's answers cannot be held to a grammar, as its tokenizer cannot be used: {error}"
         ) from error

@@ -1,21 +1,23 @@
-"""Where each constrained sequence stands in its grammar.
+"""Grammar states of the constrained sequences, and the masks of a step.
 
-A sequence's place follows from its grammar and its output, and from nothing else: one that comes back after a
-preemption, or comes from another replica, has its output read again, and goes on with the same masks.
+A sequence's grammar state depends only on its grammar and its output. After a preemption or a move from another
+replica, the output is read again, so the masks stay the same.
 
-The masks of a step depend on tokens that are known before it, so they are computed in a thread of their own while the
-model computes the logits, without the interpreter's lock.
+The masks of a step depend only on earlier tokens. So a separate thread computes them without the GIL while the model
+computes the logits.
 
-Where the grammar leaves one continuation, its tokens are taken without being sampled: those into which the model's
-tokenizer cuts the text that must come, less what another token could still begin with (llguidance's *fast-forward
-tokens*). A request for log-probabilities has every token sampled, as nobody has computed them otherwise.
+Where the grammar allows only one continuation, its tokens are appended without sampling. These are the tokens into
+which the tokenizer splits the forced text, without an end that another token could also begin with (llguidance's
+*fast-forward tokens*). For a request with log-probabilities every token is sampled, because forced tokens have no
+computed log-probability.
 
-What may end an answer is a token, too: the model's end of turn, and the request's own stop tokens, may come where the
-word is complete; before `min_tokens`, and the end of turn under `ignore_eos`, only where nothing else may. When a word
-is complete and cannot go on, its answer ends whatever the request says: there is no token that could follow.
+The grammar also controls end tokens: the model's end-of-sequence token and the request's stop tokens are allowed where
+the output is complete. Before `min_tokens`, and for the end-of-sequence token under `ignore_eos`, they are allowed only
+where no other token is allowed. When the output is complete and has no possible continuation, the answer ends in any
+case.
 
-What would follow a guess is found on copies (`supposition`). Where the guess was right the copy is the sequence's
-place, so no token is read twice.
+Copies of the grammar state follow draft tokens (`SpeculativeGrammarState`). If a draft is accepted, its copy becomes
+the sequence's state, so no token is read twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,16 +35,16 @@ _MASK_THREADS = 2
 
 
 class Constraints:
-    """The constrained sequences that run.
+    """Grammar states of the running constrained sequences.
 
     Args:
-        compiler: Has their grammars.
-        vocab_size: Columns of the logits.
-        eos_token_ids: How the model ends its turn.
+        compiler: Compiler that holds their grammars.
+        vocab_size: Number of columns of the logits.
+        eos_token_ids: End-of-sequence tokens of the model.
 
     Attributes:
-        compiler: Has their grammars.
-        forced_tokens: Tokens that came without being sampled; each has saved its sequence a step.
+        compiler: Compiler that holds their grammars.
+        forced_tokens: Number of tokens that were appended without sampling; each saved its sequence a step.
     """
 
     def __init__(self, compiler: GrammarCompiler, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
@@ -60,12 +62,12 @@ class Constraints:
         return key in self._states_of
 
     def add(self, key: int, sampling: SamplingParams, output: Sequence[int]) -> None:
-        """Takes a sequence in, when it starts or resumes; one without a grammar is left alone.
+        """Adds a sequence when it starts or resumes; a sequence without a grammar is ignored.
 
         Args:
-            key: How the other methods will call it.
-            sampling: How its request is sampled; its grammar is ready.
-            output: What it has generated so far.
+            key: Key of the sequence in the other methods.
+            sampling: Sampling parameters of its request, whose grammar is ready.
+            output: Output tokens so far.
         """
         if sampling.grammar is not None:
             self._states_of[key] = GrammarState(self.compiler.matcher(sampling.grammar), sampling, self._eos, output)
@@ -77,12 +79,12 @@ class Constraints:
         self._faults.pop(key, None)
 
     def start(self, keys: Sequence[int], positions: Sequence[int]) -> "Future[RowMasks] | None":
-        """Begins to compute the masks of a step; None: none of its rows is constrained.
+        """Starts computing the masks of a step; returns None if no row is constrained.
 
         Args:
-            keys: The sequences that the rows belong to. Several rows of one stand together: the first one is for its
-                next token, those behind it for what follows its latest supposition, choice by choice.
-            positions: Output tokens that each has so far, supposed ones included.
+            keys: Sequence key of each row. Rows of one sequence are adjacent: the first is for its next token, and the
+                others are for the tokens behind its latest draft, in order.
+            positions: Number of output tokens of each row so far, draft tokens included.
         """
         if not self._states_of:
             return None
@@ -97,7 +99,7 @@ class Constraints:
         return self._beside.submit(self._masks, rows, words, [positions[row] for row in rows])
 
     def suppose(self, key: int) -> SpeculativeGrammarState:
-        """Begins to follow the draft of a sequence by its grammar, and replaces what was followed before."""
+        """Starts to check a new draft of a sequence against its grammar; replaces the previous draft."""
         supposition = self._supposed[key] = (
             SpeculativeGrammarState(self._states_of[key]) if key in self._states_of else SpeculativeGrammarState()
         )
@@ -106,11 +108,11 @@ class Constraints:
     def masks_behind(
         self, suppositions: Sequence[SpeculativeGrammarState], positions: Sequence[int]
     ) -> RowMasks | None:
-        """The masks of rows that follow suppositions; None: none of them is constrained.
+        """Computes the masks of rows behind drafts; returns None if no row is constrained.
 
         Args:
-            suppositions: One per row.
-            positions: Output tokens that each row's sequence would have.
+            suppositions: Draft state of each row.
+            positions: Number of output tokens of each row's sequence, draft tokens included.
         """
         rows = [row for row, supposition in enumerate(suppositions) if supposition.words]
         if not rows:
@@ -124,14 +126,14 @@ class Constraints:
         return bool(self._states_of)
 
     def opening(self, key: int) -> list[int]:
-        """The tokens that must come next, before the sequence is sampled for the first time since `add`."""
+        """Returns the forced tokens before the first sampling of a sequence since `add`."""
         word = self._states_of.get(key)
         forced = [] if word is None else word.forced_tokens()
-        self.forced_tokens += max(0, len(forced) - 1)  # one could have been sampled in the step at hand
+        self.forced_tokens += max(0, len(forced) - 1)  # this step could have sampled one of them anyway
         return forced
 
     def advance(self, key: int, token: int) -> list[int]:
-        """Takes note of a token that was sampled; returns those that must follow it, which are noted, too."""
+        """Records a sampled token; returns the forced tokens behind it, which are also recorded."""
         word = self._states_of.get(key)
         if word is None:
             return []
@@ -152,7 +154,7 @@ class Constraints:
 
     @property
     def faults(self) -> Mapping[int, str]:
-        """The sequences that cannot go on, because their grammar has become too costly, and why."""
+        """Sequences that cannot continue -> reason, such as a grammar that has become too expensive."""
         return self._faults
 
     def _masks(self, rows: list[int], words: list[GrammarState], positions: list[int]) -> RowMasks:
@@ -163,7 +165,7 @@ class Constraints:
         self._executor.unsafe_compute_mask_ptr(matchers, bits.ctypes.data, bits.strides[0], len(rows))
         for own, word, position in zip(bits, words, positions, strict=True):
             if word.matcher.is_error():
-                own[:] = -1  # what is sampled does not count: see `advance`
+                own[:] = -1  # the sampled token is discarded: see `advance`
             else:
                 word.settle(own, position)
         return RowMasks(rows, bits)

@@ -1,6 +1,6 @@
-"""Which tokens may come next in some rows of a step, as bits; and their effect on logits."""
+"""Bit masks of the allowed tokens in rows of a step, and their application to logits."""
 
-# Compiled, an `int` here is NumPy's int64, which mypy holds for something else.
+# In compiled code an `int` is NumPy's int64, which mypy treats as a different type.
 # mypy: disable-error-code="assignment, arg-type"
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ WORD_BITS = 32
 
 
 class RowMasks:
-    """The tokens that may come next.
+    """Masks of the allowed next tokens.
 
     Args:
-        rows: Which rows of the step are constrained.
-        words: [rows, words]; bit `t % 32` of word `t // 32` is set if token `t` may come.
+        rows: Indices of the constrained rows of the step.
+        words: [rows, words]; bit `t % 32` of word `t // 32` is set if token `t` is allowed.
     """
 
     def __init__(self, rows: Sequence[int], words: NDArray[np.int32]) -> None:
@@ -28,7 +28,7 @@ class RowMasks:
         self.words = words
 
     def apply(self, logits: Tensor) -> None:
-        """Makes the logits of all other tokens -inf, in place.
+        """Sets the logits of all other tokens to -inf, in place.
 
         Args:
             logits: [all rows of the step, vocabulary], contiguous, fp32.

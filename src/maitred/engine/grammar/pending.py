@@ -1,4 +1,4 @@
-"""Requests whose grammars are being compiled: they wait beside the line, and hold no place and no blocks."""
+"""Requests whose grammars are being compiled: they wait outside the queue without slots or blocks."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ class PendingGrammar:
     """Request that waits for its grammar.
 
     Attributes:
-        owner: Who has submitted it.
-        request_id: Its id.
-        grammar: What it waits for.
-        sequences: Its choices; they are paused.
-        since_s: From when on it has waited.
-        paused: Whether its reader has fallen behind meanwhile, so that it does not go on by itself.
+        owner: Owner that submitted the request.
+        request_id: Id of the request.
+        grammar: Grammar that the request waits for.
+        sequences: Choices of the request, which are paused.
+        since_s: Start time of the wait.
+        paused: Whether the gateway has paused the request meanwhile, so that it does not start by itself.
     """
 
     owner: Hashable
@@ -39,22 +39,22 @@ class PendingGrammars:
 
     @property
     def sequences(self) -> int:
-        """Choices of all of them."""
+        """Number of choices of all pending requests."""
         return sum(len(request.sequences) for request in self._requests.values())
 
     def add(self, owner: Hashable, request_id: str, sequences: Iterable[Sequence], now_s: float) -> None:
-        """A request whose grammar is held and not ready."""
+        """Adds a request whose grammar is held but not ready."""
         waiting = [*sequences]
         grammar = waiting[0].sampling.grammar
         assert grammar is not None
         self._requests[owner, request_id] = PendingGrammar(owner, request_id, grammar, waiting, now_s)
 
     def get(self, owner: Hashable, request_id: str) -> PendingGrammar | None:
-        """The request, if it is one of these."""
+        """Returns the request if it is pending, else None."""
         return self._requests.get((owner, request_id))
 
     def discard(self, owner: Hashable, sequence: Sequence) -> None:
-        """A choice has ended."""
+        """Removes a choice that has ended."""
         request = self.get(owner, sequence.request.id)
         if request is not None:
             request.sequences.remove(sequence)
@@ -62,7 +62,7 @@ class PendingGrammars:
                 del self._requests[owner, sequence.request.id]
 
     def take_ready(self, ready: Callable[[Grammar], bool]) -> Iterator[PendingGrammar]:
-        """Removes and returns the requests whose grammars have been compiled, or cannot be."""
+        """Removes and returns the requests whose grammars are compiled or have failed."""
         for key, request in list(self._requests.items()):
             if ready(request.grammar):
                 del self._requests[key]

@@ -1,4 +1,4 @@
-"""One answer's place in its grammar: what may come next, what must, and what was taken."""
+"""Grammar state of one answer: allowed and forced next tokens, after the tokens so far."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -12,16 +12,16 @@ from maitred.engine.grammar.masks import WORD_BITS
 
 
 class GrammarState:
-    """A sequence's place in its grammar.
+    """Grammar state of one sequence.
 
     Args:
-        matcher: At the beginning of the word.
-        sampling: How the sequence's request is sampled.
-        eos: How the model ends its turn.
-        output: What has been generated so far.
+        matcher: Matcher in the start state.
+        sampling: Sampling parameters of the sequence's request.
+        eos: End-of-sequence tokens of the model.
+        output: Output tokens so far.
 
     Attributes:
-        matcher: At this place.
+        matcher: Matcher in the current state.
     """
 
     __slots__ = ("_ended", "_ends", "_eos", "_fast", "_ignores_eos", "_min_tokens", "_stops", "matcher")
@@ -33,13 +33,13 @@ class GrammarState:
         self._ends = frozenset((*eos, *self._stops))
         self._min_tokens = sampling.min_tokens
         self._ignores_eos = sampling.ignore_eos
-        self._fast = sampling.top_logprobs is None  # nobody has computed the log-probability of a forced token
+        self._fast = sampling.top_logprobs is None  # forced tokens have no computed log-probability
         self._ended = False
         for token in output:
             matcher.consume_token(token)
 
     def copy(self) -> "GrammarState":
-        """One at the same place, which goes on by itself."""
+        """Returns an independent copy in the same state."""
         other = copy(self)
         other.matcher = self.matcher.deep_copy()
         return other
@@ -50,7 +50,7 @@ class GrammarState:
         return self._ended
 
     def settle(self, bits: NDArray[np.int32], position: int) -> None:
-        """Lets the tokens that end the answer come where they may, and only there."""
+        """Adjusts a mask so that end tokens are allowed only where the answer may end."""
         if self._stops and self.matcher.is_accepting():
             for token in self._stops:
                 _set(bits, token)
@@ -64,7 +64,7 @@ class GrammarState:
                 bits[:] = rest
 
     def take(self, token: int) -> str | None:
-        """One more token of the answer; returns why it cannot go on, if it cannot."""
+        """Reads one more token; returns why the answer cannot continue, or None."""
         if not self.matcher.is_error():
             if token in self._ends:
                 self._ended = True
@@ -74,7 +74,7 @@ class GrammarState:
         return self.matcher.get_error() or "The grammar does not take the token."
 
     def forced_tokens(self) -> list[int]:
-        """The tokens that must come next, which count as taken."""
+        """Returns the forced next tokens, and reads them."""
         forced: list[int] = []
         if not self._fast or self._ended:
             return forced
@@ -100,23 +100,23 @@ def _clear(bits: NDArray[np.int32], token: int) -> None:
 
 
 class SpeculativeGrammarState:
-    """The next tokens of one sequence, supposed.
+    """Grammar states along the draft tokens of one sequence.
 
-    A draft may be impossible under the answer's grammar, and where it is not, the grammar may force tokens behind it.
-    These come without being chosen, so they are computed like drafts but nothing is sampled before them: of the tokens
-    ``g1 f f g2``, of which `f` are forced, the model chooses before ``g1``, before ``g2`` and at the end.
+    A draft token may violate the answer's grammar. If it is allowed, the grammar may force further tokens behind it.
+    Forced tokens are computed like drafts, but no token is sampled at their positions. For the tokens ``g1 f f g2``,
+    with `f` forced, the model samples before ``g1``, before ``g2`` and at the end.
 
-    The sequence's own position in its grammar does not move: every draft is tried on a copy, and each copy is kept, for
-    it says what may come at its position.
+    The sequence's own grammar state stays unchanged: every draft token is tried on a copy. Each copy is kept, because
+    it gives the allowed tokens at its position.
 
     Args:
-        word: Where the sequence stands in its grammar, if it has one.
+        word: Grammar state of the sequence; None: it has no grammar.
 
     Attributes:
-        tokens: Guesses, with what is forced behind each.
-        draws: How many of the tokens stand before each choice of the model.
-        words: The place in the grammar at each choice; empty without a grammar.
-        open: Whether more can follow.
+        tokens: Draft tokens, each with the forced tokens behind it.
+        draws: Number of tokens before each position that the model samples.
+        words: Grammar state at each sampled position; empty without a grammar.
+        open: Whether further draft tokens can follow.
     """
 
     __slots__ = ("draws", "open", "tokens", "words")
@@ -128,7 +128,7 @@ class SpeculativeGrammarState:
         self.open = True
 
     def take(self, token: int, most: int) -> None:
-        """One more guess; there are no more tokens than `most`, what is forced included."""
+        """Adds a draft token and its forced tokens, up to `most` tokens in total."""
         if not self.words:
             self.tokens.append(token)
             self.draws.append(len(self.tokens))
@@ -146,13 +146,13 @@ class SpeculativeGrammarState:
         self.draws.append(len(self.tokens))
 
     def follow(self, guess: Sequence[int], most: int) -> None:
-        """Takes the tokens of a guess, as long as what is forced agrees with it."""
+        """Adds the tokens of a draft as long as the forced tokens agree with it."""
         taken = self.tokens
         while self.open and len(taken) < min(len(guess), most) and taken == [*guess[: len(taken)]]:
             self.take(guess[len(taken)], most)
 
     def after(self, word: GrammarState, token: int) -> tuple[GrammarState, list[int]] | None:
-        """Where a sequence is that was at `word` and got `token`, and what was forced; None: nothing is known of it."""
+        """Returns the state and forced tokens after `token` at state `word`; None if they are unknown."""
         for choice, place in enumerate(self.words[:-1]):
             if place is word:
                 start, end = self.draws[choice : choice + 2]

@@ -1,1 +1,1 @@
-"""KV cache bookkeeping: which sequence holds which block, by block numbers; the model runner has the tensors."""
+"""KV block management: it assigns block numbers to sequences; the model runner holds the tensors."""

@@ -1,8 +1,8 @@
-"""The block pool: every KV block is held by a number of sequences, or idle and up for reuse.
+"""Block pool: each KV block is held by one or more sequences, or idle and free for reuse.
 
-An idle block keeps its content and, if it has one, its key, until the room is needed: a later sequence with the same
-prefix revives it for nothing. Idle blocks are taken back least recently used first. There is no third state, hence
-nothing to leak: `held + idle == total` at all times, and a pool whose sequences are gone has every block idle.
+An idle block keeps its content and its key (if any) until the block is needed. A later sequence with the same prefix
+can reuse it at no cost. Idle blocks are evicted in least-recently-used order. There is no third state, so no block can
+leak: `held + idle == total` at all times, and without sequences all blocks are idle.
 
 All operations are O(1) per block.
 """
@@ -14,11 +14,11 @@ from maitred.engine.kv.swap import SwapSpace
 
 
 class BlockPool:
-    """Reference counts, the prefix index and the order of eviction, over block numbers ``0 … total-1``.
+    """Pool of block numbers ``0 … total-1``, with reference counts, prefix index and eviction order.
 
     Args:
         total: Number of blocks (at least 1).
-        swap: Where content goes that is taken back and wanted; None: nowhere.
+        swap: Host memory for evicted blocks that preempted sequences need; None: evicted content is lost.
 
     Attributes:
         cached: Idle blocks that can be found by their keys.
@@ -33,12 +33,13 @@ class BlockPool:
         self._keys: list[bytes | None] = [None] * total
         self._by_key: dict[bytes, int] = {}
         self.changes = BlockChanges()
-        # First out first; a linked list underneath, so that reviving a block from the middle is O(1).
+        # The first block is evicted first. The container uses a linked list, so reviving a block from the middle is
+        # O(1).
         self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(range(total))
 
     @property
     def idle(self) -> int:
-        """Blocks that can be allocated now."""
+        """Number of blocks that can be allocated now."""
         return len(self._idle)
 
     def keys(self) -> Iterable[bytes]:
@@ -46,15 +47,15 @@ class BlockPool:
         return self._by_key.keys()
 
     def reference_count(self, block: int) -> int:
-        """How many sequences hold the block."""
+        """Returns the number of sequences that hold the block."""
         return self._reference_counts[block]
 
     def find(self, key: bytes) -> int | None:
-        """The block whose content has this key, held or idle."""
+        """Returns the block whose content has this key, held or idle."""
         return self._by_key.get(key)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Takes `count` blocks for one holder, evicting cached content if need be; None when there are too few."""
+        """Allocates `count` blocks for one sequence and evicts if necessary; None if there are too few."""
         if count > len(self._idle):
             return None
         blocks = [self._idle.popitem(last=False)[0] for _ in range(count)]
@@ -73,7 +74,7 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Adds a holder to each block; an idle one is revived with its content."""
+        """Increments the reference count of each block; an idle block is revived with its content."""
         for block in blocks:
             if self._reference_counts[block] == 0:
                 del self._idle[block]
@@ -81,10 +82,10 @@ class BlockPool:
             self._reference_counts[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Removes one holder from each block of a sequence.
+        """Decrements the reference count of each block of a sequence.
 
-        The last block goes first: the further from the root, the fewer can reuse it. Blocks that nobody can find
-        again (without a key) are reused before any cached one.
+        The last block becomes evictable first, because fewer sequences can reuse blocks far from the start. Blocks
+        without a key cannot be found again, so they are reused before any cached block.
         """
         for block in reversed(blocks):
             self._reference_counts[block] -= 1
@@ -96,7 +97,10 @@ class BlockPool:
                     self.cached += 1
 
     def clear(self) -> None:
-        """Forgets all contents: what is in the blocks is gone. Only while nobody holds any."""
+        """Clears the prefix index, because the contents of all blocks are lost.
+
+        Call this only while no sequence holds a block.
+        """
         assert self.idle == self.total
         self.changes.take_update.update(dict.fromkeys(self._by_key, False))
         self._by_key.clear()
@@ -104,7 +108,7 @@ class BlockPool:
         self.cached = 0
 
     def publish(self, block: int, key: bytes) -> None:
-        """Makes a held, completely written block findable. The first block with a key keeps it."""
+        """Makes a held, completely written block findable by its key. The first block with a key keeps it."""
         if key not in self._by_key:
             self._by_key[key] = block
             self._keys[block] = key
@@ -112,20 +116,20 @@ class BlockPool:
 
 
 MOST_CHANGES = 8192
-"""That are told at once: 128 KiB of keys. A step stores fewer blocks than it computes tokens."""
+"""Maximum number of changes in one update: 128 KiB of keys. A step stores fewer blocks than it computes tokens."""
 
 
 class BlockChanges:
-    """Blocks that became findable, or no longer are, since the changes were last taken.
+    """Blocks that became findable or were evicted since the changes were last taken.
 
-    For those who follow the prefix cache from outside. A change is one entry in a dict, under the block's key: what is
-    stored and evicted before anybody asks is one change and not two, and the number of entries is bounded. Where there
-    are more, none of them are reported and a number is skipped, by which a follower notices that it has to ask for the
-    whole (`core.prefix.BlockUpdate`).
+    Receivers use the changes to track the prefix cache from outside. A change is one entry in a dict, under the block's
+    key. So a block that is stored and evicted between two reports is one change, and the number of entries is bounded.
+    If there are more changes, none is reported and one sequence number is skipped. The gap tells a receiver to request
+    the whole content (`core.prefix.BlockUpdate`).
 
     Attributes:
-        take_update: By key, whether the block can be found now. Written by the pool.
-        sequence: Of what was taken last.
+        take_update: Key -> whether the block can be found now; the pool writes it.
+        sequence: Sequence number of the last update taken.
     """
 
     __slots__ = ("sequence", "take_update")
@@ -135,7 +139,7 @@ class BlockChanges:
         self.sequence = 0
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """Takes what was stored and what was removed, as joined keys; None: nothing, or more than is reported."""
+        """Takes the keys of stored and removed blocks, joined; None: no changes, or too many to report."""
         changed = self.take_update
         if not changed:
             return None

@@ -1,15 +1,16 @@
-"""Room in the host's memory for blocks that preempted sequences will want again.
+"""Swap space: host memory for blocks that preempted sequences will need again.
 
-A preempted sequence gives its blocks back, and what they hold stays findable until the room is needed. Only then, when
-such a block is about to be written over, is it copied out, and only if somebody who was preempted waits for it. So
-nothing is copied that would have survived. When the sequence comes back, blocks that are found neither in the pool nor
-here are computed again.
+A preempted sequence frees its blocks, and their content stays findable until the blocks are reused. A block is copied
+to the host only when it is about to be overwritten, and only if a preempted sequence waits for it. So content that
+would have survived is never copied. When the sequence is admitted again, blocks that are neither in the pool nor here
+are recomputed.
 
-Blocks go by their keys, as in the pool. A key holds all tokens before it and the scope in which prefixes are shared
-(`core.prefix`), so what a tenant finds here it could have found in the pool.
+Blocks are identified by their keys, as in the pool. A key depends on all tokens up to the block's end and on the
+sharing scope of the prefix (`core.prefix`). So a tenant can find only blocks here that it could also have found in the
+pool.
 
-What is to be copied is handed over as `BlockCopy`s, in an order that must be kept: a slot or a block may be used twice
-in a step. All of them come before whatever the step writes.
+The copies are returned as a list of `BlockCopy`, whose order must be kept because a slot or a block may be used twice
+in a step. All copies are made before the step writes to the KV cache.
 """
 
 from collections import Counter
@@ -18,19 +19,19 @@ from typing import NamedTuple
 
 
 class BlockCopy(NamedTuple):
-    """One block's content, on its way."""
+    """Copy of one block's content between the device and the host."""
 
     block: int
     slot: int
     out: bool
-    """From the block to the slot; otherwise back."""
+    """Whether the copy goes from the block to the slot; otherwise it goes back."""
 
 
 class SwapSpace:
-    """Which slot holds which block, and who waits for it.
+    """Map of swap slots to block keys, with the number of sequences that wait for each key.
 
     Args:
-        slots: So many blocks fit.
+        slots: Number of blocks that fit into the space.
 
     Attributes:
         swapped: Blocks copied out so far.
@@ -48,15 +49,15 @@ class SwapSpace:
 
     @property
     def free(self) -> int:
-        """Slots that hold nothing."""
+        """Number of slots that are free."""
         return len(self._free)
 
     def want(self, keys: Iterable[bytes]) -> None:
-        """Notes that a sequence waits for these blocks."""
+        """Notes that one more sequence waits for these blocks."""
         self._wanted.update(keys)
 
     def release(self, keys: Iterable[bytes]) -> None:
-        """One waits no longer. What nobody waits for is dropped."""
+        """Notes that one fewer sequence waits for these blocks. Blocks for which no sequence waits are dropped."""
         for key in keys:
             self._wanted[key] -= 1
             if not self._wanted[key]:
@@ -66,7 +67,7 @@ class SwapSpace:
                     self._free.append(slot)
 
     def on_evict(self, key: bytes, block: int) -> None:
-        """The block with this key is about to be written over: it is copied out if it is wanted and there is room."""
+        """Copies a block that will be overwritten to the host, if it is wanted and a slot is free."""
         if key in self._wanted and key not in self._slot_of and self._free:
             slot = self._slot_of[key] = self._free.pop()
             self._moves.append(BlockCopy(block, slot, out=True))
@@ -76,7 +77,7 @@ class SwapSpace:
         return key in self._slot_of
 
     def restore(self, key: bytes, block: int) -> None:
-        """Copies the content with this key into a block; it stays here for others who wait."""
+        """Copies the content with this key into a block, and keeps it for other waiting sequences."""
         self._moves.append(BlockCopy(block, self._slot_of[key], out=False))
         self.restored += 1
 

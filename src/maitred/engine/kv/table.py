@@ -1,8 +1,8 @@
-"""One sequence's blocks, in order: token position ``p`` lives in ``blocks[p // block_tokens]``.
+"""Block table of a sequence: token position ``p`` is in ``blocks[p // block_tokens]``.
 
-Full blocks are immutable and may be shared; a sequence writes only behind its shared prefix, in blocks that it alone
-holds. So sharing needs neither copies nor copy-on-write: a sibling of an ``n > 1`` request reuses all full blocks of
-the prompt and recomputes at most one block's worth of tokens.
+Full blocks are immutable and may be shared. A sequence writes only behind its shared prefix, in blocks that no other
+sequence holds. So sharing works without copies and without copy-on-write. Each further choice of an ``n > 1`` request
+reuses all full blocks of the prompt and recomputes at most one block of tokens.
 """
 
 from bisect import bisect_left
@@ -13,12 +13,12 @@ from maitred.engine.kv.blocks import BlockPool
 
 
 class BlockTable:
-    """Holds blocks of a pool on behalf of one sequence.
+    """Block table that holds blocks of a pool for one sequence.
 
     Args:
-        pool: Where the blocks come from and go back to.
+        pool: Pool of the blocks.
         block_tokens: Tokens per block.
-        scope: Prefixes are shared only inside a scope.
+        scope: Scope inside which prefixes are shared.
     """
 
     __slots__ = ("_keys", "_pool", "_published", "_root", "_wanted", "block_tokens", "blocks", "capacity_tokens")
@@ -27,41 +27,41 @@ class BlockTable:
         self.block_tokens = block_tokens
         self.blocks: list[int] = []
         self.capacity_tokens = 0
-        """Tokens that fit in the blocks held."""
+        """Number of tokens that fit into the held blocks."""
         self._pool = pool
         self._root = root_key(scope)
         self._keys: list[bytes] = []
-        """Keys of the full blocks of the sequence's tokens, computed once; they outlive a release."""
+        """Keys of the sequence's full blocks, which are computed once and kept after a release."""
         self._published = 0
-        """Leading blocks that are already findable."""
+        """Number of leading blocks that are already published."""
         self._wanted = 0
-        """Leading blocks that the sequence waits to get back; see `SwapSpace`."""
+        """Number of leading blocks for which the sequence waits in the `SwapSpace`."""
 
     @property
     def shared_blocks(self) -> int:
-        """Blocks that others hold too, and so would not be free after a release; at least nearly exact.
+        """Approximate number of blocks that other sequences also hold, so that a release would not free them.
 
-        Sharing goes by prefix: the leading blocks are the shared ones.
+        Only prefixes are shared, so the shared blocks are the leading ones.
         """
         reference_count = self._pool.reference_count
         return bisect_left(self.blocks, True, key=lambda block: reference_count(block) == 1)
 
     def cached_tokens(self, tokens: Sequence[int]) -> int:
-        """How many leading tokens `open` would find in the cache now."""
+        """Returns how many leading tokens `open` would find in the prefix cache now."""
         return len(self._cached_prefix(tokens)) * self.block_tokens
 
     def open(self, tokens: Sequence[int], *, capacity_tokens: int = 0, reserved: int = 0) -> int | None:
         """Takes blocks for all of `tokens`, reusing the longest cached prefix.
 
-        At least one token is left to compute, since its logits are wanted.
+        At least one token remains to be computed, because its logits are needed.
 
         Args:
-            tokens: All that the sequence knows so far.
-            capacity_tokens: Take blocks for so many, if that is more.
+            tokens: All known tokens of the sequence.
+            capacity_tokens: Tokens to take blocks for, if this is more than `tokens`.
             reserved: Blocks that must stay idle for others.
 
         Returns:
-            How many leading tokens need not be computed; None, holding nothing, when the pool has too few blocks.
+            Number of leading tokens with cached KV; None, without any blocks held, if the pool has too few blocks.
         """
         assert not self.blocks
         found = self._cached_prefix(tokens)
@@ -78,7 +78,7 @@ class BlockTable:
         return len(found) * self.block_tokens
 
     def grow(self, tokens: int) -> bool:
-        """Makes room for `tokens` in all; False, changing nothing, when the pool has too few blocks."""
+        """Extends the table to `tokens` in total; returns False without changes if blocks are missing."""
         missing = self.blocks_for(tokens) - len(self.blocks)
         if missing <= 0:
             return True
@@ -90,7 +90,7 @@ class BlockTable:
         return True
 
     def publish(self, tokens: Sequence[int], written: int) -> None:
-        """Makes the blocks findable that the first `written` tokens fill."""
+        """Publishes the blocks that the first `written` tokens fill."""
         full = written // self.block_tokens
         if full > self._published:
             self._extend_keys(tokens, full)
@@ -99,26 +99,26 @@ class BlockTable:
             self._published = full
 
     def keys(self, tokens: Sequence[int], count: int) -> list[bytes]:
-        """The keys of the first `count` blocks, which `tokens` fill."""
+        """Returns the keys of the first `count` blocks, which `tokens` fill."""
         self._extend_keys(tokens, count)
         return self._keys[:count]
 
     def await_return(self) -> None:
-        """Before a release: what is findable now is wanted again, so it is kept in the host's memory if need be."""
+        """Marks the published blocks as wanted before a release, so that they are swapped if necessary."""
         if self._pool.swap is not None:
             self._wanted = self._published
             self._pool.swap.want(self._keys[: self._wanted])
 
     def await_no_more(self) -> None:
-        """Stops waiting for swapped blocks: the sequence has them again, or needs them no more."""
+        """Stops waiting for swapped blocks: the sequence has them again, or no longer needs them."""
         if self._pool.swap is not None and self._wanted:
             self._pool.swap.release(self._keys[: self._wanted])
             self._wanted = 0
 
     def find_blocks(self, tokens: Sequence[int], count: int) -> list[int]:
-        """The blocks that whoever comes with the first `count` blocks of these tokens would find, up to the first gap.
+        """Returns the cached blocks of the first `count` blocks of these tokens, up to the first miss.
 
-        They need not be those of this sequence: the first block with a key keeps it.
+        They may belong to other sequences, because the first block with a key keeps it.
         """
         found: list[int] = []
         for key in self.keys(tokens, count):
@@ -129,14 +129,14 @@ class BlockTable:
         return found
 
     def release(self) -> None:
-        """Gives every block back. The content stays findable until it is evicted."""
+        """Frees all blocks of the table. The content stays findable until it is evicted."""
         self._pool.free(self.blocks)
         self.blocks = []
         self.capacity_tokens = 0
         self._published = 0
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that so many tokens fill."""
+        """Returns the number of blocks that this number of tokens needs."""
         return -(-tokens // self.block_tokens)
 
     def _extend_keys(self, tokens: Sequence[int], count: int) -> None:
@@ -146,7 +146,7 @@ class BlockTable:
             self._keys.append(block_key(parent, tokens[start : start + self.block_tokens]))
 
     def _restore(self, found: list[int | None], fresh: list[int]) -> list[int]:
-        """The sequence's blocks, where some of what was found has to be copied into fresh ones."""
+        """Returns the sequence's blocks, and copies swapped content into new ones."""
         assert self._pool.swap is not None
         left = iter(fresh)
         blocks = []
@@ -159,7 +159,7 @@ class BlockTable:
         return [*blocks, *left]
 
     def _cached_prefix(self, tokens: Sequence[int]) -> list[int | None]:
-        """The blocks of the longest prefix that need not be computed; None for those in the host's memory."""
+        """Returns the blocks of the longest cached prefix, with None for blocks in the swap space."""
         count = (len(tokens) - 1) // self.block_tokens
         self._extend_keys(tokens, count)
         found: list[int | None] = []

@@ -1,11 +1,11 @@
-"""The draw on an accelerator: the same integer arithmetic as `row_kernels`, as tensor operations over the batch.
+"""Sampling on an accelerator: the integer arithmetic of `row_kernels` as batched tensor operations.
 
-Rows fall into three groups that are treated apart, each with as few operations as its parameters allow: greedy, without
-filters, with filters. For filters the 1024 heaviest tokens are selected first; only rows whose nucleus is larger, known
-from the exact mass of these, are sorted whole.
+Rows are divided into three groups: greedy, without filters, and with filters. Each group uses as few operations as its
+parameters allow. For filters, the 1024 heaviest tokens are selected first. Their exact mass shows which rows have a
+larger nucleus, and only these rows are sorted completely.
 
-Each operation is its own kernel and rounds as IEEE 754 says, and sums are sums of integers, so neither the size of
-the batch nor the order in which the device adds can change a token.
+Each operation is a separate kernel with IEEE 754 rounding, and all sums are integer sums. So the batch size and the
+order of additions on the device cannot change a token.
 """
 
 import numpy as np
@@ -29,11 +29,11 @@ _HEAD_TOKENS = 1024
 
 
 class DeviceRows:
-    """The rows of a batch by what they ask for, with their parameters on the device.
+    """Rows of a batch grouped by sampling method, with their parameters on the device.
 
     Args:
         parameters: One entry per row.
-        device: Where the logits are.
+        device: Device of the logits.
     """
 
     def __init__(self, parameters: DrawParameters, device: torch.device) -> None:
@@ -69,7 +69,7 @@ class DeviceRows:
         return chosen
 
     def _filter(self, weights: Tensor) -> Tensor:
-        """The weights with those that the filters drop set to 0."""
+        """Returns the weights, with 0 for tokens that the filters drop."""
         vocabulary = weights.shape[1]
         head = min(vocabulary, max(_HEAD_TOKENS, self._most_top_k))
         ranks = (weights << INDEX_BITS) | (INDEX_MASK - torch.arange(vocabulary, device=self._device))
@@ -89,7 +89,7 @@ class DeviceRows:
 
 
 def weigh(logits: Tensor, tops: Tensor, scales: Tensor) -> Tensor:
-    """`fixed_point.weight` of every logit; `tops` is [rows, 1], `scales` [rows]."""
+    """Computes `fixed_point.weight` of every logit; `tops` is [rows, 1], `scales` [rows]."""
     exponent = logits.sub(tops).mul_(scales[:, None]).clamp_min_(LOWEST)
     shift = (0.5 - exponent).to(torch.int64)
     f = exponent.add_(shift)
@@ -101,12 +101,12 @@ def weigh(logits: Tensor, tops: Tensor, scales: Tensor) -> Tensor:
 
 
 def share_of(totals: Tensor, shares: Tensor) -> Tensor:
-    """`fixed_point.share_of`, row by row."""
+    """Computes `fixed_point.share_of` row by row."""
     return ((totals >> 31) * shares + ((totals & 0x7FFFFFFF) * shares >> 31)) >> 1
 
 
 def _cutoffs(ranks: Tensor, totals: Tensor, top_ks: Tensor, top_ps: Tensor, head: int) -> tuple[Tensor, Tensor]:
-    """The least rank that top_k and top_p keep in each row, and whether the heaviest `head` tokens sufficed to tell."""
+    """Returns each row's lowest rank kept by top_k and top_p, and whether `head` tokens sufficed."""
     vocabulary = ranks.shape[1]
     leaders = ranks.topk(head, dim=-1).values
     masses = leaders >> INDEX_BITS

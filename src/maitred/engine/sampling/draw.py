@@ -1,4 +1,4 @@
-"""The parameters of the draw for the rows of a batch, in the units that the kernels compute with."""
+"""Sampling parameters of the rows of a batch, in the units of the kernels."""
 
 import math
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from maitred.core.request import SamplingParams
 from maitred.engine.sampling.fixed_point import LOG2_E, ONE, SHARE_ONE
 
 LEAST_TEMPERATURE = 1e-5
-"""Below it a row is greedy: the second-best token's chance is nil, and the division would only lose precision."""
+"""Temperature below which a row is greedy: other tokens have no chance, and precision would be lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawParameters:
-    """One entry per row in each array.
+    """Sampling parameters as arrays with one entry per row.
 
     Attributes:
         scales: log2(e) / temperature; 0 means greedy.
         top_ks: Tokens to keep; 0 keeps all.
         top_ps: Share of the mass to keep, in units of 2^-32.
-        min_weights: Least weight to keep.
+        min_weights: Minimum weight to keep.
         seeds: Keys of the random bits.
-        choices: Which of its request's choices a row is.
+        choices: Index of each row's choice in its request.
     """
 
     scales: NDArray[np.float32]

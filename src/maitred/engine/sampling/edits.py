@@ -1,8 +1,8 @@
-"""Changes to single logits before the draw: penalties, bias, and tokens that may not come yet.
+"""Edits of single logits before sampling: penalties, bias, and end tokens before `min_tokens`.
 
-A penalty concerns the tokens that a row has seen, hundreds out of a vocabulary of 150,000. So each row that has any
-edit keeps a table of just these tokens, extended by one entry per new token, and an edit touches as many logits as the
-table has entries. Rows without edits have no table and cost nothing.
+A penalty changes only tokens that the row has seen: hundreds in a vocabulary of 150,000. So each row with edits keeps a
+table of these tokens, with one more entry per new token. An edit changes as many logits as the table has entries. Rows
+without edits have no table and cost nothing.
 
 For a token with logit x, seen in prompt or output, and c times in the output::
 
@@ -27,14 +27,14 @@ E = TypeVar("E", bound=np.generic)
 
 
 class RowEdits:
-    """The tokens of one row whose logits change, and what is known of each.
+    """Table of one row's tokens whose logits change, with the data of each token.
 
     Args:
-        params: How the row's request is sampled.
-        prompt: Its prompt.
-        output: What it has generated before (after a preemption, say).
-        ending: The tokens that would end the answer.
-        vocab_size: Token ids from here on have no logit; they are left out.
+        params: Sampling parameters of the row's request.
+        prompt: Prompt tokens of the request.
+        output: Output tokens so far, for example after a preemption.
+        ending: Tokens that would end the answer.
+        vocab_size: Size of the vocabulary; larger token ids have no logit and are ignored.
     """
 
     __slots__ = ("_bias", "_counts", "_ending", "_in_prompt", "_size", "_slot_of", "_tokens", "_vocab_size", "params")
@@ -58,7 +58,7 @@ class RowEdits:
         self._ending = np.array(sorted(t for t in ending if 0 <= t < vocab_size), np.int64)
         for token, bias in params.logit_bias.items():
             if 0 <= token < vocab_size:
-                slot = self._slot(token)  # before the array is named: making room replaces it
+                slot = self._slot(token)  # called first, because growing replaces the array
                 self._bias[slot] = bias
         if params.repetition_penalty != 1.0:
             for token in dict.fromkeys(prompt):
@@ -70,11 +70,11 @@ class RowEdits:
 
     @staticmethod
     def is_needed(params: SamplingParams) -> bool:
-        """Whether a row with these parameters has any edit."""
+        """Returns whether a row with these parameters has any edit."""
         return bool(params.logit_bias) or params.min_tokens > 0 or _penalises(params)
 
     def record(self, token: int) -> None:
-        """Takes note of a token that was chosen."""
+        """Records a token that was chosen."""
         self._count(token, 1)
 
     def apply(self, row: Tensor, position: int, supposed: Sequence[int] = ()) -> None:
@@ -82,8 +82,8 @@ class RowEdits:
 
         Args:
             row: The logits.
-            position: Of the output.
-            supposed: Tokens that count for this row as if they had been chosen, and are forgotten again.
+            position: Position in the output.
+            supposed: Draft tokens that count as chosen for this row only, and are not recorded.
         """
         for token in supposed:
             self._count(token, 1)
@@ -130,7 +130,7 @@ class RowEdits:
 
     def _count(self, token: int, times: int) -> None:
         if _penalises(self.params) and 0 <= token < self._vocab_size:
-            slot = self._slot(token)  # before the array is named: making room replaces it
+            slot = self._slot(token)  # called first, because growing replaces the array
             self._counts[slot] += times
 
     def _slot(self, token: int) -> int:

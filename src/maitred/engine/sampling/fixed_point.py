@@ -1,16 +1,16 @@
-"""Probabilities as integers, so that a sum is the same in whatever order it is taken.
+"""Probabilities as integers, so that sums do not depend on the order of addition.
 
-Floating-point sums depend on their order, and the order depends on batch size, thread count and device: with them a
-row could get another token because of its neighbours. Here a token's *weight* is its probability relative to the most
-probable token's, in units of 2^-40::
+Floating-point sums depend on their order, and the order depends on batch size, thread count and device. So a row's
+token could change because of the other rows. Here a token's *weight* is its probability relative to the most probable
+token's, in units of 2^-40::
 
     weight(x) = floor(2^40 · 2^((x - max) · log2(e) / temperature))
 
 and everything after that is integer arithmetic. Sums are exact, so the total of a row, the mass of a nucleus and the
-inverse of the cumulative distribution are the same whether computed in blocks, sorted, in parallel or on a GPU.
-The power of two is taken with a polynomial of single-precision multiplications and additions, each of which IEEE 754
-defines to the last bit, and not with a library's `exp`, which it does not. So the same logits give the same token on
-every device, which is what lets a stream continue on another replica.
+inverse of the cumulative distribution are the same whether computed in blocks, sorted, in parallel or on a GPU. The
+power of two is a polynomial of single-precision multiplications and additions, because IEEE 754 defines these to the
+last bit. A library's `exp` has no such guarantee. So the same logits give the same token on every device, and an answer
+can continue on another replica.
 
 The polynomial for 2^f on [-1/2, 1/2] is 1 + f·q(f), with q the interpolant of degree 4 of (2^f - 1)/f at Chebyshev
 nodes; rounding included, its relative error is below 3e-7, about two units of single precision. A token 2^40 times less
@@ -24,9 +24,9 @@ from maitred.engine.compiled import compiled
 
 FRACTION_BITS = 40
 ONE = 1 << FRACTION_BITS
-"""The weight of the most probable token."""
+"""Weight of the most probable token."""
 MANTISSA_BITS = 24
-"""Single precision holds no more, so the conversion of 2^f to an integer loses nothing and fits 32 bits."""
+"""Number of mantissa bits: single precision has no more, so 2^f converts exactly to 32 bits."""
 SHARE_BITS = 32
 SHARE_ONE = 1 << SHARE_BITS
 """Shares (random draws, top_p) are integers in [0, 2^32]."""
@@ -35,7 +35,7 @@ INDEX_MASK = (1 << INDEX_BITS) - 1
 """A rank packs (weight, token) in one integer: heavier first, then the lower token id."""
 LOG2_E = 1.4426950408889634
 LOWEST = -62.0
-"""Exponents below are as good as this one: the shift leaves no bit of the weight, and is still a legal shift."""
+"""Lowest exponent used: its shift is legal and leaves no bit of the weight, as for lower exponents."""
 POLYNOMIAL = (
     1.0,
     0.6931471805599482,
@@ -44,7 +44,7 @@ POLYNOMIAL = (
     0.009666368515384962,
     0.0013381302538816922,
 )
-"""2^f from the constant term up."""
+"""Coefficients of 2^f, from the constant term upwards."""
 
 _C0, _C1, _C2, _C3, _C4, _C5 = (np.float32(c) for c in POLYNOMIAL)
 _LOWEST = np.float32(LOWEST)

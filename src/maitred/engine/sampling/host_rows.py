@@ -1,4 +1,4 @@
-"""The draw on a CPU: rows shared out over threads, each row by `row_kernels`."""
+"""Sampling on a CPU: rows are distributed over threads, and `row_kernels` samples each row."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,16 +10,16 @@ from maitred.engine.sampling.draw import DrawParameters
 from maitred.engine.sampling.row_kernels import draw_rows
 
 _LOGITS_WORTH_A_THREAD = 1 << 19
-"""A fifth of a millisecond of work, several times what it takes to wake a thread."""
+"""Minimum work per thread: 0.2 ms, which is several times the cost of waking a thread."""
 
 
 class HostRows:
-    """The rows of a batch with their parameters.
+    """Rows of a batch with their sampling parameters.
 
     Args:
         parameters: One entry per row.
-        pool: Threads that help the caller's, if there are any.
-        helpers: How many of them to use.
+        pool: Thread pool that helps the calling thread.
+        helpers: Number of pool threads to use.
     """
 
     def __init__(self, parameters: DrawParameters, pool: ThreadPoolExecutor, helpers: int) -> None:

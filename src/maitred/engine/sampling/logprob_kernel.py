@@ -1,11 +1,11 @@
 """Log-probabilities of a row, found in one compiled pass on a CPU.
 
-The normaliser comes from the same exact sum of integer weights as the draw, so a log-probability is as independent of
-the batch as a token is. The most probable tokens are found by scanning the blocks whose largest logit can still
-enter the list; after the first few blocks that is next to none.
+The normaliser is the same exact sum of integer weights that sampling uses. So a log-probability does not depend on the
+batch, like a token. To find the most probable tokens, only blocks whose largest logit can still enter the list are
+scanned. After the first few blocks, almost none qualifies.
 """
 
-# Compiled, an `int` here is NumPy's int64, which mypy holds for something else.
+# In compiled code an `int` is NumPy's int64, which mypy treats as a different type.
 # mypy: disable-error-code="assignment, arg-type"
 
 import numpy as np
@@ -20,15 +20,15 @@ _SCALE = np.float32(LOG2_E)
 
 @compiled
 def observe_row(row: NDArray[np.float32], tokens: NDArray[np.int64], values: NDArray[np.float64]) -> float:
-    """The logarithm of the sum of the exponentials of a row's logits.
+    """Computes the logarithm of the sum of the exponentials of a row's logits.
 
     Args:
         row: The logits.
-        tokens: Receives as many of the most probable tokens as it has room for; the lower id first among equals.
+        tokens: Receives the most probable tokens, up to its size; among equal logits the lower id is first.
         values: Receives their logits.
 
     Returns:
-        What to subtract from a logit to get its log-probability; NaN if the row holds a NaN or +inf.
+        Value to subtract from a logit to get its log-probability; NaN if the row contains a NaN or +inf.
     """
     blocks = (row.size + BLOCK_TOKENS - 1) // BLOCK_TOKENS
     patterns = np.empty(blocks, np.int32)

@@ -10,17 +10,17 @@ from maitred.core.request import TokenLogprobs
 from maitred.engine.sampling.logprob_kernel import observe_row
 
 Read = Callable[[Sequence[int]], list[TokenLogprobs]]
-"""From the tokens that the rows were dealt to their log-probabilities."""
+"""Function from the rows' chosen tokens to their log-probabilities."""
 
 
 class LogprobRows:
-    """The rows of a batch that ask for log-probabilities.
+    """Rows of a batch that request log-probabilities.
 
     Args:
-        rows: Their places in the batch.
-        tops: How many of the most probable tokens each wants, besides the chosen one.
-        edited: Which places of the batch will be edited between `observe` and the reading.
-        device: Where the logits are.
+        rows: Indices of these rows in the batch.
+        tops: Number of most probable tokens that each row requests, in addition to the chosen token.
+        edited: Indices of batch rows whose logits are edited between `observe` and the call of its result.
+        device: Device of the logits.
     """
 
     def __init__(self, rows: Sequence[int], tops: Sequence[int], edited: set[int], device: torch.device) -> None:
@@ -30,7 +30,7 @@ class LogprobRows:
         self._index = torch.tensor(rows, dtype=torch.int64, device=device)
 
     def observe(self, logits: Tensor) -> Read:
-        """Looks at the logits before they are edited."""
+        """Reads the logits before they are edited."""
         if logits.device.type == "cpu":
             return self._observe_on_host(logits)
         return self._observe_on_device(logits)

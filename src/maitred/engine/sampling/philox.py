@@ -1,8 +1,8 @@
-"""Random bits that are a function, not a state: the same request draws the same numbers wherever it runs.
+"""Counter-based random bits: a request draws the same numbers on any replica.
 
-A generator with a state would tie a token to everything drawn before it: to the other rows of the batch, to a
-preemption, to a move to another replica. A counter-based generator instead scrambles a counter under a key, so the
-bits for one token follow from (seed, choice, position) alone and need no history.
+With a stateful generator, a token would depend on all earlier draws: on other rows of the batch, on preemptions and on
+moves to another replica. A counter-based generator mixes a counter with a key, so the bits of a token depend only on
+(seed, choice, position) and need no history.
 
 The generator is Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC'11),
 checked against the paper's known answers. The key is the seed's two halves; the counter is (position, choice, 0, 0),
@@ -25,7 +25,7 @@ _ROUNDS = 10
 
 @compiled
 def philox_block(counter: NDArray[np.uint64], key: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
-    """Four random 32-bit words for a counter of four and a key of two, each word held in a uint64."""
+    """Computes four random 32-bit words from a counter of four and a key of two words, each in a uint64."""
     c0, c1, c2, c3 = counter[0], counter[1], counter[2], counter[3]
     k0, k1 = key[0], key[1]
     for _ in range(_ROUNDS):
@@ -44,12 +44,12 @@ def philox_block(counter: NDArray[np.uint64], key: NDArray[np.uint64], out: NDAr
 def random_bits(
     seeds: NDArray[np.uint64], choices: NDArray[np.int64], positions: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """32 uniform random bits per row, as integers in [0, 2^32).
+    """Computes 32 uniform random bits per row, as integers in [0, 2^32).
 
     Args:
-        seeds: Of each row's request.
-        choices: Which of the request's choices the row is.
-        positions: Output tokens before this one.
+        seeds: Seed of each row's request.
+        choices: Index of each row's choice in its request.
+        positions: Number of output tokens before the token to sample.
     """
     bits = np.empty(seeds.size, np.int64)
     counter = np.zeros(4, np.uint64)

@@ -1,18 +1,18 @@
-"""The draw on a CPU: one compiled pass over each row in place of a dozen tensor operations over the batch.
+"""Sampling on a CPU: one compiled pass over each row instead of a dozen batched tensor operations.
 
-A row is read in blocks of 256 logits. The first pass finds each block's largest logit; a block whose largest weighs
-nothing is never looked at again. What follows depends on the row's own parameters only:
+A row is read in blocks of 256 logits. The first pass finds each block's largest logit. A block whose largest logit has
+weight 0 is then skipped. What follows depends on the row's own parameters only:
 
-* greedy: the first block that holds the maximum is searched for it;
-* no filter: block totals lead to the block that holds the drawn share, and only that block is added up token by token;
+* greedy: the first block that contains the maximum is searched for its token;
+* no filter: the block totals identify the block with the drawn share, and only this block is summed token by token;
 * filters: tokens are gathered from the heaviest down, in bands, until top_k and top_p are covered. For a peaked row
   this gathers a handful of tokens out of 150,000; for a flat row it ends with all of them, so the result is exact
-  either way. Nothing is sorted: the last token to keep is found by selection.
+  either way. The last token to keep is found by selection, without sorting.
 
-The weights are integers (see `fixed_point`), hence the result equals that of `device_rows` bit for bit.
+The weights are integers (see `fixed_point`), so the result is identical to that of `device_rows`.
 """
 
-# Compiled, an `int` here is NumPy's int64, which mypy holds for something else.
+# In compiled code an `int` is NumPy's int64, which mypy treats as a different type.
 # mypy: disable-error-code="assignment, arg-type, return-value, no-any-return"
 
 import numpy as np
@@ -22,10 +22,10 @@ from maitred.engine.compiled import compiled
 from maitred.engine.sampling.fixed_point import FRACTION_BITS, INDEX_BITS, INDEX_MASK, ONE, SHARE_ONE, share_of, weight
 
 NOT_A_NUMBER = -1
-"""In place of a token: the row holds a NaN or +inf."""
+"""Value in place of a token for a row that contains a NaN or +inf."""
 BLOCK_TOKENS = 256
 _BANDS = (6, 10, 14, 20, 26, 32, FRACTION_BITS)
-"""Weights down to 2^-band of the largest are gathered, one band after the other."""
+"""Limits of the bands in bits: weights down to 2^-band of the largest are gathered band by band."""
 _SIGN = np.int32(31)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _PLUS_INFINITY = np.int32(0x7F800000)
@@ -49,9 +49,9 @@ def draw_rows(
         scales: log2(e) / temperature; 0 means greedy.
         top_ks: Tokens to keep; 0 keeps all.
         top_ps: Share of the mass to keep, in units of 2^-32.
-        min_weights: Least weight to keep.
+        min_weights: Minimum weight to keep.
         bits: 32 random bits per row.
-        tokens: Receives the choices; `NOT_A_NUMBER` where a row has none.
+        tokens: Receives the chosen tokens; `NOT_A_NUMBER` for rows without one.
     """
     vocabulary = logits.shape[1]
     blocks = (vocabulary + BLOCK_TOKENS - 1) // BLOCK_TOKENS
@@ -84,16 +84,16 @@ def draw_rows(
 
 @compiled
 def _order_bits(pattern: np.int32) -> np.int32:
-    """The bits of a float as an integer that compares as the float does, and back."""
+    """Converts the bits of a float to an integer with the same order, or back."""
     return np.int32(pattern ^ np.int32(np.int32(pattern >> _SIGN) & _MAGNITUDE))
 
 
 @compiled
 def find_block_tops(patterns: NDArray[np.int32], tops: NDArray[np.int32]) -> bool:
-    """Writes the bit pattern of each block's largest logit; False if there is a NaN or +inf.
+    """Writes the bit pattern of each block's largest logit; returns False if there is a NaN or +inf.
 
-    Works on integers that are ordered as the floats are: a maximum of integers is compiled to vector instructions,
-    while one of floats is not, because of NaN. A NaN is beyond one of the infinities in that order.
+    The function uses integers with the order of the floats. The compiler vectorises a maximum of integers, but NaN
+    prevents this for floats. In this order, a NaN is beyond one of the infinities.
     """
     least = _MAGNITUDE
     most = _MINUS_INFINITY
@@ -114,7 +114,7 @@ def find_block_tops(patterns: NDArray[np.int32], tops: NDArray[np.int32]) -> boo
 
 @compiled
 def _first_of(row: NDArray[np.float32], tops: NDArray[np.float32], top: np.float32) -> int:
-    """The lowest token id whose logit is `top`."""
+    """Finds the lowest token id whose logit is `top`."""
     for block in range(tops.size):
         if tops[block] == top:
             start = block * BLOCK_TOKENS
@@ -128,7 +128,7 @@ def _first_of(row: NDArray[np.float32], tops: NDArray[np.float32], top: np.float
 def weigh_blocks(
     row: NDArray[np.float32], tops: NDArray[np.float32], top: np.float32, scale: np.float32, masses: NDArray[np.int64]
 ) -> int:
-    """Writes the weight of each block; returns that of the row."""
+    """Writes the weight of each block; returns the weight of the row."""
     total = 0
     for block in range(tops.size):
         mass = 0
@@ -146,7 +146,7 @@ def weigh_blocks(
 def _pick_in_blocks(
     row: NDArray[np.float32], top: np.float32, scale: np.float32, masses: NDArray[np.int64], target: int
 ) -> int:
-    """The first token at which the running total, in order of token id, exceeds the target."""
+    """Finds the first token, by token id, at which the running total exceeds the target."""
     running = 0
     block = 0
     while running + masses[block] <= target:
@@ -190,7 +190,7 @@ def _pick_filtered(
     if top_k > 0:
         least = _cutoff(gathered.copy(), top_k, False)
         cutoff = max(cutoff, least)
-        total = 0  # top_p is a share of what top_k leaves, whatever min_p drops afterwards
+        total = 0  # top_p is a share of the mass that top_k leaves, before min_p
         for i in range(count):
             total += gathered[i] >> INDEX_BITS if gathered[i] >= least else 0
     if nucleus:
@@ -217,16 +217,17 @@ def _gather(
     lower: int,
     ranks: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Writes the ranks of the tokens that weigh at least `lower`, by token id; returns how many and their mass."""
+    """Writes the ranks of tokens with weight >= `lower`, by token id; returns their number and mass."""
     count = 0
     mass = 0
-    # A comparison spares most tokens the power of two. One binary digit of slack covers its rounding.
+    # A comparison of logits avoids computing the power of two for most tokens. A margin of one binary digit covers its
+    # rounding.
     least = np.float32(top - (FRACTION_BITS + 1 - np.log2(lower)) / scale)
     for block in range(tops.size):
         if tops[block] >= least:
             start = block * BLOCK_TOKENS
             for token in range(start, min(start + BLOCK_TOKENS, row.size)):
-                ranks[count] = token  # kept only if the count goes on; a branch would often be guessed wrong
+                ranks[count] = token  # kept only if the count is incremented; a branch would often be mispredicted
                 count += row[token] >= least
     candidates = count
     for i in range(candidates):
@@ -244,15 +245,15 @@ def _gather(
 
 @compiled
 def _cutoff(ranks: NDArray[np.int64], goal: int, by_mass: bool) -> int:
-    """The rank at which tokens, the highest rank first, reach a number or a mass; the lowest if they never do.
+    """Finds the rank at which tokens, highest first, reach a number or a mass; else the lowest rank.
 
-    Quickselect (Hoare 1961) that adds up what it passes over: linear on average where sorting is not. Ranks are
-    distinct. Reorders its argument.
+    This is quickselect (Hoare 1961) with sums of the skipped parts: it is linear on average, in contrast to sorting.
+    Ranks are distinct. The function reorders its argument.
     """
     low = 0
     high = ranks.size - 1
     while low < high:
-        # The median of three is a fair guess; it moves to the end, out of the way of the partition.
+        # The median of three is the pivot; it is moved to the end, outside the partition.
         middle = (low + high) >> 1
         first, second, third = ranks[low], ranks[middle], ranks[high]
         pivot = max(min(first, second), min(max(first, second), third))
@@ -263,7 +264,8 @@ def _cutoff(ranks: NDArray[np.int64], goal: int, by_mass: bool) -> int:
         passed = 0
         for i in range(low, high):
             rank = ranks[i]
-            # No branch: swapping always and advancing the border sometimes costs less than guessing wrong.
+            # The code swaps always and advances the border conditionally, because this costs less than mispredicted
+            # branches.
             ranks[i] = ranks[border]
             ranks[border] = rank
             above = rank > pivot
@@ -277,6 +279,6 @@ def _cutoff(ranks: NDArray[np.int64], goal: int, by_mass: bool) -> int:
         else:
             goal -= passed + own
             low = border
-            # The pivot stays at the end, where it must not be met again.
+            # The pivot stays at the end and is excluded from the next partition.
             high -= 1
     return ranks[low]

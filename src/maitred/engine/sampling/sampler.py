@@ -1,8 +1,8 @@
-"""Chooses the next token of every sequence in a step.
+"""Sampler: chooses the next token of every sequence in a step.
 
-What is chosen for a row depends on its logits, its parameters and (seed, choice, position), and on nothing else: not
-on the other rows, on the row's place in the batch, on a preemption before, or on which replica it runs. `fixed_point`
-says how sums are kept from depending on their order, `philox` how random bits do without a history.
+A row's token depends only on its logits, its parameters and (seed, choice, position). The other rows, the row's index
+in the batch, earlier preemptions and the replica have no influence. `fixed_point` makes sums independent of their
+order, and `philox` makes random bits independent of history.
 
 Order of the stages::
 
@@ -19,8 +19,8 @@ top_k breaks ties in favour of the lower id and keeps exactly k. top_p keeps the
 that reaches its share of what top_k left. min_p is relative to the most probable token. The best token survives every
 filter.
 
-Parameters are turned into arrays once for a set of rows and reused while the same rows come in the same order, so a
-step of a stable batch does no work per row in Python unless the row has edits or wants log-probabilities.
+Parameters are converted to arrays once for a set of rows, and reused while the same rows come in the same order. So in
+a stable batch only rows with edits or log-probabilities need work in Python.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,12 +60,12 @@ class SampleResult:
 
 
 class Sampler:
-    """Holds what sampling must know of each sequence, and samples.
+    """Sampler with the sampling state of each sequence.
 
     Args:
-        vocab_size: Columns of the logits.
-        device: Where the logits are.
-        accelerated: Draws in tensor operations, as on any device but a CPU.
+        vocab_size: Number of columns of the logits.
+        device: Device of the logits.
+        accelerated: Whether to sample with tensor operations, as on every device other than a CPU.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, *, accelerated: bool = False) -> None:
@@ -92,15 +92,15 @@ class Sampler:
         output: Sequence[int] = (),
         eos_token_ids: Iterable[int] = (),
     ) -> None:
-        """Takes a sequence in, when it starts or resumes; one with the same key is replaced.
+        """Adds a sequence when it starts or resumes; a sequence with the same key is replaced.
 
         Args:
-            key: How `sample` and `remove` will call it.
-            params: How its request is sampled.
-            choice_index: Which of the request's choices it is.
-            prompt: The prompt's tokens.
-            output: What it has generated so far.
-            eos_token_ids: The tokens with which the model ends its turn.
+            key: Key of the sequence in calls of `sample` and `remove`.
+            params: Sampling parameters of its request.
+            choice_index: Index of its choice in the request.
+            prompt: Tokens of the prompt.
+            output: Output tokens so far.
+            eos_token_ids: End-of-sequence tokens of the model.
         """
         self.remove(key)
         edits = None
@@ -115,17 +115,17 @@ class Sampler:
             self._layout = None
 
     def extend(self, key: int, tokens: Iterable[int]) -> None:
-        """Remembers tokens that the sequence got, for its penalties."""
+        """Records new tokens of a sequence for its penalties."""
         edits = self._rows[key].edits
         if edits is not None:
             for token in tokens:
                 edits.record(token)
 
     def greedy(self, keys: Sequence[int]) -> bool:
-        """Whether nothing counts in the rows of these sequences but each one's largest logit, as the model gives it."""
+        """Returns whether all these sequences are sampled greedily from unedited logits."""
         return self._layout_of(list(keys)).greedy
 
-    @torch.inference_mode()  # where the logits were made, and only there may they be edited
+    @torch.inference_mode()  # the logits were made in inference mode, so they can be edited only in it
     def sample(
         self,
         logits: Tensor,
@@ -136,15 +136,15 @@ class Sampler:
         *,
         scored: bool = True,
     ) -> SampleResult:
-        """Chooses one token per row. Which of them count is told by `extend`.
+        """Chooses one token per row. A later call of `extend` records the tokens that are accepted.
 
         Args:
             logits: [rows, vocabulary]. Consumed: rows with penalties, bias or `min_tokens` are edited in place.
-            keys: The sequences that the rows belong to; any of those added, in any order.
-            positions: Output tokens that each has so far, supposed ones included.
-            masks: Which tokens may come, in the rows that may not have any; None: all may.
-            supposed: By row: the tokens that it takes for granted behind those that its sequence has.
-            scored: Whether rows that ask for log-probabilities get them.
+            keys: Key of each row's sequence; any added sequences, in any order.
+            positions: Number of output tokens of each row so far, draft tokens included.
+            masks: Allowed tokens of the constrained rows; None: all tokens are allowed.
+            supposed: Row -> draft tokens that the row assumes behind its sequence's tokens.
+            scored: Whether to compute the log-probabilities that rows request.
 
         Raises:
             Bug: A row holds a NaN or +inf, the shapes disagree, or a key is unknown.
@@ -181,7 +181,7 @@ class Sampler:
         return HostRows(parameters, self._pool, self._helpers)
 
     def _warm_up(self) -> None:
-        """Compiles or loads every kernel now rather than under the first request."""
+        """Compiles or loads every kernel now, so that the first request does not wait for it."""
         params = SamplingParams(max_tokens=1, seed=0, top_p=0.5, repetition_penalty=2.0, top_logprobs=1)
         self.add(0, params, 0, prompt=[0])
         self.sample(torch.zeros((1, self._vocab_size), device=self._device), [0], [0])
@@ -206,7 +206,7 @@ class _Row:
 
 
 class _Layout:
-    """Everything about a set of rows, in a given order, that stays the same from step to step."""
+    """Data of an ordered set of rows that does not change between steps."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class _Layout:
         self._no_bits = np.zeros(len(rows), np.int64)
 
     def draw(self, logits: Tensor, positions: Sequence[int], supposed: Mapping[int, Sequence[int]]) -> list[int]:
-        """Edits the logits and chooses one token per row."""
+        """Edits the logits, then chooses one token per row."""
         for i, edits in self.edits:
             edits.apply(logits[i], positions[i], supposed.get(i, ()))
         p = self._parameters

@@ -1,1 +1,1 @@
-"""Which tokens the next step computes: a pure function of the sequences, the blocks and the tokens that came back."""
+"""Scheduler: chooses the tokens of each step from the sequences, the KV blocks and sampled tokens."""

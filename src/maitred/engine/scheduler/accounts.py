@@ -1,9 +1,8 @@
-"""Charges of the running sequences: real tokens, as they are computed, and none of them twice.
+"""Service charges of the running sequences: each token is charged once, when it is computed.
 
-A token of a prompt is charged when it is computed for the first time, or found in the cache instead; a token of the
-answer when it is sampled. Nothing is charged ahead, so a sequence that is aborted has nothing to get back; and what is
-computed again after a preemption was charged before. So the charges of a sequence are, whatever happened to it, the
-service of the tokens that are billed for it.
+A prompt token is charged when it is first computed or found in the prefix cache. An output token is charged when it is
+sampled. There are no charges in advance, so an aborted sequence needs no refund. Tokens that are recomputed after a
+preemption are not charged again. So the charges of a sequence always equal the service of its billed tokens.
 """
 
 from collections.abc import Iterable
@@ -15,14 +14,14 @@ from maitred.fairness.fair_queue import FairQueue
 
 
 class FlowCharges:
-    """Charges flows for what their sequences get.
+    """Accounts that charge flows for the tokens of their sequences.
 
-    Sequences that decode get a token in every step, as a rule. The line is told when that begins and when it ends, and
+    A decoding sequence usually gets one token in every step. The line is told when that begins and when it ends, and
     charges for all of them in one go: at a hundred running sequences the walks through the tree of tenants would be a
     good part of the scheduler's time.
 
     Args:
-        fair_queue: What keeps the counters.
+        fair_queue: Queue that keeps the service counters.
         weights: Service per token.
     """
 
@@ -32,7 +31,7 @@ class FlowCharges:
         self._accounts: dict[Flow, FlowCharge] = {}
 
     def open(self, flow: Flow) -> FlowCharge:
-        """The account of a flow, for one more sequence."""
+        """Returns the account of a flow, and counts one more sequence on it."""
         account = self._accounts.get(flow)
         if account is None:
             account = self._accounts[flow] = FlowCharge(flow)
@@ -40,16 +39,16 @@ class FlowCharges:
         return account
 
     def close(self, account: FlowCharge) -> None:
-        """A sequence has ended."""
+        """Removes an ended sequence from its flow's account."""
         account.sequences -= 1
         if account.sequences == 0:
             del self._accounts[account.flow]
 
     def charge_prompt(self, sequence: Sequence, upto: int, *, cached: bool = False) -> int:
-        """Charges what of the prompt is had for the first time, up to a position.
+        """Charges the prompt tokens up to a position that were not charged before.
 
         Returns:
-            How many tokens that is.
+            Number of newly charged tokens.
         """
         limit = sequence.prompt_tokens
         before = sequence.once_computed
@@ -61,19 +60,19 @@ class FlowCharges:
         return tokens
 
     def begin_decoding(self, sequence: Sequence) -> None:
-        """From now on a sequence gets a token of its answer in every step."""
+        """Notes that a sequence decodes from now on, so it gets a token in every step."""
         self._line.stream(sequence.account.flow, self.weights.output)
 
     def end_decoding(self, sequence: Sequence) -> None:
-        """Notes that a sequence does not decode any more."""
+        """Notes that a sequence no longer decodes."""
         self._line.stream(sequence.account.flow, -self.weights.output)
 
     def charge_outputs(self, further: Iterable[tuple[Sequence, int]], left_out: list[Sequence]) -> None:
-        """Charges a token of the answer of each sequence that decodes, and others by the piece.
+        """Charges one output token for each decoding sequence, and further tokens individually.
 
         Args:
-            further: Tokens beyond that one, or of sequences that have not decoded before.
-            left_out: Decode, and got none in this step.
+            further: Tokens beyond the first of a sequence, and tokens of sequences that did not decode before.
+            left_out: Decoding sequences that got no token in this step.
         """
         for sequence in left_out:
             self.end_decoding(sequence)

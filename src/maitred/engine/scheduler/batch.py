@@ -1,4 +1,4 @@
-"""The sequences that hold blocks: those that decode, and those whose prompts are under way."""
+"""Running batch: the sequences that hold KV blocks, in prefill or in decode."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,18 +9,18 @@ from maitred.engine.scheduler.sequence import Sequence
 
 
 class RunningBatch:
-    """Running sequences by key.
+    """Running sequences of the engine, by key.
 
     Args:
-        itl_objective_s: Of those that do not bring one of their own.
+        itl_objective_s: Default inter-token latency objective of sequences without their own.
 
     Attributes:
-        decoding: Have nothing to compute but what their last step has added: one token, as a rule.
-        prefilling: Have more.
-        context_tokens: Of those that decode, as of the last plan.
-        promised_blocks: That the sequences are still expected to take. Who got further than was expected takes what it
-            needs, and promises nothing.
-        skipped: Prompts under way that the last plan had no tokens for.
+        decoding: Sequences in decode, which have to compute only the tokens of their last step (usually one).
+        prefilling: Sequences in prefill, which have more tokens to compute.
+        context_tokens: Context tokens of the decoding sequences in the last plan.
+        promised_blocks: Blocks that the sequences are expected to take in the future. A sequence beyond its expected
+            length counts 0.
+        skipped: Sequences in prefill that got no tokens in the last plan.
     """
 
     def __init__(self, itl_objective_s: float | None) -> None:
@@ -31,7 +31,7 @@ class RunningBatch:
         self.skipped: list[Sequence] = []
         self._default_s = itl_objective_s
         self._objectives: Counter[float] = Counter()
-        """Of those that decode."""
+        """Objective -> number of decoding sequences with it."""
         self._planned_s = 0.0
 
     def __len__(self) -> int:
@@ -42,16 +42,16 @@ class RunningBatch:
 
     @property
     def itl_objective_s(self) -> float | None:
-        """The tightest of those that decode; None: nobody minds."""
+        """Smallest objective of the decoding sequences in seconds; None: no sequence has one."""
         return min(self._objectives, default=None)
 
     @property
     def prompt_tokens_left(self) -> int:
-        """Prompt tokens still to be computed."""
+        """Number of prompt tokens that are still to be computed."""
         return sum(max(0, sequence.prompt_tokens - sequence.computed) for sequence in self.prefilling.values())
 
     def enter(self, sequence: Sequence) -> None:
-        """A sequence was admitted, with blocks for what it has."""
+        """Adds a sequence that was admitted with blocks for its tokens."""
         table = sequence.table
         expected = table.blocks_for(sequence.prompt_tokens + sequence.expected_output)
         self._promise(sequence, expected - len(table.blocks))
@@ -61,18 +61,18 @@ class RunningBatch:
             self.prefilling[sequence.key] = sequence
 
     def on_sample(self, sequence: Sequence) -> bool:
-        """A sequence got a token of its answer; if it did not decode before, it does from now on, which is told."""
+        """Notes an output token of a sequence; returns whether the sequence now begins to decode."""
         if self.prefilling.pop(sequence.key, None) is None:
             return False
         self._decode(sequence)
         return True
 
     def grew(self, sequence: Sequence, blocks: int) -> None:
-        """A sequence took so many blocks more."""
+        """Notes that a sequence took this number of further blocks."""
         self._promise(sequence, sequence.promised_blocks - blocks)
 
     def leave(self, sequence: Sequence) -> bool:
-        """Takes a sequence out; tells whether it decoded."""
+        """Removes a sequence and returns whether it was decoding."""
         self._promise(sequence, 0)
         if self.decoding.pop(sequence.key, None) is not None:
             objective_s = self._objective(sequence)
@@ -85,7 +85,7 @@ class RunningBatch:
         return False
 
     def count_skipped(self, now_s: float) -> None:
-        """The time since the last plan was lost for those whom it had skipped."""
+        """Adds the time since the last plan to the waiting times of the sequences that it skipped."""
         cause = WaitCause.PREFILL_BUDGET.value
         for sequence in self.skipped:
             if sequence.key in self.prefilling:

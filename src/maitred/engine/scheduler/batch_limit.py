@@ -1,21 +1,21 @@
-"""How many sequences may run together, so that the time between two tokens keeps its objective.
+"""Limit of the running sequences that keeps the inter-token latency within its objective.
 
-Every running sequence makes each step a little longer for all others. The limit follows what readers really see:
+Every running sequence makes each step a little longer for all others. The limit follows the inter-token gaps that
+clients measure:
 
 * When the 95th percentile of the gaps between tokens is above the objective in two windows in a row, the limit falls by
-  a step. Two, because now and then a window is bad by chance. When even the median is above it, chance is no excuse,
-  and the limit falls at once, in proportion.
-* When the percentile is well below, the batch is full and somebody waits, the limit rises by a step. Without that
-  evidence it stays where it is: a batch that is not full says nothing about a fuller one.
-* In between nothing happens.
+  a step. Two windows are needed, because a single window is sometimes bad by chance. When even the median is above the
+  objective, the limit falls at once, in proportion to the excess. When the percentile is well below the objective, the
+  batch is full and sequences wait, the limit rises by a step. Otherwise the limit stays unchanged, because a partly
+  empty batch says nothing about a fuller one. Between the two thresholds the limit stays unchanged.
 
-A gap counts without the prefill beside it, as far as the step-time model can tell the two apart. Prefill is cut to fit
-the objective anyway (`step_times`), so full gaps are always close to it, whatever the batch.
+A gap counts without the prefill time in its step, as far as the step-time model can separate them. Prefill is sized to
+fill the objective (`step_times`), so gaps with prefill are always close to it for any batch.
 
-The scheme is additive increase and multiplicative decrease, with one thing added against swinging: each rise that had
-to be taken back doubles the time until the next attempt. So around its best value the limit tries ever more rarely.
+The scheme is additive increase and multiplicative decrease, with backoff against oscillation: each rise that had to be
+reversed doubles the time until the next attempt. So near its best value the limit tries to rise less and less often.
 
-A fall ends nobody. Until as many have ended by themselves as are too many, no gap counts.
+A lower limit ends no running sequence. While more sequences run than the limit allows, no gap counts.
 """
 
 from collections.abc import Iterable
@@ -24,22 +24,25 @@ _WINDOW_STEPS = 64
 _SHARE = 0.95
 _HIGH = 0.95
 _LOW = 0.8
-"""Of the objective. Between them all is well; what is above `_LOW` leaves little time for prefill."""
+"""Upper and lower thresholds as shares of the objective. Values between them are acceptable; a value above `_LOW`
+leaves little time for prefill."""
 _OWN = 0.5
-"""A batch whose median is not even so much of the objective does not cause a bad tail, and fewer would not cure it."""
+"""If the median is below this share of the objective, the batch size is not the cause of a bad tail."""
 _STRONGEST = 0.5
 _PARTS = 8
-"""A step is one part in so many, at least one sequence."""
+"""Divisor of the running sequences that gives a step of the limit, at least one sequence."""
 _LONGEST_WAIT = 64
 
 
 class BatchLimit:
-    """Adapts the limit once per window of steps. O(1) per step but for sorting a window at its end.
+    """Limit of running sequences, adapted once per window of steps.
+
+    It costs O(1) per step, except that a window is sorted at its end.
 
     Args:
-        objective_s: For the time between two tokens; None: the limit is `most`.
-        least: The limit never falls below it; at least 1.
-        most: Nor rises above it; at least `least`. It starts here.
+        objective_s: Objective for the inter-token latency in seconds; None: the limit is `most`.
+        least: Minimum of the limit; at least 1.
+        most: Maximum and initial value of the limit; at least `least`.
     """
 
     def __init__(self, objective_s: float | None, *, least: int, most: int) -> None:
@@ -54,7 +57,7 @@ class BatchLimit:
         self._wanted = False
         self._suspicious = False
         self._rose = False
-        """Since it last fell."""
+        """Whether the limit has risen since its last fall."""
         self._fell_from = most
         self._patience = 1
         """Windows to wait after a fall..."""
@@ -62,18 +65,18 @@ class BatchLimit:
         """...and those that are left of them."""
 
     def record(self, seconds: float, decodes: int, *, prefill_s: float, running: int, waiting: int) -> None:
-        """A step was measured.
+        """Records a measured step.
 
         Args:
-            seconds: From one plan to the next: the gap that its decodes' readers see.
-            decodes: How many these are. A step without any is ignored.
-            prefill_s: What the prefill in it took, as predicted.
-            running: Sequences in the batch, those that the step has ended not included.
+            seconds: Time from one plan to the next: the inter-token gap of the decoding sequences.
+            decodes: Number of decoding sequences; a step without any is ignored.
+            prefill_s: Predicted seconds of the prefill in the step.
+            running: Sequences in the batch, without those that ended in the step.
             waiting: Sequences that would be admitted if the limit allowed it.
         """
         if self._objective_s is None or not decodes:
             return
-        if running > self.limit:  # the last fall has yet to show: it ends nobody
+        if running > self.limit:  # the last fall has no effect yet, because it ends no sequence
             self._gaps.clear()
             return
         self._gaps.append((max(0.0, seconds - prefill_s), decodes))
@@ -88,9 +91,9 @@ class BatchLimit:
             self._wanted = False
 
     def _adapt(self, median: float, tail: float) -> None:
-        """One window is over; its percentiles count in objectives."""
+        """Adapts the limit at the end of a window; the percentiles are multiples of the objective."""
         self._wait = max(0, self._wait - 1)
-        # From what really ran: a limit that nobody has reached did not cause this.
+        # The new limit starts from the real batch size, because a limit that was not reached is not the cause.
         running = min(self.limit, self._peak)
         step = max(1, running // _PARTS)
         bad = tail > _HIGH and median > _OWN
@@ -99,7 +102,7 @@ class BatchLimit:
         elif bad and self._suspicious:
             self._fall(running, running - step)
         elif tail < _LOW and self._wanted and not self._wait:
-            if self.limit > self._fell_from:  # to come back to where it fell is no proof yet
+            if self.limit > self._fell_from:  # a return to the value before the fall is no proof yet
                 self._patience = max(1, self._patience // 2)
             self.limit = min(self._most, self.limit + step)
             self._rose = True

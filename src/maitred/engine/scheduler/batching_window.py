@@ -1,13 +1,13 @@
-"""Whether to hold back what waits for a moment, so that more can join its first step.
+"""Batching window: holds waiting sequences back briefly, so that more can join the first step.
 
-It seldom pays. Who comes a moment later joins the running batch at its next step anyway; so while anything runs nobody
-is held back, and without being told to nobody ever is. What a window buys is a full first step instead of several
-nearly empty ones: less of the machine's time, and one long step less in the way of those who come right behind. That is
-worth the wait to requests for which moments do not matter, and if others are about to come. So a window holds only
+A window is seldom useful. A sequence that comes a moment later joins the running batch at its next step anyway. So no
+sequence is held back while any sequence runs, and by default there is no window. A window gives one full first step
+instead of several nearly empty ones. This saves machine time, and the next arrivals wait for one long step less. It is
+useful for requests without tight latency, and if other requests will arrive soon. So a window holds only
 
 * while nothing runs, and fewer sequences wait than make a batch,
-* until the most impatient of those that wait has waited as long as its class allows,
-* and as long as the next arrival is expected before that, going by the recent ones.
+* until the waiting sequence with the earliest limit has waited as long as its class allows,
+* and as long as the recent arrivals predict another arrival before that limit.
 """
 
 from collections.abc import Mapping
@@ -15,28 +15,28 @@ from collections.abc import Mapping
 from maitred.core.flow import PriorityClass
 
 _WEIGHT = 0.2
-"""Of the latest gap between two arrivals in their running mean."""
+"""Weight of the latest gap between two arrivals in the running mean."""
 
 
 class BatchingWindow:
-    """Decides when a batch may begin. O(1).
+    """Decision when a new batch may begin. O(1).
 
     Args:
         windows_s: How long a request of each class may be held back; 0 for those that are not named.
-        sequences: So many that wait make a batch.
+        sequences: Number of waiting sequences that form a batch at once.
     """
 
     def __init__(self, windows_s: Mapping[PriorityClass, float], sequences: int) -> None:
         self._windows_s = {name: window_s for name, window_s in windows_s.items() if window_s > 0}
         self._sequences = sequences
         self._closes_s: float | None = None
-        """When the most impatient of those that wait has to start; None: nobody is held back."""
+        """Time at which the first waiting sequence has to start; None: no sequence is held back."""
         self._arrived_s: float | None = None
         self._gap_s: float | None = None
-        """The running mean of the time between arrivals."""
+        """Running mean of the seconds between two arrivals."""
 
     def on_join(self, priority: PriorityClass, now_s: float) -> None:
-        """A new request waits."""
+        """Notes that a new request waits."""
         if not self._windows_s:
             return
         if self._arrived_s is not None:
@@ -47,9 +47,10 @@ class BatchingWindow:
         self._closes_s = closes_s if self._closes_s is None else min(closes_s, self._closes_s)
 
     def hold_s(self, now_s: float, *, running: int, waiting: int) -> float:
-        """Seconds for which nothing should be admitted yet; 0: begin.
+        """Returns the seconds for which no sequence should be admitted yet; 0: the batch may begin.
 
-        To be asked before every step with something waiting. Ask again after that time, or when another one has joined.
+        Call it before every step while any sequence waits. Call it again after that time, or when another sequence has
+        joined.
 
         Args:
             now_s: The time.
@@ -65,7 +66,10 @@ class BatchingWindow:
         return left_s
 
     def _expects_another(self) -> bool:
-        """Before the window closes. While nothing is known, yes: that is how it becomes known."""
+        """Returns whether another arrival is expected before the window closes.
+
+        The answer is true while no gap was measured, so that gaps are measured.
+        """
         if self._gap_s is None or self._arrived_s is None or self._closes_s is None:
             return True
         return self._arrived_s + self._gap_s <= self._closes_s

@@ -1,7 +1,7 @@
-"""The first pass of a plan: what is pending of every stream that has begun, and blocks for those that need some.
+"""First pass of a plan: decodes of the running sequences, and KV blocks for those that need them.
 
-As a rule that is one token. An answer that was extended by tokens which no step has computed has more of them; it gets
-all that the step has room for, and at least one.
+A decode usually has one token. An answer that was extended by tokens without computed KV has more pending tokens. It
+gets at least one of them, and as many as the step has room for.
 """
 
 from maitred.engine.scheduler.plan import Chunk, StepPlan
@@ -13,14 +13,14 @@ from maitred.engine.scheduler.victims import choose_victim
 def plan_decodes(
     state: SchedulerState, plan: StepPlan, now_s: float, *, rows: int, step_tokens: int, service_unit: float
 ) -> None:
-    """Plans a decode for each sequence that decodes, keeps its blocks and does not give way to a guest.
+    """Plans the decodes of all decoding sequences that keep their blocks and their rows in this step.
 
     Args:
-        state: Of the scheduler.
-        plan: Gets the decodes, and the sequences that are preempted for them.
+        state: State of the scheduler.
+        plan: Receives the decodes, and the sequences that are preempted for them.
         now_s: The time.
-        rows: Decodes in a step, if guests run.
-        step_tokens: Tokens in a step. One of them is left for each prompt under way.
+        rows: Maximum decodes in a step, if overcommitted sequences run.
+        step_tokens: Tokens in a step. One token is reserved for each sequence in prefill.
         service_unit: See `choose_victim`.
     """
     decoding = state.batch.decoding
@@ -28,7 +28,7 @@ def plan_decodes(
     chosen = [s for s in decoding.values() if s.key not in left_out] if left_out else list(decoding.values())
     eventful = [s for s in chosen if len(s.tokens) > s.plain_until]
     growing = [s for s in eventful if len(s.tokens) > s.table.capacity_tokens]
-    # Victims are found before anything is planned: what a plan publishes is certain to be computed.
+    # Victims are chosen before any decode is planned, because all blocks that a plan publishes must be computed.
     if growing:
         _preempt_for(state, plan, growing, now_s, service_unit)
         if plan.preempted:
@@ -44,11 +44,11 @@ def plan_decodes(
 
 
 def _shorten(chunks: list[Chunk], left: int) -> None:
-    """Leaves every chunk one token, and of the others no more than there is room for; the oldest sequences come first.
+    """Shortens chunks to the tokens left in the step, at least one each, the oldest sequences first.
 
     Args:
-        chunks: By the age of their sequences.
-        left: The room, beyond one token each.
+        chunks: Chunks in the order of their sequences' age, the oldest first.
+        left: Tokens that the step can compute beyond one for each chunk.
     """
     for chunk in chunks:
         more = min(chunk.length - 1, max(0, left))
@@ -57,7 +57,7 @@ def _shorten(chunks: list[Chunk], left: int) -> None:
 
 
 def _book(state: SchedulerState, chunk: Chunk) -> None:
-    """Books a decode that fills a block, or had to get one, or is of the prompt; and finds when the next such comes."""
+    """Charges a decode that fills or needs a block or is in the prompt, and finds the next such position."""
     sequence, end = chunk.sequence, chunk.start + chunk.length
     state.book(sequence, chunk.start, end)
     table = sequence.table
@@ -68,7 +68,7 @@ def _book(state: SchedulerState, chunk: Chunk) -> None:
 def _preempt_for(
     state: SchedulerState, plan: StepPlan, growing: list[Sequence], now_s: float, service_unit: float
 ) -> None:
-    """Gives every growing sequence its blocks, or preempts it; to the only one that runs, pins give way."""
+    """Gives every growing sequence its blocks or preempts it; pins are evicted for a last sequence."""
     pool, batch, residency = state.pool, state.batch, state.residency
     while sum([_missing(sequence) for sequence in growing]) > pool.idle:
         if len(batch) == 1 and state.pins.evict():
@@ -87,7 +87,7 @@ def _preempt_for(
         while lacks := residency.available_blocks(flow, pool.idle) < _missing(sequence):
             if len(batch) > 1 or not state.pins.evict(flow):
                 break
-        # What a tenant may not hold one of its own gives up: the one that would have exceeded it.
+        # If a tenant would exceed its ceiling, the sequence that would exceed it is preempted.
         if lacks:
             state.preempt(sequence, plan, now_s)
         else:
@@ -95,6 +95,6 @@ def _preempt_for(
 
 
 def _missing(sequence: Sequence) -> int:
-    """Blocks that it needs more than it has."""
+    """Number of further blocks that the sequence needs."""
     table = sequence.table
     return table.blocks_for(len(sequence.tokens)) - len(table.blocks)

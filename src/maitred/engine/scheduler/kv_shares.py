@@ -1,15 +1,17 @@
-"""How much of the KV cache each tenant can count on, and how much it can have.
+"""Minimum (floor) and maximum (ceiling) of the KV blocks that each tenant can hold.
 
-Fair shares of the *steps* say nothing about who sits in the cache. A few long conversations can fill it, and whoever
-comes next finds no room, however little it was served. So a tenant can have a *floor*, a part of the cache that others
-leave to it while it waits, and a *ceiling*, beyond which it gets nothing even if the rest is idle.
+Fair shares of the *steps* do not limit the KV blocks of a tenant. A few long conversations can fill the cache. Then the
+next tenant finds no free blocks, even if it got little service. So a tenant can have a *floor* and a *ceiling*. The
+floor is a part of the cache that others leave free for it while it waits. The ceiling is the most that it can hold,
+even if the rest is idle.
 
-Nothing is taken from anybody who holds it. What others took while a tenant was away they give back as their sequences
-end; until then none of them grows into its floor. A floor that nobody asks for is lent to everybody.
+A floor takes no blocks from running sequences. Blocks that others took while a tenant was idle are returned as their
+sequences end. Until then, no other sequence grows into its floor. An unused floor is available to all tenants.
 
-How it stays alive: nobody may ask for more than `most` at once, its ceiling or what the floors of all others leave.
-When the head of the line gets no room, only sequences inside their own floor (`entitled`) may pass it. So the others
-run dry, and then there is room for the head, even with all floors full.
+Progress is guaranteed as follows: a sequence may need at most `most` blocks, which is its ceiling, or what the floors
+of all other tenants leave. When the head of the waiting queue finds no blocks, only sequences inside their own floor
+(`is_entitled`) may pass it. So the other tenants release their blocks over time, and then the head finds blocks even if
+all floors are in use.
 """
 
 import math
@@ -21,7 +23,7 @@ from maitred.engine.config import KVShareConfig
 
 
 class _TenantBlocks:
-    """Blocks of one tenant: those that it has, may have, and waits for."""
+    """Block counts of one tenant: held blocks, floor, ceiling and waiting sequences."""
 
     __slots__ = ("blocks", "ceiling", "guaranteed", "waiting")
 
@@ -29,29 +31,29 @@ class _TenantBlocks:
         self.guaranteed = int(share.floor * total)
         self.ceiling = max(1, math.ceil(share.ceiling * total))
         self.blocks: Counter[int] = Counter()
-        """Block -> how many of the tenant's sequences hold it; it counts once."""
+        """Block -> number of the tenant's sequences that hold it; the block counts once."""
         self.waiting = 0
 
     @property
     def unmet(self) -> int:
-        """Blocks short of the floor."""
+        """Number of blocks that are missing to the floor."""
         return max(0, self.guaranteed - len(self.blocks))
 
     @property
     def reserved(self) -> int:
-        """Blocks that others must leave to it now."""
+        """Number of blocks that others must leave free for the tenant now."""
         return self.unmet if self.waiting else 0
 
 
 class KVShares:
-    """Keeps floors and ceilings. All operations are O(1) per block and level of the flow's path.
+    """Floors and ceilings of all tenants. All operations are O(1) per block and level of the flow's path.
 
-    Tell it of every sequence that joins or leaves the waiting line, and of every block that a sequence gets or gives
-    back; before blocks are taken ask for `reserved_blocks` and leave so many idle. Blocks that the tenant's other
-    sequences hold already are not taken; those that are revived from the prefix cache are.
+    Report every sequence that joins or leaves the waiting queue, and every block that a sequence gets or frees. Before
+    blocks are taken, call `reserved_blocks` and leave that number idle. Blocks that other sequences of the tenant
+    already hold do not count as taken; blocks revived from the prefix cache do.
 
     Args:
-        shares: By the id of a tenant: any level of a flow's path. Tenants without one have no floor and no ceiling.
+        shares: Shares by tenant id, at any level of a flow's path. Other tenants have no floor and no ceiling.
         total_blocks: Blocks of the pool.
     """
 
@@ -60,31 +62,31 @@ class KVShares:
         self._holdings = {tenant: _TenantBlocks(share, total_blocks) for tenant, share in shares.items()}
         self._guarantees = sum(holding.guaranteed for holding in self._holdings.values())
         self._reserved = 0
-        """For all tenants together."""
+        """Number of reserved blocks of all tenants together."""
 
     def on_join(self, flow: Flow) -> None:
-        """One more sequence of the flow waits."""
+        """Notes that one more sequence of the flow waits."""
         for holding in self._of(flow):
             self._reserved -= holding.reserved
             holding.waiting += 1
             self._reserved += holding.reserved
 
     def on_dequeue(self, flow: Flow) -> None:
-        """One fewer sequence of the flow waits: it was admitted or cancelled."""
+        """Notes that one fewer sequence of the flow waits: it was admitted or cancelled."""
         for holding in self._of(flow):
             self._reserved -= holding.reserved
             holding.waiting -= 1
             self._reserved += holding.reserved
 
     def hold(self, flow: Flow, blocks: Iterable[int]) -> None:
-        """A sequence of the flow now holds these blocks too."""
+        """Notes that a sequence of the flow now holds these blocks."""
         for holding in self._of(flow):
             self._reserved -= holding.reserved
             holding.blocks.update(blocks)
             self._reserved += holding.reserved
 
     def release(self, flow: Flow, blocks: Iterable[int]) -> None:
-        """A sequence of the flow no longer holds these."""
+        """Notes that a sequence of the flow no longer holds these blocks."""
         for holding in self._of(flow):
             self._reserved -= holding.reserved
             for block in blocks:
@@ -94,15 +96,15 @@ class KVShares:
             self._reserved += holding.reserved
 
     def held_blocks(self, tenant: str) -> int:
-        """Blocks that a tenant with a share holds."""
+        """Returns the number of blocks that a tenant with a share holds."""
         return len(self._holdings[tenant].blocks)
 
     def reserved_blocks(self, flow: Flow, idle: int) -> int:
-        """How many of the idle blocks must stay idle when a sequence of the flow takes some; at most all of them."""
+        """Returns how many idle blocks a sequence of the flow must leave idle; at most all of them."""
         return idle - self.available_blocks(flow, idle)
 
     def available_blocks(self, flow: Flow, idle: int) -> int:
-        """How many of the idle blocks a sequence of the flow may take, to be admitted or to grow."""
+        """Returns how many idle blocks a sequence of the flow may take, to be admitted or to grow."""
         if not self._holdings:
             return idle
         own = self._of(flow)
@@ -112,24 +114,30 @@ class KVShares:
         return max(0, min(headroom, idle, max(entitled, idle - reserved)))
 
     def is_entitled(self, flow: Flow, blocks: int) -> bool:
-        """Whether so many more blocks are inside the flow's own floor. If so, it may pass a head that finds no room."""
+        """Returns whether this number of further blocks is inside the flow's own floor.
+
+        If so, the sequence may pass a head of the queue that finds no blocks.
+        """
         return any(blocks <= holding.unmet for holding in self._of(flow))
 
     @property
     def active(self) -> bool:
-        """Whether anybody has a share."""
+        """Whether any tenant has a share."""
         return bool(self._holdings)
 
     def is_capped(self, flow: Flow, blocks: int) -> bool:
-        """Whether so many more blocks are beyond a ceiling, so that the flow waits for its own sequences to end."""
+        """Returns whether further blocks exceed a ceiling, so that the flow waits for its own sequences."""
         return any(len(holding.blocks) + blocks > holding.ceiling for holding in self._of(flow))
 
     def protects(self, flow: Flow) -> bool:
-        """Whether all that the flow holds is inside a floor, so that others must not take it."""
+        """Returns whether all blocks of the flow are inside a floor, so that others must not take them."""
         return any(0 < len(holding.blocks) <= holding.guaranteed for holding in self._of(flow))
 
     def most(self, flow: Flow) -> int:
-        """The most blocks that one sequence of the flow can ever hold. Refuse what needs more."""
+        """Returns the maximum blocks that one sequence of the flow can ever hold.
+
+        Requests that need more must be refused.
+        """
         own = self._of(flow)
         others = self._guarantees - sum(holding.guaranteed for holding in own)
         return min(self._total - others, *(holding.ceiling for holding in own), self._total)

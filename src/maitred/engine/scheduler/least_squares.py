@@ -1,13 +1,13 @@
-"""A linear model that is learnt while it is used: non-negative, deaf to outliers, forgetful of the right things.
+"""Online linear regression with non-negative coefficients, robust to outliers, with fading by stratum.
 
-Ordinary recursive least squares forgets at one rate. After an hour of steps that only decode it would know nothing of
-prefill any more. Here every observation belongs to a *stratum*, observations of the same kind, and each stratum keeps
-sums of its own (the normal equations) that fade only as new observations of the same kind come in. The fit is over the
-strata together, so a kind of which much is seen does not drown the others either.
+Ordinary recursive least squares forgets all observations at one rate. After an hour of decode-only steps it would have
+forgotten prefill. Here every observation belongs to a *stratum* of similar observations. Each stratum keeps its own
+sums (the normal equations), which fade only when new observations of the same stratum arrive. The fit uses all strata
+together, so a frequent kind does not outweigh the others.
 
-An observation's error counts relative to what was observed or predicted, whichever is more. So short and long
-ones matter alike, and one that was a hundred times too long, because the machine did something else meanwhile, pulls
-a hundred times less than its error would.
+The error of an observation is relative to the larger of the observed and the predicted value. So short and long steps
+have equal weight. A step that was a hundred times too long, because the machine was busy with other work, has a hundred
+times less influence than its error.
 """
 
 from collections.abc import Hashable, Sequence
@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 _SWEEPS = 30
 _TINY = 1e-12
 _SETTLED = 2e-4
-"""A sweep that changes predictions by less than this, relatively and as a rule, was the last."""
+"""Typical relative change of the predictions below which a sweep is the last one."""
 
 
 class LeastSquares:
@@ -24,15 +24,15 @@ class LeastSquares:
     Costs O(d^2) for an observation and O(d^2 * (strata + sweeps)) for a fit, `d` being the number of features.
 
     Args:
-        features: How many there are.
-        memory: Observations of one stratum that count: older ones fade.
+        features: Number of features.
+        memory: Number of observations of a stratum that count; older ones fade.
     """
 
     def __init__(self, features: int, memory: int) -> None:
         self._features = features
         self._fade = 1.0 - 1.0 / memory
         self._strata: dict[Hashable, list[float]] = {}
-        """The upper triangle of sum(w x x') and then sum(w y x), row by row."""
+        """Upper triangle of sum(w x x'), row by row, followed by sum(w y x)."""
         self.coefficients = [0.0] * features
 
     def predict(self, x: Sequence[float]) -> float:
@@ -40,7 +40,7 @@ class LeastSquares:
         return sum(a * b for a, b in zip(self.coefficients, x, strict=True))
 
     def observe(self, stratum: Hashable, x: Sequence[float], y: float, share: float = 1.0) -> None:
-        """Takes an observation in (`y` > 0), or one that counts as a share of one; `fit` makes it count."""
+        """Adds an observation (`y` > 0) with a weight of `share`; the next `fit` uses it."""
         sums = self._strata.get(stratum)
         if sums is None:
             sums = self._strata[stratum] = [0.0] * (self._features * (self._features + 3) // 2)
@@ -58,8 +58,8 @@ class LeastSquares:
     def fit(self) -> None:
         """Finds the coefficients for all observations so far.
 
-        Coordinate descent from the previous coefficients: convex, so it ends at the optimum, and where the observations
-        leave a choice it stays near what it said before.
+        It uses coordinate descent from the previous coefficients. The problem is convex, so the descent ends at the
+        optimum. Where the observations allow several optima, the result stays near the previous coefficients.
         """
         total = [sum(column) for column in zip(*self._strata.values(), strict=True)]
         gram, moments = self._unpack(total)
@@ -72,7 +72,7 @@ class LeastSquares:
                 before = self.coefficients[i]
                 self.coefficients[i] = max(0.0, before + slope / row[i])
                 moved = max(moved, abs(self.coefficients[i] - before) * row[i] ** 0.5)
-            # Every observation has a weight of one over its square, so this sum is about their number.
+            # Every observation has the weight 1 / y², so this sum is about their number.
             seen = sum(a * b for a, b in zip(self.coefficients, moments, strict=True))
             if moved <= _SETTLED * seen**0.5:
                 break

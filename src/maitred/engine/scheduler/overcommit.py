@@ -1,15 +1,15 @@
-"""Guests: sequences that run although all places are taken, because others hold more places than their tenants do.
+"""Overcommitted sequences (*guests*): they run although all slots are used by tenants with more slots.
 
-Who has a place keeps it to the end of its answer, which can be half a minute. A tenant that comes while others hold all
-of them would wait for one of those ends, however little it was served. So it is let in as a *guest* where another
-tenant holds so many places that with one fewer it would still have as much, per weight, as the newcomer with one more.
-From then on more sequences decode than a step has rows, and in each step those tenants that have the most rows per
-weight leave some of theirs out, each sequence in its turn.
+A sequence keeps its slot to the end of its answer, which can take half a minute. A tenant that comes while others hold
+all slots would have to wait for one of these ends, even if it got little service. So its sequence is admitted as a
+*guest* if another tenant holds enough slots: with one slot fewer, that tenant must still have as many slots per weight
+as the new tenant has with one more. Then more sequences decode than a step has rows. In each step, the tenants with the
+most rows per weight leave out some of their sequences, in turn.
 
-Nothing is preempted for a guest, and nothing computed again: who is left out keeps its blocks and goes on a step later.
-As soon as any sequence ends, the guest has a place like everybody.
+A guest causes no preemption and no recomputation: an excluded sequence keeps its blocks and continues a step later. As
+soon as any sequence ends, a guest gets its slot.
 
-Tenants are the first level of `Flow.path`. A class gives way to equally or more urgent ones only.
+Tenants are the first level of `Flow.path`. A sequence is excluded only for guests of an equally or more urgent class.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,13 +21,13 @@ _NOBODY: frozenset[int] = frozenset()
 
 
 class OvercommitSlots:
-    """Slots beyond the batch, and who is left out of a step for them.
+    """Slots for overcommitted sequences, and the choice of the sequences that a step excludes for them.
 
     Args:
-        most: At one time.
+        most: Maximum number of overcommitted sequences.
 
     Attributes:
-        count: How many there are.
+        count: Current number of overcommitted sequences.
     """
 
     def __init__(self, most: int) -> None:
@@ -37,19 +37,19 @@ class OvercommitSlots:
 
     @property
     def slots(self) -> int:
-        """Slots for further overcommitted sequences."""
+        """Number of free slots for overcommitted sequences."""
         return self.most - self.count
 
     def on_admit(self) -> None:
-        """One has been admitted."""
+        """Notes that an overcommitted sequence was admitted."""
         self.count += 1
 
     def on_running(self, running: int, places: int) -> None:
-        """Notes how many sequences run on how many slots: an overcommitted one has each slot that came free."""
+        """Updates the count: each free slot goes to an overcommitted sequence."""
         self.count = max(0, min(self.count, running - places))
 
     def admits(self, newcomer: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether a sequence may be one."""
+        """Returns whether a sequence may be admitted as an overcommitted one."""
         if not self.slots:
             return False
         own = newcomer.account.flow.path[0]
@@ -66,7 +66,10 @@ class OvercommitSlots:
         return any(yields_to(has, weight, held, own.weight) for has, weight in others.values())
 
     def excluded_keys(self, decoding: Mapping[int, Sequence], rows: int) -> frozenset[int] | set[int]:
-        """The keys of those that do not decode in the next step. O(1) without guests, else O(decoding)."""
+        """Returns the keys of the sequences that the next step excludes.
+
+        It costs O(1) without overcommitted sequences, else O(decoding).
+        """
         excess = min(self.count, len(decoding) - rows)
         if excess <= 0:
             return _NOBODY
@@ -74,7 +77,7 @@ class OvercommitSlots:
         tenants: dict[str, list[Sequence]] = {}
         for sequence in decoding.values():
             tenants.setdefault(sequence.account.flow.path[0].id, []).append(sequence)
-        for own in tenants.values():  # the last one is the first to be left out: the least urgent, but not all the time
+        for own in tenants.values():  # the last sequence is excluded first: the least urgent one, but not in every step
             own.sort(key=lambda s: (s.excluded_at != last, s.account.flow.priority.rank, -s.excluded_at))
         out = set()
         for _ in range(excess):
@@ -85,7 +88,7 @@ class OvercommitSlots:
 
 
 def _surplus(own: list[Sequence]) -> tuple[float, int]:
-    """Returns the rows of a tenant beyond a single one, per weight; of equals, whose turn it is."""
+    """Returns a tenant's rows beyond the first per weight, and the turn of its next sequence as tie-break."""
     if not own:
         return (-1.0, 0)
     last = own[-1]

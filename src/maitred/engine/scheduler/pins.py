@@ -1,10 +1,11 @@
-"""Prefixes that stay in the KV cache though no sequence holds them: pinned, for a time, by name.
+"""Pinned prefixes: named prefixes that stay in the KV cache for a time without a sequence.
 
-A pin holds blocks as a sequence does, so nothing that evicts or preempts knows of it. What bounds it is here: the part
-of the cache that all pins may hold, and those of one cache scope; its time; and that it goes before anybody would wait
-for ever. When the head of the line finds no room although nothing runs, or the only sequence that runs finds none for
-its next token, the pin that would end soonest is given up, and the next one, until there is room; and where a tenant's
-ceiling is in the way of its own request, its own pins are.
+A pin holds blocks as a sequence does, so the code for eviction and preemption needs no special case. This module limits
+pins: the share of the cache for all pins and for the pins of one cache scope, the time of a pin, and early release
+before any sequence would wait forever. Pins are released early in two cases: the head of the waiting queue finds no
+blocks although no sequence runs, or the only running sequence finds no block for its next token. Then the pin with the
+earliest end is released, and the next ones, until there are enough blocks. If a tenant's ceiling blocks its own
+request, its own pins are released.
 """
 
 from collections.abc import Iterable
@@ -25,17 +26,17 @@ class _Pin:
 
 
 class PinTable:
-    """The pins of one pool.
+    """Table of the pins in one block pool.
 
     Args:
-        pool: Whose blocks they hold.
-        residency: Counts them for their tenants.
-        config: How much of the pool they may hold.
+        pool: Pool of the blocks that the pins hold.
+        residency: Counts the pinned blocks for their tenants.
+        config: Limits of the pins' share of the pool.
         block_tokens: Tokens per block.
 
     Attributes:
-        blocks: That any pin holds; each step's report says so.
-        given_up: Pins that went before their time because somebody would have waited for ever.
+        blocks: Number of blocks that the pins hold, for the load report.
+        given_up: Number of pins that were released early because a sequence would have waited forever.
     """
 
     def __init__(self, pool: BlockPool, residency: KVShares, config: PinsConfig, block_tokens: int) -> None:
@@ -45,12 +46,12 @@ class PinTable:
         self._most_each = int(config.share_each * pool.total)
         self._block_tokens = block_tokens
         self._pins: dict[tuple[str, str], _Pin] = {}
-        """By cache scope and name."""
+        """Cache scope and name -> pin."""
         self.blocks = 0
         self.given_up = 0
 
     def check(self, request: EngineRequest) -> None:
-        """Raises ValueError, with the reason, if the request asks for a pin that can not be had."""
+        """Raises ValueError, with the reason, if the pin of a request is impossible."""
         if request.pin is None:
             return
         if not self._most:
@@ -73,9 +74,9 @@ class PinTable:
                 )
 
     def hold(self, request: EngineRequest, blocks: Iterable[int], now_s: float) -> None:
-        """Holds the blocks of a prompt that has been computed. A pin of that name is replaced.
+        """Pins the blocks of a computed prompt. An existing pin with the same name is replaced.
 
-        What others have pinned since it was checked makes no difference: then pins of this scope go that end sooner.
+        If other pins were added since `check`, pins of this scope that end sooner are released to make room.
         """
         assert request.pin is not None
         key = (request.cache_scope, request.pin.name)
@@ -91,7 +92,7 @@ class PinTable:
             self.release(*soonest)
 
     def release(self, scope: str, name: str) -> None:
-        """Lets go of a pin; unknown names are ignored: it may be over already."""
+        """Releases a pin; an unknown name is ignored, because the pin may have expired."""
         pin = self._pins.pop((scope, name), None)
         if pin is not None:
             self._pool.free(pin.blocks)
@@ -99,24 +100,24 @@ class PinTable:
             self.blocks = self._distinct(self._pins)
 
     def ends_in_s(self, now_s: float) -> float | None:
-        """When the next one is over; None: there is none."""
+        """Returns the seconds until the next pin expires; None: there are no pins."""
         return max(0.0, min(pin.until_s for pin in self._pins.values()) - now_s) if self._pins else None
 
     def expire(self, now_s: float) -> None:
-        """Lets go of those whose time is over."""
+        """Releases all pins whose time is over."""
         for key in [key for key, pin in self._pins.items() if pin.until_s <= now_s]:
             self.release(*key)
 
     def clear(self) -> None:
-        """Lets go of all."""
+        """Releases all pins at once."""
         for key in list(self._pins):
             self.release(*key)
 
     def evict(self, flow: Flow | None = None) -> bool:
-        """Gives up the pin that would end soonest; False if there is none.
+        """Releases the pin with the earliest end; returns False if there is none.
 
         Args:
-            flow: Only pins of its tenants; None: anybody's.
+            flow: Flow whose tenants' pins are considered; None: all pins.
         """
         theirs = None if flow is None else {share.id for share in flow.path}
         found = [

@@ -1,4 +1,4 @@
-"""Plan of one step, as the scheduler hands it to the model runner."""
+"""Plan of one step, which the scheduler passes to the model runner."""
 
 from dataclasses import dataclass, field
 
@@ -9,39 +9,38 @@ from maitred.engine.scheduler.sequence import Sequence
 
 
 class Chunk(Struct, gc=False):
-    """A run of one sequence's tokens to compute: positions ``start … start + length - 1``.
+    """Chunk of a sequence's tokens to compute: positions ``start … start + length - 1``.
 
-    Made for every sequence in every step, which is why it is a struct: made in a third of a dataclass's time, and
-    nothing that the garbage collector has to look at.
+    A chunk is made for every sequence in every step, so it is a struct. A struct is made in a third of the time of a
+    dataclass, and the garbage collector does not track it.
     """
 
     sequence: Sequence
     start: int
     length: int
     drafts: tuple[int, ...] = ()
-    """Guesses at the tokens that will follow (see `engine.speculate`), computed behind a chunk that samples. Those that
-    are then sampled in their places are computed already; of the others nothing is left."""
+    """Draft tokens (see `engine.speculate`), which are computed behind a chunk that samples. The KV of accepted drafts
+    is kept; rejected drafts are discarded."""
     draws: tuple[int, ...] = (0,)
-    """How many of the drafts stand before each token that is sampled; some may be of those that are not (see
-    `engine.grammar.supposition`)."""
+    """Number of drafts before each sampled token, forced tokens included (`SpeculativeGrammarState`)."""
 
     @property
     def end(self) -> int:
-        """Tokens of the sequence that are computed after the step, whatever becomes of its drafts."""
+        """Number of the sequence's tokens that are computed after the step, without its drafts."""
         return self.start + self.length
 
     @property
     def samples(self) -> bool:
-        """Whether the chunk reaches the newest token, so that the next one can be sampled."""
+        """Whether the chunk contains the sequence's newest token, so that the next one can be sampled."""
         return self.start + self.length == len(self.sequence.tokens)
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """Plan of one step: the chunks to compute, and whose blocks were taken.
+    """Plan of one step: the chunks to compute, and the sequences that were preempted or expired.
 
-    `decodes` are of answers under way, one token each, or several where tokens were appended that no step has computed.
-    `prefills` are of prompts, and of what is computed again after a preemption.
+    `decodes` are the chunks of decoding sequences. They have one token each, or several where uncomputed tokens were
+    appended. `prefills` are the chunks of prompts, and of tokens that are recomputed after a preemption.
 
     All KV of a step is written layer by layer before it is read, so a chunk may rely on blocks that another chunk of
     the same plan fills. This is how requests that arrive together share their common prefix.
@@ -50,11 +49,11 @@ class StepPlan:
     decodes: list[Chunk] = field(default_factory=list)
     prefills: list[Chunk] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
-    """Lost their blocks while this plan was made; they wait again."""
+    """Sequences that were preempted while this plan was made; they wait again."""
     moves: list[BlockCopy] = field(default_factory=list)
-    """Blocks to be copied to the host's memory and back, in this order, before anything is computed."""
+    """Block copies to and from the host's memory, in this order, before the step is computed."""
     expired: list[Sequence] = field(default_factory=list)
-    """Ended while this plan was made, because their deadline is over or cannot be met; they hold nothing any more."""
+    """Sequences without blocks that this plan ended: their deadlines have passed or cannot be met."""
 
     @property
     def chunks(self) -> list[Chunk]:

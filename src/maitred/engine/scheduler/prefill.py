@@ -1,4 +1,4 @@
-"""Prefill planning: prompts under way and newcomers get the tokens that decodes leave, as they are owed service."""
+"""Prefill planning: prompts get the tokens that decodes leave, in the order of owed service."""
 
 from collections.abc import Callable
 
@@ -7,20 +7,20 @@ from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepBudget
 
 _LEAST_SHARE = 8
-"""The oldest prompt under way gets at least one token in so many, whoever else is owed service. So it comes to its end
-in a bounded number of steps, and so do all, one after the other."""
+"""Divisor of the prefill tokens that gives the oldest prompt's minimum, whatever others are owed. So the oldest prefill
+ends in a bounded number of steps, and then the next one, until all have ended."""
 
 Claim = tuple[int, float]
-"""What a flow's prompts are ordered by, the least first: its class (if classes count) and its lead over others."""
+"""Sort key of a flow's prompts, smallest first: priority class (if used) and lead in service."""
 
 
 class PrefillBudget:
-    """The tokens and the time that one step has for prompts.
+    """Budget of one step for prefill, in tokens and in time.
 
     Args:
-        tokens: At most so many.
-        time: And no more than fit into this; None: time does not matter, because nobody waits for the step's end.
-        fitting: How many these are, more or less.
+        tokens: Maximum prefill tokens.
+        time: Limit in time; None: time is unlimited, because no decoding sequence waits for the end of the step.
+        fitting: Approximate number of tokens that fit into the time.
 
     Attributes:
         least_tokens: Tokens that the oldest prompt gets in any case.
@@ -35,11 +35,11 @@ class PrefillBudget:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing fits any more."""
+        """Whether no further token fits."""
         return self.tokens == 0 or (self._time is not None and self._time.spent)
 
     def take(self, start: int, wanted: int) -> int:
-        """Spends what some tokens take that follow `start` earlier ones; how many of those `wanted` fit."""
+        """Spends budget for `wanted` tokens after `start` earlier ones; returns how many of them fit."""
         length = min(wanted, self.tokens)
         if self._time is not None and length:
             length = self._time.take(start, length)
@@ -48,10 +48,10 @@ class PrefillBudget:
 
 
 class ServiceOwed:
-    """How much flows are owed, asked once per flow and step.
+    """Cache of the service owed to flows, computed once per flow and step.
 
     Args:
-        over_service: By how much service a flow leads the least served one of its class.
+        over_service: Returns the lead in service of a flow over the least served flow of its class.
         by_class: Whether more urgent classes go first.
     """
 
@@ -63,7 +63,7 @@ class ServiceOwed:
         self._known: dict[int, Claim] = {}
 
     def claim_of(self, sequence: Sequence) -> Claim:
-        """The claim of a sequence's flow."""
+        """Returns the sort key of a sequence's flow."""
         account = sequence.account
         claim = self._known.get(id(account))
         if claim is None:
@@ -73,5 +73,5 @@ class ServiceOwed:
         return claim
 
     def on_charge(self, sequence: Sequence) -> None:
-        """The sequence's flow was charged."""
+        """Notes that the sequence's flow was charged."""
         self._known.pop(id(sequence.account), None)

@@ -1,4 +1,4 @@
-"""The second and third pass of a plan: prompts under way and admissions, in the order in which they are owed."""
+"""Second and third pass of a plan: running prefills and admissions, in the order of owed service."""
 
 from maitred.core.replica import StepTimes
 from maitred.core.request import WaitCause
@@ -8,20 +8,21 @@ from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.state import SchedulerState
 
 _CERTAINLY = 0.5
-"""Of the time that a prompt is predicted to take. A prediction that is off by more than this is worth a try."""
+"""Share of the predicted prefill time that is treated as certain. A prompt with a tighter deadline than this share is
+expired; other prompts are tried, because predictions are inexact."""
 _PASSES = 8
-"""Sequences that are looked at behind a head that finds no room."""
+"""Number of sequences that are tried behind a head of the queue that finds no blocks."""
 
 
 class PromptPlanner:
-    """Spends the budget of one step.
+    """Planner that spends the prefill budget of one step.
 
     Args:
-        state: Of the scheduler.
-        plan: Has its decodes; gets the prompts.
-        budget: What the step has for prompts.
-        times: What steps take.
-        slots: Sequences that may run.
+        state: State of the scheduler.
+        plan: Contains the decodes; receives the prefills.
+        budget: Budget of the step for prefill.
+        times: Model of step times.
+        slots: Maximum running sequences.
         by_class: Whether more urgent classes go first.
         now_s: The time.
     """
@@ -47,13 +48,13 @@ class PromptPlanner:
         self._chunks: dict[int, Chunk] = {}
         self._refused: WaitCause | None = None
         self._passed: list[Sequence] = []
-        """Found no room, and are out of the line while others are looked at."""
+        """Sequences that found no blocks, and are out of the queue while others are tried."""
 
     def run(self, hold: WaitCause | None) -> None:
         """Plans the prompts of one step.
 
         Args:
-            hold: Why nobody is admitted in this step; None: they are.
+            hold: Reason why this step admits no sequence; None: it admits sequences.
         """
         state, budget, claims = self._state, self._budget, self._claims
         prefilling = sorted(state.batch.prefilling.values(), key=lambda s: (claims.claim_of(s), s.key), reverse=True)
@@ -88,7 +89,7 @@ class PromptPlanner:
         return head
 
     def _try(self, head: Sequence) -> None:
-        """Admits the head of the line, sets it aside, or finds that nobody can be admitted."""
+        """Admits the head of the waiting queue, sets it aside, or ends the admissions of this step."""
         refused = self._admit(head)
         while refused is WaitCause.KV_FULL and self._unpin_for(head):
             refused = self._admit(head)
@@ -104,17 +105,17 @@ class PromptPlanner:
         self._refused = refused
 
     def _unpin_for(self, head: Sequence) -> bool:
-        """Gives up a pin where waiting would not help: see `Pins`."""
+        """Releases a pin where waiting would not free blocks; see `PinTable`."""
         state, flow = self._state, head.account.flow
         if state.residency.is_capped(flow, head.table.blocks_for(head.admission_tokens)) and state.pins.evict(flow):
             return True
         return not len(state.batch) and state.pins.evict()
 
     def _admit(self, sequence: Sequence) -> WaitCause | None:
-        """Takes blocks for all the sequence's tokens, leaving the running ones room for their next block.
+        """Takes blocks for all tokens of a sequence, and leaves a next block for each running one.
 
         Returns:
-            Why it could not be admitted; None if it was, with its first chunk.
+            Reason why the sequence was not admitted; None if it was admitted with its first chunk.
         """
         state, table = self._state, sequence.table
         running = len(state.batch)
@@ -141,7 +142,7 @@ class PromptPlanner:
         return None
 
     def _extend(self, sequence: Sequence, wanted: int) -> None:
-        """Gives a prompt under way up to so many tokens (more) in this step."""
+        """Gives a prefill up to `wanted` further tokens in this step."""
         chunk = self._chunks.get(sequence.key)
         start = sequence.computed if chunk is None else chunk.end
         length = self._budget.take(start, min(wanted, len(sequence.tokens) - start))
@@ -156,7 +157,7 @@ class PromptPlanner:
 
 
 def too_late(sequence: Sequence, times: StepTimes, now_s: float) -> bool:
-    """Whether the sequence will certainly not even begin its answer before its deadline."""
+    """Returns whether the sequence will certainly miss its deadline before its first token."""
     deadline_s = sequence.deadline_s
     if deadline_s is None or sequence.output_tokens:
         return False
@@ -164,7 +165,7 @@ def too_late(sequence: Sequence, times: StepTimes, now_s: float) -> bool:
     def late(computed: int) -> bool:
         return now_s + _CERTAINLY * times.chunk(computed, len(sequence.tokens) - computed) > deadline_s
 
-    # What the prefix cache has of a prompt is looked up only where it matters.
+    # The prefix cache is searched only where the result matters.
     return late(sequence.computed) and (
         bool(sequence.table.blocks) or late(sequence.table.cached_tokens(sequence.tokens))
     )

@@ -1,31 +1,31 @@
-"""Continuous batching with one token budget per step, shared by who is owed service.
+"""Scheduler for continuous batching, which divides one token budget per step by owed service.
 
 Each step is planned afresh, in three passes over one budget of tokens (Yu et al., OSDI'22, for batching per iteration;
 Agrawal et al., OSDI'24, for mixing chunks of prefill into it; Sheng et al., OSDI'24, for fairness by what was served):
 
-1. **Decodes** of the running sequences (`decodes`): one token each, and where an answer was extended by tokens that no
-   step has computed, these too. A stream that has begun must not stall, so these come first; the budget is at least the
-   number of sequences, so one token of each fits. Only where tenants that hold few sequences have come as
-   `overcommit_slots` are others left out, in turn.
-2. **Prompts under way**, whose prefill did not fit into an earlier step (`prompts`).
-3. **Admissions** from the line, in its order, while budget, slots and blocks last. Passes 2 and 3 are merged: a
-   newcomer whose flow is owed more than those of the prompts under way gets its tokens before them. What is left of the
-   budget after the decodes is what fits into the tightest inter-token objective of the sequences that decode.
+1. **Decodes** of the running sequences (`decodes`): one token each, plus tokens that an answer was extended by and that
+no step has computed. Decodes come first, because an answer that has begun must not stall. The budget is at least the
+number of sequences, so one token of each fits. Sequences are left out, in turn, only while overcommitted sequences of
+tenants with few slots run (`overcommit`). 2. **Running prefills**, which did not fit into an earlier step (`prompts`).
+3. **Admissions** from the waiting queue, in its order, while budget, slots and blocks last. Passes 2 and 3 are merged:
+a new sequence whose flow is owed more service gets its tokens before the running prefills. The prefill budget after the
+decodes is limited to what fits into the tightest inter-token objective of the decoding sequences.
 
-A sequence gets blocks for everything it is about to compute when it is admitted, so only decodes ever need more. If
-they need more than there are, victims give theirs back (`victims`) before anything is planned, and wait in line again.
-Their full blocks stay in the prefix cache while nobody needs the room, so often little is lost.
+A sequence gets blocks for all its known tokens when it is admitted, so only decodes need further blocks. If too few
+blocks are free, victims are preempted (`victims`) before any decode is planned, and wait again. Their full blocks stay
+in the prefix cache until the blocks are needed, so often little is lost.
 
-Why nothing starves that was admitted. In every step, every sequence that decodes advances, is preempted, or gives way
-in its turn, and at least one is left: the last one always finds a block, for the pool holds a whole context, and pins
-give way to it. Of the prompts under way the oldest advances by its floor. A sequence is preempted `MAX_PREEMPTIONS`
-times at most; then it is admitted only with all the blocks that it can ever need, so it never lacks one, and those that
-lack one always have a victim in themselves. So every running sequence ends, and there comes a step in which the head of
-the line fits: nobody passes a head that does not fit (but for tenants that are inside their own floor of the cache, see
-`residency`), and in a step that had to preempt nobody is admitted. Who becomes head is the line's affair.
+No admitted sequence starves, for the following reasons. In every step, each decoding sequence advances, is preempted,
+or is left out in turn. At least one sequence advances: the last one always finds a block, because the pool holds a
+whole context and pins are released for it. The oldest prefill always advances by its guaranteed tokens. A sequence is
+preempted at most `MAX_PREEMPTIONS` times. After that it is admitted only with all blocks that it can ever need, so it
+never needs another. Any sequence that does need a block can itself be preempted. So every running sequence ends, and
+after some step the head of the queue fits. No sequence passes a head that does not fit, except those of tenants inside
+their own floor of the KV cache (see `kv_shares`). A step that preempts admits no sequence. The fair queue decides which
+sequence becomes the head.
 
-The scheduler is a pure function of what it was told: times are arguments; no randomness, no I/O. One thread calls
-`plan`, computes, and calls `commit`; the rest comes in between.
+The scheduler is deterministic: it gets times as arguments and uses no randomness and no I/O. One thread calls `plan`,
+computes the step, and calls `commit`; all other calls come between steps.
 """
 
 import math
@@ -58,7 +58,10 @@ from maitred.fairness.fair_queue import FairQueue, QueueOrderConfig, make_queue
 
 
 class SequenceStep(Struct, gc=False):
-    """New tokens of one sequence, at least one, and whether it has ended with them. A struct as `Chunk` is."""
+    """New tokens of one sequence (at least one), and whether they end it.
+
+    This is a struct for the same reason as `Chunk`.
+    """
 
     sequence: Sequence
     tokens: list[int]
@@ -66,27 +69,28 @@ class SequenceStep(Struct, gc=False):
 
 
 class Scheduler:
-    """Decides what each step computes, and keeps the sequences' books.
+    """Scheduler that plans each step and records its results.
 
     Args:
         pool: The KV blocks.
         block_tokens: Tokens per block.
-        max_sequences: Running sequences at most, guests not counted.
-        overcommitted: See `OvercommitSlots`; at most so many, and no more than a step has tokens for beside those that
-            have places.
-        step_tokens: Tokens computed per step at most; at least `max_sequences`.
-        context_tokens: Prompt and answer together at most.
-        eos_token_ids: How the model ends its turn.
+        max_sequences: Maximum running sequences, without overcommitted ones.
+        overcommitted: Maximum overcommitted sequences (see `OvercommitSlots`), limited to `step_tokens -
+            max_sequences`.
+        step_tokens: Maximum tokens per step; at least `max_sequences`.
+        context_tokens: Maximum tokens of prompt and answer together.
+        eos_token_ids: End-of-sequence tokens of the model.
         prefix_cache: Whether requests share prefixes. The choices of one request always do.
-        line: In which order the waiting are admitted.
-        weights: What a token counts when flows are compared.
-        itl_objective_s: For requests that do not bring one; None: steps are as large as `step_tokens` allows.
-        min_sequences: That may run however slow the steps are.
-        kv_shares: What tenants can count on, and can have, of the blocks.
-        window: When a batch may begin.
-        known_steps: Steps that were measured before, of this model on this machine.
+        line: Order of the waiting queue.
+        weights: Service per token when flows are compared.
+        itl_objective_s: Default inter-token latency objective in seconds; None: steps are as large as `step_tokens`
+            allows.
+        min_sequences: Sequences that may run even if the steps are slow.
+        kv_shares: Floors and ceilings of the tenants' KV blocks.
+        window: Batching window, which decides when a batch may begin.
+        known_steps: Steps of this model on this machine that were measured before.
         block_copy_s: See `SwapPolicy`.
-        pins: What pinned prefixes may hold.
+        pins: Limits of the pinned prefixes.
     """
 
     def __init__(
@@ -151,7 +155,7 @@ class Scheduler:
         )
         self._planned_s = 0.0
 
-    # --- where things stand ---
+    # --- state ---
 
     @property
     def pool(self) -> BlockPool:
@@ -160,22 +164,22 @@ class Scheduler:
 
     @property
     def pins(self) -> PinTable:
-        """The prefixes that stay."""
+        """Table of the pinned prefixes."""
         return self._state.pins
 
     @property
     def counters(self) -> SchedulerCounters:
-        """Counters of what was done so far."""
+        """Counters of the scheduler since its start."""
         return self._state.counters
 
     @property
     def times(self) -> StepTimes:
-        """Step times, as far as they were measured."""
+        """Model of step times, fitted to the measured steps."""
         return self._pace.times
 
     @property
     def running(self) -> int:
-        """Sequences that hold blocks."""
+        """Number of sequences that hold blocks."""
         return len(self._state.batch)
 
     @property
@@ -185,17 +189,17 @@ class Scheduler:
 
     @property
     def paused(self) -> int:
-        """Sequences whose readers have fallen behind."""
+        """Number of paused sequences, whose clients read too slowly."""
         return len(self._state.paused)
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs or waits."""
+        """Whether any sequence is running or waiting."""
         return bool(len(self._state.batch) or len(self._state.wait_queue))
 
     @property
     def free_sequences(self) -> int:
-        """Sequences that would find a slot now, behind those that wait."""
+        """Number of free slots that remain after the waiting sequences have theirs."""
         return max(0, self._pace.sequences - len(self._state.batch) - len(self._state.wait_queue))
 
     @property
@@ -205,26 +209,26 @@ class Scheduler:
 
     @property
     def overcommit_slots(self) -> int:
-        """Further guests that there is room for, behind those that wait."""
+        """Number of free overcommit slots that remain after the waiting sequences have theirs."""
         return max(0, self._state.overcommit.slots - len(self._state.wait_queue))
 
     @property
     def promised_blocks(self) -> int:
-        """Blocks that what runs and waits is still expected to take."""
+        """Number of further blocks that running and waiting sequences are expected to take."""
         return self._state.wait_queue.blocks + self._state.batch.promised_blocks
 
     @property
     def waiting_prompt_tokens(self) -> int:
-        """Prompt tokens of what runs and waits that are still to be computed."""
+        """Number of uncomputed prompt tokens of running and waiting sequences."""
         return self._state.wait_queue.prompt_tokens + self._state.batch.prompt_tokens_left
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that a step may compute now."""
+        """Maximum tokens that a step may compute now."""
         return self._pace.tokens(self._state.batch)
 
     def max_idle_s(self, now_s: float) -> float | None:
-        """How long the next step may be put off: 0 while it would do something; None: until something comes."""
+        """Returns the seconds until the next step is due; 0 while it has work, None until an event comes."""
         state = self._state
         if len(state.batch):
             return 0.0
@@ -234,10 +238,10 @@ class Scheduler:
         unpin_s = state.pins.ends_in_s(now_s)
         return min((seconds for seconds in (held_s, due_s, unpin_s) if seconds is not None), default=None)
 
-    # --- what comes and goes ---
+    # --- requests ---
 
     def add(self, request: EngineRequest, now_s: float) -> list[Sequence]:
-        """Puts a request's choices in line.
+        """Enqueues the choices of a request.
 
         Raises:
             ValueError: The request can never run here; the message says why.
@@ -254,11 +258,11 @@ class Scheduler:
         return sequences
 
     def cancel(self, sequence: Sequence, *, wasted: bool = True) -> None:
-        """Ends a sequence that was added and has not finished; its blocks are free at once.
+        """Cancels an unfinished sequence and frees its blocks at once.
 
         Args:
-            sequence: In whatever state.
-            wasted: Whether nobody has a use for what it has generated.
+            sequence: Sequence in any state.
+            wasted: Whether its generated tokens count as wasted.
         """
         self._state.end(sequence)
         self.counters.cancelled += 1
@@ -266,24 +270,27 @@ class Scheduler:
             self.counters.wasted_tokens += sequence.output_tokens
 
     def pause(self, sequence: Sequence) -> None:
-        """Takes a sequence out of the batch, or out of the line, until `resume`. Again: nothing.
+        """Takes a sequence out of the running batch or the waiting queue until `resume`. A second call has no effect.
 
-        Its slot and its blocks are anybody's at once. The full blocks stay in the prefix cache while nobody needs the
-        room, so that going on costs little; what is computed again is never billed.
+        Its slot and its blocks are free at once. The full blocks stay in the prefix cache until the blocks are needed,
+        so resuming costs little. Recomputed tokens are never billed.
         """
         if sequence.key not in self._state.paused:
             self._state.withdraw(sequence)
             self._state.paused[sequence.key] = sequence
 
     def resume(self, sequence: Sequence, now_s: float) -> None:
-        """Puts a paused sequence back in line, by its age. Any other: nothing."""
+        """Returns a paused sequence to the waiting queue, in the order of its arrival.
+
+        The call has no effect on other sequences.
+        """
         if self._state.paused.pop(sequence.key, None) is not None:
             self._state.enter(sequence, now_s)
 
     # --- steps ---
 
     def plan(self, now_s: float) -> StepPlan:
-        """Chooses what the next step computes, and takes the blocks for it; ends what is out of time."""
+        """Plans the next step, takes its blocks, and ends sequences past their deadlines."""
         state, batch = self._state, self._state.batch
         plan = StepPlan()
         self._planned_s = now_s
@@ -314,19 +321,19 @@ class Scheduler:
         return plan
 
     def draft_budget(self, plan: StepPlan, *, writing_s: float = 0.0) -> int:
-        """Rows of drafts that a plan can still take, if each takes so long to write; see `engine.speculate`."""
+        """Returns the draft rows that a plan can still take, if writing each takes `writing_s`."""
         return self._pace.drafts(self._state.batch, StepWork.of(plan), plan.tokens, writing_s)
 
     def commit(self, plan: StepPlan, sampled: list[list[int]]) -> list[SequenceStep]:
-        """Books what a step computed.
+        """Records the results of a computed step.
 
         Args:
             plan: The latest plan, computed in full.
-            sampled: For each chunk of `plan.sampling` the tokens that follow it, at least one. What comes behind the
-                end of an answer is dropped.
+            sampled: For each chunk of `plan.sampling` the tokens that follow it, at least one. Tokens behind the end of
+                an answer are dropped.
 
         Returns:
-            One advance for each of these chunks, in the same order; finished sequences hold no blocks any more.
+            One `SequenceStep` for each of these chunks, in the same order; finished sequences no longer hold blocks.
         """
         state, sampling = self._state, plan.sampling
         streaming = len(sampling) - sum([chunk.samples for chunk in plan.prefills])
@@ -356,19 +363,19 @@ class Scheduler:
         return advances
 
     def clear(self) -> None:
-        """Forgets all that is in the KV cache, pins included. Only while nothing runs."""
+        """Clears the KV cache and the pins. Call this only while no sequence runs."""
         self._state.pins.clear()
         self._state.pool.clear()
 
     def _pin(self, advance: SequenceStep) -> None:
-        """Keeps a prompt that has just been computed, if its request asks for that."""
+        """Pins a prompt that was just computed, if its request asks for it."""
         sequence = advance.sequence
         if sequence.output_tokens == len(advance.tokens):
             count = sequence.prompt_tokens // self.block_tokens
             self._state.pins.hold(sequence.request, sequence.table.find_blocks(sequence.tokens, count), self._planned_s)
 
     def on_step_time(self, work: StepWork, seconds: float) -> None:
-        """A step took so long, from its plan to the next, with all that a reader waits for between two tokens."""
+        """Records a step's duration from its plan to the next one, with all that delays a client's tokens."""
         state = self._state
         waiting = len(state.wait_queue) if state.waits.cause is WaitCause.SLOTS else 0
         self._pace.on_step_time(work, seconds, running=len(state.batch) - state.overcommit.count, waiting=waiting)
@@ -383,13 +390,13 @@ class Scheduler:
             state.expire(sequence, plan)
 
     def _admit_overcommitted(self) -> int:
-        """Gives guests the slots that have come free; how many slots there are."""
+        """Gives free slots to overcommitted sequences; returns the number of slots."""
         slots = self._pace.sequences
         self._state.overcommit.on_running(len(self._state.batch), slots)
         return slots
 
     def _held_s(self, now_s: float) -> float:
-        """Seconds for which nobody is admitted yet."""
+        """Returns the seconds for which no sequence is admitted yet."""
         return self._window.hold_s(now_s, running=len(self._state.batch), waiting=len(self._state.wait_queue))
 
 
@@ -404,7 +411,7 @@ def _advance(sequence: Sequence, tokens: list[int]) -> SequenceStep:
 
 
 def _agreement(drafts: tuple[int, ...], tokens: list[int]) -> int:
-    """How many drafts are the tokens that have come, the last of which no step has computed."""
+    """Returns how many drafts match the new tokens, without the last token, which has no KV yet."""
     agreed = 0
     while agreed < min(len(drafts), len(tokens) - 1) and drafts[agreed] == tokens[agreed]:
         agreed += 1

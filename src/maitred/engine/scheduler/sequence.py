@@ -1,4 +1,4 @@
-"""One answer in the making: its tokens, how far they are computed, and when it ends."""
+"""Sequence: one choice of a request with its tokens, its computed length and its end conditions."""
 
 from typing import TYPE_CHECKING
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
     from maitred.engine.scheduler.wait_clock import ClockMark
 
 MAX_PREEMPTIONS = 3
-"""Per sequence. When it runs for the fourth time it has all the blocks that it can ever need, so that it neither is
-preempted again nor makes others be."""
+"""Maximum number of preemptions per sequence. When it is admitted for the fourth time, it gets all blocks that it can
+ever need. So it is not preempted again and causes no preemption."""
 
 
 class Sequence:
     """One choice of a request, as the scheduler tracks it.
 
     The first tokens are *computed*: their KV is in the sequence's blocks. Prefill, decode and recomputation after a
-    preemption are one and the same operation, namely computing what is `pending`; a decode is the case of one pending
-    token, or a few more where an answer was extended by tokens that no step has computed.
+    preemption are the same operation: they compute the `pending` tokens. A decode has one pending token, or a few more
+    where an answer was extended by uncomputed tokens.
 
     Args:
-        key: Unique in the engine, rising with arrival.
-        request: What the sequence answers.
-        index: Which of the request's choices.
+        key: Key that is unique in the engine and rises with arrival.
+        request: Request that the sequence answers.
+        index: Index of the request's choice.
         table: Its KV blocks; empty until admission.
-        eos_token_ids: The tokens with which the model ends its turn.
+        eos_token_ids: End-of-sequence tokens of the model.
     """
 
     __slots__ = (
@@ -57,7 +57,7 @@ class Sequence:
         "waited_s",
     )
 
-    # Set when the sequence joins the line: who is charged, since when it waits, and its place.
+    # Set when the sequence joins the waiting queue: the charged account, the start of the wait, and the queue entry.
     account: "FlowCharge"
     arrival: "ClockMark"
     entry: QueueEntry["Sequence"]
@@ -72,31 +72,30 @@ class Sequence:
         self.table = table
         output = [] if request.resumes is None else request.resumes[index]
         self.tokens = [*request.prompt, *output] if output else request.prompt
-        """Prompt and output. The prompt's own list, which all choices share, until there is output."""
+        """Tokens of prompt and output. Until there is output, this is the prompt's list, which all choices share."""
         self.prompt_tokens = len(request.prompt)
         self.max_tokens = sampling.max_tokens
-        # A grammar decides itself where a word may end, these wishes included.
+        # With a grammar, the grammar state decides where an answer may end, and applies `min_tokens`.
         self.min_tokens = sampling.min_tokens if sampling.grammar is None else 0
         self.itl_objective_s = request.itl_objective_s
         self.arrived_s = 0.0
         self.deadline_s: float | None = None
         self.computed = 0
         self.cached_tokens: int | None = 0 if output else None
-        """Of the prompt, found in the prefix cache instead of being computed; None before the first admission."""
+        """Prompt tokens that were found in the prefix cache; None before the first admission."""
         self.once_computed = len(self.tokens) - 1 if output else 0
-        """The furthest that `computed` ever was when it stopped running, or within its prompt, here or where its answer
-        was begun; computing below it again is the cost of a preemption, or of a replica that was lost."""
+        """Largest `computed` at a preemption, in the prompt, or at a lost replica; below it is recomputation."""
         self.plain_until = 0
-        """Decodes at positions below need nothing but computing: no block is filled or missing, nothing is charged."""
+        """Position below which decodes only compute: they fill or need no block, and charge nothing."""
         self.promised_blocks = 0
-        """While it runs: blocks that it is expected to take yet."""
+        """Number of further blocks that a running sequence is expected to take."""
         self.preemptions = 0
         self.excluded_at = 0
-        """When it last gave way to a guest; see `Guests`."""
+        """Step in which it was last excluded for an overcommitted sequence; see `OvercommitSlots`."""
         self.displaced = False
-        """Whether it waits because others took its blocks."""
+        """Whether the sequence waits because it was preempted."""
         self.waited_s: dict[str, float] = {}
-        """By cause, up to its first token."""
+        """Waiting seconds by cause, until the first token."""
         own = frozenset(sampling.stop_token_ids)
         self.stop_tokens = own if sampling.ignore_eos and sampling.grammar is None else own | eos_token_ids
 
@@ -107,29 +106,29 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens that are known but not computed; at least 1 while the sequence lives."""
+        """Number of known tokens without computed KV; at least 1 until the sequence ends."""
         return len(self.tokens) - self.computed
 
     @property
     def output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return len(self.tokens) - self.prompt_tokens
 
     @property
     def admission_tokens(self) -> int:
-        """Tokens for which it takes blocks when it is admitted."""
+        """Number of tokens for which the sequence takes blocks at its admission."""
         if self.preemptions < MAX_PREEMPTIONS:
             return len(self.tokens)
         return self.prompt_tokens + self.max_tokens
 
     @property
     def expected_output(self) -> int:
-        """Output tokens that it is expected to have in the end."""
+        """Expected number of output tokens at the end of the sequence."""
         expected = self.request.expected_tokens
         return self.max_tokens if expected is None else min(self.max_tokens, max(expected, self.output_tokens + 1))
 
     def append(self, token: int) -> FinishReason | None:
-        """Adds a token of the answer; tells whether it is the last one."""
+        """Appends an output token; returns the finish reason if it is the last one."""
         tokens = self.tokens
         output = len(tokens) - self.prompt_tokens
         if output:
@@ -142,7 +141,7 @@ class Sequence:
 
 
 class FlowCharge:
-    """One flow that has sequences here."""
+    """Account of one flow that has sequences in this engine."""
 
     __slots__ = ("flow", "sequences")
 

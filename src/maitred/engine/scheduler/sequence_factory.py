@@ -1,4 +1,4 @@
-"""From a request to its sequences: what can never run here is refused before anything is kept of it."""
+"""Factory of sequences, which refuses requests that can never run here."""
 
 from collections.abc import Mapping
 
@@ -15,10 +15,10 @@ class SequenceFactory:
 
     Args:
         pool: The KV blocks.
-        residency: What a tenant may hold of them.
+        residency: Floors and ceilings of the tenants' blocks.
         block_tokens: Tokens per block.
-        context_tokens: Prompt and answer together at most.
-        eos_token_ids: How the model ends its turn.
+        context_tokens: Maximum tokens of prompt and answer together.
+        eos_token_ids: End-of-sequence tokens of the model.
         prefix_cache: Whether requests share prefixes. The choices of one request always do.
     """
 
@@ -43,7 +43,7 @@ class SequenceFactory:
         self._next_key = 0
 
     def sequences(self, request: EngineRequest, now_s: float) -> list[Sequence]:
-        """One sequence for each choice that runs; they came now.
+        """Makes one sequence for each choice to compute, with the arrival time `now_s`.
 
         Raises:
             ValueError: The request can never run here; the message says why.

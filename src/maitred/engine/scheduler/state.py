@@ -5,7 +5,8 @@
               +---- preempt -----+
     pause: waiting | running -> paused; resume: paused -> waiting; cancel and expire: any -> ended
 
-Only a running sequence holds blocks. Each move keeps every account of it: the line, the batch, the blocks, the charges.
+Only a running sequence holds blocks. Each move updates all records of the sequence: waiting queue, running batch,
+blocks and charges.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from maitred.fairness.heap import Heap
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Totals since the scheduler was made, in tokens and sequences."""
+    """Counters since the scheduler was made, in tokens and sequences."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -43,18 +44,18 @@ class SchedulerCounters:
 
 
 class SchedulerState:
-    """All that lives from one step to the next.
+    """State that the scheduler keeps from one step to the next.
 
     Args:
         pool: The KV blocks.
-        fair_queue: The order of those that wait.
-        wait_queue: They.
-        batch: Those that run.
-        accounts: What flows are charged.
-        residency: What tenants may hold of the blocks.
-        overcommit: Those that run beyond the places.
-        pins: The prefixes that stay.
-        comes_back: Whether what a preempted sequence has computed is worth copying; see `swapping`.
+        fair_queue: Order of the waiting sequences.
+        wait_queue: Waiting sequences.
+        batch: Running sequences.
+        accounts: Service charges of the flows.
+        residency: Floors and ceilings of the tenants' blocks.
+        overcommit: Slots of the overcommitted sequences.
+        pins: Table of the pinned prefixes.
+        comes_back: Returns whether swapping a preempted sequence pays; see `SwapPolicy.pays`.
     """
 
     def __init__(
@@ -84,13 +85,13 @@ class SchedulerState:
         self.deadlines: Heap[Sequence] = Heap()
 
     def enter(self, sequence: Sequence, now_s: float) -> None:
-        """Joins the line: a new sequence, or one that goes on after a pause."""
+        """Enqueues a new sequence, or one that resumes after a pause."""
         self.waits.advance(now_s)
         sequence.arrival = self.waits.arrival()
         self.wait_queue.enter(sequence, now_s)
 
     def admit(self, sequence: Sequence, cached: int, now_s: float) -> None:
-        """Runs from now on, with its blocks, of which the prefix cache has filled those of `cached` tokens."""
+        """Starts a sequence with its blocks, of which the prefix cache provides the first `cached` tokens."""
         self.wait_queue.take(sequence, now_s)
         sequence.table.await_no_more()
         self.residency.hold(sequence.account.flow, sequence.table.blocks)
@@ -109,12 +110,12 @@ class SchedulerState:
             self.accounts.begin_decoding(sequence)
 
     def on_sample(self, sequence: Sequence) -> None:
-        """Got a token of its answer."""
+        """Notes an output token of a sequence."""
         if self.batch.on_sample(sequence):
             self.accounts.begin_decoding(sequence)
 
     def grow(self, sequence: Sequence) -> None:
-        """Takes the blocks that its tokens need; the pool has them."""
+        """Takes the blocks that a sequence's tokens need; the pool must have them."""
         held = len(sequence.table.blocks)
         sequence.table.grow(len(sequence.tokens))
         fresh = sequence.table.blocks[held:]
@@ -122,7 +123,7 @@ class SchedulerState:
         self.batch.grew(sequence, len(fresh))
 
     def book(self, sequence: Sequence, start: int, end: int) -> None:
-        """Charges a run of tokens that is certain to be computed, and makes the blocks findable that it fills."""
+        """Charges tokens that will certainly be computed, and publishes the blocks that they fill."""
         once = sequence.once_computed
         if start < once:
             self.counters.recomputed_tokens += min(end, once) - start
@@ -132,14 +133,14 @@ class SchedulerState:
         sequence.table.publish(sequence.tokens, end)
 
     def accept(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """The first `accepted` of its drafts were sampled in their places, so their KV is what it has to be."""
+        """Records the accepted drafts of a sequence, whose KV is valid."""
         self.counters.drafted_tokens += drafted
         self.counters.accepted_tokens += accepted
         sequence.computed += accepted
         sequence.table.publish(sequence.tokens, sequence.computed)
 
     def preempt(self, victim: Sequence, plan: StepPlan, now_s: float) -> None:
-        """Gives its blocks back and waits again."""
+        """Preempts a sequence: frees its blocks and lets it wait again."""
         if self._requeue(victim):
             victim.table.await_return()
         self._stop(victim)
@@ -151,7 +152,7 @@ class SchedulerState:
         plan.preempted.append(victim)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Leaves wherever it is, and holds nothing."""
+        """Removes a sequence from its current state and frees its blocks."""
         sequence.table.await_no_more()
         if sequence.table.blocks:
             self._stop(sequence)
@@ -160,13 +161,13 @@ class SchedulerState:
             self.wait_queue.leave(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """Withdraws a sequence for good."""
+        """Ends a sequence in any state."""
         self.withdraw(sequence)
         self.accounts.close(sequence.account)
         self.deadlines.discard(sequence)
 
     def expire(self, sequence: Sequence, plan: StepPlan) -> None:
-        """Ends because its time is over."""
+        """Ends a sequence because its deadline has passed."""
         self.end(sequence)
         plan.expired.append(sequence)
         self.counters.finished += 1

@@ -1,4 +1,4 @@
-"""How much a step does: so many sequences, and so many tokens of prompts, as the readers' objective leaves room for."""
+"""Size of a step: the sequences and prefill tokens that fit into the inter-token latency objective."""
 
 from collections.abc import Iterable
 
@@ -9,17 +9,18 @@ from maitred.engine.scheduler.prefill import PrefillBudget
 from maitred.engine.scheduler.step_times import StepMeter, StepWork, TimedStep
 
 _DECODES_SHARE = 0.8
-"""Of the objective. A batch whose decodes alone are predicted to take more is not added to."""
+"""Share of the objective that predicted decodes may take. A batch whose decodes are predicted to take more gets no
+further sequences."""
 
 
 class StepSizer:
-    """Learns from measured steps, and sizes the next one.
+    """Sizer that learns from measured steps how large the next one may be.
 
     Args:
-        step_tokens: Tokens in a step at most.
-        max_sequences: Sequences that run together at most.
-        min_sequences: That may run however slow the steps are.
-        itl_objective_s: The engine's own; None: steps are as large as they may be.
+        step_tokens: Maximum tokens of a step.
+        max_sequences: Maximum running sequences.
+        min_sequences: Sequences that may run even if the steps are slow.
+        itl_objective_s: Default objective of the engine in seconds; None: steps have the maximum size.
         known: Steps that were measured before.
     """
 
@@ -37,13 +38,13 @@ class StepSizer:
         self._limit = BatchLimit(itl_objective_s, least=self._least, most=max_sequences)
         self._itl_objective_s = itl_objective_s
         self._predicted = max_sequences
-        """Sequences whose decodes are predicted to keep the objective. The limit goes by what was seen, which comes
-        too late when a hundred requests arrive at once."""
+        """Number of sequences whose decodes are predicted to keep the objective. The measured limit reacts too late
+        when a hundred requests arrive at once, so this prediction also applies."""
         self._meter = StepMeter(known)
 
     @property
     def times(self) -> StepTimes:
-        """Step times, as far as they were measured."""
+        """Model of step times, fitted to the measured steps."""
         return self._meter.times
 
     @property
@@ -60,7 +61,7 @@ class StepSizer:
         return min(self._step_tokens, self._meter.tokens_within(objective_s, decodes, batch.context_tokens))
 
     def budget(self, batch: RunningBatch, decodes: int) -> PrefillBudget:
-        """Returns what a step has left for prompts; it is limited in time only while somebody waits."""
+        """Returns a step's prefill budget, which is limited in time only while sequences decode."""
         objective_s = batch.itl_objective_s
         left = self._step_tokens - decodes
         if objective_s is None or not decodes:
@@ -70,13 +71,13 @@ class StepSizer:
         return PrefillBudget(left, time, min(left, fitting))
 
     def drafts(self, batch: RunningBatch, work: StepWork, tokens: int, writing_s: float = 0.0) -> int:
-        """Rows that a step can have beside what it computes.
+        """Returns the draft rows that a step can have in addition to its work.
 
         Args:
-            batch: Those that run.
-            work: What it computes.
-            tokens: Of the step so far.
-            writing_s: What it takes to have one more written.
+            batch: Running sequences.
+            work: Work of the step.
+            tokens: Tokens of the step so far.
+            writing_s: Seconds to write one further draft.
         """
         objective_s = batch.itl_objective_s
         left = max(0, self._step_tokens - tokens)
@@ -87,7 +88,7 @@ class StepSizer:
         return left if left_s >= left * row_s else int(left_s / row_s)
 
     def on_step_time(self, work: StepWork, seconds: float, *, running: int, waiting: int) -> None:
-        """A step took so long; see `BatchLimit.record` for the numbers."""
+        """Records the duration of a step; see `BatchLimit.record` for the arguments."""
         extra_s = work.extra_seconds(self._meter.times)
         self._limit.record(seconds, work.decodes, prefill_s=extra_s, running=running, waiting=waiting)
         self._meter.record(work, seconds)

@@ -1,13 +1,14 @@
-"""Time of the next step, learnt from the steps before it, and the prefill tokens that it leaves room for.
+"""Prediction of step times, learnt from earlier steps, and the prefill tokens that fit into a step.
 
-Two tokens can cost very different amounts. A decode shares its reading of the weights with few others and is sampled;
-it reads all the keys and values of its sequence. A token of a prefill chunk is one row of a large product; it attends
-to every token before it. So a step is described by what its time depends on (`StepWork`), and a `StepMeter` learns
-`maitred.core.replica.StepTimes` from measured steps. It also keeps how wrong it was, so that a promise can have a
-margin.
+Two tokens can cost very different amounts. A decode shares the reading of the weights with few other tokens, is
+sampled, and reads all keys and values of its sequence. A token of a prefill chunk is one row of a large matrix product,
+and attends to every token before it. So a `StepWork` describes the quantities that a step's time depends on, and a
+`StepMeter` learns `maitred.core.replica.StepTimes` from measured steps. The meter also records its errors, so that
+predictions can have a safety margin.
 
-A meter believes itself only near what it has seen. Until a step of some size was measured, the next one is at most
-twice as large: a wrong first guess then costs one step that is somewhat too long, instead of one that is endless.
+A meter trusts its predictions only near the measured step sizes. A step is at most twice as large as the largest
+measured one. So a wrong first prediction costs one step that is somewhat too long, instead of one that is extremely
+long.
 """
 
 from bisect import bisect_left, insort
@@ -22,7 +23,7 @@ from maitred.engine.scheduler.plan import StepPlan
 
 _MEMORY_STEPS = 200
 _FIT_EVERY = 16
-"""Steps from one fit to the next; at first, after every step."""
+"""Number of steps between two fits; at first, every step is followed by a fit."""
 _KNOWN_SHARE = 0.05
 _ERRORS = 256
 _FEW_ERRORS = 32
@@ -30,7 +31,7 @@ _FIRST_PREFILL_TOKENS = 64
 _FIRST_PAIRS = 1 << 13
 _FIRST_DECODES = 8
 _LEAST_PREFILL_TOKENS = 16
-"""Prefill in a step whose decodes alone take too long: prompts must come to an end all the same."""
+"""Minimum prefill tokens of a step whose decodes alone take too long, so that prefills still end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +40,17 @@ class StepWork:
 
     decodes: int = 0
     context_tokens: int = 0
-    """Of the sequences that decode, the new tokens included."""
+    """Context tokens of the decoding sequences, new tokens included."""
     chunks: int = 0
     prefill_tokens: int = 0
     pairs: int = 0
     drafts: int = 0
-    """Tokens that are guessed; each costs what a decode does, but it attends as a token of a chunk."""
+    """Number of draft tokens; each costs as much as a decode, but attends like a token of a chunk."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepWork":
-        """The work of a plan."""
-        # Of a decode with several tokens the last one is as any decode's; those before it are rows of a prompt.
+        """Computes the work of a plan."""
+        # In a decode with several tokens, the last one counts as a decode; the tokens before it count as prefill rows.
         longer = [(chunk.start, chunk.length - 1) for chunk in plan.decodes if chunk.length > 1]
         drafts = [(chunk.end, len(chunk.drafts)) for chunk in plan.decodes if chunk.drafts]
         prompts = [(chunk.start, chunk.length) for chunk in plan.prefills]
@@ -64,7 +65,7 @@ class StepWork:
 
     @classmethod
     def of_decodes(cls, plan: StepPlan) -> "StepWork":
-        """The work of its decodes alone, if each has one token."""
+        """Computes the work of a plan's decodes alone, if each has one token."""
         return cls(len(plan.decodes), sum([chunk.start + chunk.length for chunk in plan.decodes]))
 
     def seconds(self, times: StepTimes) -> float:
@@ -73,35 +74,35 @@ class StepWork:
         return times.of(tokens, context_tokens, decodes=decodes, chunks=chunks, pairs=pairs)
 
     def extra_seconds(self, times: StepTimes) -> float:
-        """Returns the seconds that its prefill and its drafts add."""
+        """Returns the seconds that the prefill and the drafts of the step add."""
         decodes = StepWork(self.decodes, self.context_tokens)
         return self.seconds(times) - decodes.seconds(times)
 
     @property
     def features(self) -> tuple[int, int, int, int, int, int]:
-        """Factors for the fields of `StepTimes`, in their order."""
+        """Returns the factors for the fields of `StepTimes`, in their order."""
         sampled = self.decodes + self.drafts
         return 1, sampled + self.prefill_tokens, self.context_tokens, sampled, self.chunks, self.pairs
 
 
 class TimedStep(NamedTuple):
-    """A step that was measured."""
+    """Work and duration of a measured step."""
 
     work: StepWork
     seconds: float
 
 
 class StepMeter:
-    """Learns what steps take. Deterministic; the times are measured by whoever runs the steps.
+    """Meter that learns step times. The meter is deterministic; the engine measures the times.
 
     Args:
-        known: Steps that were measured before, to begin with. Each counts for a part of one that is recorded from now
-            on, which so outweighs it soon; where nothing is recorded they go on to be believed.
+        known: Steps that were measured earlier. Each has a small share of the weight of a newly recorded step, so new
+            steps soon outweigh them. Where no new steps are recorded, they stay valid.
     """
 
     def __init__(self, known: Iterable[TimedStep] = ()) -> None:
         self.times = StepTimes()
-        """The latest fit."""
+        """Coefficients of the latest fit."""
         self._model = LeastSquares(len(StepTimes.__struct_fields__), _MEMORY_STEPS)
         self._steps = 0
         self._mixed = _Ratios()
@@ -118,11 +119,11 @@ class StepMeter:
         self._steps = 0
 
     def record(self, work: StepWork, seconds: float) -> None:
-        """A step was measured.
+        """Records a measured step.
 
         Args:
-            work: What it computed; at least one token.
-            seconds: From one plan to the next, with all that a reader waits for between two tokens. More than 0.
+            work: Work of the step; at least one token.
+            seconds: Time from one plan to the next, with all that delays a client's tokens; more than 0.
         """
         predicted_s = work.seconds(self.times)
         if predicted_s > 0:
@@ -144,34 +145,34 @@ class StepMeter:
         self.times = StepTimes(*self._model.coefficients)
 
     def margin(self, share: float = 0.95) -> float:
-        """By how much a prediction must be stretched so that this share of the steps takes no longer; at least 1.
+        """Returns the factor (at least 1) by which to extend predictions to cover this share of the steps.
 
-        It goes by the last steps with prefill, as it was predicted before they were run; and while these are few, by
-        all.
+        The factor comes from the last steps with prefill and the predictions before them. While such steps are few, it
+        comes from all steps.
         """
         ratios = self._mixed if len(self._mixed) >= _FEW_ERRORS else self._mixed + self._decoding
         return max(1.0, ratios.quantile(share))
 
     def error(self, share: float = 0.9) -> float:
-        """The error that this share of the last predictions did not exceed, relative to what was measured."""
+        """Returns the relative error that this share of the last predictions did not exceed."""
         return (self._mixed + self._decoding).error(share)
 
     def budget(self, objective_s: float, decodes: int, context_tokens: int, share: float = 0.95) -> "StepBudget":
-        """Returns what a step has left for prefill if, in `share` of the cases, it shall keep an objective.
+        """Returns a step's budget for prefill, so that `share` of the steps keep the objective.
 
         Args:
-            objective_s: The most that the step should take.
-            decodes: Sequences that decode in it.
-            context_tokens: Their context, the new tokens included.
-            share: Of the steps that keep the objective, if their decodes alone do not break it.
+            objective_s: Maximum seconds of the step.
+            decodes: Number of decoding sequences in the step.
+            context_tokens: Context tokens of the decoding sequences, new tokens included.
+            share: Share of the steps that keep the objective, if their decodes alone do not exceed it.
         """
         left_s = objective_s / self.margin(share) - self.times.decoding(decodes, context_tokens)
         tokens = max(_FIRST_PREFILL_TOKENS, 2 * self._most_prefill_tokens)
-        pairs = max(_FIRST_PAIRS, 4 * self._most_pairs)  # twice as long a prompt has four times as many
+        pairs = max(_FIRST_PAIRS, 4 * self._most_pairs)  # a prompt of double length has four times as many pairs
         return StepBudget(self.times, left_s, tokens, pairs)
 
     def decodes_within(self, seconds: float, context_tokens: float) -> int:
-        """How many sequences, each with so much context, a step of so many seconds decodes, as a rule."""
+        """Returns how many sequences, each with this context, a step of this duration usually decodes."""
         times = self.times
         each_s = times.token_s + times.decode_s + times.context_token_s * context_tokens
         known = max(_FIRST_DECODES, 2 * self._most_decodes)
@@ -181,12 +182,12 @@ class StepMeter:
         return known if left_s >= known * each_s else int(left_s / each_s)
 
     def tokens_within(self, seconds: float, decodes: int, context_tokens: int) -> int:
-        """Tokens, decodes included, of a step that takes so long at most, if its prefill is one prompt's first part."""
+        """Returns the tokens, decodes included, of a step that fits into a time with one new prompt."""
         return decodes + self.budget(seconds, decodes, context_tokens).take(0, 1 << 30)
 
 
 class _Ratios:
-    """The last ratios, of some number, by size."""
+    """Sorted window of the latest ratios."""
 
     def __init__(self) -> None:
         self._in_time: deque[float] = deque()
@@ -207,7 +208,7 @@ class _Ratios:
         insort(self._by_size, ratio)
 
     def quantile(self, share: float) -> float:
-        """1 when there are none."""
+        """Returns a quantile of the ratios; 1 without ratios."""
         return _quantile(self._by_size, share, 1.0)
 
     def error(self, share: float) -> float:
@@ -219,13 +220,13 @@ def _quantile(ordered: Sequence[float], share: float, of_nothing: float) -> floa
 
 
 class StepBudget:
-    """The rest of a step's time, spent chunk by chunk.
+    """Budget of a step's remaining time, which is spent chunk by chunk.
 
     Args:
-        times: What steps take.
-        left_s: Seconds for prefill; below 0 when the decodes alone take too long.
-        tokens: Prefill tokens at most, whatever the time.
-        pairs: Pairs that they attend to at most, beyond a small number of tokens.
+        times: Model of step times.
+        left_s: Seconds for prefill; negative if the decodes alone take too long.
+        tokens: Maximum prefill tokens, independent of the time.
+        pairs: Maximum attention pairs beyond a small number of tokens.
     """
 
     __slots__ = ("_least", "_left_s", "_pairs", "_times", "_tokens")
@@ -239,11 +240,11 @@ class StepBudget:
 
     @property
     def spent(self) -> bool:
-        """Whether not even one token fits any more."""
+        """Whether no further token fits."""
         return not self._least and not (self._tokens and self._times.longest_chunk(self._left_s, 0, 1))
 
     def take(self, start: int, wanted: int) -> int:
-        """Spends what a chunk takes: how many of the `wanted` tokens after `start` earlier ones fit; 0 if none does.
+        """Spends budget for a chunk after `start` earlier tokens; returns how many of `wanted` tokens fit.
 
         The first few tokens of a step always fit.
         """

@@ -1,8 +1,8 @@
-"""Choice of the sequences that give their blocks back when a decode finds none.
+"""Choice of the sequences to preempt when a decode finds no free blocks.
 
-The victim is the sequence whose eviction returns the most blocks for the least work to do again, and of similar ones
-that of the flow which has had more than its share. A sequence that holds whole blocks for a prompt of which little is
-computed is therefore the first to go; a long one near its end the last.
+The victim is the sequence that frees the most blocks for the least recomputation. Among similar sequences, the one
+whose flow had more than its share of service is chosen. So a sequence with blocks for a mostly uncomputed prompt is
+preempted first, and a long sequence near its end last.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,12 +15,12 @@ from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS, Sequence
 def choose_victim(
     candidates: Iterable[Sequence], over_service: Callable[[Flow], float], *, service_unit: float
 ) -> Sequence | None:
-    """The candidate to preempt; None if each has been preempted `MAX_PREEMPTIONS` times.
+    """Returns the candidate to preempt; None if each was preempted `MAX_PREEMPTIONS` times.
 
     Args:
         candidates: Running sequences.
-        over_service: By how much service a flow leads the least served one.
-        service_unit: A lead of so much makes the blocks of a flow twice as good to take.
+        over_service: Returns the lead in service of a flow over the least served flow.
+        service_unit: Lead in service that doubles the value of a flow's blocks in the choice.
     """
     leads: dict[int, float] = {}
     best: Sequence | None = None
@@ -35,7 +35,7 @@ def choose_victim(
         shared = sequence.table.shared_blocks
         reclaimable = len(sequence.table.blocks) - shared
         block_tokens = sequence.table.block_tokens
-        # A block's worth on top: to leave and to come back costs something, however little was computed.
+        # The cost of one block is added, because each preemption costs something even if little was computed.
         cost_tokens = max(0, sequence.computed - shared * block_tokens) + block_tokens
         score = (reclaimable / cost_tokens * (1.0 + lead / service_unit), sequence.key)
         if score > best_score:
@@ -46,13 +46,13 @@ def choose_victim(
 class SwapPolicy:
     """Policy that decides between copying blocks away and computing them again.
 
-    Copying takes time in proportion to the blocks, both ways; computing takes time in proportion to the tokens, and
-    more for late ones, which attend to more. Both are measured: copying when the engine starts, computing in its steps.
-    Before any step was measured, nothing is copied.
+    The time for copying is proportional to the blocks, in both directions. The time for computing is proportional to
+    the tokens, and late tokens take longer because they attend to more. Both times are measured: copying when the
+    engine starts, computing in its steps. Before any step was measured, nothing is copied.
 
     Args:
-        block_copy_s: Seconds to copy a block one way; infinite where there is no room for any.
-        times: What steps take, as of now.
+        block_copy_s: Seconds to copy a block in one direction; infinite without swap space.
+        times: Returns the current model of step times.
     """
 
     def __init__(self, block_copy_s: float, times: Callable[[], StepTimes]) -> None:
@@ -60,7 +60,7 @@ class SwapPolicy:
         self._times = times
 
     def pays(self, sequence: Sequence) -> bool:
-        """Whether to copy what the sequence has computed, should its blocks be needed."""
+        """Returns whether the sequence's blocks should be copied when others need them."""
         block_tokens = sequence.table.block_tokens
         blocks = sequence.computed // block_tokens
         return blocks > 0 and 2 * blocks * self._block_copy_s <= self._times().chunk(0, blocks * block_tokens)

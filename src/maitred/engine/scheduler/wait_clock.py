@@ -1,12 +1,12 @@
-"""Why those wait who wait, told without touching any of them.
+"""Waiting times of sequences by cause, measured without work per waiting sequence.
 
-Ten thousand waiting sequences cannot each keep an account in every step. But at any time there is one reason why nobody
-(more) is admitted, the same for all: no slot, no blocks, or no room in the step. The clock adds up the time by reason;
-a sequence remembers how the clock stood when it came, and the difference is its account.
+Updating ten thousand waiting sequences in every step would be too slow. But at any time there is one reason why no
+further sequence is admitted, and it is the same for all: no slot, no blocks, or no tokens left in the step. The clock
+adds up the time by reason. A sequence stores the clock's state at its arrival, and the difference is its waiting time.
 
-What differs between sequences is whose turn it is. From the moment that somebody who came later was admitted first, a
-sequence waits because others are owed service. For this the clock keeps when each arrival was first overtaken: the
-records of the latest arrival that was admitted so far.
+Only the order of service differs between sequences. As soon as a later arrival was admitted first, a sequence waits
+because others are owed service. For this the clock stores when each arrival was first overtaken, as a list of records
+of the latest admitted arrival.
 """
 
 from bisect import bisect_right
@@ -19,17 +19,17 @@ _RECORDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class ClockMark:
-    """How the clock stood when somebody came."""
+    """State of the clock at the arrival of a sequence."""
 
     at_s: float
     totals_s: dict[WaitCause, float]
 
 
 class WaitClock:
-    """Time by the reason for which nobody was admitted.
+    """Clock of the time by the cause for which no sequence was admitted.
 
     Attributes:
-        cause: The reason now. Whoever is not admitted waits for the step under way, if for nothing else.
+        cause: Current cause. Without another cause, a sequence waits for the running step.
     """
 
     def __init__(self) -> None:
@@ -42,22 +42,22 @@ class WaitClock:
         """...and when."""
 
     def advance(self, now_s: float) -> None:
-        """Advances the clock; the time since the last call passed for the cause of then."""
+        """Advances the clock and adds the time since the last call to its current cause."""
         if now_s > self._now_s:
-            # A new dictionary each time: arrivals keep the old ones.
+            # A new dictionary is made each time, because arrivals keep the old ones.
             self._totals_s = {**self._totals_s, self.cause: self._totals_s.get(self.cause, 0.0) + now_s - self._now_s}
             self._now_s = now_s
 
     def arrival(self) -> ClockMark:
-        """To be kept by whoever comes now."""
+        """Returns the mark that a sequence arriving now must keep."""
         return ClockMark(self._now_s, self._totals_s)
 
     def on_admit(self, key: int, arrival: ClockMark) -> dict[str, float]:
         """Ends the wait of a sequence, and returns its seconds by cause.
 
         Args:
-            key: Of whom; keys rise with arrival.
-            arrival: From when it came.
+            key: Key of the sequence; keys rise with arrival.
+            arrival: Mark from the arrival of the sequence.
         """
         position = bisect_right(self._latest, key)
         if position == len(self._latest):
@@ -65,11 +65,12 @@ class WaitClock:
             self._latest.append(key)
             self._overtakes.append(until)
             if len(self._latest) > _RECORDS:
-                # Who is overtaken between two records counts from the later one: a little too kind to us, and rare.
+                # A sequence overtaken between two records counts from the later one, which is rare and slightly too
+                # short.
                 self._latest, self._overtakes = self._latest[1::2], self._overtakes[1::2]
         else:
             until = self._overtakes[position]
-            if until.at_s < arrival.at_s:  # it was away meanwhile
+            if until.at_s < arrival.at_s:  # the sequence was not in the queue at that time
                 until = arrival
         waited = {cause.value: total_s - arrival.totals_s.get(cause, 0.0) for cause, total_s in until.totals_s.items()}
         waited[WaitCause.TENANT_SHARE.value] = self._now_s - until.at_s

@@ -1,4 +1,4 @@
-"""The sequences that wait for admission: the line that orders them, and what they will need."""
+"""Waiting queue: the sequences that wait for admission, and the resources that they will need."""
 
 from maitred.core.flow import ServiceWeights
 from maitred.engine.scheduler.kv_shares import KVShares
@@ -7,20 +7,20 @@ from maitred.fairness.fair_queue import FairQueue, QueueEntry
 
 
 class WaitQueue:
-    """A line of sequences, and beside it those whose tenants hold all of the KV cache that they may.
+    """Queue of waiting sequences, with those set aside whose tenants are at their KV ceilings.
 
-    The latter must not keep others from their turn, so they stand aside until something of their tenants has ended.
+    The latter must not block others, so they are set aside until a sequence of their tenant has ended.
 
     Args:
-        fair_queue: Their order.
-        weights: Service per token, to predict what a sequence will cost.
-        residency: Learns who waits, and says who may go on.
+        fair_queue: Order of the waiting sequences.
+        weights: Service per token, to predict the cost of a sequence.
+        residency: Floors and ceilings of the tenants, which also count waiting sequences.
         block_tokens: Tokens per block.
-        by_prefix: Whether the line wants to know who shares a prefix.
+        by_prefix: Whether the fair queue groups sequences by shared prefix.
 
     Attributes:
-        blocks: KV blocks that they are expected to take, prefixes that they may find in the cache included.
-        prompt_tokens: Of all of them.
+        blocks: KV blocks that the waiting sequences are expected to take, possible prefix cache hits included.
+        prompt_tokens: Prompt tokens of all waiting sequences.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class WaitQueue:
         self._block_tokens = block_tokens
         self._by_prefix = by_prefix
         self._aside: dict[FlowCharge, dict[int, Sequence]] = {}
-        """By flow, in the order in which they would have been admitted."""
+        """Flow -> sequences set aside, in their order of admission."""
         self._waiting = 0
 
     def __len__(self) -> int:
         return self._waiting
 
     def enter(self, sequence: Sequence, now_s: float) -> None:
-        """A sequence joins the line: a new one, or one that comes back, by the age it has."""
+        """Enqueues a new sequence, or one that returns, in the order of arrival."""
         prompt, scope = sequence.request.prompt, sequence.request.cache_scope
         sequence.entry = QueueEntry(
             sequence,
@@ -61,22 +61,22 @@ class WaitQueue:
         self._count(sequence, 1)
 
     def put_back(self, sequence: Sequence, now_s: float) -> None:
-        """A sequence that was taken waits again."""
+        """Returns a taken sequence to the queue."""
         self._line.requeue(sequence.entry, now_s)
         self._count(sequence, 1)
 
     def head(self, now_s: float) -> Sequence | None:
-        """Whose turn it is."""
+        """Returns the sequence that is next in the order."""
         entry = self._line.head(now_s)
         return None if entry is None else entry.value
 
     def take(self, sequence: Sequence, now_s: float) -> None:
-        """A sequence is admitted."""
+        """Removes a sequence because it is admitted."""
         self._line.take(sequence.entry, now_s)
         self._count(sequence, -1)
 
     def leave(self, sequence: Sequence) -> None:
-        """A sequence waits no more, and was not admitted."""
+        """Removes a sequence that ends its wait without admission."""
         own = self._aside.get(sequence.account)
         if own is not None and own.pop(sequence.key, None) is not None:
             if not own:
@@ -86,12 +86,12 @@ class WaitQueue:
         self._count(sequence, -1)
 
     def set_aside(self, sequence: Sequence) -> None:
-        """A sequence leaves the line until its tenant may hold what it needs."""
+        """Sets a sequence aside until its tenant may hold the blocks that it needs."""
         self._line.remove(sequence.entry)
         self._aside.setdefault(sequence.account, {})[sequence.key] = sequence
 
     def call_back(self, now_s: float) -> None:
-        """Lets the first of each flow that stands aside into the line again, if there is room for it now."""
+        """Returns each flow's first set-aside sequence to the queue if its tenant may now hold its blocks."""
         for account, own in list(self._aside.items()):
             first = next(iter(own.values()))
             if not self._residency.is_capped(account.flow, first.table.blocks_for(first.admission_tokens)):

@@ -1,1 +1,1 @@
-"""Speculative decoding: tokens to come are guessed, computed with the answer, and kept where they are right."""
+"""Speculative decoding: draft tokens are computed with the answer and kept if they are right."""

@@ -1,26 +1,26 @@
-"""How often guesses are right, learnt by sequence and by kind of guess."""
+"""Acceptance rates of draft tokens, learnt per sequence and per kind of draft."""
 
 from maitred.engine.speculate.guess import WRITTEN
 
 _SHARED_FADE = 0.98
 _OWN_FADE = 0.8
-"""Per guess. A text that stops copying is noticed after a few guesses."""
+"""Fading factor per draft. A text that stops copying is detected after a few drafts."""
 _CAUTION = 0.75
 """What holds of other sequences need not hold of a new one: its first guess is put to the test in few rows..."""
 _WRITTEN_RIGHT, _WRITTEN_TRIALS = 0.8, 10.0
-"""...but who has chosen a draft model expects it to be right. Before anything is known, so often; what is not written
-cannot be found to be right."""
+"""...but who has chosen a draft model expects it to be right. The rate is high, because drafts that are never written
+cannot prove to be right."""
 _PRIOR_TRIALS = 2.0
-"""A sequence begins with what is true of all, which counts as much and fades like the rest."""
+"""Weight in trials of the shared rate with which a sequence begins; it fades like other trials."""
 
 
 class Rate:
-    """Tokens that were right, out of those that were put to the test; older ones fade.
+    """Rate of accepted tokens among tested tokens; older tokens fade.
 
     Args:
-        fade: What is left of them with each guess.
-        right: To begin with.
-        trials: To begin with; more than 0.
+        fade: Factor that is applied to earlier counts with each draft.
+        right: Initial number of accepted tokens.
+        trials: Initial number of tested tokens; more than 0.
     """
 
     __slots__ = ("_fade", "right", "trials")
@@ -31,18 +31,18 @@ class Rate:
         self.trials = trials
 
     def add(self, right: int, trials: int) -> None:
-        """One more guess was tested."""
+        """Adds the result of one more draft."""
         self.right = self._fade * self.right + right
         self.trials = self._fade * self.trials + trials
 
 
 class Acceptance:
-    """Tells how probable it is that a guessed token is right if all before it were."""
+    """Estimator of the probability that a draft token is right if all before it were right."""
 
     def __init__(self) -> None:
         self._shared: dict[int, Rate] = {}
         self._own: dict[int, dict[int, Rate]] = {}
-        """By sequence, then by kind."""
+        """Sequence key -> kind -> rate."""
 
     def of(self, sequence: int, kind: int) -> float:
         """Returns the probability that a draft token of a sequence is accepted.
@@ -58,9 +58,9 @@ class Acceptance:
         return (1.0 if kind == WRITTEN else _CAUTION) * shared.right / shared.trials
 
     def record(self, sequence: int, kind: int, guessed: tuple[int, ...], came: list[int]) -> None:
-        """Compares a guess with what came in its place.
+        """Compares a draft with the tokens that came in its place.
 
-        Nothing is learnt of what stands behind the first wrong token, or behind the end of either.
+        Tokens behind the first wrong token, or behind the end of either sequence of tokens, do not count.
         """
         right = 0
         for guess, token in zip(guessed, came, strict=False):
@@ -77,7 +77,7 @@ class Acceptance:
             self._shared_rate(kind).add(right, trials)
 
     def forget(self, sequence: int) -> None:
-        """Whether anything is known of it or not."""
+        """Forgets a sequence; an unknown key is ignored."""
         self._own.pop(sequence, None)
 
     def _shared_rate(self, kind: int) -> Rate:

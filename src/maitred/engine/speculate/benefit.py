@@ -1,18 +1,18 @@
-"""Whether drafts pay: what they are expected to save against what their rows were measured to cost.
+"""Decision whether drafts pay: their expected gain is compared with the measured cost of their rows.
 
-A step of `B` decodes takes `T` seconds, `T / B` for each token. What it takes longer with `R` rows of drafts, by the
-row and in units of `T / B`, is the *price* of a row: so many tokens would the others have got in that time. So drafts
-pay if the share of them that is right is above the price. For a single sequence a step reads all weights for one row,
-and some more hardly count: a price of 0.1, say. In a full batch every row takes as long as any: a price of 1, which no
-guess is worth. No setting says where the one turns into the other.
+A step of `B` decodes takes `T` seconds, `T / B` for each token. With `R` draft rows the step takes longer. This extra
+time per row, in units of `T / B`, is the *price* of a row: the number of tokens that could be generated in that time
+without drafts. So drafts pay if their share of accepted tokens is above the price. For a single sequence, a step reads
+all weights for one row, and a few further rows cost little: a price of 0.1, for example. In a full batch every row
+takes equally long: a price of 1, at which no draft pays. The change between the two cases is measured, not configured.
 
-Prices are kept by the binary orders of magnitude of `B` and of `R`, for time does not rise evenly with the rows. As far
-as nothing was measured the step-time model says what a row costs, and rows become more by doubling: so a wrong first
-guess costs little. `T` comes from the same model, corrected by steps without drafts; there is such a step now and then.
-And what was found not to pay is tried again now and then, for the machine may have been busy with something else; ever
-less often, if that is what is found again.
+Prices are stored per binary order of magnitude of `B` and of `R`, because the time does not rise linearly with the
+rows. Where no price was measured, the step-time model predicts it, and the number of rows grows by doubling. So a wrong
+first prediction costs little. `T` comes from the same model, corrected by occasional steps without drafts. Drafts that
+did not pay are tried again from time to time, because the machine may have been busy with other work. Repeated failures
+make these trials less frequent.
 
-Drafts that a model has to write first cost what that takes, too. Those seconds are known by themselves.
+Drafts of a draft model also cost the time for writing them. These seconds are measured separately.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,55 +22,55 @@ from maitred.core.replica import StepTimes
 from maitred.engine.scheduler.step_times import StepWork
 
 _MARGIN = 1.03
-"""By so much must drafts be expected to speed a step up."""
+"""Minimum expected speedup of a step for which drafts are used."""
 _TRIAL_EVERY, _LONGEST_PATIENCE = 100, 1600
 """Steps in which drafts did not pay, from one trial to the next; the first, and the most after fruitless ones..."""
 _FIRST_TRIAL = 8
-"""Steps, where no row was ever measured beside so many decodes: what the model says of one is then a guess."""
+"""Steps before the first trial at a number of decodes for which no draft row was ever measured."""
 _TRIAL_PART = 8
-"""...and so few rows has a trial, by the decodes. It then costs a part in eight hundred at most."""
+"""...and so few rows has a trial, by the decodes. So trials cost at most 1/800 of the time."""
 _PLAIN_EVERY = 50
-"""Steps with drafts."""
+"""Steps with drafts between two steps without drafts."""
 _FADE = 0.9
 _TRIAL_FADE = 0.6
 _LEAST_PRICE, _HIGHEST_PRICE = -1.0, 3.0
-"""That one measured step can speak for."""
+"""Range of the price that a single measured step can indicate."""
 _PLAIN_WEIGHT = 0.2
 
 
 @dataclass(slots=True)
 class _Price:
-    """Price of a row: tokens over rows; older ones fade."""
+    """Price of a row: tokens divided by rows; older values fade."""
 
     tokens: float = 0.0
     rows: float = 0.0
     at: int = 0
-    """The step in which it was measured last."""
+    """Step in which the price was last measured."""
 
 
 class SpeculationBenefit:
-    """Decides how many rows of drafts a step has."""
+    """Decision how many draft rows a step has."""
 
     def __init__(self) -> None:
         self._prices: dict[tuple[int, int], _Price] = {}
         self._plain: dict[int, float] = {}
-        """By order of magnitude of the decodes: what steps without drafts take, over what the model says."""
+        """Order of magnitude of decodes -> measured over predicted time of steps without drafts."""
         self._steps = 0
         self._tried = 0
-        """The last step in which drafts paid, or were tried."""
+        """Last step in which drafts paid or were tried."""
         self._patience = _TRIAL_EVERY
         self._tested: set[int] = set()
-        """Orders of magnitude of decodes beside which rows were measured."""
+        """Orders of magnitude of decodes with which draft rows were measured."""
         self._busy = 0
-        """Steps since there were none."""
+        """Number of steps with drafts since the last step without drafts."""
 
     def on_step_time(self, work: StepWork, seconds: float, times: StepTimes) -> None:
-        """A step took so long (more than 0).
+        """Records the duration of a step (more than 0).
 
         Args:
-            work: What it computed; one with prompts tells nothing.
-            seconds: From one plan to the next, less what it took to write drafts.
-            times: What was known before it.
+            work: Work of the step; a step with prefill is ignored.
+            seconds: Time from one plan to the next, without the time for writing drafts.
+            times: Model of step times before this step.
         """
         self._steps += 1
         order = work.decodes.bit_length()
@@ -94,7 +94,7 @@ class SpeculationBenefit:
         self._tested.add(order)
 
     def may_pay(self, work: StepWork, most: int, times: StepTimes) -> bool:
-        """Whether some rows, up to `most`, would pay if all of them were right; or it is time to try."""
+        """Returns whether up to `most` rows would pay if all were right, or a trial is due."""
         decodes = work.decodes
         for _, rows, price in self._row_costs(work, most, times):
             if decodes + rows > _MARGIN * (decodes + price * rows):
@@ -104,13 +104,13 @@ class SpeculationBenefit:
     def rows(
         self, work: StepWork, gains: Sequence[float], times: StepTimes, writing_s: Sequence[float] | None = None
     ) -> int:
-        """How many rows of drafts the step should have.
+        """Returns the number of draft rows that the step should have.
 
         Args:
-            work: Its decodes.
-            gains: Tokens that the first row saves on average, the first two rows together, and so on.
-            times: What steps take.
-            writing_s: What it takes to have the first row written, the first two, and so on; None: nothing.
+            work: Work of the step's decodes.
+            gains: Expected tokens from the first row, from the first two rows together, and so on.
+            times: Model of step times.
+            writing_s: Seconds to write the first row, the first two rows, and so on; None: no time.
         """
         best = self._best(work, gains, times, writing_s)
         if best:
@@ -130,7 +130,7 @@ class SpeculationBenefit:
         return best
 
     def _due(self, work: StepWork) -> bool:
-        """Whether it is time for a trial."""
+        """Returns whether a trial is due."""
         patience = self._patience if work.decodes.bit_length() in self._tested else _FIRST_TRIAL
         return self._steps - self._tried >= patience
 
@@ -149,7 +149,7 @@ class SpeculationBenefit:
         return best
 
     def _row_costs(self, work: StepWork, most: int, times: StepTimes) -> Iterator[tuple[int, int, float]]:
-        """Up to `most` rows: the first and the last number of an order of magnitude, and the price of each row."""
+        """Yields per order of magnitude its first and last row number, up to `most`, and the row price."""
         decodes, order = work.decodes, work.decodes.bit_length()
         if order not in self._plain:
             return
@@ -165,6 +165,6 @@ class SpeculationBenefit:
             rows += 1
 
     def _row_price(self, work: StepWork, times: StepTimes) -> float:
-        """The price of a row as far as the model knows."""
+        """Returns the price of a row that the step-time model predicts."""
         row_s = times.token_s + times.decode_s + times.pair_s * work.context_tokens / work.decodes
         return row_s * work.decodes / max(1e-9, times.decoding(work.decodes, work.context_tokens))

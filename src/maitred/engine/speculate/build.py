@@ -1,4 +1,4 @@
-"""Makes what speculates, as configured."""
+"""Assembly of the speculator from its settings."""
 
 from pathlib import Path
 
@@ -14,14 +14,14 @@ from maitred.engine.speculate.vocabulary import check_same_vocabulary
 
 
 def find_draft_model(model: Path, speculation: SpeculationConfig) -> Path | None:
-    """The folder of the draft model; None: none is configured.
+    """Returns the folder of the draft model; None: no draft model is configured.
 
     Args:
-        model: Folder of the model that it drafts for.
+        model: Folder of the target model.
         speculation: The `engine.speculation` section.
 
     Raises:
-        ConfigInvalid: There is none where one is needed, it does not exist, or its vocabulary is another.
+        ConfigInvalid: A required draft model is missing, its folder does not exist, or its vocabulary differs.
     """
     for key, fault in speculation_faults(speculation):
         raise ConfigInvalid(f"{key}: {fault}")
@@ -35,13 +35,13 @@ def find_draft_model(model: Path, speculation: SpeculationConfig) -> Path | None
 def make_speculator(
     config: SpeculationConfig, author: DraftModel | None, constraints: Constraints, clock: Clock
 ) -> Speculator | None:
-    """Makes who speculates; None: nobody.
+    """Makes the speculator; returns None if speculation is off.
 
     Args:
         config: The `engine.speculation` section.
-        author: Writes ahead, if there is a draft model.
-        constraints: Of the engine.
-        clock: Of the engine.
+        author: Draft model that writes drafts; None: there is no draft model.
+        constraints: Grammar states of the engine's sequences.
+        clock: Clock of the engine.
     """
     if config.method == "none":
         return None

@@ -1,13 +1,12 @@
-"""Guesses by a smaller model with the same vocabulary (Leviathan et al., ICML'23; Chen et al., 2023).
+"""Drafts of a smaller model with the same vocabulary (Leviathan et al., ICML'23; Chen et al., 2023).
 
-It continues each text token by token, and the model then computes the whole continuation in one step. Its choices
-are made as the model's will be: by the same sampler, with the random bits of the same positions, the same penalties and
-the same masks. So where both models find the same tokens about equally probable, they mostly draw the same one: the
-bits are common random numbers.
+The draft model continues each text token by token, and the target model then computes the whole continuation in one
+step. Its tokens are sampled like those of the target model: by the same sampler, with the random bits of the same
+positions, the same penalties and the same masks. So where both models have similar probabilities, they mostly draw the
+same token, because they use common random numbers.
 
-The draft model reads only the sequences that it is asked to write for, when it is asked. What it has not read by then,
-a prompt at first, or all that came while the batch was too full for drafts, it reads in pieces, and drafts once it has
-caught up.
+The draft model reads a sequence only when drafts for it are requested. Unread tokens, such as a new prompt or tokens
+from a time when the batch was too full for drafts, are read in chunks. Drafts begin when all tokens are read.
 """
 
 from collections.abc import Sequence as Items
@@ -28,11 +27,12 @@ from maitred.engine.speculate.draft_position import DraftModelPosition
 from maitred.engine.speculate.guess import DraftRequest
 
 _WORTH_READING = 8
-"""Tokens that are read for each that the answer can still have. More would not be made up for."""
+"""Maximum tokens to read per output token that the answer can still have. Reading more would cost more time than drafts
+save."""
 
 
 class _Run(NamedTuple):
-    """Tokens of one sequence that are read."""
+    """Run of one sequence's tokens to read."""
 
     sequence: Sequence
     start: int
@@ -40,15 +40,16 @@ class _Run(NamedTuple):
 
 
 class DraftModel:
-    """Draft model that writes guesses. Implements `maitred.engine.speculate.guess.DraftAuthor`.
+    """Draft model that writes drafts. Implements `maitred.engine.speculate.guess.DraftAuthor`.
 
     Args:
         decoder: The smaller model.
-        cache: Its keys and values, of as many blocks as the model's own.
-        sampler: The model's own.
-        constraints: Where sequences stand in their grammars.
-        clock: Tells what a pass takes.
-        vocab_size: Of the model. The smaller one may have fewer columns or more, for such numbers are rounded up.
+        cache: KV cache of the draft model, with as many blocks as that of the target model.
+        sampler: Sampler of the target model.
+        constraints: Grammar states of the sequences.
+        clock: Clock that measures the passes.
+        vocab_size: Vocabulary size of the target model. The draft model may have fewer or more columns, because
+            checkpoints round this number up.
     """
 
     def __init__(
@@ -70,20 +71,20 @@ class DraftModel:
         self._meter = StepMeter()
 
     def pass_s(self, sequences: int, context_tokens: int) -> float:
-        """Returns the seconds of one further token for so many sequences; as `DraftAuthor.pass_s`."""
+        """Returns the seconds of one further token for these sequences; implements `DraftAuthor.pass_s`."""
         return self._meter.times.decoding(sequences, context_tokens)
 
     def follows(self, sequence: Sequence, most: int) -> bool:
-        """Whether the draft model can follow a sequence at little cost; as `DraftAuthor.follows`."""
+        """Returns whether it can follow a sequence at low cost; implements `DraftAuthor.follows`."""
         if sequence.key not in self._sampler:
-            return False  # it begins or comes back with this step
+            return False  # the sequence starts or resumes in this step
         tokens = len(sequence.tokens)
         left = sequence.max_tokens - sequence.output_tokens
         short_enough = tokens + most <= self._context_tokens
         return short_enough and tokens - self._reading.position(sequence) <= _WORTH_READING * left
 
     def write(self, wanted: list[DraftRequest], most_tokens: int) -> None:
-        """Writes drafts for sequences; as `DraftAuthor.write`."""
+        """Writes drafts for sequences; implements `DraftAuthor.write`."""
         runs, writing = [], []
         for want in wanted:
             sequence = want.sequence
@@ -97,16 +98,16 @@ class DraftModel:
         self._write(runs, writing)
 
     def forget(self, sequence: Sequence) -> None:
-        """Forgets a sequence; as `DraftAuthor.forget`."""
+        """Forgets a sequence; implements `DraftAuthor.forget`."""
         self._reading.forget(sequence)
 
     def drop(self) -> None:
-        """Lets go of the weights and of the cache, until `adopt`; nothing runs."""
+        """Releases the weights and the KV cache until `reload`; no sequence may be running."""
         self._model = None
         self._reading.clear()
 
     def reload(self, decoder: Decoder, cache: KVCache) -> None:
-        """Takes the same model again, with an empty cache of the same size."""
+        """Restores the same model, with an empty KV cache of the same size."""
         self._model = decoder, cache
 
     def _write(self, runs: list[_Run], writing: list[DraftRequest]) -> None:
@@ -145,7 +146,7 @@ class DraftModel:
         return self._sampler.sample(logits, keys, positions, masks, supposed, scored=False).tokens
 
     def _forward(self, runs: list[_Run], choosing: Items[int]) -> Tensor:
-        """Reads, and returns the logits behind the runs of the sequences that `choosing` names, in its order."""
+        """Reads the runs; returns the logits behind the runs in `choosing`, in its order."""
         assert self._model is not None, "asleep"
         decoder, cache = self._model
         logits = decoder.forward(_batch(runs, choosing, decoder, cache), cache)
@@ -155,13 +156,13 @@ class DraftModel:
         return logits[:, : self._vocab_size]
 
     def _measure(self, runs: list[_Run], seconds: float) -> None:
-        """Learns what a further token takes; of what it read before, which says nothing of that, it learns nothing."""
+        """Records the seconds of a further token, only for passes that read no earlier tokens."""
         if seconds > 0 and all(len(run.tokens) == 1 for run in runs):
             self._meter.record(StepWork(len(runs), sum([run.start + 1 for run in runs])), seconds)
 
 
 def _batch(runs: list[_Run], choosing: Items[int], decoder: Decoder, cache: KVCache) -> ForwardBatch:
-    """Runs of one token are decodes and come first, as everywhere."""
+    """Makes a batch: runs of one token are decodes and come first, as in the model runner."""
     device, block_tokens = decoder.device, cache.block_tokens
     singles = [run for run in runs if len(run.tokens) == 1]
     tokens: list[int] = []

@@ -1,11 +1,10 @@
-"""How far a draft model has read each sequence, and which blocks hold what it has read.
+"""Read position of a draft model in each sequence, and the content of its KV blocks.
 
-The draft model keeps its keys and values under the block numbers of the model that it drafts for: a sequence has one
-block table, and each block is there twice. So the draft model needs no pool, and nobody has to preempt, free or evict
-on its behalf. What it needs to know instead is what is in its half of a block, for it reads only what it drafts for: a
-block that the model has found in the prefix cache may never have been read, or has been, for another sequence. So the
-key of what was read into it is kept of each block that was read to the end. Keys are chained, so an equal key means
-equal text from the first token on.
+The draft model's KV cache uses the block numbers of the target model. A sequence has one block table, and each block
+exists in both caches. So the draft model needs no block pool and no preemption or eviction of its own. Instead it
+records the content of its blocks, because it reads only sequences that get drafts. A block that the target model found
+in the prefix cache may be unread, or read for another sequence. So the key of the content is stored for each block that
+was read completely. Keys are chained, so an equal key means equal text from the first token on.
 """
 
 from maitred.engine.scheduler.sequence import Sequence
@@ -21,14 +20,14 @@ class DraftModelPosition:
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._read: dict[int, int] = {}
-        """By sequence: so many leading tokens of it."""
+        """Sequence key -> number of leading tokens that are read."""
         self._ahead: dict[int, list[int]] = {}
-        """By sequence: drafts that were read behind them."""
+        """Sequence key -> drafts that were read behind these tokens."""
         self._content: dict[int, bytes] = {}
-        """By block: the key of what was read into it, from its first token to its last."""
+        """Block -> key of the content that was read into the whole block."""
 
     def position(self, sequence: Sequence) -> int:
-        """How many leading tokens are read; all but one at most, for of the last one it is asked what follows."""
+        """Returns how many leading tokens are read; never the last one, whose logits are needed."""
         tokens = sequence.tokens
         read = self._read.get(sequence.key)
         if read is None:
@@ -42,12 +41,12 @@ class DraftModelPosition:
         return read
 
     def begin(self, sequence: Sequence, start: int, end: int) -> None:
-        """Positions are about to be written: what was in their blocks is not there any more."""
+        """Notes that positions will be written, so the old content of their blocks is lost."""
         for block in sequence.table.blocks[start // self._block_tokens : -(-end // self._block_tokens)]:
             self._content.pop(block, None)
 
     def done(self, sequence: Sequence, end: int, ahead: list[int]) -> None:
-        """Notes that so many tokens of a sequence are read, and drafts behind them."""
+        """Notes that a sequence is read up to `end`, with the drafts behind it."""
         before = self._read[sequence.key] // self._block_tokens
         full = end // self._block_tokens
         if full > before:
@@ -58,18 +57,18 @@ class DraftModelPosition:
             self._ahead[sequence.key] = ahead
 
     def forget(self, sequence: Sequence) -> None:
-        """Forgets a sequence that lost its blocks; what is in them may serve another, or itself."""
+        """Forgets a sequence that lost its blocks; their content stays usable for any sequence."""
         self._read.pop(sequence.key, None)
         self._ahead.pop(sequence.key, None)
 
     def clear(self) -> None:
-        """Nothing is read of anything any more."""
+        """Clears the positions and the block contents of all sequences."""
         self._read.clear()
         self._ahead.clear()
         self._content.clear()
 
     def _shared_tokens(self, sequence: Sequence) -> int:
-        """Tokens at its beginning that were read for others, or before it was preempted; all but one at most."""
+        """Returns how many leading tokens were read for others or before a preemption, without the last."""
         blocks = (len(sequence.tokens) - 1) // self._block_tokens
         found = 0
         for block, key in zip(sequence.table.blocks, sequence.table.keys(sequence.tokens, blocks), strict=False):

@@ -1,7 +1,7 @@
-"""Protocols of speculation: what it asks of whoever guesses.
+"""Data and protocol of drafts for speculative decoding.
 
-There are two kinds. `NgramDrafter` looks up what it says, which costs next to nothing. A `DraftAuthor` writes: it
-computes its guesses token by token, so each has its price, and how many are wanted is decided before.
+There are two sources of drafts. `NgramDrafter` looks drafts up, which costs almost nothing. A `DraftAuthor` computes
+drafts token by token. Each token has a cost, so the number of tokens is decided before they are written.
 """
 
 from typing import NamedTuple, Protocol
@@ -10,16 +10,16 @@ from maitred.engine.grammar.state import SpeculativeGrammarState
 from maitred.engine.scheduler.sequence import Sequence
 
 WRITTEN = -1
-"""The kind of all guesses of an author."""
+"""Kind of all drafts that a `DraftAuthor` writes."""
 
 
 class DraftTokens(NamedTuple):
-    """Guess for one sequence: how long it is, and its tokens if they are known already.
+    """Draft for one sequence: its length, and its tokens if they are already known.
 
     Attributes:
-        kind: How much speaks for it; guesses of one kind are about equally often right.
-        length: Tokens that there would be.
-        tokens: They; None: an author has to write them.
+        kind: Class of confidence; drafts of one kind have about the same acceptance rate.
+        length: Number of draft tokens.
+        tokens: Draft tokens; None: a `DraftAuthor` has to write them.
     """
 
     kind: int
@@ -28,13 +28,13 @@ class DraftTokens(NamedTuple):
 
 
 class DraftRequest(NamedTuple):
-    """A guess that an author shall write.
+    """Request for a draft that a `DraftAuthor` has to write.
 
     Attributes:
-        sequence: Of which.
-        length: Tokens that are wanted.
-        most: Tokens that there is room for, with what a grammar forces behind them.
-        supposition: Takes them.
+        sequence: Sequence that the draft continues.
+        length: Number of tokens to write.
+        most: Maximum tokens, those that a grammar forces included.
+        supposition: Receives the tokens.
     """
 
     sequence: Sequence
@@ -44,28 +44,28 @@ class DraftRequest(NamedTuple):
 
 
 class DraftAuthor(Protocol):
-    """Writes the next tokens of sequences.
+    """Author that writes the next tokens of sequences.
 
-    A Protocol, because speculation imports no torch.
+    A Protocol, because this module must not import torch.
     """
 
     def pass_s(self, sequences: int, context_tokens: int) -> float:
-        """Returns the seconds of one further token for so many sequences, with so much context; 0: not measured."""
+        """Returns the seconds of one further token for sequences with this context; 0: not measured yet."""
         ...
 
     def follows(self, sequence: Sequence, most: int) -> bool:
-        """Whether it can write so many tokens: neither is the text too long, nor what has to be read of it first."""
+        """Returns whether it can write `most` tokens; False if the text or its unread part is too long."""
         ...
 
     def write(self, wanted: list[DraftRequest], most_tokens: int) -> None:
-        """Writes guesses; of a sequence that it has fallen behind it may write none yet.
+        """Writes drafts; a sequence with many unread tokens may get no draft yet.
 
         Args:
-            wanted: Which.
-            most_tokens: Tokens that it may read at once of those that it has not followed.
+            wanted: Drafts to write.
+            most_tokens: Maximum unread tokens that it may read in this call.
         """
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence does not run any more; whether it was ever asked about or not."""
+        """Forgets a sequence that no longer runs; an unknown sequence is ignored."""
         ...

@@ -1,24 +1,25 @@
-"""Guesses by looking up: what followed the last time when the text read like this.
+"""Prompt lookup: the draft is the text that followed the last occurrence of the latest tokens.
 
-Answers often repeat what stands in their prompts or further up in themselves: code that is edited, text that is
-summarised or quoted, names, tables (prompt lookup, Saxena, 2023; Yang et al., "Inference with reference", 2023). The
-last three tokens are looked up in an index of all triples of the sequence, and what followed the latest other
-occurrence is the guess. Where the occurrence reaches up to the end, the text goes round in a circle, and so does the
-guess. The longer the two places agree backwards, the better the guess; its kind is the logarithm of that length.
+Answers often repeat parts of their prompts or of themselves: edited code, summarised or quoted text, names, tables
+(prompt lookup, Saxena, 2023; Yang et al., "Inference with reference", 2023). The last three tokens are looked up in an
+index of all triples of the sequence. The draft is the text behind the latest other occurrence. If the text behind the
+occurrence ends at the current position, the text is periodic, and the draft repeats the period. Drafts are better if
+more tokens before the two places agree. The kind of a draft is the logarithm of this number.
 
-An index grows with its sequence, by one entry per token, when it is asked.
+An index grows by one entry per token of its sequence, when a draft is requested.
 """
 
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.speculate.guess import DraftTokens
 
 _WIDTH = 3
-"""Tokens that must agree. Of two the guess is mostly wrong, and four miss the begin of a copy."""
+"""Number of tokens that must agree. With two tokens the draft is mostly wrong, and four tokens miss the beginning of a
+copy."""
 _LONGEST_MATCH = 32
 
 
 class NgramDrafter:
-    """Drafts by the latest occurrence of the last tokens. A guess costs about two microseconds."""
+    """Drafter that continues the latest occurrence of the last tokens. A draft costs about two microseconds."""
 
     def __init__(self) -> None:
         self._indexes: dict[int, _Index] = {}
@@ -46,17 +47,17 @@ class NgramDrafter:
 
 
 class _Index:
-    """Where each triple of a sequence was seen last with a token behind it."""
+    """Index of the latest position of each triple that has a token behind it."""
 
     __slots__ = ("_indexed", "_places")
 
     def __init__(self) -> None:
         self._places: dict[tuple[int, int, int], int] = {}
         self._indexed = _WIDTH
-        """Triples that end before this position are in."""
+        """Position before which all triples are in the index."""
 
     def find(self, tokens: list[int]) -> int | None:
-        """Takes in what is new; the position behind the latest earlier occurrence of the last triple."""
+        """Indexes new tokens; returns the position behind the last triple's latest earlier occurrence."""
         length, places = len(tokens), self._places
         for end in range(self._indexed, length):
             places[tokens[end - 3], tokens[end - 2], tokens[end - 1]] = end

@@ -1,16 +1,15 @@
-"""Puts drafts into a step, as many as are expected to pay, and learns from what became of them.
+"""Speculator: adds as many drafts to a step as should pay, and learns from their acceptance.
 
-An answer is the same with drafts and without. The random bits of a token belong to its position, so the model's own
-choice at every drafted position is known once the rows are computed: drafts are kept as far as they are what would have
-been chosen anyway, and nothing else follows from them. That is stricter than the usual test (Leviathan et al., ICML'23;
-Chen et al., 2023), which keeps the distribution but not the tokens, and accepts somewhat less often from a draft that
-is sampled with bits of its own.
+An answer is identical with and without drafts. The random bits of a token depend only on its position, so the model's
+own token at every drafted position is known after the step. Drafts are kept as far as they equal these tokens, and have
+no other effect. This test is stricter than the usual one (Leviathan et al., ICML'23; Chen et al., 2023), which keeps
+the distribution but not the tokens. It accepts somewhat less often if drafts are sampled with different random bits.
 
-Drafts take no KV blocks: they go where their sequence has room behind its last token, in blocks that it holds anyway.
-So nothing is preempted or evicted for a guess, and one that was wrong is overwritten by what comes in its place.
+Drafts take no further KV blocks: they use free positions behind the last token, in blocks that the sequence already
+holds. So a draft causes no preemption and no eviction, and the right tokens overwrite a wrong draft.
 
-A batch in which no draft could pay must not notice that somebody looks. So nobody looks for a while where nothing was
-found: the time spent in vain is a small share of all, and gets smaller the longer nothing is found.
+In a batch where no draft pays, the search for drafts must cost almost nothing. So after a search without result the
+next search waits. The share of time for useless searches is small, and falls the longer no draft is found.
 """
 
 from typing import NamedTuple, Protocol
@@ -28,32 +27,32 @@ from maitred.engine.speculate.guess import WRITTEN, DraftAuthor, DraftRequest, D
 from maitred.engine.speculate.ngram import NgramDrafter
 
 _VAIN_SHARE, _LEAST_VAIN_SHARE = 0.004, 0.001
-"""Of the time that may be spent on looking in vain; the second where that has been so for long."""
+"""Maximum share of time for searches without result, at first and after many of them."""
 _LONGEST_REST_S = 1.0
 _DORMANT_STEPS = 8
-"""For which nobody asks again whether drafts might pay where a row was found to be too dear for that."""
+"""Steps without a new check after a draft row was found to be too expensive."""
 _LEAST_CHANCE = 0.04
-"""Of a draft to be right. No row is so cheap that less would pay."""
+"""Minimum probability of a draft token to be right. No row is cheap enough for a smaller probability to pay."""
 
 
 class DraftBudget(Protocol):
     """Budget of draft rows: `maitred.engine.scheduler.scheduler.Scheduler.draft_budget`."""
 
     def __call__(self, plan: StepPlan, /, *, writing_s: float) -> int:
-        """Rows of drafts that a plan can still take, if each takes so long to write."""
+        """Returns the draft rows that a plan can still take, if writing each takes `writing_s`."""
         ...
 
 
 class Speculator:
-    """Chooses the drafts of each step.
+    """Speculator that chooses the drafts of each step.
 
     Args:
-        drafter: Who guesses by looking up, if anybody.
-        most_tokens: Drafts of one sequence in one step at most.
-        clock: Tells what looking and writing take.
-        worth: Says how many pay.
-        constraints: Where sequences stand in their grammars; None: those that have one get no drafts.
-        author: Who writes guesses, if anybody.
+        drafter: Drafter that looks drafts up; None: there is none.
+        most_tokens: Maximum draft tokens of one sequence in one step.
+        clock: Clock that measures searching and writing.
+        worth: Decides how many draft rows pay.
+        constraints: Grammar states of the sequences; None: sequences with a grammar get no drafts.
+        author: Draft model that writes drafts; None: there is none.
     """
 
     def __init__(
@@ -74,21 +73,21 @@ class Speculator:
         self._acceptance = Acceptance()
         self._benefit = worth or SpeculationBenefit()
         self._foretold: dict[int, list[_ForetoldDraft]] = {}
-        """By sequence: its last guesses."""
+        """Sequence key -> its latest drafts."""
         self._paused_until_s = 0.0
         self._in_vain = 0
-        """Looks, since there was something."""
+        """Number of searches since the last one with a result."""
 
     def extend(self, plan: StepPlan, budget: DraftBudget, times: StepTimes) -> float:
         """Adds drafts to the decodes of a plan.
 
         Args:
-            plan: Has everything else.
-            budget: Says how many rows it can take yet.
-            times: What steps take.
+            plan: Plan of the step, complete except for drafts.
+            budget: Returns how many draft rows the plan can still take.
+            times: Model of step times.
 
         Returns:
-            Seconds for which drafts were written.
+            Seconds that writing the drafts took.
         """
         start_s = self._clock.monotonic_s()
         if start_s < self._paused_until_s or not plan.decodes:
@@ -116,7 +115,7 @@ class Speculator:
         self._benefit.on_step_time(work, seconds, times)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence lost its blocks: finished, cancelled or preempted."""
+        """Forgets a sequence that lost its blocks: it was finished, cancelled or preempted."""
         for guesser in (self._drafter, self._author):
             if guesser is not None:
                 guesser.forget(sequence)
@@ -126,7 +125,7 @@ class Speculator:
     def _choose(
         self, plan: StepPlan, work: StepWork, budget: int, times: StepTimes, pass_s: float
     ) -> "list[tuple[Chunk, DraftTokens, int]]":
-        """The guesses that drafts are made of, and how long these are."""
+        """Chooses the drafts to use, with their lengths."""
         step_s = times.decoding(work.decodes, work.context_tokens)
         written_price = min(1.0, pass_s / step_s) if step_s > 0 else 0.0
         guesses = []
@@ -140,12 +139,12 @@ class Speculator:
         return [(chunk, guess, length) for (chunk, guess), length in zip(guesses, lengths, strict=True) if length]
 
     def _draft(self, chosen: "list[tuple[Chunk, DraftTokens, int]]", unused: int, budget: int) -> None:
-        """Makes the drafts that were chosen.
+        """Makes the chosen drafts and adds them to their chunks.
 
         Args:
-            chosen: Of what.
-            unused: Rows beyond, for what grammars force.
-            budget: Rows of the step.
+            chosen: Chunk, draft and length of each chosen draft.
+            unused: Further rows of the budget, for tokens that grammars force.
+            budget: Draft rows of the step.
         """
         made: list[tuple[Chunk, SpeculativeGrammarState]] = []
         wanted = []
@@ -171,7 +170,7 @@ class Speculator:
                 chunk.drafts, chunk.draws = tuple(supposition.tokens), tuple(supposition.draws)
 
     def _pause(self, found: bool, start_s: float, end_s: float) -> None:
-        """After a look in vain nobody looks for as long as makes up for it."""
+        """Pauses the search after one without result, so that searches take a small share of time."""
         if found:
             self._in_vain = 0
             return
@@ -180,20 +179,20 @@ class Speculator:
         self._paused_until_s = end_s + min((end_s - start_s) / share, _LONGEST_REST_S)
 
     def _limit(self, chunk: Chunk) -> int:
-        """Drafts that a decode may have at most."""
+        """Returns the maximum draft tokens of a decode."""
         sequence = chunk.sequence
         if not chunk.samples or (sequence.sampling.grammar is not None and not self._knows_position(sequence)):
             return 0
-        # The step gives one token beyond the drafts that are right.
+        # The step generates one token more than the accepted drafts.
         tokens_left = sequence.max_tokens - sequence.output_tokens - 1
         return min(self._most, sequence.table.capacity_tokens - len(sequence.tokens), tokens_left)
 
     def _knows_position(self, sequence: Sequence) -> bool:
-        """Whether the grammar's position is known; a sequence that begins or comes back with this step has none yet."""
+        """Returns whether the sequence's grammar state exists; it is made in its first step after admission."""
         return self._constraints is not None and sequence.key in self._constraints
 
     def _draft_tokens(self, sequence: Sequence, limit: int, written_price: float) -> DraftTokens | None:
-        """The next guess; and the last ones are compared with what came, whether they were computed or not."""
+        """Returns the next draft; compares the last ones with the new tokens, computed or not."""
         key = sequence.key
         for kind, place, tokens in self._foretold.pop(key, ()):
             self._acceptance.record(key, kind, tokens, sequence.tokens[place : place + len(tokens)])
@@ -212,7 +211,7 @@ class Speculator:
     def _lengths(
         self, guesses: list[tuple[Chunk, DraftTokens]], work: StepWork, budget: int, times: StepTimes, pass_s: float
     ) -> list[int]:
-        """How many tokens of each guess are drafted: in all as many as pay, the most probable ones first."""
+        """Returns the draft length of each sequence: as many tokens as pay, the most probable first."""
         chances = []
         for place, (chunk, guess) in enumerate(guesses):
             share = chance = self._acceptance.of(chunk.sequence.key, guess.kind)
@@ -237,7 +236,7 @@ class Speculator:
 
 
 class _ForetoldDraft(NamedTuple):
-    """A guess, and the place of its first token."""
+    """Draft with the position of its first token."""
 
     kind: int
     position: int

@@ -1,4 +1,4 @@
-"""Whether a draft model's tokens are the model's, number by number."""
+"""Check that a draft model has the same token ids as the target model."""
 
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ _FILE = "tokenizer.json"
 
 
 def check_same_vocabulary(model: Path, draft: Path) -> None:
-    """Compares what both say of their tokens; models without such a file are not compared.
+    """Compares the vocabularies of both models, unless one has no tokenizer file.
 
     Raises:
-        ConfigInvalid: They differ; the text names a token.
+        ConfigInvalid: The vocabularies differ; the message names a token.
     """
     paths = model / _FILE, draft / _FILE
     if not all(path.is_file() for path in paths):
@@ -35,7 +35,7 @@ def check_same_vocabulary(model: Path, draft: Path) -> None:
 
 
 def _tokens(content: bytes) -> dict[str, int]:
-    """Token -> number; what is not of the usual form has none."""
+    """Returns token -> id; a file of unknown form gives no tokens."""
     try:
         fields: Any = msgspec.json.decode(content)
         listed = fields["model"]["vocab"]

@@ -1,9 +1,9 @@
 """Prediction of when a model will be ready: the decisions of `ResidencyPolicy` simulated with expected durations.
 
-Loads and unloads take about as long as they did before. What decides a wait is how long the models that are in memory
-now will stay, and that is uncertain: a model that is used often keeps its turn, unless it pauses for as long as a load
-takes. If the lengths of its pauses are exponential around their usual one, each pause is that long with the same
-chance, and the prediction is the time by which this has happened as often as not.
+Loads and unloads take about as long as they did before. A wait depends on how long the models in memory will stay, and
+this is uncertain: a model that is used often keeps its turn, unless it pauses for as long as a load takes. If the
+pauses have an exponential distribution around their usual length, each pause is that long with the same probability,
+and the prediction is the time by which this has happened with a probability of one half.
 """
 
 import math
@@ -13,23 +13,23 @@ from maitred.fleet.policy.residency import Demands, ResidencyPolicy
 
 _IDLE = ModelDemand()
 _OVERDUE_SHARE, _LATE_SHARE = 0.1, 0.5
-"""Parts of the time that an overdue load is said to take still: of its usual time, and of the time that it is late by.
+"""Estimated rest of an overdue load: a part of its usual time plus a part of its delay.
 
 The cause of a delay does not end when the delay is noticed.
 """
 _NEGLIGIBLE_RATE = 1e-9
-"""Chance per second below which a model is said to stay to the end of its turn."""
+"""Probability per second below which a model is expected to stay to the end of its turn."""
 
 
 def ready_in_s(policy: ResidencyPolicy, name: str, now_s: float, demands: Demands) -> float:
-    """Returns when a model will serve that is needed from now on at the latest: 0 for one that serves.
+    """Returns when a model will serve if it is needed from now on: 0 for a model that serves already.
 
-    Each model in the order of the loads takes the memory that is free first.
+    The models are loaded in order, and each takes the memory that becomes free first.
 
     Args:
-        policy: All models.
-        name: The model that is asked for.
-        now_s: Now.
+        policy: The policy with all models.
+        name: The model that is requested.
+        now_s: The present time.
         demands: Demand of each model, as for `ResidencyPolicy.decide`.
     """
     target = policy[name]
@@ -45,7 +45,7 @@ def ready_in_s(policy: ResidencyPolicy, name: str, now_s: float, demands: Demand
             freed_s = max(now_s, model.phase_since_s + policy.unload_time.seconds)
         elif model.phase is ResidencyPhase.LOADING:
             at_s = _load_ends_s(model, now_s)
-            # The cause that slows this load slows the loads after it, too.
+            # The cause that slows this load also slows the later loads.
             pace = max(1.0, (at_s - model.phase_since_s) / model.expected_start_s)
             if model is target:
                 return at_s - now_s
@@ -129,9 +129,9 @@ def _median_stay_s(model: ModelResidency, turn_left_s: float, idle_s: float | No
     """Returns the median time until a model that is used often has paused for as long as its load takes.
 
     Args:
-        model: The model; its pauses are usually shorter.
-        turn_left_s: Rest of its turn; it stays no longer.
-        idle_s: How long it has been idle; None: it is busy.
+        model: The model; its pauses are usually shorter than its load.
+        turn_left_s: Rest of its turn; the model stays no longer than this.
+        idle_s: How long the model has been idle; None: it is busy.
     """
     gap_s, load_s = max(model.usual_idle_s, 1e-3), model.load_time.seconds
     pause_s = load_s if idle_s is None else max(0.0, load_s - idle_s)

@@ -17,12 +17,12 @@ class ResidencyPhase(StrEnum):
     LOADING = "loading"
     LOADED = "in"
     UNLOADING = "leaving"
-    """The process is being ended; until it is gone, its memory counts as used."""
+    """The process is being ended; its memory counts as used until the process is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDemand:
-    """Demand for a model now: requests that wait and that run."""
+    """Current demand for a model: its waiting and running requests."""
 
     waiting: int = 0
     running: int = 0
@@ -69,28 +69,29 @@ class ModelResidency:
         name: The name that requests use.
         memory_bytes: Memory that it takes while it is loaded, as estimated.
         is_pinned: Whether it is never unloaded.
-        keep_alive_s: Idle time after which it is unloaded even if no other model needs the memory; None: it is not.
+        keep_alive_s: Idle time after which it is unloaded even if no other model needs the memory; None: it is never
+            unloaded for idleness.
         load_s: Expected time of its first load.
 
     Attributes:
         phase: Its phase...
         phase_since_s: ...and since when it has it.
-        needed_since_s: Since when it is needed and not loaded; None: it is not needed, or is loaded.
+        needed_since_s: When the model became needed while it was not loaded; None: it is not needed, or is loaded.
         last_demand_s: When it last had a request that waited or ran.
         usual_idle_s: Usual length of its idle times; infinite before the first one.
         has_served: Whether it has had a request since it was loaded.
-        not_before_s: After a load that failed, when the next one may be tried.
+        not_before_s: Earliest time of the next load after a failed one.
         is_wanted: Whether it is to be loaded though no request waits for it.
         unload_ordered: Whether the operator has ordered its unload...
         sleep_ordered: ...and to keep its process, so that it is back soon.
-        is_asleep: Whether its process sleeps: it is unloaded, or loading from there.
+        is_asleep: Whether its process sleeps: the model is unloaded, or is loading from sleep.
         asleep_bytes: Memory that the sleeping process takes.
         is_held: Whether it is not to be loaded until the operator says so.
         last_served_s: When it last had a request while it was loaded; None: never.
         load_time: Time from the start of its process until it can serve.
         wake_time: Time from sleep until it can serve.
         drain_time: Time from the end of its turn until its last answer is complete.
-        busy_time: Length of a time without idleness.
+        busy_time: Length of a period without idleness.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class ModelResidency:
             self.is_wanted, self.unload_ordered, self.sleep_ordered = self.is_pinned or wanted_back, False, False
 
     def observe(self, demand: ModelDemand, now_s: float) -> None:
-        """Notes the present demand for the model."""
+        """Records the present demand for the model."""
         is_loaded = self.phase is ResidencyPhase.LOADED
         if demand.any:
             if self._busy_since_s is None and self.last_demand_s:
@@ -163,6 +164,6 @@ class ModelResidency:
             self.needed_since_s = (now_s if self.needed_since_s is None else self.needed_since_s) if needed else None
 
     def next_use_s(self, now_s: float) -> float:
-        """Returns for how long an idle model is expected to stay idle in all, counted from its last use."""
+        """Returns the total time that an idle model is expected to stay idle, counted from its last use."""
         idle_s = now_s - self.last_demand_s
         return max(idle_s, self.usual_idle_s) if self.has_served else idle_s

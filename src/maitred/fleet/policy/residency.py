@@ -1,20 +1,21 @@
 """Residency policy: load on demand, unload the least recently used, never exceed the budget, never thrash.
 
-The model that has been needed for longest is loaded next, one at a time. Where memory is lacking, others must be
-unloaded. Least-recently-used alone fails to choose them: with three models in turn and memory for two it unloads each
-model just before it is needed, and loads all the time. Here a model that was loaded has a *turn*: a multiple of its
-load time (`turn_loads`), so that while all have work at most one part in ``1 + turn_loads`` of the time of a share of
-memory goes into loading, however the load alternates. Requests for other models that arrive meanwhile are served
+The model that has been needed for longest is loaded next, one at a time. If memory is lacking, other models must be
+unloaded. Least-recently-used alone chooses badly: with three models in turn and memory for two, it unloads each model
+just before it is needed, and loads all the time. Here a loaded model has a *turn*: a multiple of its load time
+(`turn_loads`); so while all models have work, loading takes at most one part in ``1 + turn_loads`` of the time of a
+share of memory, in whatever order the loads alternate. Requests for other models that arrive meanwhile are served
 together when these are loaded. During its turn a model may be unloaded only when it is idle and is not expected to be
 needed before it could be loaded again: the break-even point of renting against buying (Karlin, Manasse, Rudolph and
 Sleator, "Competitive snoopy caching", 1988), with the usual length of its idle times in place of the unknown future.
 
-After its turn a model stays for as long as no other needs its memory. Then the idle ones are unloaded first, the one
-that is expected to stay idle for longest before others; of the busy ones, the one that was loaded first. It is sent
-nothing new, its running answers come to their end, and its queue keeps its order and waits for its next turn.
+After its turn a model stays for as long as no other needs its memory. Then the idle models are unloaded first,
+beginning with the one that is expected to stay idle for longest; among the busy models, the one that was loaded first
+is unloaded first. A model that is to be unloaded gets no new requests, its running answers are completed, and its queue
+keeps its order and waits for the model's next turn.
 
-So no model starves: the one that is needed first waits at most for the rest of the turns of those that must be
-unloaded, for their running answers, and for a load.
+So no model starves: the longest-needed model waits at most for the remaining turns of the models to be unloaded, for
+their running answers, and for a load.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +25,7 @@ from maitred.fleet.policy.model_residency import ModelDemand, ModelResidency, Mo
 
 _IDLE = ModelDemand()
 MIN_TURN_S = 1.0
-"""Shortest turn, however short the load was: requests that wait for a model must be dispatched before its turn ends."""
+"""Shortest length of a turn, even after a short load: waiting requests must be dispatched before the turn ends."""
 
 Demands = Mapping[str, ModelDemand]
 
@@ -78,13 +79,13 @@ class ResidencyPolicy:
     # --- decisions ---
 
     def decide(self, now_s: float, demands: Demands) -> ResidencyActions:
-        """Decides what to do, and notes it as begun.
+        """Decides what to do, and records the actions as begun.
 
-        The caller must begin the actions at once; a second call before anything has changed orders no more.
+        The caller must begin the actions at once; a second call without any change in between orders nothing more.
 
         Args:
-            now_s: Now.
-            demands: Demand of each model; a model that is not named has none.
+            now_s: The present time.
+            demands: Demand of each model; a missing model has no demand.
         """
         for model in self.models.values():
             model.observe(demands.get(model.name, _IDLE), now_s)
@@ -192,7 +193,7 @@ class ResidencyPolicy:
         return max(MIN_TURN_S, self._turn_loads * model.load_time.seconds)
 
     def evictable_from_s(self, model: ModelResidency, now_s: float, demands: Demands) -> float:
-        """Returns from when on a loaded model may be told to unload, as things stand."""
+        """Returns the time from which a loaded model may be unloaded, in the present state."""
         turn_ends_s = model.phase_since_s + self.turn_s(model)
         if model.unload_ordered:
             return now_s
@@ -205,7 +206,7 @@ class ResidencyPolicy:
     # --- events ---
 
     def on_loaded(self, name: str, now_s: float, measured_bytes: int) -> None:
-        """Notes that a load is complete."""
+        """Records that a load is complete."""
         model = self.models[name]
         if model.is_asleep:
             model.wake_time.observe(now_s - model.phase_since_s)
@@ -217,22 +218,23 @@ class ResidencyPolicy:
         self.on_measured(name, measured_bytes)
 
     def on_measured(self, name: str, measured_bytes: int) -> None:
-        """Notes the measured memory of a model.
+        """Records the measured memory of a model.
 
-        The estimate counts until the model takes more: a KV cache fills as it is used.
+        The estimate counts until the model takes more: The estimate counts until the model takes more than estimated: a
+        KV cache fills as it is used.
         """
         model = self.models[name]
         model.memory_bytes = max(model.memory_bytes, measured_bytes)
 
     def on_unloaded(self, name: str, now_s: float) -> None:
-        """Notes that the process of an unloading model is gone."""
+        """Records that the process of an unloading model is gone."""
         model = self.models[name]
         self.unload_time.observe(now_s - model.phase_since_s)
         model.is_asleep = False
         model.enter_phase(ResidencyPhase.UNLOADED, now_s)
 
     def on_asleep(self, name: str, now_s: float, measured_bytes: int, wakes_in_s: float) -> None:
-        """Notes that a model that was told to sleep does."""
+        """Records that a model which was ordered to sleep is asleep."""
         model = self.models[name]
         model.is_asleep, model.asleep_bytes = True, measured_bytes
         if not model.wake_time.count:
@@ -240,21 +242,21 @@ class ResidencyPolicy:
         model.enter_phase(ResidencyPhase.UNLOADED, now_s)
 
     def on_load_failed(self, name: str, now_s: float, retry_in_s: float) -> None:
-        """Notes that a load has failed, and nothing of it is left."""
+        """Records that a load has failed, with its process gone."""
         model = self.models[name]
         model.is_asleep = False
         model.enter_phase(ResidencyPhase.UNLOADED, now_s)
         model.not_before_s, model.needed_since_s = now_s + retry_in_s, None
 
     def mark_wanted(self, name: str, now_s: float) -> None:
-        """Notes that a caller will come back for the model who could not wait."""
+        """Records that a caller that could not wait for the model will retry."""
         model = self.models[name]
         if model.phase in (ResidencyPhase.UNLOADED, ResidencyPhase.UNLOADING) and not model.is_wanted:
             model.is_wanted = True
             model.needed_since_s = now_s if model.needed_since_s is None else model.needed_since_s
 
     def mark_needed(self, name: str, now_s: float) -> None:
-        """Notes at once that a request waits for the model.
+        """Records at once that a request waits for the model.
 
         So models are loaded in the order in which they were needed.
         """
@@ -265,7 +267,7 @@ class ResidencyPolicy:
     # --- orders of the operator ---
 
     def order_load(self, name: str, now_s: float) -> None:
-        """Orders a load as if a request waited for it, also after a failed load. To be called if the model fits."""
+        """Orders a load as if a request waited for it, also after a failed load. Call it only if the model fits."""
         model = self.models[name]
         model.is_held = model.unload_ordered = model.sleep_ordered = False
         model.not_before_s = float("-inf")
@@ -292,7 +294,7 @@ class ResidencyPolicy:
         model.unload_ordered = model.sleep_ordered = model.phase in (ResidencyPhase.LOADED, ResidencyPhase.LOADING)
 
     def pin(self, name: str, now_s: float) -> None:
-        """Pins the model: it is loaded and never unloaded. To be called if it fits."""
+        """Pins the model: it is loaded and never unloaded. Call it only if the model fits."""
         self.models[name].is_pinned = True
         self.order_load(name, now_s)
 

@@ -1,9 +1,9 @@
 """Memory footprint of a model before its first load, from its files and its settings.
 
-It has three parts. The *weights* are the tensors of the checkpoint in the type that the engine computes with, and once
-more the embedding table in the type that it is stored in. The *KV cache* is `engine.kv_memory_bytes`, or else what all
-sequences could use at full length, and no more than a quarter of the budget. The *process* is Python, torch and the
-working memory of steps.
+It has three parts. The *weights* are the tensors of the checkpoint in the type that the engine computes with, plus the
+embedding table once more in the type in which it is stored. The *KV cache* is `engine.kv_memory_bytes`; if this is not
+set, it is what all sequences could use at full length, but no more than a quarter of the budget. The *process* is
+Python, torch and the working memory of steps.
 """
 
 from dataclasses import dataclass
@@ -22,18 +22,19 @@ It was measured (proportional set size) with the bundled model on a CPU, less it
 engine, which shares its libraries, and 355 MiB alone.
 """
 _KV_SHARE = 4
-"""Divisor of the budget: one part in so many is the most that a KV cache takes by default."""
+"""Divisor of the budget: by default, a KV cache takes at most the budget divided by this number."""
 _ITEM_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 _SCALE_BYTES = 4
 """Bytes of the scale of each head's key, and of its value, in a KV cache of int8."""
 _SCREENED_HEAD_WEIGHTS = 1 << 24
-"""Weights of an fp32 head from which on it has a copy in 8 bits; see `maitred.engine.kernels.linear.screened`."""
+"""Least number of weights of an fp32 head that has an additional copy in 8 bits; see
+`maitred.engine.kernels.linear.screened`."""
 _WEIGHT_BYTES = {"int8": 1.02, "int8_weight_only": 1.02, "int4": 0.64, "int4_weight_only": 0.64}
-"""Bytes of a quantized weight, with its part of the scales."""
+"""Bytes of a quantized weight, including its part of the scales."""
 _STORED_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _BASE_LOAD_S = 4.0
 _BYTES_PER_S = 300e6
-"""Guesses for a first load: start of Python and torch, and how fast weights are read and converted."""
+"""Guesses for a first load: the start time of Python and torch, and the speed of reading and converting weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class Footprint:
 
     Attributes:
         engine: Settings of its engine, with the size of the KV cache decided.
-        card: Card that its engine will give, as far as that can be known.
-        weights_bytes: Bytes of the tensors, in the type that is computed with.
+        card: Card that its engine will give, as far as the files tell.
+        weights_bytes: Bytes of the tensors, in the type that the engine computes with.
         load_s: Guess at the time of a load.
     """
 

@@ -1,8 +1,8 @@
 """Load times of models, kept in a file from one run of the gateway to the next.
 
-A guess from the size of a model's files is wrong by whatever this machine is slower or faster than the one on which the
-guess was made, and the first callers after a start would get it as their wait. So each load time is written down; that
-costs a few bytes per load.
+A guess from the size of a model's files is wrong by the ratio of this machine's speed to the speed of the machine on
+which the guess was calibrated, and the first callers after a start would get this wrong wait. So each load time is
+stored in a file; this costs a few bytes per load.
 """
 
 import json
@@ -35,7 +35,7 @@ class LoadTimes:
                 }
 
     def expected_load_s(self, model: Path) -> float | None:
-        """Returns the expected seconds of the next load of the model in this folder; None: it was never loaded."""
+        """Returns the expected seconds of the next load from this folder; None: no load was recorded."""
         return self._seconds.get(str(model.resolve()))
 
     def record(self, model: Path, seconds: float) -> None:

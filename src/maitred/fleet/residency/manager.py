@@ -1,7 +1,7 @@
 """Manager of models that are loaded on demand: carries out the decisions of `fleet.policy.residency`.
 
-It starts engines, ends them, and tells the queues which models are loaded. Decisions are made again whenever a queue
-has dispatched, whenever a load or an unload is complete, and at intervals for turns that end by themselves.
+It starts and stops engines, and tells the queues which models are loaded. Decisions are made again whenever a queue has
+dispatched, whenever a load or an unload is complete, and at intervals for turns that end by themselves.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from maitred.fleet.residency.footprint import format_mebibytes
 from maitred.fleet.residency.on_demand_replica import OnDemandReplica
 
 _TICK_S = 0.1
-"""How late the end of a turn may be noticed while a request waits for it."""
+"""Longest delay in noticing the end of a turn for which a request waits."""
 _IDLE_TICK_S = 1.0
 _MEASURE_S = 5.0
 """Interval between measurements of the processes' memory."""
@@ -65,7 +65,7 @@ class ModelManager:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add_model(self, replica: OnDemandReplica, queue: QueueView) -> None:
-        """Adds a model, which is loaded when requests wait in its queue. To be called once for each, before `run`."""
+        """Adds a model, which is loaded when requests wait in its queue. Call it once for each model, before `run`."""
         self.replicas[replica.name] = replica
         self._queues[replica.name] = queue
 
@@ -80,7 +80,7 @@ class ModelManager:
         return self._queues[name]
 
     def mark_wanted(self, name: str) -> None:
-        """Notes that a caller will come back for this model."""
+        """Records that a caller will retry for this model."""
         self.policy.mark_wanted(name, self._clock.monotonic_s())
         self._changed.set()
 

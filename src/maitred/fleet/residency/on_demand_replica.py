@@ -1,6 +1,6 @@
 """Replica that is loaded on demand: its engine is started at a load and ended at an unload.
 
-A sleeping replica has kept its engine's process, without the parts that take the memory, and is loaded sooner.
+A sleeping replica has kept its engine's process without the memory-consuming parts, so it is loaded sooner.
 
 Its queue sees one replica. While it is not loaded, its card raises an error with the expected time, so requests wait
 for it; after a load that has just failed the error says so, and requests do not wait.
@@ -23,11 +23,11 @@ from maitred.fleet.residency.footprint import Footprint
 _FIRST_RETRY_S, _MAX_RETRY_S = 2.0, 300.0
 """Waits before a failed load is tried again: first and longest.
 
-A load may cost others their memory, so it is tried less often than the restart of an engine that died.
+A load may take memory from other models, so it is retried less often than a dead engine is restarted.
 """
 
 _SLEEP_TIMEOUT_S = 600.0
-"""Time limit for an engine to fall asleep or to wake: weights that are not kept may be converted again."""
+"""Time limit for an engine to fall asleep or to wake; weights that were not kept may have to be converted again."""
 _HELD_RETRY_S = 10.0
 """`Retry-After` of a held model: the time of its release is unknown, so callers should come back rarely."""
 
@@ -43,7 +43,7 @@ class OnDemandReplica:
         clock: The clock.
 
     Attributes:
-        is_open: Whether new requests may go to it.
+        is_open: Whether new requests may be sent to the replica.
         is_held: Whether its operator keeps it out of memory.
         loads: Number of loads...
         total_load_s: ...and the time that they took together.
@@ -76,10 +76,10 @@ class OnDemandReplica:
         """Returns the card of the model while it is loaded. Implements `maitred.core.replica.Replica`.
 
         Raises:
-            ModelHeld: The model is not loaded, and stays so.
-            ModelLoading: The model is not loaded, and is loaded if a request waits for it.
+            ModelHeld: The model is not loaded, and the operator keeps it so.
+            ModelLoading: The model is not loaded, and a waiting request causes its load.
             ModelLoadFailed: The model could not be loaded, and no load is tried for a while.
-            ReplicaUnavailable: Its engine has died and is started again.
+            ReplicaUnavailable: Its engine has died and is being restarted.
         """
         if self.is_open:
             return self.engine.client.card()
@@ -124,7 +124,7 @@ class OnDemandReplica:
             self._notify()
 
     def set_held(self, is_held: bool) -> None:
-        """Sets whether the model is kept out of memory; either way, a failed load delays the next one no longer."""
+        """Sets whether the model is kept out of memory; both settings end the delay after a failed load."""
         self.is_held, self._failed_until_s = is_held, float("-inf")
         self._notify()
 
@@ -135,7 +135,7 @@ class OnDemandReplica:
             The memory of its process, in bytes.
 
         Raises:
-            ReplicaUnavailable: The engine cannot be started; nothing of it is left.
+            ReplicaUnavailable: The engine cannot be started; its process is gone.
         """
         try:
             if self._engine_running:
@@ -156,7 +156,7 @@ class OnDemandReplica:
             The memory that the process still takes, in bytes.
 
         Raises:
-            ReplicaUnavailable: The engine was lost, or does not sleep; nothing of it is left.
+            ReplicaUnavailable: The engine was lost or did not sleep; its process is gone.
         """
         self.set_open(False)
         try:
@@ -176,7 +176,7 @@ class OnDemandReplica:
 
     @property
     def has_restarted(self) -> bool:
-        """Whether its engine, which was told to sleep, is awake: it has died and was started again."""
+        """Whether the engine was ordered to sleep but is awake, because it died and was restarted."""
         return self._engine_running and not self.engine.client.is_asleep
 
     @property
@@ -213,7 +213,7 @@ class OnDemandReplica:
             await self.engine.__aexit__(None, None, None)
 
     def measure_bytes(self) -> int:
-        """Measures the memory of the process, its part of shared memory included; 0 where there is none."""
+        """Measures the memory of the process, including its part of shared memory; 0 without a process."""
         return 0 if self.engine.pid is None else process_memory_bytes(self.engine.pid)
 
 
@@ -231,7 +231,7 @@ class ModelDescription:
         self._card = replica.footprint.card
 
     def card(self) -> ModelCard:
-        """Returns the card that its engine gives, or gave last, or will give as far as the files tell."""
+        """Returns the engine's current card, or its last card, or the card that the model's files predict."""
         with suppress(ReplicaUnavailable):
             self._card = self._replica.engine.client.card()
         return self._card
@@ -240,7 +240,7 @@ class ModelDescription:
 def process_memory_bytes(pid: int) -> int:
     """Measures the memory of a process: its own and its part of shared memory (PSS).
 
-    Where the system does not report PSS, the resident memory is taken.
+    If the system does not report PSS, the resident memory is used.
     """
     try:
         process = psutil.Process(pid)

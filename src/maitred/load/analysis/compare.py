@@ -1,10 +1,10 @@
-"""Whether one side is faster than the other, or whether chance made it look so.
+"""Comparison of two sides: decides whether one is faster, or whether chance made it look so.
 
-Two runs of the same server never agree to the last digit. `compare` says which differences are more than that: for each
-metric an interval of the change, wide enough that *all* intervals of the table hold at once with the confidence asked
-for. So whoever compares the same thing with itself sees an untouched table in 19 of 20 cases, not one in which some of
-fifteen rows is red. Simulated, 9 of 596 such tables were touched (2026-11-21, margin of 3 %, 300 to 2,000 requests;
-`benchmarks/load/compare_calibration.py`).
+Two runs of the same server always differ a little. For each metric, `compare` gives an interval of the change. The
+intervals are so wide that *all* intervals of the table hold at once with the requested confidence. A change is
+significant if its interval shows it. So a comparison of a server with itself shows no difference in 19 of 20 tables.
+With separate intervals, one of fifteen rows would often be red. In a simulation, 9 of 596 such tables showed a
+difference (2026-11-21, margin of 3 %, 300 to 2,000 requests; `benchmarks/load/compare_calibration.py`).
 """
 
 from collections import Counter
@@ -23,14 +23,14 @@ from maitred.load.measure.times import Floats
 RESAMPLES = 1000
 
 LEAST_REQUESTS = 100
-"""With a first token, per run: fewer do not hold enough blocks to tell chance from change."""
+"""Least requests with a first token per run: fewer give too few blocks to tell change from chance."""
 
 RESERVE = 1 / 3
-"""Share of the chance of error that is kept for what the bootstrap does not see: resamples of a few hundred requests
-vary a little too little, most of all where the requests remember for long."""
+"""Share of the error probability that is reserved for what the bootstrap misses: resamples of a few hundred requests
+vary a little too little, most of all where the requests are correlated over a long time."""
 
 ALIKE = 0.02
-"""Share of a kind of ending that may differ between the sides without a warning."""
+"""Largest difference of an outcome's share between the sides that gives no warning."""
 
 
 def compare(
@@ -43,17 +43,17 @@ def compare(
 ) -> RunComparison:
     """Compares the runs of two sides.
 
-    Within a run, neighbouring requests are resampled together and with all their gaps (see `statistics`). Where both
-    sides played the same requests, each is drawn together with its twin, so that what the workload itself varies by
-    cancels. With three runs or more the differences between runs of one side count instead wherever they are larger:
-    they hold what a single run cannot show, such as a machine that drifts.
+    Within a run, neighbouring requests are resampled together, each with all its gaps (see `statistics`). If both sides
+    played the same requests, each request is drawn together with its counterpart on the other side. The variation of
+    the workload then cancels. With three runs or more the differences between runs of one side count instead wherever
+    they are larger: they hold what a single run cannot show, such as a machine that drifts.
 
     Args:
-        before: One run or more.
-        after: The same.
-        margin: Changes within this are no difference.
-        confidence: That all intervals hold.
-        seed: Of the resampling; the same results and seed give the same table.
+        before: Results of the first side, at least one.
+        after: Results of the second side, at least one.
+        margin: Largest change that counts as no difference.
+        confidence: Probability that all intervals hold at once.
+        seed: Seed of the resampling; the same results and seed give the same table.
 
     Raises:
         InvalidRequest: There are too few requests, or `margin` or `confidence` make no sense.
@@ -96,7 +96,7 @@ def compare(
 def _changes(
     sides: list[list[RequestFigures]], *, paired: bool, confidence: float, seed: int
 ) -> tuple[Floats, Floats, float]:
-    """The change of each metric, its standard error (NaN: cannot be judged), and how many of them to reach."""
+    """Returns each metric's change, its standard error (NaN: unknown), and the errors to reach."""
     rng = np.random.default_rng(seed)
     weights: list[list[Weights]] = []
     for number, side in enumerate(sides):
@@ -113,7 +113,8 @@ def _changes(
         levels.append(np.stack([_scale(run.reported[:, None])[:, 0] for run in side]))
         deviations.append(
             sum(
-                # Blocks vary about the run's own mean, not the server's: too little, by the share that a block is.
+                # Blocks vary about the mean of the run instead of the mean of the server. This makes the variance too
+                # small by the share of the run that one block is.
                 (_scale(run.under(weight)) - _scale(run.under(np.ones((1, len(run)), dtype=np.float32))))
                 / np.sqrt(1 - run.block / len(run))
                 for run, weight in zip(side, drawn, strict=True)
@@ -124,14 +125,14 @@ def _changes(
     moved: Floats = np.asarray(deviations[1] - deviations[0])
     within = moved.std(axis=1)
     chance = np.sqrt(sum(sum(run.chance**2 for run in side) / len(side) ** 2 for side in sides))
-    # What runs of one side differ by, as one pooled variance: if nothing has changed, both sides vary alike.
+    # Pooled variance between the runs of one side: if nothing has changed, both sides vary alike.
     runs = _run_freedom(sides)
     between = np.zeros(len(METRICS))
     if runs >= 2:
         squares = sum(((level - level.mean(axis=0)) ** 2).sum(axis=0) for level in levels)
         between = np.sqrt(squares / runs * (1 / len(sides[0]) + 1 / len(sides[1])))
-    # The blocks of one side, the poorer: twins share theirs, and where each side has its own, both sides' lengths err
-    # alike. The textbook's lower bound for the difference of two means.
+    # Number of blocks of the side that has fewer. Paired requests share their blocks; without pairs, the block lengths
+    # of both sides have the same kind of error. This is the textbook's lower bound for the difference of two means.
     blocks = min(sum(len(run) / run.block - 1 for run in side) for side in sides)
     freedom = np.full(len(METRICS), max(blocks, 3.0) if runs < 2 else float(runs))
     error = np.maximum(np.maximum(within, chance), between)
@@ -141,13 +142,13 @@ def _changes(
     varies = judged & (within > 1e-9)
     if varies.any():
         standard, freedom = (moved[varies] / within[varies, None]).T, freedom[varies]
-    else:  # Twins to the last digit: only what shares may hide by chance is left.
+    else:  # The two sides are identical in every digit: only the chance that shares may hide remains.
         standard, freedom = rng.standard_normal((RESAMPLES, 1)), freedom[:1]
     return change, error, simultaneous(standard, freedom, confidence=1 - (1 - RESERVE) * (1 - confidence), rng=rng)
 
 
 def _scale(values: Floats) -> Floats:
-    """Logarithms, so that a change is a ratio, of all but shares. Shape (metrics, any)."""
+    """Takes logarithms of all metrics but shares, so that a change is a ratio. Shape (metrics, any)."""
     is_ratio = np.array([metric.scale == "ratio" for metric in METRICS])[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled: Floats = np.where(is_ratio, np.log(values), values)
@@ -210,7 +211,7 @@ def _check_enough(sides: list[list[RequestFigures]]) -> None:
 
 
 def _are_paired(before: Sequence[LoadResult], after: Sequence[LoadResult], sides: list[list[RequestFigures]]) -> bool:
-    """Whether each run of one side has a twin on the other: the same settings but for the target, and requests."""
+    """Returns whether each run has a counterpart with the same requests and settings, but for the target."""
     return len(before) == len(after) and all(
         not any(not path.startswith("target.") for path in map(_path, _differences(old.spec, new.spec)))
         and np.array_equal(mine.keys, other.keys)
@@ -227,7 +228,7 @@ def _path(difference: str) -> str:
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Settings that are not the same, with both values."""
+    """Returns the settings that differ, with both values."""
     for key in sorted({*before, *after}):
         old, new = before.get(key), after.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):

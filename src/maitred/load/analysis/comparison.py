@@ -10,8 +10,8 @@ from maitred.core.errors import InvalidRequest
 FORMAT = "maitred-comparison/1"
 
 Verdict = Literal["same", "better", "worse", "unclear"]
-"""Of one metric: the interval lies within the margin; the change is real and larger than the margin; or neither can be
-said from so many requests."""
+"""Verdict on one metric: ``same`` if the interval lies within the margin, ``better`` or ``worse`` if the change is real
+and larger than the margin, ``unclear`` if there are too few requests to say."""
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,17 +19,18 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         metric: Such as ``ttft_p50`` or ``output_tokens_per_s``.
-        label: The same for people.
+        label: Name of the metric for people.
         unit: ``s``, ``1/s`` or ``share``.
-        lower_is_better: Direction.
-        scale: Whether the change is given as ratio (after over before) or, for shares, as difference.
-        before, after: Geometric mean over the side's runs (shares: mean). None: no run has it.
-        change: After over before, or after minus before, as `scale` says. None: cannot be formed.
-        low, high: Interval of `change` that holds for all rows at once with the comparison's confidence. None: too few
-            requests to give one.
-        margin: Changes within this are no difference; in `change`'s scale, 0.03 being 3 % or 3 points.
+        lower_is_better: Whether a lower value is better.
+        scale: Whether the change is a ratio (after over before) or, for shares, a difference.
+        before, after: Geometric mean over the runs of the side (for shares: arithmetic mean). None: no run has the
+            metric.
+        change: After over before, or after minus before, as `scale` says. None: it cannot be computed.
+        low, high: Interval of `change` that holds for all rows at once with the comparison's confidence. None: there
+            are too few requests.
+        margin: Largest change that counts as no difference, in the scale of `change`; 0.03 means 3 % or 3 points.
         verdict: See `Verdict`.
-        note: Why there is no interval; else empty.
+        note: Reason why there is no interval; empty: there is one.
     """
 
     metric: str
@@ -48,7 +49,7 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """After over before; None for shares."""
+        """Ratio of after over before; None for shares."""
         return self.change if self.scale == "ratio" else None
 
 
@@ -56,12 +57,12 @@ class ComparisonSide(msgspec.Struct, frozen=True, kw_only=True):
     """Side of a comparison.
 
     Attributes:
-        runs: How many.
-        requests: Counted, of all runs.
-        started: Of the first run, UTC.
+        runs: Number of runs.
+        requests: Number of counted requests of all runs.
+        started: Start of the first run, in UTC.
         target: Address and model.
-        workload: One line.
-        outcomes: How the counted requests ended.
+        workload: Description of the workload in one line.
+        outcomes: Outcome -> number of counted requests that ended so.
     """
 
     runs: int
@@ -77,16 +78,17 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         format: `FORMAT`.
-        before, after: The sides.
-        margin, confidence, seed: As asked for.
-        paired: Whether both sides played the same requests, so that each was compared with its twin.
-        block_requests: Neighbouring requests that were resampled together (longest over the runs).
-        method: The statistics in a sentence, for the report's footnote.
+        before, after: The two sides that are compared.
+        margin, confidence, seed: Settings of the comparison, as they were requested.
+        paired: Whether both sides played the same requests, so that each request was compared with its counterpart.
+        block_requests: Number of neighbouring requests that were resampled together (largest over the runs).
+        method: Statistical method in one sentence, for the footnote of the report.
         rows: One per metric.
-        caveat: What the intervals do not contain; empty: nothing known.
-        warnings: Why the two may not be comparable: different settings, a tester at its limit, different outcomes.
+        caveat: Effects that the intervals do not include; empty: none is known.
+        warnings: Reasons why the two sides may not be comparable: different settings, a tester at its limit, different
+            outcomes.
         differences: Settings that differ, such as ``arrivals.rate_per_s: 4.0 → 8.0``.
-        verdict: The whole in one sentence.
+        verdict: Result of the comparison in one sentence.
     """
 
     format: str
@@ -106,16 +108,16 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def worse(self) -> list[ComparisonRow]:
-        """Rows that are regressions."""
+        """Returns the rows that are regressions."""
         return [row for row in self.rows if row.verdict == "worse"]
 
     @property
     def better(self) -> list[ComparisonRow]:
-        """Rows that are improvements."""
+        """Returns the rows that are improvements."""
         return [row for row in self.rows if row.verdict == "better"]
 
     def save(self, path: Path) -> None:
-        """Writes it as JSON."""
+        """Writes the comparison as JSON."""
         try:
             path.write_bytes(msgspec.json.encode(self))
         except OSError as error:

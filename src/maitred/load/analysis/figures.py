@@ -1,4 +1,4 @@
-"""The metrics that two runs are compared by, computed on resampled requests."""
+"""Metrics by which two runs are compared, computed on resampled requests."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,7 @@ from maitred.load.measure.result import LoadResult
 from maitred.load.measure.times import Flags, Floats
 
 LEAST_BEYOND = 10
-"""A quantile is judged when so many requests lie beyond it; fewer do not show where it is."""
+"""Least number of requests beyond a quantile: fewer do not show where the quantile is."""
 
 CAUTION = 2
 """Factor on the block length."""
@@ -25,10 +25,11 @@ class Metric:
 
     Attributes:
         name, label, unit: See `maitred.load.analysis.comparison.ComparisonRow`.
-        lower_is_better: Direction.
-        scale: Whether a change is a ratio or, of shares, a difference.
-        needs: Least number of requests with the value.
-        margin: Factor on the margin asked for: a server that fails 3 % more of its requests is not the same.
+        lower_is_better: Whether a lower value is better.
+        scale: Whether a change is a ratio or, for shares, a difference.
+        needs: Least number of requests that must have the value.
+        margin: Factor on the requested margin; it is below 1 for failures, because 3 % more failed requests are a real
+            change.
     """
 
     name: str
@@ -68,10 +69,10 @@ METRIC_ROWS = {metric.name: row for row, metric in enumerate(METRICS)}
 
 
 class RequestFigures:
-    """The counted requests of a run in order of time, ready to be weighted.
+    """Figures of the counted requests of a run, in order of time, under any weights.
 
     Args:
-        result: The run.
+        result: Result of the run.
     """
 
     def __init__(self, result: LoadResult) -> None:
@@ -98,16 +99,17 @@ class RequestFigures:
         return len(self._of)
 
     def lacks(self, metric: Metric) -> int:
-        """How many requests the metric would need, where this run has fewer; else 0."""
+        """Returns how many requests the metric needs if this run has fewer; else 0."""
         have = {"ttft": len(self._ttft), "tpot": len(self._tpot), "e2e": len(self._e2e)}
         return metric.needs if have.get(metric.name.split("_")[0], len(self)) < metric.needs else 0
 
     @cached_property
     def block(self) -> int:
-        """How many neighbours to draw together: twice the most that any of the times asks for.
+        """Number of neighbours to draw together: twice the most that any of the times needs.
 
-        The length that estimates a variance with the least error estimates it too low on average, and an interval that
-        is too narrow is worse than one whose width is less certain; the latter is in the degrees of freedom.
+        The block length with the least error of the variance gives a variance that is too low on average. An interval
+        that is too narrow is worse than an interval of uncertain width; the degrees of freedom include that
+        uncertainty.
         """
         lengths = [1]
         for values in (self.ttft_s, self._result.times.e2e_s[self._of], self._result.times.tpot_s[self._of]):
@@ -117,7 +119,7 @@ class RequestFigures:
         return max(1, min(CAUTION * max(lengths), len(self) // 6))
 
     def under(self, weights: Weights) -> Floats:
-        """Every metric under each row of weights, in the order of `METRICS`; shape ``(metrics, rows)``."""
+        """Computes every metric for each row of weights, in `METRICS` order; shape ``(metrics, rows)``."""
         drawn = weights.astype(np.float64)
         span_s = drawn @ self._spacing_s
         met, judged = drawn @ self._met, drawn @ self._judged
@@ -140,7 +142,7 @@ class RequestFigures:
 
     @cached_property
     def reported(self) -> Floats:
-        """Every metric as the run's summary has it, in the order of `METRICS`; NaN: none."""
+        """Every metric as in the summary of the run, in the order of `METRICS`; NaN: there is none."""
         summary = self._result.summary
         failed = sum(
             count
@@ -168,12 +170,12 @@ class RequestFigures:
 
     @cached_property
     def chance(self) -> Floats:
-        """Least standard error of each metric, whatever the resamples say.
+        """Least standard error of each metric, independent of the resamples.
 
-        * Of shares, with one more hit and miss: where nothing failed, resamples never fail either, and would claim to
-          know that nothing ever will.
-        * Of rates, by what chance does at the edges of the window: resamples of an open loop complete the same requests
-          in the same time, but which of the last ones still end inside is a matter of how long each happened to take.
+        Shares: computed with one more hit and one more miss. If nothing failed, resamples never fail either, and would
+            claim that nothing can ever fail.
+        Rates: computed from what chance does at the edges of the window. Resamples of an open loop complete the same
+            requests in the same time, but chance decides which of the last requests still end inside the window.
         """
         least = np.zeros(len(METRICS))
         for row, metric in enumerate(METRICS):
@@ -190,10 +192,10 @@ class RequestFigures:
 
     @cached_property
     def _edge_variances(self) -> tuple[float, float]:
-        """Variance of how many answers' worth of tokens arrive in the window, and of how many answers end in it.
+        """Returns the variance of the answers' tokens that arrive in the window, and of the ends in it.
 
-        Any request could have taken as long as any other; what changes then is whether, and how far, those come that
-        are open at an edge.
+        Any request could have taken as long as any other. This changes which requests that are open at an edge of the
+        window fall into it, and how much of each.
         """
         times, window = self._result.times, self._result.window
         lasted_s = (times.ended_s - times.intended_s)[times.complete]
@@ -210,9 +212,9 @@ class RequestFigures:
 
     @cached_property
     def _spacing_s(self) -> Floats:
-        """Time from each request to the next, so that a resample has a length to take its rates from.
+        """Time from each request to the next: the length of a resample, which its rates are based on.
 
-        With a burst of requests that are all due at once, the time between their ends stands in.
+        If all requests are due at once, the time between their ends is used instead.
         """
         window = self._result.window
         due_s = self._result.times.intended_s[self._of]

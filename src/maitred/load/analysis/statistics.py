@@ -1,8 +1,8 @@
-"""Resampling of requests that depend on each other, many times at once.
+"""Resampling of dependent requests, many times at once.
 
-Requests of one run share queues and batches: a slow one has slow neighbours. To draw them one by one, as the textbook
-bootstrap does, pretends that there were many more independent ones than there were, and finds differences between two
-runs of the same thing. So neighbours are drawn together, in blocks long enough to hold the dependence.
+Requests of one run share queues and batches, so a slow request has slow neighbours. The textbook bootstrap draws
+requests one by one. It then assumes more independent requests than there are, and finds differences between two runs of
+the same server. So neighbours are drawn together, in blocks that are long enough to contain the dependence.
 """
 
 import numpy as np
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 from maitred.load.measure.times import Floats
 
 Weights = NDArray[np.float32]
-"""How often each request (column) was drawn in each resample (row)."""
+"""Number of times that each request (column) was drawn in each resample (row)."""
 
 MOST_GAP_BINS = 400
 
 
 def block_length(series: Floats) -> int:
-    """How many neighbours to draw together, from how fast the series forgets.
+    """Number of neighbours to draw together, from how fast the autocorrelation of the series decays.
 
     The rule of Politis and White (2004), with the correction of Patton, Politis and White (2009), for blocks in a
     circle: ``(2 G² / D)^(1/3) n^(1/3)`` with ``G = Σ λ(k/M) |k| R(k)`` and ``D = 4/3 (Σ λ(k/M) R(k))²`` over the
     autocovariances R, tapered by a flat-top window λ that ends at twice the lag beyond which none is significant.
 
     Args:
-        series: In order of time, without NaN.
+        series: Values in the order of time, without NaN.
 
     Returns:
         1 for independent values, at most ``3 √n`` and a third of the series.
@@ -55,16 +55,16 @@ def block_length(series: Floats) -> int:
 
 
 def draw_blocks(requests: int, block: int, resamples: int, rng: np.random.Generator) -> Weights:
-    """Circular block bootstrap (Künsch 1989; Politis and Romano 1992): blocks from anywhere, until the run is full.
+    """Draws circular blocks (Künsch 1989; Politis and Romano 1992) from anywhere until the run is full.
 
-    Every request is as likely to be drawn as every other, since the end is followed by the beginning.
+    All requests are equally likely, because the beginning follows the end.
 
     Returns:
         Shape ``(resamples, requests)``; every row adds up to `requests`.
     """
     blocks, rest = divmod(requests, block)
-    # A block from s to e adds 1 from s on and takes it away from e on; the running sum over two rounds, folded into
-    # one, is how often each request was drawn.
+    # A block from s to e adds 1 at s and subtracts it at e. The running sum over two rounds, folded into one, is the
+    # number of times that each request was drawn.
     edges = np.zeros((resamples, 2 * requests + 1), dtype=np.float32)
     rows = np.arange(resamples)
     for length in [block] * blocks + ([rest] if rest else []):
@@ -77,10 +77,10 @@ def draw_blocks(requests: int, block: int, resamples: int, rng: np.random.Genera
 
 
 class SortedValues:
-    """Values of requests, of which quantiles can be taken under many weightings.
+    """Values of requests, with quantiles under many weightings at once.
 
     Args:
-        values: One per request; NaN: it has none.
+        values: One value per request; NaN: the request has none.
     """
 
     def __init__(self, values: Floats) -> None:
@@ -91,7 +91,7 @@ class SortedValues:
         return len(self._values)
 
     def mean(self, weights: Weights) -> Floats:
-        """Per row of weights; NaN: nothing was drawn."""
+        """Returns the mean for each row of weights; NaN: no request with a value was drawn."""
         drawn = weights[:, self._order].astype(np.float64)
         return _divide(drawn @ self._values, drawn.sum(axis=1))
 
@@ -117,16 +117,16 @@ class SortedValues:
 
 
 class BinnedGaps:
-    """The many gaps of each request, of which pooled quantiles can be taken under many weightings of the requests.
+    """Gaps of each request, with pooled quantiles under many weightings of the requests.
 
-    A request is drawn with all of its gaps, since they depend on each other most of all. To repeat half a million gaps
-    a thousand times would take minutes; instead each request's gaps are counted into bins with equal numbers of all
-    gaps, finer towards the top, and a resample is one row of a matrix product.
+    A request is drawn with all of its gaps, because these depend on each other most of all. Repeating half a million
+    gaps a thousand times would take minutes. Instead, the gaps of each request are counted into bins, and a resample is
+    one row of a matrix product. Each bin has the same number of all gaps; bins are finer towards the top.
 
     Args:
-        values: All gaps.
-        request: Which request each belongs to.
-        requests: How many there are.
+        values: Gaps of all requests.
+        request: Index of the request that each gap belongs to.
+        requests: Number of requests.
     """
 
     def __init__(self, values: Floats, request: NDArray[np.int64], requests: int) -> None:
@@ -164,18 +164,18 @@ class BinnedGaps:
 
 
 def simultaneous(deviations: Floats, freedom: Floats, *, confidence: float, rng: np.random.Generator) -> float:
-    """How many standard errors an interval must reach so that all metrics' intervals hold at once.
+    """Number of standard errors that an interval needs so that the intervals of all metrics hold at once.
 
-    The quantile of the largest standardised deviation over the metrics (max-t). Metrics that move together, as the
-    percentiles of one distribution do, cost little, where a Bonferroni bound would count each in full. The standard
-    error is itself an estimate, so each resample's deviations are divided by what such an estimate may be off by (the
-    step from the normal to Student's t, for correlated metrics).
+    This is the quantile of the largest standardised deviation over the metrics (max-t). Correlated metrics, such as the
+    percentiles of one distribution, widen the intervals little; a Bonferroni bound would count each of them in full.
+    The standard error is itself an estimate. So the deviations of each resample are divided by the possible error of
+    such an estimate (the step from the normal distribution to Student's t, for correlated metrics).
 
     Args:
-        deviations: Standardised; shape ``(resamples, metrics)``.
+        deviations: Standardised deviations; shape ``(resamples, metrics)``.
         freedom: Degrees of freedom of each metric's standard error.
-        confidence: That all hold.
-        rng: For the errors of the standard errors.
+        confidence: Probability that all intervals hold.
+        rng: Random generator for the errors of the standard errors.
     """
     scale = np.sqrt(rng.chisquare(freedom, deviations.shape) / freedom)
     return float(np.quantile(np.max(np.abs(deviations) / scale, axis=1), confidence))

@@ -1,7 +1,8 @@
-"""The highest rate that a server sustains, found with few trials although each of them is noisy.
+"""Search for the highest rate that a server sustains, with few trials although each is noisy.
 
-`KneeSearch` decides and does no I/O; `sweep` plays what it asks for. Latency over load is flat until the server is full
-and then a wall, so the search brackets the wall by doubling (or halving) and halves the bracket in log space.
+`KneeSearch` decides and does no I/O; `sweep` plays the rates that it asks for. Latency stays flat until the server is
+full and then rises steeply. So the search brackets this point by doubling (or halving) the rate, and then halves the
+bracket on a logarithmic scale.
 """
 
 import math
@@ -21,26 +22,26 @@ from maitred.load.spec import LoadSpec, ObjectivesSpec
 FORMAT = "maitred-sweep/1"
 
 Reason = Literal["found", "at_highest", "below_lowest", "tester", "trials"]
-"""Why a search ended: the knee is known to the tolerance; the highest rate allowed still passed; the lowest allowed did
-not; the tester was the limit; the trials were used up."""
+"""Reason why a search ended: the knee is known to the tolerance; the highest allowed rate passed; the lowest allowed
+rate failed; the tester was the limit; or the trials were used up."""
 
 
 class SweepTrial(msgspec.Struct, frozen=True, kw_only=True):
     """One run at one rate.
 
     Attributes:
-        rate_per_s: Sessions per second that were due.
+        rate_per_s: Due sessions per second.
         objective: Share of the requests that must meet the objectives; None: only keeping up counts.
         judged, met: Counted requests that were not cancelled, and those of them that met the objectives. Without
             objectives, to be complete is to meet them: a server must not keep up by refusing.
         due: Requests due in the second half of the window.
-        growth: By how many the open requests grew from the middle of the window to its end. A server that keeps up ends
-            as many as are due, so that this is 0 but for chance.
-        growth_deviation: Standard deviation that chance gives `growth`.
-        requests_per_s, output_tokens_per_s, goodput_per_s: Of the run's summary.
-        ttft_p50_s, ttft_p95_s, itl_p95_s: Of the same; None: no such times.
-        failed: Share of the counted requests neither complete nor cancelled.
-        limit: Of the tester.
+        growth: Growth of the number of open requests from the middle of the window to its end. A server that keeps up
+            ends as many requests as are due, so this is 0 apart from chance.
+        growth_deviation: Standard deviation of `growth` from chance alone.
+        requests_per_s, output_tokens_per_s, goodput_per_s: Rates from the summary of the run.
+        ttft_p50_s, ttft_p95_s, itl_p95_s: Times from the summary of the run; None: there are none.
+        failed: Share of the counted requests that were neither complete nor cancelled.
+        limit: Limit of the tester, as in `TesterCost`.
     """
 
     rate_per_s: float
@@ -61,7 +62,7 @@ class SweepTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, result: LoadResult) -> "SweepTrial":
-        """Makes the trial of a rate from the result of its run."""
+        """Makes the trial of one rate from the result of its run."""
         window, times, summary = result.window, result.times, result.summary
         middle_s = (window.from_s + window.until_s) / 2
 
@@ -80,7 +81,7 @@ class SweepTrial(msgspec.Struct, frozen=True, kw_only=True):
             met=int((judged & result.met_flags()).sum()),
             due=int(((times.intended_s > middle_s) & (times.intended_s <= window.until_s)).sum()),
             growth=float(last - halfway),
-            # The number of open requests is Poisson at most, at both times.
+            # The variance of the number of open requests is at most Poisson, at both times.
             growth_deviation=math.sqrt(max(halfway + last, 1)),
             requests_per_s=summary.requests_per_s,
             output_tokens_per_s=summary.output_tokens_per_s,
@@ -94,30 +95,32 @@ class SweepTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attainment(self) -> float:
-        """Share that met the objectives."""
+        """Share of the requests that met the objectives."""
         return self.met / self.judged if self.judged else 0.0
 
     @property
     def passed(self) -> bool:
-        """Whether the rate is sustained, by this trial alone."""
+        """Whether the rate is sustained according to this trial alone."""
         return RateEvidence([self]).passed
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a search for the highest rate.
+    """Result of a search for the highest sustained rate.
 
     Attributes:
         format: `FORMAT`.
-        spec: Of all trials but for their rate, in plain data.
-        command: Of the shell; empty: not from a shell.
-        tolerance: Of the knee, relative.
-        objective: As in `SweepTrial`; None: no times were asked for, so the knee is where the server stops keeping up.
-        trials: In the order in which they were played.
+        spec: Settings of all trials except for their rate, as plain data.
+        command: Shell command; empty: the sweep was not started from a shell.
+        tolerance: Relative tolerance of the knee.
+        objective: As in `SweepTrial`; None: there are no time objectives, so the knee is where the server stops keeping
+            up.
+        trials: Trials in the order in which they were played.
         knee_per_s: Highest rate known to pass; None: none passed.
         fails_per_s: Lowest rate known to fail; None: none failed. The knee lies between the two.
-        goodput_per_s: At the knee, mean over its trials. Without objectives: requests per second there.
-        reason: Why the search ended.
-        verdict: The same for people, in a sentence.
+        goodput_per_s: Goodput at the knee, as the mean over its trials. Without objectives: requests per second at the
+            knee.
+        reason: Reason why the search ended.
+        verdict: Result of the search in one sentence, for people.
     """
 
     format: str
@@ -133,7 +136,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
 
     def save(self, path: Path) -> None:
-        """Writes it as JSON."""
+        """Writes the sweep as JSON."""
         try:
             path.write_bytes(msgspec.json.encode(self))
         except OSError as error:
@@ -141,10 +144,10 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, path: Path) -> "Sweep":
-        """Reads what `save` wrote.
+        """Reads a sweep that `save` wrote.
 
         Raises:
-            InvalidRequest: It is not such a file.
+            InvalidRequest: The file is not a sweep.
         """
         try:
             sweep = msgspec.json.decode(path.read_bytes(), type=cls)
@@ -161,7 +164,7 @@ class RateEvidence:
     """Evidence of all trials at one rate.
 
     Args:
-        trials: At least one, all at the same rate.
+        trials: Trials at one rate, at least one.
     """
 
     def __init__(self, trials: list[SweepTrial]) -> None:
@@ -169,38 +172,39 @@ class RateEvidence:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the open requests grew by no more than 5 % of what was due, as far as chance lets one tell.
+        """Whether the open requests grew by no more than 5 % of the due ones, as far as chance shows.
 
-        At a low rate a handful of open requests more or less is chance, so it takes a clear excess to fail.
+        At a low rate, chance changes the number of open requests by a handful. So only a clear excess counts as a
+        failure.
         """
         return self._growth_score <= SURE
 
     @property
     def meets(self) -> bool:
-        """Whether enough requests met the objectives; without objectives True."""
+        """Whether enough requests met the objectives; always True without objectives."""
         return self._attainment_score >= 0
 
     @property
     def passed(self) -> bool:
-        """Whether the rate is sustained."""
+        """Whether the evidence shows that the rate is sustained."""
         return self.keeps_up and self.meets
 
     @property
     def sure(self) -> bool:
-        """Whether chance is unlikely to have decided (90 %, two-sided)."""
+        """Whether the result is significant (90 %, two-sided)."""
         if self.passed:
             return self._growth_score <= 0 and self._attainment_score > SURE
         return self._growth_score > SURE or self._attainment_score < -SURE
 
     @property
     def _growth_score(self) -> float:
-        """Growth beyond what is tolerated, in standard deviations."""
+        """Growth beyond the tolerated growth, in standard deviations."""
         excess = sum(trial.growth - TOLERATED_GROWTH * trial.due for trial in self.trials)
         return excess / max(math.hypot(*(trial.growth_deviation for trial in self.trials)), 1e-9)
 
     @property
     def _attainment_score(self) -> float:
-        """Attainment above the objective, in standard deviations that a rate exactly at it would show."""
+        """Attainment above the objective, in standard deviations of a rate that meets it exactly."""
         objective = self.trials[0].objective
         if objective is None:
             return 1e9
@@ -210,40 +214,40 @@ class RateEvidence:
 
 
 TOLERATED_GROWTH = 0.05
-"""Share of the arrivals that may stay unanswered: below it a server counts as keeping up."""
+"""Share of the arrivals that may stay unanswered while the server still counts as keeping up."""
 
 SURE = 1.645
-"""Standard deviations, 90 % two-sided."""
+"""Number of standard deviations for 90 % confidence, two-sided."""
 
 
 DOUBLING = 2.0
-"""Step of the rate until the knee is bracketed."""
+"""Factor between rates until the knee is bracketed."""
 
 MOST_TRIALS = 30
-"""Of a search. From 1 to 1,000 per second at 5 % takes 10 to bracket, 4 to close in and a few to make sure."""
+"""Most trials of a search; from 1 to 1,000 per second at 5 %: 10 to bracket, 4 to narrow, a few more."""
 
 REPEATS = 2
-"""Trials at a rate on either side of the knee where chance may have decided the first."""
+"""Most trials at each rate beside the knee whose first result may be due to chance."""
 
 SETTLES = 3
-"""Trials at each of two rates that contradict each other."""
+"""Most trials at each of two rates whose results contradict each other."""
 
 
 class KneeSearch:
-    """Which rate to try next, from what the trials so far say. No I/O and no state but the trials.
+    """Search for the knee: chooses the next rate. It does no I/O, and its only state is the trials.
 
-    The bracket is worked out afresh from all trials after each: a trial repeated is evidence added, and may move the
-    bracket back. Where a rate fails below one that passes, the two are repeated before either is believed; if that
-    does not settle it, the failure is, since a knee that holds only sometimes is none.
+    The bracket is computed again from all trials after each trial. A repeated trial adds evidence and may move the
+    bracket back. If a rate fails below a rate that passes, both are repeated. If the contradiction remains, the failure
+    counts, because a rate that is sustained only sometimes is not sustained.
 
     Args:
-        start_rate: Tried first.
-        lowest: Nothing below is tried.
-        highest: Nothing above.
-        tolerance: Ends when the lowest failing rate is above the highest passing one by at most this share.
+        start_rate: First rate to try.
+        lowest: Lowest rate to try.
+        highest: Highest rate to try.
+        tolerance: The search ends when the lowest failing rate is above the highest passing rate by at most this share.
 
     Raises:
-        InvalidRequest: The rates are not in order, or the tolerance makes no sense.
+        InvalidRequest: The rates are not in ascending order, or the tolerance is not valid.
     """
 
     def __init__(self, *, start_rate: float, lowest: float, highest: float, tolerance: float = 0.05) -> None:
@@ -261,12 +265,12 @@ class KneeSearch:
         self.trials: list[SweepTrial] = []
 
     def record(self, rate: float, trial: SweepTrial) -> None:
-        """Takes the outcome of a trial at a rate that `next_rate` named."""
+        """Records the result of a trial at a rate that `next_rate` returned."""
         self.trials.append(trial)
         self._at.setdefault(rate, []).append(trial)
 
     def next_rate(self) -> float | None:
-        """The rate to try next; None: the search is over, and `reason` says why."""
+        """Returns the next rate to try; None: the search is over, and `reason` says why."""
         if not self.trials:
             return self._start
         if self.trials[-1].limit == "tester" or len(self.trials) >= MOST_TRIALS:
@@ -287,19 +291,19 @@ class KneeSearch:
 
     @property
     def passes(self) -> float | None:
-        """Highest rate that passes and has no failing one below it."""
+        """Highest rate that passes and is below every failing rate."""
         fails = self.fails
         good = [rate for rate in self._passing() if fails is None or rate < fails]
         return max(good, default=None)
 
     @property
     def fails(self) -> float | None:
-        """Lowest rate that fails. A failure says nothing of the server where the tester was the limit."""
+        """Lowest rate that fails. Trials that were limited by the tester do not count as failures."""
         return min(self._failing(), default=None)
 
     @property
     def reason(self) -> Reason:
-        """Why the search is over, once it is."""
+        """Reason why the search is over, once it is over."""
         if self.trials and self.trials[-1].limit == "tester":
             return "tester"
         passes, fails = self.passes, self.fails
@@ -312,7 +316,7 @@ class KneeSearch:
         return "trials"
 
     def at(self, rate: float) -> list[SweepTrial]:
-        """The trials at a rate."""
+        """Returns the trials at one rate."""
         return self._at.get(rate, [])
 
     def _passing(self) -> list[float]:
@@ -326,7 +330,7 @@ class KneeSearch:
         ]
 
     def _contested_rate(self) -> float | None:
-        """A rate to repeat because one below it fails while it passes, or the other way round."""
+        """Returns a rate to repeat because a lower rate fails while a higher one passes."""
         fails, best = self.fails, max(self._passing(), default=None)
         if fails is None or best is None or best < fails:
             return None
@@ -346,22 +350,22 @@ async def sweep(
     watch: Callable[[SweepTrial], None] | None = None,
     command: str = "",
 ) -> Sweep:
-    """Looks for the knee of a server: the highest rate at which it meets the objectives and keeps up.
+    """Finds the knee of a server: the highest rate at which it meets the objectives and keeps up.
 
     Args:
-        spec: Of every trial, but for rate, length and seed. Each trial has a seed of its own, so that a repeat is new
-            evidence.
-        play: Runs a spec.
-        start_rate: Of the first trial, in sessions per second.
-        lowest: Nothing below is tried.
-        highest: Nothing above is tried.
-        tolerance: Of the knee, relative.
+        spec: Settings of every trial except for rate, length and seed. Each trial has its own seed, so that a repeated
+            trial is new evidence.
+        play: Function that plays one spec.
+        start_rate: Rate of the first trial, in sessions per second.
+        lowest: Lowest rate to try.
+        highest: Highest rate to try.
+        tolerance: Relative tolerance of the knee.
         trial_s: Length of a trial, warm-up included.
-        watch: Told of every trial.
-        command: Of the shell, for the file.
+        watch: Callback that receives every trial.
+        command: Shell command, for the result file.
 
     Raises:
-        InvalidRequest: The spec has a rate of its own (users, trace, profile), or the bounds make no sense.
+        InvalidRequest: The spec sets its own rate (users, trace or profile), or the bounds are not valid.
     """
     if spec.arrivals.users is not None or spec.shape.trace is not None or spec.arrivals.profile != "steady":
         raise InvalidRequest("A sweep sets the rate itself: leave out users, trace and profile.")

@@ -1,17 +1,20 @@
-"""Chaos: faults on purpose against a running installation while a load runs, and what must hold nevertheless.
+"""Chaos: injects faults into a running installation under load, and checks what must still hold.
 
 ::
 
-    plan          what is started, which load, which faults when, which promises: a YAML file; rules: what must fit
-    rehearsal     start, load in calm, the same load with faults, stop, verdict
-    installation  what is tested, from its start to its end; processes: who is who in it; clock: its time of day
+    plan          what is started, which load, which faults at which times, which promises: a YAML file
+    rules         consistency checks of a plan
+    rehearsal     start, calm run, run with faults, stop, verdict
+    installation  the installation under test, from start to end
+    processes     its processes by role; clock: its time of day
     stage         plays the load once, with the timeline of the faults beside it
-    faults        one context manager per kind: leaving it undoes it, whatever the reason; link, burst: what they use
-    scrape        follows the server's own counters over restarts; meter: what it would bill
-    evidence      all that was seen  ->  verdicts, each held, broken, or not checkable and why:
-    invariants    answers, accounts and recovery, and what is left at the end
-    outcome       the JSON file; report: the file told to people
+    faults        one context manager per kind, which undoes the fault on exit in every case
+    link, burst   tools of the faults
+    scrape        follows the counters of the server over restarts; meter: what the server would bill
+    evidence      everything that was observed  ->  verdicts: each promise held, was broken, or could not be checked
+    invariants    the promises about answers, accounts, recovery, and what remains at the end
+    outcome       the JSON file; report: the file as a report for people
 
-Every rehearsal plays its load twice with the same seed: first in calm, which gives the answer that each question must
-get and the speed to come back to, then with the faults.
+Every rehearsal plays its load twice with the same seed. The calm run gives the reference answer for each question and
+the reference speed. The second run adds the faults.
 """

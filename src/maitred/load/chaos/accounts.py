@@ -1,4 +1,4 @@
-"""Promises about counts: nothing is billed twice, and little is computed for nobody."""
+"""Promises about counts: nothing is billed twice, and little is computed for clients that have left."""
 
 import math
 
@@ -8,15 +8,15 @@ from maitred.load.chaos.outcome import InvariantResult, decide, make_unchecked
 from maitred.load.measure.record import RequestRecord, UserOutcome
 
 _ROUNDING_TOKENS = 1
-"""Of each calibration's share in the bill, which is worked out from a fit."""
+"""Rounding error per calibration, in tokens: its share of the bill is computed from a fit."""
 
 
 def no_double_bill(evidence: ChaosEvidence) -> InvariantResult:
-    """The meter shows no more than the clients have caused.
+    """Checks that the meter shows no more than the clients have caused.
 
-    Of a whole answer, exactly its own usage. Of one that was cut, left or tried again, at most what was asked for, once
-    per attempt: how much of it was made before it ended, only the server knows. So the calm run is the sharp test, and
-    the run with faults finds what is billed again on a retry, a restart or a hang-up.
+    A complete answer is billed exactly by its own usage. Of one that was cut, left or tried again, at most what was
+    asked for, once per attempt: how much of it was made before it ended, only the server knows. So the calm run is the
+    exact check. The run with faults finds tokens that are billed again after a retry, a restart or a disconnect.
     """
     name, bound = "no double bill", "the meter shows no more than the clients can have caused"
     if evidence.calm.billed is None or evidence.chaos.billed is None:
@@ -39,7 +39,7 @@ def no_double_bill(evidence: ChaosEvidence) -> InvariantResult:
 
 
 def bounded_overshoot(evidence: ChaosEvidence, bound_tokens: float) -> InvariantResult:
-    """Checks that clients who leave cost little: the engine's count, less what reached clients, per departure."""
+    """Checks that clients that leave cost little: tokens that the engine computed but no client received."""
     name, bound = "bounded overshoot", f"at most {bound_tokens:g} tokens computed for nobody per departure"
     generated, phase = evidence.chaos.generated_tokens, evidence.chaos
     if generated is None:
@@ -67,12 +67,12 @@ def bounded_overshoot(evidence: ChaosEvidence, bound_tokens: float) -> Invariant
 
 
 def budgets_kept() -> InvariantResult:
-    """No budget is overspent. Nothing to look at yet: a server with budgets brings its ledger as a meter."""
+    """Checks that no budget is overspent. Always unchecked: servers under test keep no budgets yet."""
     return make_unchecked("no budget overspent", "spent is at most granted", "This server keeps no budgets.")
 
 
 def _most(phase: ChaosPhase, evidence: ChaosEvidence, longest_tokens: int) -> TokenBill:
-    """The highest bill that the clients of a phase can have caused."""
+    """Returns the highest bill that the clients of a phase can have caused."""
     rounding = TokenBill(prompt_tokens=_ROUNDING_TOKENS * math.ceil(phase.probes.output_tokens / 2))
     most = phase.probes + rounding
     for record in phase.records:
@@ -84,7 +84,7 @@ def _most(phase: ChaosPhase, evidence: ChaosEvidence, longest_tokens: int) -> To
 
 
 def _share(record: RequestRecord, prompt_tokens: int) -> TokenBill:
-    """One client's part of it; `prompt_tokens` is taken where its own answer brought no usage."""
+    """Returns one client's part of the bill; `prompt_tokens` replaces a missing usage."""
     lost = _departures(record)
     share = TokenBill(
         prompt_tokens=(record.prompt_tokens or prompt_tokens) * lost, output_tokens=record.asked_tokens * lost
@@ -95,14 +95,14 @@ def _share(record: RequestRecord, prompt_tokens: int) -> TokenBill:
 
 
 def _departures(record: RequestRecord) -> int:
-    """Attempts that may have been answered without anybody there for the whole answer."""
+    """Counts the attempts whose client may have left before the end of the answer."""
     if record.outcome is UserOutcome.REFUSED or math.isnan(record.sent_s):
         return 0
     return record.attempts - (record.outcome is UserOutcome.COMPLETE)
 
 
 def _delivered_tokens(record: RequestRecord, reference: RequestRecord | None) -> float:
-    """Tokens that reached a client; of a cut answer estimated, as a piece of text can hold several tokens."""
+    """Counts delivered tokens; for cut answers an estimate, as a piece of text can hold several tokens."""
     if record.outcome is UserOutcome.COMPLETE:
         return record.output_tokens or record.asked_tokens
     text, right = text_of(record), text_of(reference) if reference is not None else ""

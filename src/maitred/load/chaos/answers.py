@@ -1,4 +1,4 @@
-"""Promises about single answers: each is right as far as it goes, says honestly whether it is whole, and ends."""
+"""Promises about single answers: each is correct so far, reports whether it is complete, and ends."""
 
 import math
 from collections import Counter
@@ -12,10 +12,10 @@ _FINISHED = frozenset({"stop", "length", "tool_calls", "function_call", "content
 
 
 def same_answers(evidence: ChaosEvidence) -> InvariantResult:
-    """No token lost or doubled: a whole answer is the reference, a cut one its beginning, and neither poses as other.
+    """Checks that no token is lost or doubled: an answer equals its reference, or is marked as cut.
 
-    The reference is the answer to the same question in the calm run. A question of a conversation counts only as long
-    as all answers before it were the reference too, for the conversation is part of the question.
+    The reference is the answer to the same question in the calm run. A question of a conversation is checked only if
+    all earlier answers matched their references, because the conversation is part of the question.
     """
     name, bound = "no token lost or doubled", "every answer is the calm run's, or the beginning of it"
     if not evidence.references:
@@ -51,7 +51,7 @@ def same_answers(evidence: ChaosEvidence) -> InvariantResult:
 
 
 def every_request_ends(evidence: ChaosEvidence, bound_s: float) -> InvariantResult:
-    """Checks that no request waits for ever, and that none ends twice."""
+    """Checks that every request ends, and ends exactly once."""
     violations: list[str] = []
     longest_s = 0.0
     for record in evidence.chaos.everyone:
@@ -72,7 +72,7 @@ def every_request_ends(evidence: ChaosEvidence, bound_s: float) -> InvariantResu
 
 
 def _against(reference: RequestRecord, record: RequestRecord) -> str:
-    """Returns what is wrong with an answer, given the right one; empty if nothing is."""
+    """Returns the fault of an answer compared with its reference; empty: there is none."""
     text, right = text_of(record), text_of(reference)
     if record.outcome is UserOutcome.COMPLETE:
         if text != right:
@@ -88,7 +88,7 @@ def _against(reference: RequestRecord, record: RequestRecord) -> str:
 
 
 def _alone(record: RequestRecord, *, exact: bool) -> str:
-    """Returns what is wrong with an answer whose right text is unknown: only its length can be checked."""
+    """Returns the fault of an answer that has no reference: only its length can be checked."""
     short = 0 < record.output_tokens != record.asked_tokens
     if exact and short and record.outcome is UserOutcome.COMPLETE:
         return f"It ended as complete with {record.output_tokens} tokens, and {record.asked_tokens} were asked for."

@@ -1,4 +1,4 @@
-"""More users all at once, who hang up or stop reading: a small load run of its own beside the main one."""
+"""Burst of extra users who hang up or stop reading: a small load run beside the main one."""
 
 import asyncio
 from collections import Counter
@@ -16,24 +16,24 @@ DEFAULT_LEAVE_S = 1.0
 
 
 class LoadDriver(Protocol):
-    """How a load is played: `driver.run`, or what a test has in its place."""
+    """Function that plays a load: `driver.run`, or a replacement in tests."""
 
     async def __call__(
         self, spec: LoadSpec, *, watch: Callable[[RunProgress], None] | None = None, keep_text: bool = False
     ) -> RunData:
-        """Plays it to its end."""
+        """Plays the load to its end."""
 
 
 class BurstRunner:
-    """The bursts of one run.
+    """Runner of the bursts of one load run.
 
     Args:
-        spec: Of the main load; the users of a burst ask like its users.
-        drive: Plays a load.
+        spec: Settings of the main load; the users of a burst send requests like its users.
+        drive: Function that plays a load.
 
     Attributes:
-        records: What became of all of them.
-        probes: What the calibrations of their runs have cost.
+        records: Records of the requests of all bursts.
+        probes: Tokens that the calibrations of the bursts have cost.
     """
 
     def __init__(self, spec: LoadSpec, drive: LoadDriver) -> None:
@@ -45,10 +45,10 @@ class BurstRunner:
         self._open: set[asyncio.Task[RunData]] = set()
 
     async def play(self, fault: ChaosFault) -> str:
-        """Lets the users of a `leave` or `stall` come, and waits until the last one has gone; what became of them.
+        """Plays the users of a `leave` or `stall`, waits for the last one, and returns a summary.
 
         Raises:
-            MaitredError: The server takes nobody.
+            MaitredError: The server accepts no connection or request.
         """
         self._count += 1
         run = asyncio.create_task(self._drive(burst_spec(self._spec, fault, self._count)), name=f"burst {self._count}")
@@ -63,13 +63,13 @@ class BurstRunner:
         return f"{len(data.records)} users: " + ", ".join(f"{count} {name}" for name, count in outcomes.items())
 
     async def wait_finished(self) -> None:
-        """Waits for those that are under way."""
+        """Waits for the bursts that are still running."""
         if self._open:
             await asyncio.wait(self._open)
 
 
 def burst_spec(spec: LoadSpec, fault: ChaosFault, number: int) -> LoadSpec:
-    """The load of one burst: so many users at once, one question each, none of them tried again."""
+    """Returns the spec of one burst: its users at once, one question each, without retries."""
     users = fault.clients or 1
     if fault.kind == "leave":
         after_s = DEFAULT_LEAVE_S if fault.after_s is None else fault.after_s
@@ -83,5 +83,5 @@ def burst_spec(spec: LoadSpec, fault: ChaosFault, number: int) -> LoadSpec:
         shape=replace(spec.shape, trace=None, turns="1", think_s="0"),
         clients=clients,
         bounds=StopCondition(requests=users, drain_s=spec.bounds.drain_s),
-        seed=spec.seed + 1_000_003 * number,  # other questions than the main load's
+        seed=spec.seed + 1_000_003 * number,  # questions that differ from those of the main load
     )

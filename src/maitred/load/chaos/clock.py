@@ -1,7 +1,7 @@
-"""A wall clock that can jump, for a process that is started under it.
+"""Wall clock that can jump, for a process that is started with it.
 
-libfaketime answers the process's questions for the time of day, and reads the offset from a file each time it is asked.
-The monotonic clock stays the real one, as it does when an administrator or NTP sets the time of day.
+libfaketime answers the process's reads of the time of day. It reads the offset from a file at each call. The monotonic
+clock does not jump, just as when an administrator or NTP sets the time of day.
 """
 
 from pathlib import Path
@@ -13,10 +13,10 @@ _FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
 
 
 class FakeClock:
-    """The clock of one installation.
+    """Fake wall clock of one installation.
 
     Args:
-        file: Holds the offset; made here.
+        file: File that holds the offset; it is created here.
         library: Path of libfaketime.
     """
 
@@ -26,17 +26,17 @@ class FakeClock:
         self.set(0.0)
 
     def set(self, offset_s: float) -> None:
-        """From now on the time of day is off by so much."""
+        """Sets the offset of the time of day from now on."""
         self._file.write_text(f"{offset_s:+.6f}\n")
 
     def environment(self) -> dict[str, str]:
-        """The variables that put a process and all its children under this clock."""
+        """Returns the environment variables that apply this clock to a process and all its children."""
         return {
             "LD_PRELOAD": str(self._library),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "DONT_FAKE_MONOTONIC": "1",  # its name before version 0.9.9
+            "DONT_FAKE_MONOTONIC": "1",  # the variable's name before version 0.9.9
         }
 
 
@@ -44,7 +44,7 @@ def find_library() -> Path:
     """Returns the path of libfaketime.
 
     Raises:
-        Unavailable: It is not installed.
+        Unavailable: libfaketime is not installed.
     """
     for folder in _FOLDERS:
         for pattern in (f"faketime/{_LIBRARY}", f"*/faketime/{_LIBRARY}", _LIBRARY, f"*/{_LIBRARY}"):

@@ -1,4 +1,4 @@
-"""Evidence of a rehearsal: all that a verdict may rest on."""
+"""Evidence of a rehearsal: everything that the verdicts are based on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,19 +10,19 @@ from maitred.load.measure.record import RequestRecord, UserOutcome
 from maitred.load.spec import LoadSpec
 
 Question = tuple[int, int]
-"""Session and turn."""
+"""Question of the load, identified by its session and turn."""
 
 
 @dataclass(frozen=True)
 class ChaosPhase:
-    """One playing of the load.
+    """Evidence of one run of the load.
 
     Attributes:
-        records: What its users saw.
-        bursts: What the users of `leave` and `stall` saw.
-        billed: By the server's meter, over the phase; None: it keeps none.
-        probes: What of that the tester's own calibrations explain.
-        generated_tokens: By the engine's own count, over the phase; None: it keeps none.
+        records: Records of the requests of the main load.
+        bursts: Records of the requests of `leave` and `stall` bursts.
+        billed: Tokens that the server billed in this phase, by its meter; None: it has no meter.
+        probes: Part of `billed` that the tester's own calibrations caused.
+        generated_tokens: Tokens that the engine counted in this phase; None: it does not count.
     """
 
     records: list[RequestRecord]
@@ -33,21 +33,21 @@ class ChaosPhase:
 
     @property
     def everyone(self) -> list[RequestRecord]:
-        """Records of all users."""
+        """Records of the main load and of all bursts."""
         return self.records + self.bursts
 
 
 @dataclass(frozen=True)
 class EndState:
-    """How it looked after the load.
+    """State of the installation after the load.
 
     Attributes:
         answers: Whether the server answered at all.
-        gauges: Its own figures at the last look; empty: it shows none.
-        settled_s: From the end of the load until nothing was left; None: something was.
+        gauges: The server's gauges at the last scrape; empty: it exposes none.
+        settled_s: Time from the end of the load until the server held nothing; None: something remained.
         started_here: Whether chaos ended the installation.
-        exit_code: Of the installation; None: it did not end.
-        leftovers: What it left behind.
+        exit_code: Exit code of the installation; None: it did not end.
+        leftovers: Processes that the installation left behind.
     """
 
     answers: bool = True
@@ -64,10 +64,10 @@ class ChaosEvidence:
 
     Attributes:
         spec: The load that was played twice.
-        calm: Without faults.
-        chaos: With them.
-        faults: What was done when.
-        end: What was left.
+        calm: Evidence of the run without faults.
+        chaos: Evidence of the run with faults.
+        faults: Log of the faults and their times.
+        end: State of the installation after the load.
     """
 
     spec: LoadSpec
@@ -78,7 +78,7 @@ class ChaosEvidence:
 
     @cached_property
     def references(self) -> dict[Question, RequestRecord]:
-        """The whole answers of the calm run: what each question must get."""
+        """The complete answers of the calm run, which are the references for all questions."""
         return {
             (record.session, record.turn): record
             for record in self.calm.records
@@ -87,16 +87,16 @@ class ChaosEvidence:
 
     @cached_property
     def exact(self) -> bool:
-        """Whether this server gives answers of the length asked for; then one without reference can be judged too."""
+        """Whether answers have exactly the requested length; then answers without a reference are checked too."""
         counted = [record for record in self.references.values() if record.output_tokens]
         return bool(counted) and all(record.output_tokens == record.asked_tokens for record in counted)
 
 
 def text_of(record: RequestRecord) -> str:
-    """The answer as far as it came."""
+    """Returns the text of an answer as far as it arrived."""
     return "".join(record.text or ())
 
 
 def describe_request(record: RequestRecord) -> str:
-    """A request in a few words."""
+    """Describes a request in a few words."""
     return f"session {record.session}, turn {record.turn} ({record.outcome.value}, due at {record.intended_s:.1f} s)"

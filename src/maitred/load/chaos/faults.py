@@ -1,7 +1,7 @@
-"""The faults themselves: one asynchronous context manager per kind.
+"""Faults of a rehearsal: one asynchronous context manager per kind.
 
-Entering one does the damage; leaving it undoes it, whether its time is over, the rehearsal failed or somebody pressed
-Ctrl-C. So a process never stays stopped and a limit never stays lowered because of us.
+Entering the context causes the fault. Leaving it undoes the fault, whether its time is over, the rehearsal failed or
+somebody pressed Ctrl-C. So chaos never leaves a process stopped or a limit lowered.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from maitred.load.chaos.installation import RunningInstallation
 from maitred.load.chaos.plan import ChaosFault
 
 SLOW_PERIOD_S = 0.1
-"""A slow process runs for a part of this and stands still for the rest."""
+"""Period of a slow process: it runs for a part of it and is stopped for the rest."""
 
 Burst = Callable[[ChaosFault], Awaitable[str]]
-"""Plays the clients of a `leave` or a `stall` to their end; says what became of them."""
+"""Function that plays the clients of a `leave` or a `stall` to their end, and returns a summary."""
 
 Note = Callable[[str], None]
-"""Takes what a fault has to say of itself, for the log."""
+"""Callback that receives a fault's message for the log."""
 
 
 def inflict(
     fault: ChaosFault, installation: RunningInstallation, burst: Burst, note: Note
 ) -> AbstractAsyncContextManager[None]:
-    """The fault as a block. Those without an end of their own (kill, leave, stall) do all they do on entering.
+    """Returns the fault as a context. Faults without an end (kill, leave, stall) act fully on entry.
 
     Raises (on entering):
-        Unavailable: Its target is not there, or the system does not allow it.
+        Unavailable: The target does not exist, or the system forbids the fault.
     """
     match fault.kind:
         case "kill":
@@ -69,7 +69,7 @@ def inflict(
 
 @asynccontextmanager
 async def _kill(fault: ChaosFault, installation: RunningInstallation, note: Note) -> AsyncIterator[None]:
-    """SIGKILL. With a duration, the process that we started is started again after it and awaited."""
+    """Kills with SIGKILL. With a duration, restarts the process that chaos started, and waits for it."""
     installation.note_processes()
     process = installation.processes.find(fault.target)
     with _name_process_errors(process):
@@ -95,7 +95,7 @@ async def _hang(process: psutil.Process, note: Note) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _slow(process: psutil.Process, speed: float, note: Note) -> AsyncIterator[None]:
-    """SIGSTOP and SIGCONT in turn, so that the process runs for `speed` of the time."""
+    """Sends SIGSTOP and SIGCONT in turn, so that the process runs for the share `speed` of the time."""
     ran_s = stood_s = 0.0
 
     async def drag() -> None:
@@ -163,8 +163,8 @@ async def _limit_resource(
 ) -> AsyncIterator[None]:
     """Lowers a soft limit of a running process, and raises it again.
 
-    A file-size limit of 0 makes every write to a file fail with EFBIG, as a full disk does with ENOSPC, and needs no
-    root and no file system to spare. (A program that does not ignore SIGXFSZ, as Python does, is killed by it.)
+    A file-size limit of 0 makes every write to a file fail with EFBIG, much as a full disk fails with ENOSPC. It needs
+    neither root nor a spare file system. (The kernel kills a program that does not ignore SIGXFSZ; Python ignores it.)
     """
     with _name_process_errors(process):
         before, most = process.rlimit(limit)
@@ -197,7 +197,7 @@ async def _burst(fault: ChaosFault, burst: Burst, note: Note) -> AsyncIterator[N
 
 @contextmanager
 def _name_process_errors(process: psutil.Process) -> Iterator[None]:
-    """Turns what the system says of a process into one sentence."""
+    """Converts a system error about a process to one sentence."""
     try:
         yield
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Installation under test, from its start to its end; or, where it runs already, where to find it."""
+"""Installation under test, from its start to its end; or an installation that runs already."""
 
 import asyncio
 import os
@@ -26,24 +26,24 @@ from maitred.load.chaos.processes import Processes
 LAST_LINES = 20
 POLL_S = 0.05
 ORPHAN_S = 8.0
-"""For what is below the started process to end after it; maitred's engine gives itself 5 s."""
+"""Time for child processes to end after the started process; maitred's engine allows itself 5 s."""
 
 
 class RunningInstallation:
-    """The installation of a plan. Enter it to start it (it is ready then), leave it to stop it.
+    """Installation of a plan. Entering starts it and waits until it is ready; leaving stops it.
 
     Args:
-        installation: What the plan says.
-        clock: Set for the installation where the plan makes the clock jump.
+        installation: Section `installation` of the plan.
+        clock: Fake clock, if the plan makes the clock jump.
 
     Attributes:
-        url: Where the server itself listens, past all links.
-        clients_url: Where the load goes.
-        links: By name.
-        processes: Who is who.
-        log: What the started process has printed.
-        exit_code: Of the started process after the end; None: it was not started by us, or had to be killed.
-        leftovers: Command lines of what it left behind, after the end.
+        url: Address of the server itself, without any link in between.
+        clients_url: Address that the load is sent to.
+        links: TCP links by name.
+        processes: Processes of the installation by role.
+        log: Output of the started process.
+        exit_code: Exit code of the started process after the end; None: chaos did not start it, or had to kill it.
+        leftovers: Command lines of the processes that it left behind, after the end.
     """
 
     def __init__(self, installation: plans.Installation, *, clock: FakeClock | None = None) -> None:
@@ -70,7 +70,7 @@ class RunningInstallation:
 
     @property
     def started_here(self) -> bool:
-        """Whether chaos starts and ends it."""
+        """Whether chaos starts and stops the installation."""
         return self._plan.serve is not None
 
     async def __aenter__(self) -> "RunningInstallation":
@@ -97,7 +97,7 @@ class RunningInstallation:
         await self._end()
 
     async def start(self) -> None:
-        """Starts the process; also again, after it was killed.
+        """Starts the process; also restarts it after a kill.
 
         Raises:
             ConfigInvalid: The system cannot run the command.
@@ -112,16 +112,16 @@ class RunningInstallation:
                     stdout=output,
                     stderr=STDOUT,
                     env={**os.environ, **environment},
-                    start_new_session=True,  # Ctrl-C is for us; we end it in order
+                    start_new_session=True,  # Ctrl-C is for the tester, which stops the process in order
                 )
             except OSError as error:
                 raise ConfigInvalid(f"installation.serve: the command cannot be run: {error}.") from None
 
     async def wait_until_ready(self) -> None:
-        """Waits until the server answers that requests can run.
+        """Waits until the server reports that it is ready for requests.
 
         Raises:
-            Unavailable: It ended, or it was not ready in time; the message has its last lines.
+            Unavailable: The process ended, or it was not ready in time; the message has its last lines.
         """
         address = self.url + self._plan.ready
         deadline_s = time.monotonic() + self._plan.start_s
@@ -137,12 +137,12 @@ class RunningInstallation:
         raise Unavailable(f"{address} did not answer 200 within {self._plan.start_s:g} s.{self._obituary()}")
 
     def note_processes(self) -> None:
-        """Remembers who belongs to it now, to see at the end whether all of them have gone."""
+        """Notes the current processes, to check at the end whether all of them have ended."""
         if self.started_here:
             self._seen.update(self.processes.tree())
 
     async def stop(self) -> None:
-        """Ends what was started, by SIGTERM; by force what does not end. Does nothing the second time."""
+        """Stops the started process by SIGTERM, or by SIGKILL if needed. A second call does nothing."""
         process = self._process
         if process is None:
             return
@@ -195,7 +195,7 @@ class RunningInstallation:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
+    """Returns a loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,7 +1,7 @@
-"""Invariants that must hold whatever happens, judged from the evidence alone.
+"""Invariants that must hold in every case, judged from the evidence alone.
 
-Each promise is a function that says what the bound was and what was found. Where the evidence does not suffice (a
-server without metrics, a load that ended before it could recover) it says so, and never calls the promise held.
+Each promise is a function that reports the bound and what was found. If the evidence does not suffice (a server without
+metrics, a load that ended before it could recover), the function reports that the promise could not be checked.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ MUST_BE_ZERO = {
 
 
 def judge(evidence: ChaosEvidence, invariants: Invariants) -> list[InvariantResult]:
-    """All promises that the plan keeps on."""
+    """Judges all promises that the plan keeps enabled."""
     verdicts = [faults_played(evidence)]
     if invariants.same_answers:
         verdicts.append(same_answers(evidence))
@@ -44,14 +44,14 @@ def judge(evidence: ChaosEvidence, invariants: Invariants) -> list[InvariantResu
 
 
 def faults_played(evidence: ChaosEvidence) -> InvariantResult:
-    """A rehearsal whose faults did not happen proves nothing."""
+    """Checks that the faults happened: a rehearsal without them proves nothing."""
     failed = [f"fault {entry.number} ({entry.kind}): {entry.error}" for entry in evidence.faults if entry.error]
     played = len(evidence.faults) - len(failed)
     return decide("faults played", "every fault of the plan", f"{played} of {len(evidence.faults)}", failed)
 
 
 def nothing_left(end: EndState, bound_s: float) -> InvariantResult:
-    """When everybody has gone, nothing is held for anybody."""
+    """Checks that the server holds nothing when all clients have left."""
     name, bound = "nothing left", f"in flight, running, waiting 0 and all KV blocks free within {bound_s:g} s"
     if not end.answers:
         return decide(name, bound, "the server does not answer any more", ["The server does not answer any more."])
@@ -64,7 +64,7 @@ def nothing_left(end: EndState, bound_s: float) -> InvariantResult:
 
 
 def remains(gauges: Mapping[str, float]) -> list[str] | None:
-    """Returns what is still held, in words; None: the gauges do not say."""
+    """Describes what the server still holds; None: the gauges do not say."""
     if not MUST_BE_ZERO.keys() & gauges.keys():
         return None
     left = [f"{gauges[name]:g} {word}" for name, word in MUST_BE_ZERO.items() if gauges.get(name)]
@@ -74,7 +74,7 @@ def remains(gauges: Mapping[str, float]) -> list[str] | None:
 
 
 def clean_end(end: EndState) -> InvariantResult:
-    """Checks that the installation ends when told to, without an error and without leaving a process behind."""
+    """Checks that the installation ends on request, without an error and without leftover processes."""
     name, bound = "clean end", "exit code 0 after SIGTERM, no process left behind"
     if not end.started_here:
         return make_unchecked(name, bound, "It ran before and goes on running.")

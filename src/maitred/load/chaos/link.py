@@ -1,13 +1,13 @@
-"""A TCP connection of the installation, led through this process so that it can fail.
+"""TCP link: leads a connection of the installation through this process so that it can fail.
 
-What a fault does here is what an endpoint sees of the real one:
+Each fault has the effect that an endpoint sees of the real fault:
 
-- ``refuse``: nobody listens; a new connection is refused, an open one goes on.
-- ``reset``: open connections are reset, and new ones as soon as they are made.
+- ``refuse``: nothing listens; a new connection is refused, and an open one continues.
+- ``reset``: open connections are reset, and new ones are reset as soon as they are made.
 - ``blackhole``: nothing arrives, in both directions or in one. Nothing is lost either, for TCP sends again what was not
-  acknowledged: when the hole closes, everything arrives late. (A new connection is still accepted, which a real hole
-  would leave hanging too; nothing passes on it.)
-- delay: every byte arrives so much later. Throttle: only so many pass per second.
+  acknowledged: when the hole closes, everything arrives late. (A new connection is still accepted, but carries nothing;
+  a real black hole would leave it hanging too.)
+- delay: every byte arrives later by the delay.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ Pump = Literal["to_server", "to_client"]
 
 CHUNK_BYTES = 16 * 1024
 HELD_BYTES = 1024 * 1024
-"""Most that one direction of a connection holds back; then the sender feels it, as with full buffers on a real path."""
+"""Most bytes held in one direction; then the sender blocks, as with full buffers on a real path."""
 
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: on, for no time: closing sends RST."""
+"""SO_LINGER is on with a time of 0, so that closing sends RST."""
 
 
 class TcpLink:
-    """A listener and the connections made through it. Enter it to listen, leave it to end all of them.
+    """Listener with its connections. Entering starts to listen; leaving closes all of them.
 
     Args:
         listen: ``HOST:PORT``; port 0 takes a free one.
-        to: ``HOST:PORT`` where it leads.
+        to: ``HOST:PORT`` that the link connects to.
 
     Attributes:
-        address: ``HOST:PORT`` at which it listens, once it was entered.
+        address: ``HOST:PORT`` that it listens at, after it was entered.
     """
 
     def __init__(self, listen: str, to: str) -> None:
@@ -74,7 +74,7 @@ class TcpLink:
 
     @contextmanager
     def blackhole(self, direction: Direction = "both") -> Iterator[None]:
-        """Nothing passes while the block runs."""
+        """Blocks all bytes while the context is open."""
         pumps: tuple[Pump, ...] = ("to_server", "to_client") if direction == "both" else (direction,)
         for pump in pumps:
             self.open[pump].clear()
@@ -86,7 +86,7 @@ class TcpLink:
 
     @contextmanager
     def resetting(self) -> Iterator[None]:
-        """Every connection is reset while the block runs, those that are open at once."""
+        """Resets every connection while the context is open, and open ones at once."""
         self._resets = True
         try:
             self._reset_all()
@@ -134,7 +134,7 @@ class TcpLink:
             try:
                 server_reader, server_writer = await asyncio.open_connection(host, int(port), limit=CHUNK_BYTES)
             except OSError:
-                _reset(writer)  # whoever connected must see that there is nobody
+                _reset(writer)  # the client must see that there is no server
                 return
             connection = _Connection(self, reader, writer, server_reader, server_writer)
             self._connections.add(connection)
@@ -147,7 +147,7 @@ class TcpLink:
 
 
 class _Connection:
-    """Two sockets and a pump in each direction."""
+    """Connection of two sockets with a pump in each direction."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Connection:
         self._pumps: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
-        """Pumps until both ends have ended, or one broke: then the other one breaks too."""
+        """Pumps until both ends have ended, or one broke; then the other end is broken too."""
         self._pumps = [
             asyncio.create_task(self._pump("to_server", self._client[0], self._server[1]), name="link to server"),
             asyncio.create_task(self._pump("to_client", self._server[0], self._client[1]), name="link to client"),
@@ -178,17 +178,17 @@ class _Connection:
             await asyncio.wait(self._pumps)
             for task in self._pumps:
                 if not task.cancelled():
-                    task.exception()  # an end that broke is no fault of ours
+                    task.exception()  # a broken end is not an error of the link
             for _, writer in (self._client, self._server):
                 writer.close()
 
     def reset(self) -> None:
-        """Ends both sockets as a broken connection ends."""
+        """Resets both sockets, as a broken connection does."""
         for _, writer in (self._client, self._server):
             _reset(writer)
 
     async def _pump(self, pump: Pump, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carries bytes one pump, each chunk when it is due; the end of the stream travels like a chunk."""
+        """Carries bytes in one direction, each chunk when it is due; the end of the stream counts as a chunk."""
         held = _Held()
         reading = asyncio.create_task(self._read(reader, held), name="link reader")
         try:
@@ -197,7 +197,7 @@ class _Connection:
                 await writer.drain()
                 if rate := self._link.bytes_per_s:
                     await asyncio.sleep(len(chunk) / rate)
-            reading.result()  # raises if the sender did not end but break
+            reading.result()  # raises if the sender's connection broke
             if writer.can_write_eof():
                 writer.write_eof()
         finally:
@@ -221,7 +221,7 @@ class _Connection:
 
 
 class _Held:
-    """Bytes on their pump, in order, at most `HELD_BYTES` of them."""
+    """Bytes in transit in one direction, in order, at most `HELD_BYTES` of them."""
 
     def __init__(self) -> None:
         self._chunks: deque[tuple[float, bytes]] = deque()
@@ -243,7 +243,7 @@ class _Held:
         self._changed.set()
 
     async def next(self) -> tuple[float, bytes]:
-        """The oldest chunk and when it came; an empty one is the end."""
+        """Returns the oldest chunk and when it came; an empty chunk is the end."""
         while not self._chunks:
             self._changed.clear()
             await self._changed.wait()

@@ -1,6 +1,6 @@
 """Meters of the tokens that the server would bill.
 
-A rehearsal compares its own count with the server's, which is that of its metrics.
+A rehearsal compares its own count with the count in the server's metrics.
 """
 
 import msgspec
@@ -11,7 +11,7 @@ from maitred.load.play.target import PROBE_WORDS
 
 
 class TokenBill(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that somebody pays for."""
+    """Bill: counts of tokens that somebody pays for."""
 
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -33,13 +33,13 @@ NOTHING = TokenBill()
 
 
 class MetricsMeter:
-    """The account in the gateway's metrics."""
+    """Meter that reads the bill from the gateway's metrics."""
 
     def __init__(self, counters: CounterTotals) -> None:
         self._counters = counters
 
     def bill(self) -> TokenBill | None:
-        """Returns the bill by the gateway's counters; None: it has none."""
+        """Returns the bill from the gateway's counters; None: there are none."""
         prompt = self._counters.total("maitred_prompt_tokens_total")
         output = self._counters.total("maitred_output_tokens_total")
         if prompt is None or output is None:
@@ -50,7 +50,7 @@ class MetricsMeter:
 def probe_bill(data: RunData) -> TokenBill:
     """Returns the cost of a run's own calibration: two prompts of known length, with one token each.
 
-    The run has found out how long they are: that is what calibration is.
+    The calibration of the run has measured how long these prompts are.
     """
     prompt = sum(data.template_tokens + data.tokens_per_word * words for words in PROBE_WORDS)
     return TokenBill(prompt_tokens=round(prompt), output_tokens=len(PROBE_WORDS))

@@ -14,7 +14,7 @@ from maitred.load.chaos.timeline import FaultLog
 from maitred.load.measure.result import LoadResult
 
 FORMAT = "maitred-chaos/1"
-"""Changes with any change that an old reader would misread. New fields may come without."""
+"""Version of the format: changes when an old reader would misread the file, not when fields are added."""
 
 
 State = Literal["held", "broken", "unchecked"]
@@ -24,10 +24,10 @@ class InvariantResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of checking one invariant.
 
     Attributes:
-        name: Of the promise.
-        state: `held`, `broken`, or `make_unchecked` where the evidence does not suffice.
-        bound: What was promised.
-        found: What was seen, or why it could not be checked.
+        name: Name of the promise.
+        state: `held`, `broken`, or `unchecked` where the evidence does not suffice.
+        bound: Promised bound, in words.
+        found: Observed value, or the reason why it could not be checked.
         examples: The first few violations.
     """
 
@@ -44,15 +44,15 @@ class ChaosRun(msgspec.Struct, kw_only=True):
     Attributes:
         format: `FORMAT`.
         maitred: Version of the tester.
-        command: Of the shell.
-        started: UTC, ISO 8601.
-        seconds: Of the whole rehearsal.
-        plan: The `ChaosPlan` in plain data; a secret is named by where it is kept.
-        faults: What was done when, in the plan's order; seconds since the start of the run with faults.
-        invariants: How each promise came out.
-        calm: The load without faults.
-        chaos: The same with them.
-        last_lines: What the installation printed last; empty if chaos did not start it.
+        command: Shell command that started the rehearsal.
+        started: Start of the rehearsal, UTC, ISO 8601.
+        seconds: Duration of the whole rehearsal.
+        plan: The `ChaosPlan` as plain data; a secret appears as its reference.
+        faults: Log of the faults in the plan's order; times are seconds since the start of the run with faults.
+        invariants: Result of each promise.
+        calm: Load result of the run without faults.
+        chaos: Load result of the run with faults.
+        last_lines: Last output of the installation; empty if chaos did not start it.
     """
 
     format: str
@@ -81,7 +81,7 @@ class ChaosRun(msgspec.Struct, kw_only=True):
         chaos: LoadResult,
         last_lines: str,
     ) -> "ChaosRun":
-        """Puts together what was planned, done, seen and judged."""
+        """Combines the plan, the evidence and the verdicts to a result."""
         return cls(
             format=FORMAT,
             maitred=package.__version__,
@@ -103,14 +103,14 @@ class ChaosRun(msgspec.Struct, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """For the shell: 1 if a promise was broken."""
+        """Exit code for the shell: 1 if a promise was broken."""
         return 1 if self.broken else 0
 
     def save(self, path: Path) -> None:
-        """Writes the file, whole or not at all.
+        """Writes the file atomically.
 
         Raises:
-            InvalidRequest: It cannot be written there.
+            InvalidRequest: The file cannot be written.
         """
         result_file.save(self, path)
 
@@ -119,7 +119,7 @@ class ChaosRun(msgspec.Struct, kw_only=True):
         """Reads a file that `save` wrote.
 
         Raises:
-            InvalidRequest: There is no such file, or it is another kind of file, or it is damaged.
+            InvalidRequest: The file does not exist, is of another kind, or is damaged.
         """
         return result_file.load(path, cls, FORMAT, by="maitred load chaos", again="Play the plan again.")
 
@@ -128,11 +128,11 @@ MOST_EXAMPLES = 5
 
 
 def decide(name: str, bound: str, found: str, violations: list[str]) -> InvariantResult:
-    """Broken by any violation, else held."""
+    """Makes the result of a promise: broken if there is any violation, else held."""
     state: State = "broken" if violations else "held"
     return InvariantResult(name=name, state=state, bound=bound, found=found, examples=violations[:MOST_EXAMPLES])
 
 
 def make_unchecked(name: str, bound: str, why: str) -> InvariantResult:
-    """Neither held nor broken, because of `why`."""
+    """Makes the result `unchecked`, for the reason `why`."""
     return InvariantResult(name=name, state="unchecked", bound=bound, found=why)

@@ -1,6 +1,6 @@
 """The plan of a rehearsal: what runs, which load, which faults at which times, and which promises must hold.
 
-The structs hold what a YAML file may say; `rules.check` finds what does not fit together. A plan::
+The structs define the YAML file; `rules.check` finds settings that contradict each other. A plan::
 
     installation:
       serve: maitred serve --port {port}
@@ -9,9 +9,7 @@ The structs hold what a YAML file may say; `rules.check` finds what does not fit
       bounds: {duration_s: 30}
     faults:
       - {kind: kill, target: engine, at_s: 10}
-      - {kind: hang, target: gateway, at_s: 18, for_s: 3}
-    invariants:
-      recovery_s: 15
+      - {kind: hang, target: gateway, at_s: 18, for_s: 3} invariants: recovery_s: 15
 """
 
 from typing import Annotated, Literal
@@ -46,11 +44,11 @@ How = Literal["kill", "hang", "refuse", "reset", "blackhole"]
 Direction = Literal["both", "to_server", "to_client"]
 
 GATEWAY = "gateway"
-"""The role of the process that chaos starts, or that the plan names by `pid`."""
+"""Role of the process that chaos starts, or that the plan names by `pid`."""
 
 
 class ProcessRole(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to find one process of the installation. It is looked up when it is needed, so a restarted one is found."""
+    """Rule to find one process of the installation, at each use, so that a restarted one is found."""
 
     child_of: Annotated[str | None, Meta(description="A role: the process is below it, at any depth.")] = None
     command_contains: Annotated[str | None, Meta(description="A part of its command line, to tell it apart.")] = None
@@ -59,7 +57,7 @@ class ProcessRole(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ChaosLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A TCP connection between two parts, led through chaos so that it can fail."""
+    """TCP connection between two parts that chaos relays so that it can fail."""
 
     listen: Annotated[str, Meta(description="`HOST:PORT` to listen at; port 0 takes a free one.")] = "127.0.0.1:0"
     to: Annotated[
@@ -69,7 +67,7 @@ class ChaosLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Installation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Installation under test: a command line that is started and stopped (`serve`), or something that runs already."""
+    """Installation under test: a command line that is started and stopped (`serve`), or a running one."""
 
     serve: Annotated[
         str | None,
@@ -96,7 +94,7 @@ class Installation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ChaosFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing that goes wrong, and is undone."""
+    """Fault that is injected and later undone."""
 
     kind: Annotated[FaultKind, Meta(description="What happens.")]
     at_s: Annotated[Seconds, Meta(description="When, since the start of the load.")]
@@ -131,7 +129,7 @@ class ChaosFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Invariants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Invariants that must hold. null turns one off."""
+    """Invariants that must hold; the value null turns one off."""
 
     same_answers: Annotated[
         bool,
@@ -172,7 +170,7 @@ class ChaosPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def roles(installation: Installation) -> dict[str, ProcessRole]:
-    """All roles by name: those that the plan describes over those that every installation has."""
+    """All roles by name: the plan's roles take precedence over the built-in roles."""
     known: dict[str, ProcessRole] = {}
     if installation.serve is not None or installation.pid is not None:
         known = {GATEWAY: ProcessRole(), "engine": ProcessRole(child_of=GATEWAY, command_contains="engine")}

@@ -1,8 +1,7 @@
-"""Processes by role: from the role that a plan names to the process that has it now.
+"""Processes by role: finds the process that has a role of the plan now.
 
-A role is looked up each time it is needed, because the point of the exercise is that processes die and are replaced.
-Nothing is ever found by name alone: a role is what chaos has started, what the plan names by its id, or a descendant of
-one of these.
+A role is looked up at each use, because processes die and are replaced during a rehearsal. A process is never found by
+its name alone: it is one that chaos has started, one that the plan names by its id, or a descendant of these.
 """
 
 import shlex
@@ -17,11 +16,11 @@ from maitred.load.chaos.plan import GATEWAY, ProcessRole
 
 
 class Processes:
-    """The processes of one installation.
+    """Processes of one installation, found by role.
 
     Args:
-        roles: Name -> how to find it (`plan.roles`).
-        gateway_pid: The process that was started or named, as it is now; None while there is none.
+        roles: Name -> rule to find the process (`plan.roles`).
+        gateway_pid: Returns the current id of the process that was started or named; None: there is none.
     """
 
     def __init__(self, roles: Mapping[str, ProcessRole], gateway_pid: Callable[[], int | None]) -> None:
@@ -29,10 +28,10 @@ class Processes:
         self._gateway_pid = gateway_pid
 
     def find(self, name: str) -> psutil.Process:
-        """The process that plays a role now.
+        """Returns the process that has a role now.
 
         Raises:
-            Unavailable: Nobody does, or it cannot be told who.
+            Unavailable: No process has the role, or several could have it.
         """
         role = self._roles[name]
         try:
@@ -46,7 +45,7 @@ class Processes:
         raise Unavailable(f"No process plays the role {name!r} now.")
 
     def tree(self) -> list[psutil.Process]:
-        """The gateway and everything below it; empty where there is none."""
+        """Returns the gateway and its descendants; empty: there is no gateway."""
         pid = self._gateway_pid()
         with suppress(psutil.NoSuchProcess):
             if pid is not None:
@@ -70,7 +69,7 @@ class Processes:
         part = role.command_contains or ""
         found = [child for child in self.find(role.child_of).children(recursive=True) if part in _command(child)]
         pids = {child.pid for child in found}
-        # What a match has started itself often carries its name too; the match is the topmost.
+        # Children of a matching process often match too; the topmost process is the right one.
         tops = [child for child in found if child.ppid() not in pids]
         if len(tops) == 1:
             return tops[0]
@@ -84,7 +83,7 @@ class Processes:
 
 
 def _command(process: psutil.Process) -> str:
-    """The command line; empty for a process that has just ended."""
+    """Returns the command line; empty for a process that has just ended."""
     try:
         return shlex.join(process.cmdline())
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""Promises about the time after a fault: answers come again soon, and soon as fast as before."""
+"""Promises about recovery after a fault: answers return soon, and are soon as fast as before."""
 
 import math
 
@@ -11,14 +11,14 @@ from maitred.load.chaos.timeline import FaultLog
 from maitred.load.measure.record import RequestRecord, UserOutcome
 
 WINDOW_S = 3.0
-"""Speed is what arrives within such a time; shorter ones are all noise."""
+"""Length of the window that the speed is measured in; shorter windows give only noise."""
 STEP_S = 0.25
 
 Times = NDArray[np.float64]
 
 
 def first_answer(evidence: ChaosEvidence, bound_s: float) -> InvariantResult:
-    """From the end of each fault to the end of the first whole answer that was asked for after it."""
+    """Measures the time from a fault's end to the end of the first complete answer requested after it."""
     name, bound = "recovery", f"a whole answer within {bound_s:g} s of the end of each fault"
     violations: list[str] = []
     took: list[str] = []
@@ -39,10 +39,10 @@ def first_answer(evidence: ChaosEvidence, bound_s: float) -> InvariantResult:
 
 
 def throughput(evidence: ChaosEvidence, bound_s: float, share: float) -> InvariantResult:
-    """From the end of each fault until the text arrives as fast as in the calm run.
+    """Measures the time from each fault's end until text arrives as fast as in the calm run.
 
-    Open loops are held to what the calm run saw at the same time of its course, but to no more than its average: the
-    load is the same, and a burst that is late is no slowness. Closed loops are held to its average.
+    An open loop is compared with the calm run at the same time of the run, but with no more than its average: the load
+    is the same, and a burst that comes late is not slow. A closed loop is compared with the average of the calm run.
     """
     name = "throughput recovery"
     bound = f"{share:.0%} of the calm run's text per second within {bound_s:g} s of the end of each fault"
@@ -78,12 +78,12 @@ def _as_fast(evidence: ChaosEvidence, calm: Times, now: Times, at_s: float, aver
 
 
 def _asked_s(record: RequestRecord) -> float:
-    """When it was sent; of a request that found nobody to send it to, when it was due."""
+    """Returns when a request was sent; if no connection was possible, when it was due."""
     return record.intended_s if math.isnan(record.sent_s) else record.sent_s
 
 
 def _played_faults(evidence: ChaosEvidence) -> list[tuple[FaultLog, float]]:
-    """The faults that were done, and when each one was over."""
+    """Returns the faults that happened, and when each one was over."""
     return [(entry, entry.ended_s) for entry in evidence.faults if not entry.error and entry.ended_s is not None]
 
 

@@ -1,10 +1,10 @@
-"""Runs a plan: the calm run, the run with faults, the end, the verdict.
+"""Rehearsal of a plan: the calm run, the run with faults, the end and the verdict.
 
 ::
 
     start -> load in calm -> settled -> the same load with faults -> settled -> stop -> judge
 
-Whatever ends a rehearsal (its end, a failure, Ctrl-C, SIGTERM), every fault is undone and what was started is stopped.
+However a rehearsal ends (regular end, failure, Ctrl-C, SIGTERM), every fault is undone and what was started is stopped.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ from maitred.load.spec import LoadSpec
 from maitred.load.workload.generator import make_workload
 
 SETTLE_S = 15.0
-"""Between two runs where the plan does not care what is left."""
+"""Longest wait between two runs if the plan does not limit what may remain."""
 
 
 def _say_nothing(_: str) -> None:
-    """Does nothing with a line: nobody listens."""
+    """Ignores a progress message, because nobody watches."""
 
 
 async def rehearse(
@@ -52,18 +52,18 @@ async def rehearse(
     """Plays a chaos plan and returns its run.
 
     Args:
-        plan: What runs, which load, which faults, which promises.
-        command: Of the shell, for the result.
-        tell: Takes a line for whoever watches, at every stage and fault.
-        watch: Called about once a second while a load runs.
-        drive: Plays a load.
+        plan: Plan with the installation, the load, the faults and the promises.
+        command: Shell command, for the result.
+        tell: Callback that receives a progress message at every stage and fault.
+        watch: Callback for progress, about once a second while a load runs.
+        drive: Function that plays a load.
 
     Raises:
         ConfigInvalid, InvalidRequest: The plan cannot be played.
         Unavailable: The installation does not start, or something that the plan needs is not on this machine.
     """
     check(plan)
-    workload = make_workload(plan.load).description  # what is wrong with the load shows before anything is started
+    workload = make_workload(plan.load).description  # errors in the load are reported before anything is started
     started_unix_s, began_s = time.time(), time.monotonic()
     with _cancelled_by_sigterm(), tempfile.TemporaryDirectory(prefix="maitred-chaos-") as folder:
         installation = RunningInstallation(plan.installation, clock=_clock(plan, Path(folder)))
@@ -103,10 +103,10 @@ async def rehearse(
 
 
 def load_spec(plan: ChaosPlan, url: str) -> LoadSpec:
-    """The plan's load, aimed at the installation, with questions and answers that do not depend on chance.
+    """Returns the plan's load for this installation, with deterministic questions and answers.
 
-    The words are those of the plan's seed, so that both phases ask the same. The likeliest token is taken unless the
-    plan sets a temperature itself, and a seed goes with every request for plans that do.
+    The words of the prompts come from the plan's seed, so that both phases send the same questions. The temperature is
+    0 unless the plan sets one, and every request has a seed.
     """
     target = plan.load.target
     fields = {"temperature": 0, "seed": plan.load.seed} | msgspec.json.decode(target.body, type=dict[str, object])
@@ -118,7 +118,7 @@ def load_spec(plan: ChaosPlan, url: str) -> LoadSpec:
 
 
 def _clock(plan: ChaosPlan, folder: Path) -> FakeClock | None:
-    """A clock for the installation, if the plan makes it jump."""
+    """Returns a fake clock for the installation, if the plan makes the clock jump."""
     if any(fault.kind == "clock_jump" for fault in plan.faults):
         return FakeClock(folder / "clock", find_library())
     return None
@@ -126,12 +126,12 @@ def _clock(plan: ChaosPlan, folder: Path) -> FakeClock | None:
 
 @contextmanager
 def _cancelled_by_sigterm() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does (of which asyncio takes care), so that everything is undone then too."""
+    """Makes SIGTERM act like Ctrl-C (which asyncio handles), so that everything is undone then too."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     try:
         loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    except (ValueError, RuntimeError):  # not in the main thread: whoever runs us there takes care of signals
+    except (ValueError, RuntimeError):  # outside the main thread, the caller handles signals
         yield
         return
     try:

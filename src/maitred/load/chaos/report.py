@@ -1,4 +1,4 @@
-"""The report of a rehearsal: which promises held, what was done when, and how the load fared."""
+"""Report of a rehearsal: which promises held, the log of the faults, and the results of the load."""
 
 from collections import Counter
 
@@ -31,7 +31,7 @@ WORDS: dict[State, str] = {"held": "held", "broken": "BROKEN", "unchecked": "not
 
 
 def outline(rehearsal: ChaosRun) -> Document:
-    """The whole report of a rehearsal."""
+    """Builds the whole report of a rehearsal."""
     server = rehearsal.chaos.target
     return Document(
         title="Chaos rehearsal",
@@ -59,12 +59,12 @@ def outline(rehearsal: ChaosRun) -> Document:
 
 
 def render(rehearsal: ChaosRun) -> str:
-    """The report in Markdown, without the figure."""
+    """Renders the report in Markdown, without the figure."""
     return markdown.write(outline(rehearsal), {})
 
 
 def draw(rehearsal: ChaosRun) -> dict[str, str]:
-    """Text per second in both runs, with the faults as shades: name -> SVG.
+    """Draws the text per second in both runs, with the faults shaded: name -> SVG.
 
     Raises:
         Unavailable: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Rules between the settings of a plan; all faults are reported at once, before anything is started."""
+"""Rules between the settings of a plan; all errors are reported at once, before anything starts."""
 
 from itertools import combinations
 from typing import Literal, NamedTuple
@@ -48,15 +48,15 @@ _ON_LINKS: frozenset[How] = frozenset({"refuse", "reset", "blackhole"})
 
 
 def check(plan: ChaosPlan) -> None:
-    """Everything that must hold between the fields of a plan.
+    """Checks everything that must hold between the fields of a plan.
 
     Raises:
-        ConfigInvalid: The message lists all that does not.
+        ConfigInvalid: The plan breaks rules; the message lists all of them.
     """
     wrong = [*_installation_faults(plan), *_load_faults(plan)]
     for number, fault in enumerate(plan.faults):
         wrong += [f"faults[{number}] ({fault.kind}): {sentence}" for sentence in _fault_faults(plan, fault)]
-    if not wrong:  # with a wrong target or no end, whether two meet cannot be said
+    if not wrong:  # faults with a wrong target or no end cannot be checked for overlap
         wrong = _collisions(plan.faults)
     if wrong:
         raise ConfigInvalid("\n  ".join(["The chaos plan cannot be played:", *wrong]))
@@ -145,7 +145,7 @@ def _store_faults(role: ProcessRole | None, link: ChaosLink | None, fault: Chaos
 
 
 def _collisions(faults: list[ChaosFault]) -> list[str]:
-    """Pairs that would pull the same lever at once, so that the end of one would undo the other."""
+    """Finds overlapping faults on the same resource: the end of one would undo the other."""
     wrong = []
     for (first, fault), (second, other) in combinations(enumerate(faults), 2):
         lever = _lever(fault)

@@ -1,8 +1,8 @@
 """Scrapes of the server's metrics, followed over its restarts.
 
-Counters begin at 0 whenever their process starts, so a single look at the end of a rehearsal would miss what was
-counted before a kill. The follower looks all the time and adds the lives up. What a process counted between the last
-look and its death is lost: sums are lower bounds, short by at most one interval per kill.
+Counters begin at 0 whenever their process starts. A single scrape at the end of a rehearsal would therefore miss what
+was counted before a kill. The poller scrapes repeatedly and adds up the counts of all process lifetimes. What a process
+counted between the last scrape and its death is lost: sums are lower bounds, too low by at most one interval per kill.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from maitred.observe.samples import MetricSeries, parse_metrics
 INTERVAL_S = 0.25
 TIMEOUT_S = 2.0
 _OF_ENGINES = {"maitred_engine_": ("model", "replica"), "vllm:": ("model_name", "engine")}
-"""What engines count begins so, with labels that say which one."""
+"""Prefix of the counters of engines, whose labels name the engine."""
 _KEPT_BY_THE_GATEWAY = frozenset({"maitred_engine_restarts_total"})
-"""What is told of an engine, but not by it: its restart does not set this back."""
+"""Counters about engines that the gateway keeps: the restart of an engine does not reset them."""
 
 
 def process_of(series: MetricSeries) -> tuple[str, str]:
-    """Returns who counts a series: an engine by its model and replica, both empty for the gateway."""
+    """Returns the process that counts a series: an engine's model and replica, or empty for the gateway."""
     for beginning, (model, replica) in _OF_ENGINES.items():
         if series.name.startswith(beginning) and series.name not in _KEPT_BY_THE_GATEWAY:
             labels = dict(series.labels)
@@ -33,11 +33,11 @@ def process_of(series: MetricSeries) -> tuple[str, str]:
 
 
 class CounterTotals:
-    """Counters added up over the lives of the processes that count.
+    """Counters that are added up over the lifetimes of their processes.
 
-    The gateway and each engine begin anew independently, so the series of each are looked at by themselves: in a sum
-    over engines, one that began anew would hide behind the growth of the others, or take theirs for its own. A life is
-    over when any counter of its process has gone back or is not there any more.
+    The gateway and each engine restart independently, so the series of each process are tracked separately. In a sum
+    over engines, the growth of the others would hide a restart. The lifetime of a process is over when any of its
+    counters has decreased or disappeared.
     """
 
     def __init__(self) -> None:
@@ -60,18 +60,18 @@ class CounterTotals:
         self.latest = dict(sums)
 
     def total(self, name: str) -> float | None:
-        """The sum over all lives; None: there is no such counter."""
+        """Returns the sum over all lifetimes; None: there is no such counter."""
         if name not in self.latest and name not in self._before:
             return None
         return self._before.get(name, 0.0) + self.latest.get(name, 0.0)
 
 
 class MetricsPoller:
-    """Looks at ``/metrics`` of a server while it is entered.
+    """Poller that scrapes ``/metrics`` of a server while it is entered.
 
     Attributes:
-        counters: What was found.
-        answers: Whether the last look was answered.
+        counters: Counters that were scraped, added up over restarts.
+        answers: Whether the last scrape succeeded.
     """
 
     def __init__(self, url: str) -> None:
@@ -96,7 +96,7 @@ class MetricsPoller:
         await self._session.close()
 
     async def poll(self) -> bool:
-        """Looks now; whether the server answered with metrics."""
+        """Scrapes now, and returns whether the server answered with metrics."""
         assert self._session is not None
         self.answers = False
         with suppress(aiohttp.ClientError, TimeoutError, ValueError):

@@ -1,4 +1,4 @@
-"""Where a load is played against the installation, with faults or without, and what is read off afterwards."""
+"""Stage: plays a load against the installation, with or without faults, and reads the results."""
 
 import asyncio
 import time
@@ -22,19 +22,19 @@ _GENERATED = "maitred_engine_output_tokens_total"
 
 
 class ChaosStage:
-    """Both runs take place here.
+    """Stage that both runs of a rehearsal are played on.
 
     Args:
-        spec: The load.
-        installation: Runs already.
-        follower: Of its metrics; entered.
-        drive: Plays a load.
-        settle_s: After a run, nothing should be left within this.
-        tell: Takes a line for whoever watches.
-        watch: Called about once a second while a load runs.
+        spec: Settings of the load.
+        installation: Installation, which runs already.
+        follower: Poller of its metrics, which is entered already.
+        drive: Function that plays a load.
+        settle_s: Longest time after a run until the server should hold nothing.
+        tell: Callback that receives progress messages.
+        watch: Callback for progress, about once a second while a load runs.
 
     Attributes:
-        settled_s: From the end of the last run until nothing was left; None: something was.
+        settled_s: Time from the end of the last run until the server held nothing; None: something remained.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ChaosStage:
         self.settled_s: float | None = None
 
     async def play(self, faults: Sequence[ChaosFault]) -> tuple[ChaosPhase, RunData, list[FaultLog]]:
-        """Plays the load once, and the faults beside it; all of them are undone when this returns or raises."""
+        """Plays the load once with the faults beside it; all faults are undone when this returns or raises."""
         await self._settle()
         billed, generated = self._meter.bill(), self._follower.counters.total(_GENERATED)
         clock = _LoadClock(self._watch)
@@ -77,7 +77,7 @@ class ChaosStage:
             playing.cancel()
             await asyncio.wait({playing})
         if not playing.cancelled():
-            playing.result()  # a fault of the timeline itself must not pass unseen
+            playing.result()  # an error of the timeline itself must be reported
         self.settled_s = await self._settle()
         phase = ChaosPhase(
             records=data.records,
@@ -89,7 +89,7 @@ class ChaosStage:
         return phase, data, timeline.log
 
     async def _settle(self) -> float | None:
-        """Waits until nothing is left, but not for ever; how long it took, None if something is left."""
+        """Waits for a limited time until the server holds nothing; returns the time, or None on timeout."""
         began_s = time.monotonic()
         while True:
             await self._follower.poll()
@@ -103,7 +103,7 @@ class ChaosStage:
 
 
 class _LoadClock:
-    """Seconds since the start of the load, which is known once the load has reported for the first time."""
+    """Clock of the load: seconds since its start, which its first progress report tells."""
 
     def __init__(self, watch: Callable[[RunProgress], None] | None) -> None:
         self.runs = asyncio.Event()
@@ -127,7 +127,7 @@ async def _after(clock: _LoadClock, timeline: FaultTimeline) -> None:
 
 
 def _between(before: TokenBill | None, after: TokenBill | None) -> TokenBill | None:
-    """A server that has answered nobody yet may not show its meter; then it began at nothing."""
+    """Returns the bill of a phase. A missing meter before the first answer counts as 0."""
     return None if after is None else after - (before or NOTHING)
 
 

@@ -1,4 +1,4 @@
-"""Plays the faults beside the load, and notes when each one really began and ended."""
+"""Timeline that plays the faults beside the load, and notes when each one began and ended."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ class FaultLog(msgspec.Struct, kw_only=True):
     """Log of one fault. Times are seconds since the start of the load.
 
     Attributes:
-        number: Position in the plan.
-        kind, target: Of the plan.
-        planned_s: When it was due.
-        began_s: When it was done; None: never.
-        ended_s: When it was undone; of a kill without a restart the moment of the kill. None: never begun.
-        said: What was done, in words.
-        error: Why it could not be done; empty if it could.
+        number: Position of the fault in the plan.
+        kind, target: Kind and target, as in the plan.
+        planned_s: Time at which it was due.
+        began_s: Time at which it began; None: never.
+        ended_s: Time at which it was undone; for a kill without a restart, the time of the kill. None: it never began.
+        said: Description of what was done.
+        error: Reason why it could not be done; empty: it was done.
     """
 
     number: int
@@ -43,13 +43,13 @@ _TOO_LATE = "The load had ended by then."
 
 
 class FaultTimeline:
-    """The faults of a plan.
+    """Timeline of the faults of a plan.
 
     Args:
-        faults: In any order.
-        inflict: Makes the block that does the damage and undoes it.
-        now_s: Seconds since the start of the load.
-        tell: Takes a line for whoever watches.
+        faults: Faults of the plan, in any order.
+        inflict: Function that makes the context which causes and undoes a fault.
+        now_s: Returns the seconds since the start of the load.
+        tell: Callback that receives progress messages.
 
     Attributes:
         log: One entry per fault, in the plan's order.
@@ -72,7 +72,7 @@ class FaultTimeline:
         ]
 
     async def play(self) -> None:
-        """Plays all of them. Cancelling it undoes at once whatever is done then."""
+        """Plays all faults. Cancelling it undoes all active faults at once."""
         async with asyncio.TaskGroup() as group:
             for fault, entry in zip(self._faults, self.log, strict=True):
                 group.create_task(self._play(fault, entry), name=f"fault {entry.number}")
@@ -88,7 +88,7 @@ class FaultTimeline:
         try:
             async with self._inflict(fault, note):
                 entry.began_s, entry.error = began_s, ""
-                lasts_s = 0.0 if fault.kind == "stall" else fault.for_s or 0.0  # stalled clients time themselves
+                lasts_s = 0.0 if fault.kind == "stall" else fault.for_s or 0.0  # stalled clients end by their own timer
                 await asyncio.sleep(lasts_s)
             entry.ended_s = round(self._now_s(), 3)
             self._tell(f"{entry.ended_s:6.1f} s  {entry.name}: over")

@@ -1,12 +1,12 @@
-"""Measurement: records become figures, by definitions that stand in one place.
+"""Measurement: turns records into figures, by definitions that are all in one module.
 
 ::
 
     record    what one user saw of one request
-    columns   all records, column by column, as the result file keeps them
-    times     TTFT, ITL, TPOT, whole answers: the definitions
+    columns   all records, column by column, as they are in the result file
+    times     definitions of TTFT, ITL, TPOT and end-to-end time
     summary   quantiles, rates, attainment, goodput
     series    the same over time
-    cost      what the tester itself cost, and whether it was the limit
+    cost      cost of the tester itself, and whether it was the limit
     result    all of it, as a file
 """

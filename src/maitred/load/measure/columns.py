@@ -1,7 +1,7 @@
-"""Requests in columns, and the gaps between their pieces packed: how a result file holds a hundred thousand answers.
+"""Columns of requests, with packed gaps: how a result file holds a hundred thousand answers.
 
-A file with one object per request is read by nobody's loop in good time. One list per field is: each becomes an array
-in one step. The gaps are by far the most numbers, so they are not text at all but bytes.
+A file with one object per request is slow to read. A file with one list per field is fast to read, because each list
+becomes an array in one step. The gaps are by far the most numbers, so they are stored as bytes instead of text.
 """
 
 import base64
@@ -19,14 +19,14 @@ from maitred.core.errors import InvalidRequest
 from maitred.load.measure.record import RequestRecord, UserOutcome
 
 MOST_GAP_US = 2**32 - 1
-"""71 minutes. A longer silence is written as this."""
+"""Longest gap that can be stored, 71 minutes. A longer gap is stored as this value."""
 
 
 class RequestColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Every request of a run, one list per field, in the order in which they were due.
+    """Columns with every request of a run: one list per field, in the order in which they were due.
 
-    Times are seconds since the start of the run, to the microsecond; None: it never came to that. `first_s`, `last_s`
-    and `pieces` tell of the pieces of text that arrived; all other fields are those of `RequestRecord`.
+    Times are seconds since the start of the run, to the microsecond; None: the event did not happen. `first_s`,
+    `last_s` and `pieces` describe the pieces of text that arrived; all other fields are those of `RequestRecord`.
     """
 
     session: list[int]
@@ -55,7 +55,7 @@ class RequestColumns(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, records: Sequence[RequestRecord]) -> "RequestColumns":
-        """The columns of these records."""
+        """Makes the columns of some records."""
         return cls(
             session=[record.session for record in records],
             turn=[record.turn for record in records],
@@ -80,10 +80,10 @@ class RequestColumns(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def array(self, name: str) -> NDArray[Any]:
-        """One field as an array: floats with NaN for None, integers, or text.
+        """Returns one field as an array: floats with NaN for None, integers, or text.
 
         Raises:
-            KeyError: No such field.
+            KeyError: There is no such field.
         """
         if name not in self.__struct_fields__:
             raise KeyError(name)
@@ -93,19 +93,19 @@ class RequestColumns(msgspec.Struct, frozen=True, kw_only=True):
         return np.array(values, dtype=object if name in TEXT else np.int64)
 
     def faults(self) -> str:
-        """Why these columns do not belong together, in a few words; empty when they do."""
+        """Returns why the columns do not fit each other, in a few words; empty: they fit."""
         lengths = {len(getattr(self, name)) for name in self.__struct_fields__}
         return "" if len(lengths) == 1 else f"its columns have different lengths, {min(lengths)} to {max(lengths)}"
 
 
 TEXT = frozenset({"tenant", "finish_reason", "outcome", "error"})
-"""The fields that are text."""
+"""Fields that hold text."""
 
 
 def pack_gaps(records: Iterable[RequestRecord]) -> str:
-    """The times between the pieces of every answer, request after request: ``base64(zlib(little-endian uint32 µs))``.
+    """Packs the gaps of all answers in order: ``base64(zlib(little-endian uint32 µs))``.
 
-    Each time is rounded to the microsecond before its gap is taken, so that gaps add up to ``last_s - first_s``.
+    Each time is rounded to the microsecond before the gap is computed, so that the gaps add up to ``last_s - first_s``.
     """
     gaps = [np.diff(np.rint(np.array(record.arrivals_s) * 1e6)) for record in records if len(record.arrivals_s) > 1]
     flat = np.concatenate(gaps) if gaps else np.empty(0)
@@ -116,7 +116,7 @@ def unpack_gaps(packed: str) -> NDArray[np.uint32]:
     """Returns the gaps that `pack_gaps` packed, in microseconds.
 
     Raises:
-        InvalidRequest: It is not what `pack_gaps` makes.
+        InvalidRequest: The text was not made by `pack_gaps`.
     """
     try:
         flat = zlib.decompress(base64.b64decode(packed, validate=True))

@@ -1,4 +1,4 @@
-"""Cost of the load tester itself, and whether it, not the server, was the limit of what was measured."""
+"""Cost of the load tester itself, and whether the tester was the limit of the measurement."""
 
 from typing import Literal
 
@@ -9,37 +9,36 @@ from maitred.load.measure.record import LoadTesterSample, RunData
 from maitred.load.measure.times import Floats
 
 Limit = Literal["none", "tester", "machine"]
-"""What bounded the measurement beside the server: nothing, the tester's own event loop, or a machine without a free
-core."""
+"""Limit of the measurement besides the server: none, the tester's own event loop, or a machine without a free core."""
 
 BUSY = 0.8
-"""Share of a core above which the tester's own work, rather than its neighbours', explains a late probe."""
+"""Share of a core above which the tester's own work explains a late probe."""
 STARVED = 0.02
-"""Share of the time without a core above which the neighbours explain the late probes of a tester that is not busy."""
+"""Share of time without a core above which other processes explain the late probes of an idle tester."""
 TOLERATED_S = 0.002
 TOLERATED_SHARE = 0.03
-"""A figure may be off by the larger of the two before the tester calls itself the limit."""
+"""Share of a time that a figure may be wrong by before the tester counts as the limit."""
 TOLERATED_SEND_S = 0.02
-"""For requests that went out late: a timer's own grain and a burst of simultaneous ones stay below it."""
+"""Tolerated send delay: the resolution of a timer and a burst of simultaneous requests stay below it."""
 
 
 class TesterCost(msgspec.Struct, frozen=True, kw_only=True):
-    """The tester's own share of what was measured, and the verdict on it.
+    """Cost of the tester in a run, and the verdict on it.
 
-    No figure is ever NaN: it is 0 where none was taken.
+    A figure is 0 if it was not measured, so no figure is NaN.
 
     Attributes:
         cpu_seconds: Processor time of the tester over the run.
         cpu_share: Mean use of the processor; 1.0 is one core, and one event loop cannot use more.
-        cpu_share_max: Of the busiest second.
+        cpu_share_max: Use of the processor in the busiest second.
         starved_share: Share of the run in which the tester was ready to run but no core was free.
-        lag_p50_s, lag_p99_s, lag_max_s: Delays of the event loop; a time stamp may be late by so much.
-        send_delay_p50_s, send_delay_p99_s, send_delay_max_s: From when a request was due to when the tester had it
-            ready to go out; waiting for a connection or for a turn under `max_open` is not in it.
+        lag_p50_s, lag_p99_s, lag_max_s: Delays of the event loop; a time stamp may be late by this much.
+        send_delay_p50_s, send_delay_p99_s, send_delay_max_s: Time from when a request was due to when the tester was
+            ready to send it; waits for a connection or because of `max_open` are excluded.
         peak_open: Most requests that were open at once.
-        peak_memory_bytes: Resident.
-        limit: What bounded the measurement beside the server.
-        verdict: The same in a sentence for people, with what to do.
+        peak_memory_bytes: Most resident memory.
+        limit: Limit of the measurement besides the server.
+        verdict: Verdict in one sentence for people, with what to do.
     """
 
     cpu_seconds: float
@@ -66,7 +65,7 @@ def judge(data: RunData) -> TesterCost:
 
     A percentile of a latency can be wrong by as much as the event loop's lag at the same rank, so each is held against
     the other: where the lag is more than 3 % of the time that it dates (and more than 2 ms), the figures are not the
-    server's alone. The same for requests that went out later than they were due.
+    server's alone. Requests that were sent later than they were due are judged in the same way.
     """
     lag = np.frombuffer(data.lag_s, dtype=np.float64) if data.lag_s else np.zeros(1)
     send = np.asarray([record.late_s for record in data.records] or [0.0])
@@ -102,7 +101,7 @@ def judge(data: RunData) -> TesterCost:
 
 
 def _cause(samples: list[LoadTesterSample], reason: str) -> tuple[Limit, str]:
-    """Returns what took the processor in the seconds with the longest delays, and what to do about it."""
+    """Returns what used the processor in the seconds with the longest delays, and what to do about it."""
     worst = sorted(samples, key=lambda sample: sample.lag_s)[-max(1, len(samples) // 4) :]
     cpu_share = float(np.mean([sample.cpu_share for sample in worst])) if worst else 0.0
     starved_share = float(np.mean([sample.starved_share for sample in worst])) if worst else 0.0
@@ -119,7 +118,7 @@ def _cause(samples: list[LoadTesterSample], reason: str) -> tuple[Limit, str]:
 
 
 def _worst(lag: Floats, times: dict[str, Floats]) -> str:
-    """The first percentile of a time that the lag at the same rank may have changed, as words; empty if none."""
+    """Describes the first percentile that the lag at its rank may have changed; empty: none."""
     for name, values in times.items():
         for rank in (0.5, 0.95, 0.99):
             if values.size:

@@ -1,4 +1,4 @@
-"""Record of what one user saw of one request: the raw material of every report."""
+"""Record of what one user saw of one request: the data of every report."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from enum import StrEnum
 
 
 class UserOutcome(StrEnum):
-    """How a request ended, as its user saw it. Every request has exactly one."""
+    """Outcome of a request, as its user saw it; every request has exactly one."""
 
     COMPLETE = "complete"
-    """The answer came whole: a finish reason, then the end that the protocol asks for."""
+    """The answer is complete: a finish reason, then the end that the protocol requires."""
     REFUSED = "refused"
     """HTTP 4xx after all retries (429 included)."""
     FAILED = "failed"
@@ -21,31 +21,31 @@ class UserOutcome(StrEnum):
     CANCELLED = "cancelled"
     """The user left on purpose, as the workload wanted."""
     UNFINISHED = "unfinished"
-    """Still open when the run had to end. Its times so far are lower bounds, and it counts against objectives."""
+    """The request was still open when the run had to end."""
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request. All times are seconds since the start of the run, by one monotonic clock.
+    """Record of one request; all times are seconds since the start of the run, by one monotonic clock.
 
     Attributes:
-        session: Of the workload.
+        session: Id of its session in the workload.
         turn: Position within its session.
-        tenant: Who asked.
-        intended_s: When the request was due by the workload. Latencies start here, so a server that makes the tester
-            late cannot hide it (no coordinated omission).
-        late_s: By how much the tester itself was late: from when the request was due to when it was ready to go out,
-            before any wait for a connection or for its turn under ``max_open``.
-        sent_s: When its first bytes were written; with retries, of the last attempt. NaN: never.
-        headers_s: When the response's head arrived. NaN: never.
+        tenant: Tenant that the request belongs to.
+        intended_s: When the request was due by the workload. Latencies start here, so that a slow server cannot hide
+            delays by making the tester late (no coordinated omission).
+        late_s: Delay of the tester itself: from when the request was due to when it was ready to be sent, before any
+            wait for a connection or because of ``max_open``.
+        sent_s: When its first bytes were written; with retries, of the last attempt. NaN: it was never sent.
+        headers_s: When the response's head arrived. NaN: it never arrived.
         ended_s: When the outcome was known.
         arrivals_s: When each piece of the answer's text was read from the socket.
-        asked_tokens: The length of the answer that was asked for.
-        prompt_tokens, cached_tokens, output_tokens: By the server's own usage; 0 when it sent none.
-        attempts: Times it was sent.
-        status: Of the last HTTP response; 0: none.
-        error: The server's words, or the client's; empty when complete.
-        text: The pieces of the answer, where the run was asked to keep them (chaos compares them); else None.
+        asked_tokens: Requested length of the answer.
+        prompt_tokens, cached_tokens, output_tokens: Counts of the server's usage; 0: it sent none.
+        attempts: Number of times that it was sent.
+        status: Status of the last HTTP response; 0: there was none.
+        error: Error message of the server or of the client; empty: the answer is complete.
+        text: Pieces of the answer, if the run keeps them (chaos compares them); else None.
     """
 
     session: int
@@ -71,15 +71,15 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class LoadTesterSample:
-    """The tester's own state over one interval (about a second).
+    """Sample of the tester's own state over one interval (about a second).
 
     Attributes:
-        at_s: End of the interval, since the start of the run.
-        cpu_share: Processor time of the tester over the interval's length; 1.0 is one core.
+        at_s: End of the interval, in seconds since the start of the run.
+        cpu_share: Processor time of the tester divided by the length of the interval; 1.0 is one core.
         starved_share: Share of the interval in which the tester was ready to run but no core was free.
         lag_s: Longest delay of the event loop: a time stamp can be late by this much.
         open_streams: Requests being answered at `at_s`.
-        memory_bytes: Resident.
+        memory_bytes: Resident memory.
     """
 
     at_s: float
@@ -92,14 +92,14 @@ class LoadTesterSample:
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """A run as it stands, for whoever watches it.
+    """Progress of a run, for live views.
 
     Attributes:
-        at_s: Since the start of the run.
-        share: Of the run that is done, 0 to 1; None where its end is not known.
-        due, open, ended: Requests that were due so far, are open now, have ended by outcome.
-        output_tokens_per_s, ttft_s, itl_s: Of the last seconds (medians); NaN: nothing arrived.
-        cpu_share, lag_s: Of the tester itself.
+        at_s: Seconds since the start of the run.
+        share: Share of the run that is done, from 0 to 1; None: its end is not known.
+        due, open, ended: Number of requests that were due so far, that are open now, and that have ended by outcome.
+        output_tokens_per_s, ttft_s, itl_s: Figures of the last seconds (times are medians); NaN: nothing arrived.
+        cpu_share, lag_s: Values of the tester itself.
     """
 
     at_s: float
@@ -116,18 +116,18 @@ class RunProgress:
 
 @dataclass
 class RunData:
-    """Everything a run has measured.
+    """Data that a run has measured.
 
     Attributes:
         records: One per request that was due, in the order in which they were due.
-        samples: Of the tester itself.
-        seconds: From the start of the run to the end of the last request.
-        started_unix_s: Wall clock at the start.
-        lag_s: Event-loop delays over the whole run, one per probe.
-        server: What the target said of itself (the ``Server`` header, listed models), for the report.
-        model: The model that was asked.
-        tokens_per_word, template_tokens: What calibration found.
-        text_seed: That the words of the prompts were drawn with.
+        samples: Samples of the tester itself.
+        seconds: Time from the start of the run to the end of the last request.
+        started_unix_s: Wall time at the start, in seconds since the Unix epoch.
+        lag_s: Delays of the event loop over the whole run, one per probe.
+        server: Description of the target by itself (the ``Server`` header, listed models), for the report.
+        model: Model that the requests named.
+        tokens_per_word, template_tokens: Results of the calibration.
+        text_seed: Seed of the words of the prompts.
     """
 
     records: list[RequestRecord]

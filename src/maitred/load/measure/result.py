@@ -1,7 +1,7 @@
-"""The result of a run: everything that was measured, in one JSON file that any other tool can read.
+"""Result of a run: all measured data, in one JSON file that any other tool can read.
 
-`docs/load-format.md` describes the file field by field. Reports and comparisons are made from it alone, so a run can be
-reported again, and compared with another, long after.
+`docs/load-format.md` describes the file field by field. Reports and comparisons need only this file, so they can be
+made long after the run.
 """
 
 import os
@@ -28,7 +28,7 @@ from maitred.load.spec import LoadSpec, ObjectivesSpec
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the tester ran. The target's machine may be another."""
+    """Machine that the tester ran on; the target may run on another one."""
 
     cpu: str
     cores: int
@@ -38,7 +38,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def here(cls) -> "Machine":
-        """Returns this machine; what it does not tell is empty or 0."""
+        """Describes this machine; unknown values are empty or 0."""
         return cls(
             cpu=_field("/proc/cpuinfo", "model name") or platform.processor(),
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
@@ -49,7 +49,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _field(path: str, name: str) -> str:
-    """The first value of this name in one of the kernel's tables; empty where there is none."""
+    """Returns the first value of a name in a kernel table; empty: there is none."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:
@@ -58,11 +58,11 @@ def _field(path: str, name: str) -> str:
 
 
 FORMAT = "maitred-load/1"
-"""Changes with any change that an old reader would misread. New fields may come without."""
+"""Version of the format: changes when an old reader would misread the file, not when fields are added."""
 
 
 class TargetSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """Target that answered: the address, the model, and what the server said of itself."""
+    """Target that answered: its address, its model, and its description of itself."""
 
     url: str
     model: str
@@ -70,7 +70,7 @@ class TargetSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptCalibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Calibration of the prompts: the words' seed, and what the tester found of the target's tokenizer."""
+    """Calibration of the prompts: the seed of the words, and what the probes found of the tokenizer."""
 
     tokens_per_word: float
     template_tokens: float
@@ -83,21 +83,21 @@ class LoadResult(msgspec.Struct, kw_only=True, dict=True):
     Attributes:
         format: `FORMAT`.
         maitred: Version of the tester.
-        command: Of the shell, as it was typed.
-        started: UTC, ISO 8601.
-        seconds: From the start to the end of the last request.
-        machine: Where the tester ran.
-        target: Who answered.
-        calibration: Of the prompts.
-        spec: The `LoadSpec` in plain data; a secret is named by where it is kept.
-        workload: One line.
-        window_s: Where the part that rates are taken from begins and ends.
-        tester: What the tester itself cost.
-        summary: Of all counted requests.
-        tenants: The same for each tenant.
-        series: The run over time.
-        requests: Every request, counted or not.
-        gaps: Times between pieces; see `pack_gaps`.
+        command: Shell command, as it was typed.
+        started: Start of the run, UTC, ISO 8601.
+        seconds: Time from the start to the end of the last request.
+        machine: Machine that the tester ran on.
+        target: Target that answered.
+        calibration: Calibration of the prompts.
+        spec: The `LoadSpec` as plain data; a secret appears as its reference.
+        workload: Description of the workload in one line.
+        window_s: Begin and end of the part that rates are computed from.
+        tester: Cost of the tester itself.
+        summary: Figures of all counted requests.
+        tenants: Figures of the counted requests of each tenant.
+        series: Figures of the run over time.
+        requests: Columns of all requests, counted or not.
+        gaps: Packed times between the pieces of the answers; see `pack_gaps`.
     """
 
     format: str
@@ -120,13 +120,13 @@ class LoadResult(msgspec.Struct, kw_only=True, dict=True):
 
     @classmethod
     def of(cls, spec: LoadSpec, data: RunData, *, command: str, workload: str) -> "LoadResult":
-        """Works out everything that follows from what was measured.
+        """Computes the result of a run from its data.
 
         Args:
-            spec: What was asked for.
-            data: What was measured.
-            command: Of the shell.
-            workload: One line that describes it.
+            spec: Settings of the run.
+            data: Measured data of the run.
+            command: Shell command that started the run.
+            workload: Description of the workload in one line.
         """
         requests = RequestColumns.of(data.records)
         gaps = pack_gaps(data.records)
@@ -159,10 +159,10 @@ class LoadResult(msgspec.Struct, kw_only=True, dict=True):
         )
 
     def save(self, path: Path) -> None:
-        """Writes the file, whole or not at all.
+        """Writes the file atomically.
 
         Raises:
-            InvalidRequest: It cannot be written there.
+            InvalidRequest: The file cannot be written.
         """
         result_file.save(self, path)
 
@@ -171,7 +171,7 @@ class LoadResult(msgspec.Struct, kw_only=True, dict=True):
         """Reads a file that `save` wrote.
 
         Raises:
-            InvalidRequest: There is no such file, or it is another kind of file, or it is damaged.
+            InvalidRequest: The file does not exist, is of another kind, or is damaged.
         """
         result = result_file.load(path, cls, FORMAT, by="maitred load run", again="Run the test again.")
         if fault := result.requests.faults():
@@ -182,25 +182,25 @@ class LoadResult(msgspec.Struct, kw_only=True, dict=True):
 
     @cached_property
     def times(self) -> RequestTimes:
-        """The times of its requests, by the definitions."""
+        """Times of the requests, as `RequestTimes` defines them."""
         return RequestTimes(self.requests, unpack_gaps(self.gaps))
 
     @cached_property
     def objectives(self) -> ObjectivesSpec:
-        """Objectives that a good answer met."""
+        """Objectives that a good answer must meet."""
         return msgspec.convert(self.spec["objectives"], ObjectivesSpec)
 
     @property
     def window(self) -> MeasuringWindow:
-        """The part that rates are taken from."""
+        """Window of the run that rates are computed from."""
         return MeasuringWindow(*self.window_s)
 
     def column(self, name: str) -> NDArray[Any]:
-        """A field of all requests, by its name in `RequestColumns`: floats with NaN for none, integers, or text."""
+        """Returns a `RequestColumns` field of all requests: floats with NaN for none, integers, or text."""
         return self.requests.array(name)
 
     def counted_flags(self) -> Flags:
-        """Which requests were due after the warm-up."""
+        """Flags of the requests that were due after the warm-up."""
         return self.times.intended_s >= float(self.spec["bounds"]["warmup_s"])
 
     def ttft_s(self) -> Floats:
@@ -216,9 +216,9 @@ class LoadResult(msgspec.Struct, kw_only=True, dict=True):
         return self.times.tpot_s
 
     def itl_s(self) -> tuple[Floats, NDArray[np.int64]]:
-        """All times between pieces, and the request that each belongs to."""
+        """Returns all times between pieces, and the index of the request of each."""
         return self.times.itl_s, self.times.itl_request
 
     def met_flags(self) -> Flags:
-        """Which requests are complete and met all objectives."""
+        """Flags of the requests that are complete and met all objectives."""
         return self.times.met_flags(self.objectives)

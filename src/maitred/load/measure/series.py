@@ -1,4 +1,4 @@
-"""A run over time, in columns: what the plots draw, and what any other tool can draw from the file."""
+"""Time series of a run, in columns, for plots and for other tools."""
 
 import math
 
@@ -11,22 +11,22 @@ from maitred.load.measure.times import Floats, RequestTimes
 from maitred.load.spec import ObjectivesSpec
 
 MOST_POINTS = 600
-"""More do not show on a page."""
+"""Most points of a series: more are not visible on a page."""
 
 
 class TimeSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """One value per step in every list; step ``i`` is the time from ``i * step_s`` to ``(i + 1) * step_s``.
+    """Lists with one value per step; step ``i`` is the time from ``i * step_s`` to ``(i + 1) * step_s``.
 
     Attributes:
-        step_s: One second, or so many that there are at most `MOST_POINTS` steps.
-        due, sent: Requests that were due, and that were first written to the socket.
-        ended: For each outcome that occurs, the requests that ended so.
+        step_s: Length of a step: one second, or longer so that there are at most `MOST_POINTS` steps.
+        due, sent: Number of requests that were due, and number that were first written to the socket.
+        ended: Outcome -> number of requests that ended so; only outcomes that occur.
         open: Requests that were due and had not ended at the end of the step.
         output_tokens_per_s: Tokens that arrived, per second.
-        ttft_p50_s, ttft_p95_s: Of the requests that were *due* in the step. None: of none.
-        itl_p50_s, itl_p99_s: Of the pieces that *arrived* in the step. None: none did.
+        ttft_p50_s, ttft_p95_s: Time to first token of the requests that were *due* in the step. None: there were none.
+        itl_p50_s, itl_p99_s: Time between pieces for the pieces that *arrived* in the step. None: there were none.
         goodput_per_s: Requests that ended in the step and met all objectives, per second.
-        cpu_share, lag_s: Of the tester, the highest of the step. None: not sampled.
+        cpu_share, lag_s: Highest values of the tester in the step. None: there was no sample.
     """
 
     step_s: float
@@ -45,12 +45,12 @@ class TimeSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def series(times: RequestTimes, data: RunData, objectives: ObjectivesSpec) -> TimeSeries:
-    """The run of `data`, whose requests `times` are, step by step."""
+    """Makes the series of a run step by step; `times` are those of its requests."""
     step_s = float(max(1, math.ceil(data.seconds / MOST_POINTS)))
     steps = max(1, math.ceil(data.seconds / step_s))
 
     def step(at_s: Floats) -> NDArray[np.int64]:
-        # What came at the very end, or a hair after it, belongs to the last step.
+        # Events at the very end, or just after it, belong to the last step.
         return np.minimum((at_s / step_s).astype(np.int64), steps - 1)
 
     def count(at_s: Floats, weights: Floats | None = None) -> Floats:
@@ -70,7 +70,7 @@ def series(times: RequestTimes, data: RunData, objectives: ObjectivesSpec) -> Ti
     }
     first = np.flatnonzero(~np.isnan(times.ttft_s))
     sampled_s = np.array([sample.at_s for sample in data.samples])
-    # A sample speaks of the interval that it ends.
+    # A sample describes the interval before it.
     sampled_s = np.maximum(sampled_s - 1e-9, 0)
     return TimeSeries(
         step_s=step_s,
@@ -90,7 +90,7 @@ def series(times: RequestTimes, data: RunData, objectives: ObjectivesSpec) -> Ti
 
 
 def quantile_by_step(share: float, step: NDArray[np.int64], values: Floats, steps: int) -> list[float | None]:
-    """A quantile of the values of each step; None for a step without any."""
+    """Returns a quantile of the values of each step; None: the step has no values."""
     order = np.argsort(step, kind="stable")
     ends = np.cumsum(np.bincount(step, minlength=steps))
     groups = np.split(values[order], ends[:-1])

@@ -1,4 +1,4 @@
-"""A run in a few figures, overall and per tenant."""
+"""Summary of a run in a few figures, overall and per tenant."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from maitred.load.spec import ObjectivesSpec, StopCondition
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
-    """A distribution of times in seconds. Quantiles are interpolated linearly; all None when `count` is 0."""
+    """Quantiles of times in seconds, linearly interpolated; all are None when `count` is 0."""
 
     count: int
     mean: float | None = None
@@ -34,23 +34,23 @@ class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a run or of one tenant.
+    """Summary of a run or of one tenant.
 
-    Counts and latencies are of the *counted* requests: those that were due after the warm-up. Rates are of the
-    *window* (see `rate_window`): what happened in it per second, whichever request it belongs to.
+    Counts and latencies cover the *counted* requests: those that were due after the warm-up. Rates cover the *window*
+    (see `rate_window`): everything that happened in it per second, for all requests.
 
     Attributes:
         requests: Counted requests.
-        outcomes: How they ended; outcomes that none had are left out.
+        outcomes: Outcome -> number of requests; only outcomes that occur.
         seconds: Length of the window.
-        requests_per_s: Requests that came to be complete in the window.
-        output_tokens, prompt_tokens, cached_tokens: Of the counted requests.
-        output_tokens_per_s: Tokens that arrived in the window.
-        prompt_tokens_per_s: Tokens of the prompts whose answers began in the window.
-        ttft, itl, tpot, e2e: As `RequestTimes` defines them, in seconds.
-        goodput_per_s: Requests that came to be complete in the window and met all objectives.
-        attainment: Share of the counted requests that are complete and met all objectives. Those that their users
-            cancelled are left out on both sides. None: there were no others.
+        requests_per_s: Requests that became complete in the window, per second.
+        output_tokens, prompt_tokens, cached_tokens: Tokens of the counted requests.
+        output_tokens_per_s: Tokens that arrived in the window, per second.
+        prompt_tokens_per_s: Tokens of the prompts whose answers began in the window, per second.
+        ttft, itl, tpot, e2e: Times in seconds, as `RequestTimes` defines them.
+        goodput_per_s: Requests that became complete in the window and met all objectives, per second.
+        attainment: Share of the counted requests that are complete and met all objectives. Requests that their users
+            cancelled are excluded from both counts. None: there are no other requests.
     """
 
     requests: int
@@ -71,7 +71,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuringWindow(NamedTuple):
-    """The part of a run that rates are taken from, in seconds since its start."""
+    """Window of a run that rates are computed from, in seconds since the start of the run."""
 
     from_s: float
     until_s: float
@@ -82,23 +82,23 @@ class MeasuringWindow(NamedTuple):
         return self.until_s - self.from_s
 
     def holds(self, at_s: Floats) -> Flags:
-        """Which of these times lie in it. NaN does not."""
+        """Returns which of the times lie in the window; NaN does not."""
         return (at_s >= self.from_s) & (at_s <= self.until_s)
 
 
 def rate_window(times: RequestTimes, bounds: StopCondition, *, has_trace: bool, seconds: float) -> MeasuringWindow:
-    """From the end of the warm-up to where the load ended: not to the last answer.
+    """Returns the window: from the end of the warm-up to the end of the load, not to the last answer.
 
-    When no more requests come, the last ones are answered by an ever emptier server. To count that tail as time makes
-    every throughput lower, and the lower the shorter the run. So the window ends with the load: at `duration_s` where
-    that ended the run, else when the last request was due. Only where that leaves less than half of the time from
-    warm-up to last answer, as with a burst of requests that are all due at once, nothing of the run is steady, and the
-    window goes to the last answer.
+    When no more requests come, the last ones run on a server that becomes emptier and emptier. If this tail counted as
+    time, every throughput would be too low, most of all in short runs. So the window ends with the load: at
+    `duration_s` if that ended the run, else when the last request was due. If this is less than half of the time from
+    the warm-up to the last answer, no part of the run is steady, and the window goes to the last answer. An example is
+    a burst of requests that are all due at once.
 
     Args:
-        times: Of all requests.
-        bounds: Of the run.
-        has_trace: Whether the workload can have ended by itself.
+        times: Times of all requests.
+        bounds: Stop condition of the run.
+        has_trace: Whether the workload may have ended by itself.
         seconds: Length of the run, to the last answer.
     """
     from_s = min(bounds.warmup_s, seconds)
@@ -120,7 +120,7 @@ def summarise(
     warmup_s: float,
     tenant: str | None = None,
 ) -> Summary:
-    """The figures of all requests, or of one tenant's."""
+    """Summarises all requests, or those of one tenant."""
     requests = times.requests
     chosen = np.ones(len(requests), dtype=np.bool_)
     if tenant is not None:

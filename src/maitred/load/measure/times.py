@@ -1,7 +1,7 @@
-"""The definitions: what TTFT, ITL, TPOT and end-to-end time are, from the columns of a run.
+"""Definitions of TTFT, ITL, TPOT and end-to-end time, computed from the columns of a run.
 
-All latencies start when a request was *due*, not when it was sent: a server (or a limit on open connections) that keeps
-the tester waiting keeps its users waiting, and must not be able to hide that (coordinated omission).
+All latencies start when a request was *due*, not when it was sent. If a server (or a limit on open connections) delays
+the tester, it also delays its users, and the latency must include this (coordinated omission).
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Flags = NDArray[np.bool_]
 
 
 class DeliveredTokens(NamedTuple):
-    """Tokens on their way: when so many of them arrived, and which request they belong to."""
+    """Delivered tokens: when they arrived, how many, and which request each belongs to."""
 
     at_s: Floats
     tokens: Floats
@@ -29,10 +29,10 @@ class DeliveredTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """The times of a run's requests as arrays, one value per request; NaN where it has none.
+    """Times of the requests of a run as arrays with one value per request; NaN: it has none.
 
     Args:
-        requests: The columns.
+        requests: Columns of the requests.
         gaps_us: Times between the pieces of each answer, request after request, in microseconds.
     """
 
@@ -41,7 +41,7 @@ class RequestTimes:
 
     @cached_property
     def complete(self) -> Flags:
-        """Whether the answer came whole."""
+        """Whether each answer is complete."""
         return self._ended_as(UserOutcome.COMPLETE)
 
     @cached_property
@@ -56,26 +56,26 @@ class RequestTimes:
 
     @cached_property
     def ended_s(self) -> Floats:
-        """When its outcome was known."""
+        """When the outcome of each request was known."""
         return self._column("ended_s")
 
     @cached_property
     def begun_s(self) -> Floats:
-        """When its user saw the first of the answer: its first piece, or the whole if it was not streamed."""
+        """When the user saw the first piece of the answer, or the whole answer if it was not streamed."""
         first_s = self._column("first_s")
         return np.where(np.isnan(first_s) & self.complete, self.ended_s, first_s)
 
     @cached_property
     def ttft_s(self) -> Floats:
-        """Time to first token: from due to the first piece of text, however the answer ended."""
+        """Time to first token: from the due time to the first piece of text, for every outcome."""
         return self._column("first_s") - self.intended_s
 
     @cached_property
     def e2e_s(self) -> Floats:
-        """End to end: from due to the last piece of text, of complete answers.
+        """End-to-end time: from the due time to the last piece of text, for complete answers.
 
-        Half an answer has no end: to count it would make a server faster by cutting its longest answers. An answer
-        without any text ends when its outcome was known.
+        Incomplete answers have no end-to-end time: otherwise a server would look faster when it cuts its longest
+        answers. An answer without any text ends when its outcome was known.
         """
         last_s = self._column("last_s")
         end_s = np.where(np.isnan(last_s), self.ended_s, last_s)
@@ -85,8 +85,8 @@ class RequestTimes:
     def tpot_s(self) -> Floats:
         """Time per output token after the first: ``(last - first) / (output_tokens - 1)``.
 
-        Of answers that the server counted at least 2 tokens for and that came in at least 2 pieces: one that arrives
-        at once does not show its pace.
+        It is defined for answers with at least 2 tokens by the server's count and at least 2 pieces: an answer that
+        arrives at once does not show its rate.
         """
         tokens = self._column("output_tokens").astype(np.float64)
         paced = (tokens >= 2) & (self.pieces >= 2)
@@ -95,12 +95,12 @@ class RequestTimes:
 
     @cached_property
     def pieces(self) -> NDArray[np.int64]:
-        """Pieces of text that arrived."""
+        """Number of pieces of text that arrived."""
         return self._column("pieces")
 
     @cached_property
     def tokens(self) -> NDArray[np.int64]:
-        """Tokens that arrived: as the server counted, or one per piece where it did not come to say."""
+        """Number of tokens that arrived: by the server's count, or one per piece if there is no count."""
         counted = self._column("output_tokens")
         return np.where(counted > 0, counted, self.pieces)
 
@@ -112,7 +112,7 @@ class RequestTimes:
 
     @cached_property
     def itl_request(self) -> NDArray[np.int64]:
-        """Which request each of `itl_s` belongs to."""
+        """Index of the request that each value of `itl_s` belongs to."""
         return np.repeat(np.arange(len(self.pieces)), np.maximum(self.pieces - 1, 0))
 
     @cached_property
@@ -132,15 +132,15 @@ class RequestTimes:
 
     @cached_property
     def arrival_request(self) -> NDArray[np.int64]:
-        """Which request each of `arrival_s` belongs to."""
+        """Index of the request that each value of `arrival_s` belongs to."""
         return np.repeat(np.arange(len(self.pieces)), self.pieces)
 
     @cached_property
     def delivered(self) -> "DeliveredTokens":
-        """When tokens arrived, of all requests.
+        """Returns when tokens arrived, for all requests.
 
-        A request's tokens are spread evenly over its pieces, since a piece may carry several. An answer that was not
-        streamed arrives as one, when it ends.
+        The tokens of a request are spread evenly over its pieces, because a piece may carry several tokens. An answer
+        that was not streamed arrives as one piece when it ends.
         """
         whole = np.flatnonzero(self.complete & (self.pieces == 0))
         per_piece: Floats = self.tokens / np.maximum(self.pieces, 1)
@@ -152,16 +152,16 @@ class RequestTimes:
 
     @cached_property
     def itl_arrival_s(self) -> Floats:
-        """When the piece that ended each of `itl_s` arrived."""
+        """Arrival time of the piece that ended each gap of `itl_s`."""
         starts = np.cumsum(self.pieces) - self.pieces
         later = np.ones(len(self.arrival_s), dtype=np.bool_)
         later[starts[self.pieces > 0]] = False
         return self.arrival_s[later]
 
     def met_flags(self, objectives: ObjectivesSpec) -> Flags:
-        """Which requests are complete and meet all objectives that are given.
+        """Returns which requests are complete and meet all given objectives.
 
-        An answer of one token meets any time per token, since it has none.
+        An answer of one token has no time per token, so it meets any such objective.
         """
         met = self.complete.copy()
         for bound_s, times_s in (

@@ -1,4 +1,4 @@
-"""The clock of a run: seconds since its start, monotonic."""
+"""Clock of a run: monotonic seconds since its start."""
 
 import gc
 import time
@@ -10,26 +10,26 @@ class RunClock:
     """Clock of a run, which begins at 0.
 
     Attributes:
-        zero_s: When the run began, by `time.monotonic`; who reads a time for every event subtracts it at once.
+        zero_s: Start of the run by `time.monotonic`; code that reads a time for every event subtracts it directly.
     """
 
     def __init__(self) -> None:
         self.zero_s = time.monotonic()
 
     def restart(self) -> None:
-        """The run begins now."""
+        """Sets the start of the run to now."""
         self.zero_s = time.monotonic()
 
     def now_s(self) -> float:
-        """Since the start of the run."""
+        """Returns the seconds since the start of the run."""
         return time.monotonic() - self.zero_s
 
 
 @contextmanager
 def calm_collector() -> Iterator[None]:
-    """Keeps Python's garbage collector from walking all records while times are taken.
+    """Keeps Python's garbage collector from scanning all records while times are measured.
 
-    What exists is set aside, and young objects are collected in large lots; what a run keeps is not garbage anyway.
+    Existing objects are frozen, and young objects are collected in large batches; what a run keeps is never garbage.
     """
     before = gc.get_threshold()
     gc.collect()

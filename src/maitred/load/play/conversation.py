@@ -1,4 +1,4 @@
-"""Holds a session with the server: asks its turns one after the other, and keeps a record of each."""
+"""Conversations with the server: sends the turns of a session in order, and keeps a record of each."""
 
 import asyncio
 import random
@@ -17,30 +17,30 @@ from maitred.load.workload.prompts import PromptWriter
 from maitred.load.workload.session import LoadSession, SessionTurn
 
 LATEST_STALL_S = 1.0
-"""A stalled user stops reading at a random moment within this time of the response's head."""
+"""Longest time after the response's head at which a stalled user stops reading; the moment is random."""
 RECENT = 200
-"""So many of the last answers make the live medians."""
+"""Number of the last answers that the live medians are computed from."""
 
 
 class Conversations:
-    """All that is asked in a run.
+    """Conversations of one run.
 
     Args:
-        spec: What was asked for.
-        block_tokens: Length of a trace's blocks.
-        pool: Connections to the server.
-        calibration: What is known of it.
-        doors: Whether a request may still be sent.
-        now_s: The clock of the run.
-        keep_text: Whether records keep the answers.
+        spec: Settings of the run.
+        block_tokens: Length of the blocks of a trace.
+        pool: Pool of connections to the server.
+        calibration: Calibration of the target.
+        doors: Gate that decides whether a request may still be sent.
+        now_s: Returns the time of the run's clock.
+        keep_text: Whether the records keep the text of the answers.
 
     Attributes:
-        records: One per request that was due, in that order.
-        open: Requests that are due and have no outcome yet.
-        ended: How many ended in which way.
-        recent: The last that ended.
-        traffic: What has come in.
-        text_seed: Of the words.
+        records: One record per request that was due, in the order in which they were due.
+        open: Number of requests that are due and have no outcome yet.
+        ended: Outcome -> number of requests that ended so.
+        recent: Last requests that ended.
+        traffic: Totals of the received data.
+        text_seed: Seed of the words.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class Conversations:
         self._places = asyncio.Semaphore(spec.clients.max_open) if spec.clients.max_open else None
 
     async def hold(self, session: LoadSession, due_s: float) -> float:
-        """Asks the turns of a session, the first when it is due; when the last answer ended.
+        """Sends the turns of a session, the first when it is due; returns when the last answer ended.
 
-        A conversation whose answer did not come is not gone on with, as its user has nothing to answer to.
+        A conversation ends when an answer fails, because its user has nothing to reply to.
         """
         history: list[Message] = []
         if session.prefix is not None:
@@ -118,7 +118,7 @@ class Conversations:
         return self._writer.message(session.id, number, turn.prompt_tokens)
 
     async def _ask(self, record: RequestRecord, messages: list[Message], *, keep_text: bool) -> list[str]:
-        """Asks one question; the record has an outcome whatever happens."""
+        """Sends one question; the record gets an outcome in every case."""
         self.records.append(record)
         self.open += 1
         tenant = record.tenant
@@ -144,7 +144,7 @@ class Conversations:
             self.recent.append(record)
 
     def _behaviour(self, record: RequestRecord) -> UserBehaviour:
-        """How this user behaves, by lot; the same for the same seed, whatever the others do."""
+        """Draws the behaviour of this user; the same seed gives the same behaviour."""
         clients = self._spec.clients
         if not clients.cancel_share and not clients.stall_share:
             return PATIENT

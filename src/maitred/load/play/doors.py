@@ -1,7 +1,7 @@
-"""When requests may still be sent: until the run's time is over, its requests are used up, or somebody stops it.
+"""Gate for new requests: open until the time is over, the requests are used up, or a stop.
 
-Time closes the doors to requests that would be *due* later. One that was due before and is late, because the tester
-was, still comes in: were it turned away, the latest requests of an overloaded tester would be missing from its figures.
+The end of the time stops requests that would be *due* later. A request that was due before but is late because of the
+tester is still sent. Otherwise the latest requests of an overloaded tester would be missing from its figures.
 """
 
 import asyncio
@@ -11,13 +11,13 @@ from types import TracebackType
 
 
 class StartGate:
-    """Open at first, and closed once. Enter it in the run's event loop.
+    """Gate that is open at first and closes once. It must be entered in the event loop of the run.
 
     Args:
-        now_s: The clock of the run.
-        duration_s: No request is due after this; None: no limit.
-        requests: So many requests in all; None: no limit.
-        stop: Whoever sets it closes the doors.
+        now_s: Returns the time of the run's clock.
+        duration_s: Time after which no request is due; None: no limit.
+        requests: Largest number of requests; None: no limit.
+        stop: Event that closes the gate.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class StartGate:
             self._listener.cancel()
 
     async def admit(self, due_s: float) -> bool:
-        """Waits until a request is due, and lets it in; False if the doors are closed by then."""
+        """Waits until a request is due, and admits it; returns False if the gate is closed by then."""
         if not await self.until(due_s):
             return False
         self._let_in += 1
@@ -58,7 +58,7 @@ class StartGate:
         return True
 
     async def until(self, at_s: float) -> bool:
-        """Waits for a moment; False if the doors are closed to what is due then."""
+        """Waits until a time; returns False if the gate is closed for requests that are due then."""
         if self.duration_s is not None and at_s > self.duration_s:
             await self._closed.wait()
             return False
@@ -70,7 +70,7 @@ class StartGate:
         return not self._shut
 
     async def wait_closed(self) -> None:
-        """Waits until nobody is let in any more."""
+        """Waits until the gate is closed for all requests."""
         await self._closed.wait()
 
     async def _listen(self) -> None:
@@ -78,6 +78,6 @@ class StartGate:
         self._close()
 
     def _close(self) -> None:
-        """To everybody, whenever they were due."""
+        """Closes the gate for all requests, whenever they were due."""
         self._shut = True
         self._closed.set()

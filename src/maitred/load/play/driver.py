@@ -1,7 +1,8 @@
-"""Lets the sessions of a workload loose on a server, and keeps a record of every request.
+"""Driver of a run: plays the sessions of a workload and keeps a record of every request.
 
-Open loop: each session begins when it is due, whatever the server does. Closed loop: so many users, each of whom asks,
-reads, thinks and asks again. Either way a request's latency starts when it was due, not when the tester got to send it.
+Open loop: each session begins when it is due, independent of the server. Closed loop: a fixed number of users, each of
+whom sends a request, reads, thinks and sends again. In both cases, the latency of a request starts when it was due, not
+when it was sent.
 """
 
 import asyncio
@@ -28,10 +29,10 @@ from maitred.load.workload.session import LoadSession, Workload
 
 DEFAULT_DURATION_S = 60.0
 MOST_AT_ONCE = 64
-"""So many overdue sessions begin before the event loop gets its turn: a crowd that is due at once must not keep the
-first of it waiting, nor wait for a turn of the loop each."""
+"""Number of overdue sessions that begin before the event loop runs other tasks. With many sessions due at once, the
+first ones must not wait for all others, and the loop must not run once for each."""
 LOOK_S = 0.05
-"""How often a user whom the profile does not want now looks whether it does."""
+"""Interval at which a user who is inactive by the profile checks the profile again."""
 
 
 async def run(
@@ -45,15 +46,15 @@ async def run(
     """Plays a workload to its end.
 
     Args:
-        spec: What was asked for.
-        workload: Its sessions, if not those that the spec describes.
-        watch: Called about once a second.
-        stop: Once set, no further request is sent, and those open are waited for as at the regular end.
-        keep_text: Whether the records keep the answers.
+        spec: Settings of the run.
+        workload: Workload to play instead of the one that the spec describes.
+        watch: Callback for progress, about once a second.
+        stop: Event after which no further request is sent; open requests are waited for as at the regular end.
+        keep_text: Whether the records keep the text of the answers.
 
     Raises:
-        ConfigInvalid: The spec asks for what cannot be.
-        InvalidRequest: The server refuses a first small request, or the spec names what is not there.
+        ConfigInvalid: The spec contains settings that cannot be combined.
+        InvalidRequest: The server refuses a first small request, or the spec names something that does not exist.
         Unavailable: The server does not answer.
     """
     workload = workload or make_workload(spec)
@@ -95,7 +96,7 @@ async def run(
 
 
 class _Crowd:
-    """Arrivals of a run: sessions at their times, or users who stay."""
+    """Arrivals of a run: sessions at their times, or users who stay for the whole run."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class _Crowd:
         self._think = parse_distribution(spec.shape.think_s, what="shape.think_s")
 
     async def play(self) -> None:
-        """Lets everybody in until the doors close, waits for those inside, and sends home who stays too long."""
+        """Starts sessions until the gate closes, waits for open ones, and cancels those that take too long."""
         async with self._doors, asyncio.TaskGroup() as group:
             inside = group.create_task(self._let_in(), name="load crowd")
             closed = group.create_task(self._doors.wait_closed(), name="load doors")
@@ -124,7 +125,7 @@ class _Crowd:
             closed.cancel()
 
     async def _let_in(self) -> None:
-        """Ends when everybody has gone home."""
+        """Starts all sessions or users, and returns when all of them have ended."""
         users = self._spec.arrivals.users
         async with asyncio.TaskGroup() as group:
             if users is not None:
@@ -143,7 +144,7 @@ class _Crowd:
                 group.create_task(self._conversations.hold(session, due_s))
 
     async def _user(self, number: int, users: int) -> None:
-        """Comes, and begins one session after the other as long as the doors are open."""
+        """Runs one user: starts one session after the other as long as the gate is open."""
         think = random.Random(f"{self._spec.seed}:user:{number}")
         due_s = self._spec.arrivals.spread_s * number / users
         while await self._doors.until(due_s):
@@ -160,7 +161,7 @@ class _Crowd:
 
 
 class _ProgressReport:
-    """Tells a watcher how the run stands."""
+    """Progress report of a run for its watcher."""
 
     def __init__(
         self, doors: StartGate, conversations: Conversations, watch: Callable[[RunProgress], None] | None
@@ -172,7 +173,7 @@ class _ProgressReport:
         self._last_pieces = 0
 
     def report(self, sample: LoadTesterSample) -> None:
-        """Passes the figures since the last report on."""
+        """Sends the figures since the last report to the watcher."""
         if self._watch is None:
             return
         now = self._conversations
@@ -213,14 +214,14 @@ def _median(values: list[float]) -> float:
 
 
 def _duration_s(spec: LoadSpec) -> float | None:
-    """How long requests are due; a run without any bound has one."""
+    """Returns how long requests are due; a run without any bound gets a default duration."""
     bounds = spec.bounds
     unbounded = bounds.duration_s is None and bounds.requests is None and spec.shape.trace is None
     return DEFAULT_DURATION_S if unbounded else bounds.duration_s
 
 
 def _allow_many_files() -> None:
-    """Every stream is an open file."""
+    """Raises the limit of open files, because every stream needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):

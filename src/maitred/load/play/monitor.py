@@ -1,8 +1,9 @@
-"""Watches what the tester itself costs while it runs.
+"""Monitor of the tester's own cost during a run.
 
-A tester that runs out of processor time reads late: its own queue then looks like the server's. So the event loop is
-probed every few milliseconds (a probe that comes late dates everything that was read meanwhile as late), and the kernel
-is asked how long the tester was ready to run while others had the cores. `cost` makes a verdict of it.
+A tester without enough processor time reads late, and its own queue then looks like the server's. So the event loop is
+probed every few milliseconds: if a probe is late, everything that was read meanwhile has late time stamps. The kernel
+also reports how long the tester was ready to run while other processes used the cores. `cost` derives a verdict from
+both.
 """
 
 import asyncio
@@ -21,12 +22,12 @@ _STATM = Path("/proc/self/statm")
 
 
 class LoadTesterMonitor:
-    """Watches this process while a run lasts. Enter it in the run's event loop.
+    """Monitor of this process during a run. It must be entered in the event loop of the run.
 
     Args:
-        now_s: The clock of the run.
-        count_open: Requests being answered.
-        each_sample: Called after each sample, about once a second.
+        now_s: Returns the time of the run's clock.
+        count_open: Returns the number of requests that are being answered.
+        each_sample: Callback after each sample, about once a second.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class LoadTesterMonitor:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Most memory that this process ever held."""
+        """Peak memory of this process."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     async def __aenter__(self) -> "LoadTesterMonitor":
@@ -89,7 +90,7 @@ class LoadTesterMonitor:
 
 
 def _starved_s() -> float:
-    """Time for which this process was ready to run and had no core; 0 where the kernel does not tell."""
+    """Returns how long this process was ready to run without a core; 0 if the kernel does not tell."""
     try:
         return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):

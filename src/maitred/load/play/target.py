@@ -1,4 +1,4 @@
-"""The server under test: what it serves, what it takes, and the bytes of a request to it."""
+"""Target of a load: its models, the fields that it accepts, and the bytes of a request to it."""
 
 import asyncio
 import random
@@ -38,11 +38,11 @@ class _Models(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class TargetDialect:
-    """Which of the API's fields a server takes.
+    """Dialect of a target: the fields of the API that it accepts.
 
     Attributes:
-        ignore_eos: Whether answers are kept from ending early.
-        limit_field: What the longest answer is called.
+        ignore_eos: Whether the target accepts ``ignore_eos``, which keeps answers from ending early.
+        limit_field: Name of the field for the longest answer.
     """
 
     ignore_eos: bool
@@ -50,7 +50,7 @@ class TargetDialect:
 
 
 class RequestEncoder:
-    """Makes the bytes of requests to one target."""
+    """Encoder of requests to one target."""
 
     def __init__(self, target: LoadTarget, origin: Origin, model: str, dialect: TargetDialect) -> None:
         self._target = target
@@ -71,10 +71,10 @@ class RequestEncoder:
         """Encodes one request to the target.
 
         Args:
-            messages: The conversation; for the completions API their contents are joined.
-            output_tokens: The longest answer.
-            key: Sent as a bearer token.
-            user: Sent as ``user``.
+            messages: Conversation; for the completions API, the contents are joined.
+            output_tokens: Length of the longest answer.
+            key: API key, which is sent as a bearer token.
+            user: Value of the field ``user``.
         """
         fields = dict(self._fields)
         if self._target.endpoint == "chat":
@@ -107,12 +107,12 @@ class TargetCalibration:
     """Calibration of the target before the load.
 
     Attributes:
-        model: Which is asked.
-        server: What it says of itself.
-        dialect: What it takes.
-        tokens_per_word: Of the tester's own words, by the server's tokenizer.
-        template_tokens: What the server adds to a message.
-        tokenizer: The one that was named, if any; then lengths are exact.
+        model: Model that requests name.
+        server: Description of the target by itself.
+        dialect: Fields that it accepts.
+        tokens_per_word: Tokens per word of the tester's vocabulary, by the server's tokenizer.
+        template_tokens: Tokens that the server adds to a message.
+        tokenizer: Tokenizer that the spec named, if any; lengths are then exact.
     """
 
     model: str
@@ -124,10 +124,10 @@ class TargetCalibration:
 
 
 def extra_fields(target: LoadTarget) -> dict[str, Any]:
-    """The fields that the spec adds to every request; a null one takes a field away.
+    """Returns the fields that the spec adds to every request; a null value removes a field.
 
     Raises:
-        InvalidRequest: It is no JSON object.
+        InvalidRequest: The text is not a JSON object.
     """
     try:
         return msgspec.json.decode(target.body, type=dict[str, Any])
@@ -138,10 +138,10 @@ def extra_fields(target: LoadTarget) -> dict[str, Any]:
 
 
 def load_tokenizer(name: str | None) -> Tokenizer | None:
-    """The tokenizer in a folder or file.
+    """Loads the tokenizer from a folder or file.
 
     Raises:
-        InvalidRequest: There is none.
+        InvalidRequest: There is no tokenizer.
     """
     if name is None:
         return None
@@ -153,14 +153,14 @@ def load_tokenizer(name: str | None) -> Tokenizer | None:
 
 
 async def calibrate(target: LoadTarget, pool: ConnectionPool) -> TargetCalibration:
-    """Asks the server what it serves, which fields it takes, and how it counts the tester's words.
+    """Finds out which models and fields the server accepts, and how it counts the tester's words.
 
-    The probes are two short requests for one token (a few more where the server refuses a field), so the run does not
-    depend on knowing the model's tokenizer.
+    The probes are two short requests for one token (a few more if the server refuses a field). So the tokenizer of the
+    model need not be known.
 
     Raises:
-        InvalidRequest: It refuses the probes, for example because it has no such model.
-        Unavailable: It cannot be reached, or lists no model.
+        InvalidRequest: The server refuses the probes, for example because it does not have the model.
+        Unavailable: The server cannot be reached, or lists no model.
     """
     key = target.api_key.reveal() if target.api_key else None
     model, server = await _ask_models(target, pool, key)
@@ -186,7 +186,7 @@ async def calibrate(target: LoadTarget, pool: ConnectionPool) -> TargetCalibrati
             counts.append(record.prompt_tokens)
         else:
             if 0 in counts:
-                # The server does not count; a word of the tester's is a token to most vocabularies.
+                # The server reports no usage; most vocabularies have one token for each of the tester's words.
                 return TargetCalibration(model, server, dialect, 1.0, 0.0, tokenizer)
             per_word, template = prompts.fit(PROBE_WORDS[0], counts[0], PROBE_WORDS[1], counts[1])
             return TargetCalibration(model, server, dialect, per_word, template, tokenizer)
@@ -198,7 +198,7 @@ async def calibrate(target: LoadTarget, pool: ConnectionPool) -> TargetCalibrati
 
 
 async def _ask_models(target: LoadTarget, pool: ConnectionPool, key: str | None) -> tuple[str, str]:
-    """The model to ask, and the server's own name."""
+    """Returns the model to name in requests, and the server's own name."""
     reader = _WholeReader()
     headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     try:
@@ -231,7 +231,7 @@ async def _ask_models(target: LoadTarget, pool: ConnectionPool, key: str | None)
 
 
 class _WholeReader:
-    """Keeps a whole response."""
+    """Reader that keeps a whole response."""
 
     def __init__(self) -> None:
         self.status = 0

@@ -1,16 +1,16 @@
-"""Reports: a result file told to people, as Markdown and as one HTML file.
+"""Reports: result files as Markdown and as one HTML file, for people.
 
 ::
 
-    quantity    a number  ->  what a reader sees: three digits and a unit
-    document    what a report is made of: notes, tables, plots, in sections
+    quantity    a number  ->  text for readers: three digits and a unit
+    document    parts of a report: notes, tables and plots, in sections
     judgement   a result  ->  the verdict, and what limits it
     outline     a result  ->  a document
-    canvas      a figure  ->  SVG that sits well in a page; the one door to matplotlib
-    over_time, spread         a result  ->  one figure: along the run, or of who got what
+    canvas      a figure  ->  SVG that fits into a page; the only module that uses matplotlib
+    over_time, spread         a result  ->  one figure: values over time, or their distribution
     plots       a result  ->  all its figures
-    comparison, sweep         the documents and figures of these
+    comparison, sweep         documents and figures of comparisons and sweeps
     markdown, html   a document  ->  text
 
-The content is decided once, in the document; the two renderers know nothing of load tests.
+The content is decided once, in the document; the two renderers are independent of load tests.
 """

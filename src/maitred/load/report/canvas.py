@@ -1,7 +1,7 @@
-"""Figures as SVG that sits well in a page: text stays text, in the page's colours, and no id meets another's.
+"""Figures as SVG for a page: text stays text, in the page's colours, and ids are unique.
 
-matplotlib writes SVG for a file of its own. Put into a page, ten of them share ids (so one figure's lines are clipped
-by another's frame), carry black text into a dark page, and spend most of their bytes on digits and markers.
+matplotlib writes each SVG as a file of its own. Several of them in one page share ids (so the frame of one figure clips
+the lines of another), have black text on a dark page, and use most of their bytes for digits and markers.
 """
 
 import io
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#010203"
-"""Stands for the page's text colour, whatever that is."""
+"""Placeholder for the text colour of the page."""
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
     "#1f83c6",
     "#e69f00",
@@ -32,15 +32,15 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
     "#56b4e9",
     "#8c8c8c",
 )
-"""After Okabe and Ito (2008), told apart by every kind of eye; the blue is lighter, to show on dark pages too."""
+"""Colours after Okabe and Ito (2008), safe for colour-blind eyes; the blue is lighter for dark pages."""
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
 
 WIDTH_IN = 8.4
 _STANDALONE = "#777"
-"""Text colour of a figure outside of a page: readable on white and on black."""
+"""Text colour of a figure outside of a page; it is readable on white and on black."""
 
 MOST_DOTS = 4_000
-"""More do not show in a scatter plot, but weigh."""
+"""Most dots of a scatter plot: more are not visible, but make the file larger."""
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def figure(
     heights: Sequence[float] | None = None,
     widths: Sequence[float] | None = None,
 ) -> "tuple[Figure, list[Axes]]":
-    """An empty figure and its axes, row by row; `heights` and `widths` are those of rows and columns, relatively."""
+    """Makes an empty figure and its axes, row by row, with relative `heights` and `widths`."""
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
@@ -108,12 +108,12 @@ def figure(
 
 
 def svg(drawn: "Figure", name: str, label: str) -> str:
-    """The figure as an ``<svg>`` element.
+    """Renders the figure as an ``<svg>`` element.
 
     Args:
-        drawn: The figure.
-        name: No other figure of the page has it.
-        label: What it shows, for those who do not see it.
+        drawn: Figure to render.
+        name: Name that is unique in the page.
+        label: Description of the figure for people who cannot see it.
     """
     buffer = io.StringIO()
     drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
@@ -123,7 +123,7 @@ def svg(drawn: "Figure", name: str, label: str) -> str:
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
     text = _own_ids(text, name)
     text = re.sub(r"-?\d+\.\d{2,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), text)
-    # A dot: a line to where it began. Its coordinates need not be said twice.
+    # A dot is a line that ends where it began. Its coordinates are written only once.
     text = re.sub(r"M (\S+) (\S+) \nL \1 \2 \n", r"M\1 \2h0", text)
     text = text.replace(INK, "currentColor").replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans', sans-serif")
     text = re.sub(r"\n\s*", "\n", text)
@@ -132,7 +132,7 @@ def svg(drawn: "Figure", name: str, label: str) -> str:
 
 
 def dots(axes: "Axes", x: NDArray[Any], y: NDArray[Any], colour: str, label: str) -> None:
-    """A scatter plot as one path: a tenth of the bytes that a marker for each point takes."""
+    """Draws a scatter plot as one path, which takes a tenth of the bytes of separate markers."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -148,7 +148,7 @@ def dots(axes: "Axes", x: NDArray[Any], y: NDArray[Any], colour: str, label: str
 
 
 def seconds_axis(axes: "Axes", which: str = "y", *, logarithmic: bool = False) -> None:
-    """An axis of times: ticks say ``200 ms`` or ``1.5 s``."""
+    """Formats an axis of times; ticks look like ``200 ms`` or ``1.5 s``."""
     from matplotlib.ticker import FuncFormatter
 
     axis = axes.yaxis if which == "y" else axes.xaxis
@@ -158,7 +158,7 @@ def seconds_axis(axes: "Axes", which: str = "y", *, logarithmic: bool = False) -
 
 
 def log_axis(axes: "Axes", which: str) -> None:
-    """A logarithmic axis with a few round ticks: fewer to a decade, the more decades there are."""
+    """Makes a logarithmic axis with few round ticks; the more decades, the fewer ticks per decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if which == "y":
@@ -174,7 +174,7 @@ def log_axis(axes: "Axes", which: str) -> None:
 
 
 def numbers_axis(axes: "Axes") -> None:
-    """An axis of counts or rates from 0: ticks say ``1,500``."""
+    """Makes an axis of counts or rates from 0; ticks look like ``1,500``."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set_ylim(bottom=0)
@@ -183,7 +183,7 @@ def numbers_axis(axes: "Axes") -> None:
 
 
 def beside(axes: "Axes", x: float, y: float, text: str) -> None:
-    """Text to the right of a point."""
+    """Writes text to the right of a point."""
     axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5)
 
 
@@ -194,27 +194,27 @@ def _subdivision(decades: float) -> tuple[int, ...]:
 
 
 def legend(axes: "Axes", *, columns: int = 6) -> None:
-    """Above the plot, to the right of its title; nothing where there is nothing to name."""
+    """Places the legend above the plot, to the right of the title; none if there is nothing to name."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1.01), ncols=columns, handlelength=1.4, columnspacing=1.3)
 
 
 def _own_ids(text: str, name: str) -> str:
-    """Drops the ids that nothing refers to, and puts the figure's name before the others."""
+    """Removes unused ids, and prefixes the others with the figure's name."""
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
     text = re.sub(r' id="([^"]+)"', lambda it: f' id="{name}-{it[1]}"' if it[1] in used else "", text)
     return re.sub(r'(url\(#|href="#)([^)"]+)', rf"\g<1>{name}-\2", text)
 
 
 def thin(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
-    """At most `MOST_DOTS` of them; always the same."""
+    """Selects at most `MOST_DOTS` of the values, deterministically."""
     if len(numbers) <= MOST_DOTS:
         return numbers
     return np.sort(np.random.default_rng(0).choice(numbers, MOST_DOTS, replace=False))
 
 
 def fit_seconds(axes: "Axes", values: NDArray[np.float64]) -> None:
-    """A time axis from 0, or a logarithmic one where most values would lie at the bottom of that."""
+    """Makes a time axis from 0, or a logarithmic one if most values would be near 0."""
     known = values[~np.isnan(values) & (values > 0)]
     if len(known) and known.max() > 15 * np.median(known):
         seconds_axis(axes, logarithmic=True)

@@ -1,4 +1,4 @@
-"""The report of a comparison: which differences are real, and how large they may be."""
+"""Report of a comparison: which differences are real, and how large they may be."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ MARKERS: dict[Verdict, str] = {"same": "o", "better": "D", "worse": "s", "unclea
 
 
 def outline(comparison: RunComparison) -> Document:
-    """The whole report of a comparison."""
+    """Builds the whole report of a comparison."""
     tone = CalloutLevel.BAD if comparison.worse else CalloutLevel.GOOD
     if tone is CalloutLevel.GOOD and (comparison.warnings or all(row.verdict == "unclear" for row in comparison.rows)):
         tone = CalloutLevel.CARE
@@ -43,7 +43,7 @@ def outline(comparison: RunComparison) -> Document:
 
 
 def draw(comparison: RunComparison) -> dict[str, str]:
-    """The intervals of all changes, in one figure: name -> SVG.
+    """Draws the intervals of all changes in one figure: name -> SVG.
 
     Raises:
         Unavailable: matplotlib is not installed.
@@ -138,7 +138,7 @@ def _outcome(side: ComparisonSide, outcome: UserOutcome) -> str:
 
 
 def value(amount: float | None, unit: str) -> str:
-    """A metric's value in its unit."""
+    """Formats a value of a metric with its unit."""
     if amount is None:
         return NONE
     match unit:
@@ -151,7 +151,7 @@ def value(amount: float | None, unit: str) -> str:
 
 
 def change(amount: float | None, scale: str) -> str:
-    """A change as people say it: ``+3.2 %``, or ``-1.5 points`` of a share."""
+    """Formats a change for people: ``+3.2 %``, or ``-1.5 points`` of a share."""
     if amount is None:
         return NONE
     if scale == "ratio":
@@ -160,13 +160,13 @@ def change(amount: float | None, scale: str) -> str:
 
 
 def _format_signed(number: float) -> str:
-    """With a sign that is as wide as a plus, and none where nothing is left to sign."""
+    """Formats a number with a sign as wide as a plus; a value that rounds to 0 has no sign."""
     text = f"{number:+.1f}"
     return "0.0" if float(text) == 0 else text.replace("-", "−")
 
 
 def _ratio_ticks(axes: "Axes", values: list[float]) -> None:
-    """Ticks at round percents that suit the range; a few, on either side of no change."""
+    """Returns a few ticks at round percents that fit the range, on both sides of no change."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     most = max([abs(value - 1) for value in values] + [0.04])

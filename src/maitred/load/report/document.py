@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class CalloutLevel(StrEnum):
-    """How a note is meant."""
+    """Level of a note: how important it is."""
 
     GOOD = "good"
     CARE = "care"
@@ -14,7 +14,7 @@ class CalloutLevel(StrEnum):
 
 @dataclass(frozen=True)
 class Callout:
-    """A sentence that a reader must not miss."""
+    """Callout: a sentence that a reader must not miss."""
 
     tone: CalloutLevel
     text: str
@@ -29,14 +29,14 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """Text to be read, or typed, letter by letter."""
+    """Code block: text that is read or typed exactly."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """A key figure: its name, its value, and what else to know of it."""
+    """Key figure: its name, its value, and a remark."""
 
     name: str
     value: str
@@ -45,19 +45,19 @@ class KeyFigure:
 
 @dataclass(frozen=True)
 class KeyFigures:
-    """The figures that a reader came for."""
+    """Key figures: the most important values of a report."""
 
     figures: list[KeyFigure]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a head.
+    """Table with a head and rows.
 
     Attributes:
         head: Names of the columns.
-        rows: Each as long as the head.
-        words: How many columns, from the left, are words; the others are numbers and stand to the right.
+        rows: Rows, each as long as the head.
+        words: Number of text columns, from the left; the other columns are numbers and are aligned to the right.
     """
 
     head: list[str]
@@ -67,11 +67,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure by its name, where it was drawn; left out where it was not.
+    """Plot that is named by its figure; it is left out if the figure was not drawn.
 
     Attributes:
-        name: As `plots.draw` names it.
-        caption: What it shows and how to read it.
+        name: Name of the figure in `plots.draw`.
+        caption: Description of what it shows and how to read it.
     """
 
     name: str
@@ -83,7 +83,7 @@ Block = Callout | Paragraph | CodeBlock | KeyFigures | Table | Plot
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading."""
+    """Section with a heading and blocks."""
 
     title: str
     blocks: list[Block]
@@ -94,11 +94,11 @@ class Document:
     """Document of a report.
 
     Attributes:
-        title: One line.
-        subtitle: One line on what, where and when.
-        verdict: The first thing to know.
-        notes: The next things to know.
-        sections: The rest.
+        title: Title in one line.
+        subtitle: One line with the subject, the time and the place.
+        verdict: Most important statement.
+        notes: Further important statements.
+        sections: Sections with all details.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""A report as one HTML file: no script, nothing to fetch, light or dark as the reader has it, and fit to print."""
+"""HTML report in one file: no script, nothing to fetch, light or dark, and printable."""
 
 from collections.abc import Mapping
 from html import escape
@@ -53,7 +53,7 @@ figcaption { margin-top: .3rem; font-size: .88rem; max-width: 48rem; }
 
 
 def render(result: LoadResult, svgs: Mapping[str, str]) -> str:
-    """The report of a run, with the figures that `plots.draw` drew of it."""
+    """Renders the report of a run with the figures that `plots.draw` drew."""
     return write(outline(result), svgs)
 
 

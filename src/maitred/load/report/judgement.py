@@ -1,4 +1,4 @@
-"""Judgement before the figures: whether to believe them, and what the run did not do."""
+"""Judgement of a result: whether to trust its figures, and what the run does not show."""
 
 import numpy as np
 
@@ -8,9 +8,9 @@ from maitred.load.report.document import Callout, CalloutLevel
 from maitred.load.report.quantity import count, duration, exact, plural, share
 
 FEW = 100
-"""Requests below which a p99 is hardly more than the largest value."""
+"""Number of requests below which a p99 is hardly more than the largest value."""
 SHORT_S = 10.0
-"""Windows below this give rates that another run would not repeat."""
+"""Length of a window below which the rates vary much between runs."""
 
 PHRASES = {
     UserOutcome.REFUSED: "refused",
@@ -22,7 +22,7 @@ PHRASES = {
 
 
 def verdict(result: LoadResult) -> Callout:
-    """The first thing to know: whether the figures are the server's, and how it did."""
+    """Returns the main statement: whether the figures are the server's, and how good they are."""
     total = result.summary.requests
     if not total:
         return Callout(
@@ -59,12 +59,12 @@ def verdict(result: LoadResult) -> Callout:
 
 
 def notes(result: LoadResult) -> list[Callout]:
-    """Returns what else limits what the figures say; empty for a long, clean run."""
+    """Returns further limits of the figures; empty for a long, clean run."""
     return [Callout(CalloutLevel.CARE, text) for text in (*_of_the_sample(result), *_of_the_server(result)) if text]
 
 
 def has_objectives(result: LoadResult) -> bool:
-    """Whether the run was held against any."""
+    """Whether the run has any objectives."""
     objectives = result.objectives
     return any(bound is not None for bound in (objectives.ttft_s, objectives.tpot_s, objectives.e2e_s))
 

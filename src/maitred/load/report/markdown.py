@@ -1,4 +1,4 @@
-"""A report in Markdown, as GitHub and most other readers take it."""
+"""Markdown report, in the form that GitHub and most other readers accept."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,11 +22,11 @@ _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<
 
 
 def render(result: LoadResult, plots: Mapping[str, Path] | None = None) -> str:
-    """The report of a run.
+    """Renders the report of a run.
 
     Args:
-        result: The run.
-        plots: Where each figure lies, as the report shall refer to it: relative to the report's own folder.
+        result: Result of the run.
+        plots: Path of each figure, relative to the report's own folder.
     """
     return write(outline(result), plots or {})
 
@@ -49,7 +49,7 @@ def _block(block: Block, plots: Mapping[str, Path]) -> str:
         case Paragraph(text):
             return _text(text)
         case CodeBlock(text):
-            # A fence longer than any run of backticks inside.
+            # The fence is longer than any run of backticks inside.
             fence = "```"
             while fence in text:
                 fence += "`"

@@ -1,4 +1,4 @@
-"""The report of a run: what it says, in which order."""
+"""Outline of the report of a run: its content and order."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ from maitred.load.report.quantity import NONE, count, duration, exact, rate, sha
 from maitred.load.spec import LoadSpec
 
 EXAMPLES = 3
-"""Most different errors that are quoted for one outcome."""
+"""Largest number of different errors that are quoted for one outcome."""
 
 DEFINITIONS = Table(
     ["Term", "What it means here"],
@@ -45,7 +45,7 @@ DEFINITIONS = Table(
 
 
 def outline(result: LoadResult) -> Document:
-    """The whole report of a run."""
+    """Builds the whole report of a run."""
     target = result.target
     server = f" ({target.server})" if target.server else ""
     sections = [

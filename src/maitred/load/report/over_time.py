@@ -1,4 +1,4 @@
-"""The figures of a run over its time."""
+"""Figures of a run over time."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
 
 
 def ttft_over_time(result: LoadResult, name: str) -> str:
-    """Time to first token of every request by when it was due, with p50 and p95 of each step."""
+    """Plots the time to first token of every request by its due time, with p50 and p95 of each step."""
     ttft_s = result.ttft_s()
     if not _some(ttft_s):
         return ""
@@ -32,7 +32,7 @@ def ttft_over_time(result: LoadResult, name: str) -> str:
         ("missed", ORANGE, result.times.complete & ~met),
         ("not complete", RED, ~result.times.complete),
     ]
-    # The smallest share of dots that keeps the picture: groups are thinned alike, so that their sizes compare.
+    # The smallest share of dots that keeps the picture is used for all groups, so that their sizes stay comparable.
     some = canvas.thin(np.flatnonzero(~np.isnan(ttft_s)))
     for label, colour, group in groups:
         chosen = some[group[some]]
@@ -46,7 +46,7 @@ def ttft_over_time(result: LoadResult, name: str) -> str:
 
 
 def itl_over_time(result: LoadResult, name: str) -> str:
-    """Median and p99 of the time between tokens, by when they arrived."""
+    """Plots the median and p99 of the time between tokens by arrival time."""
     values, _ = result.itl_s()
     if not len(values):
         return ""
@@ -61,7 +61,7 @@ def itl_over_time(result: LoadResult, name: str) -> str:
 
 
 def throughput(result: LoadResult, name: str) -> str:
-    """Tokens per second, and the requests that were open meanwhile."""
+    """Plots the tokens per second, and the number of open requests."""
     series = result.series
     if not any(series.output_tokens_per_s):
         return ""
@@ -77,7 +77,7 @@ def throughput(result: LoadResult, name: str) -> str:
 
 
 def arrivals(result: LoadResult, name: str) -> str:
-    """Requests that were due against requests that ended, per second."""
+    """Plots due requests against ended requests, per second."""
     series = result.series
     if not any(series.due):
         return ""
@@ -104,7 +104,7 @@ def arrivals(result: LoadResult, name: str) -> str:
 
 
 def goodput(result: LoadResult, name: str) -> str:
-    """Plots what was due against what came back in time."""
+    """Plots due requests against requests that met all objectives."""
     series = result.series
     if not _has_objectives(result) or not any(series.due):
         return ""
@@ -125,7 +125,7 @@ def goodput(result: LoadResult, name: str) -> str:
 
 
 def tester(result: LoadResult, name: str) -> str:
-    """The tester's own load: whether to believe the rest."""
+    """Plots the tester's own load, which shows whether the other figures can be trusted."""
     series = result.series
     if all(value is None for value in series.cpu_share):
         return ""
@@ -163,7 +163,7 @@ def _middles(series: TimeSeries) -> Floats:
 
 
 def _smooth(values: Floats, width: int) -> Floats:
-    """Moving mean; narrower at the ends, where there is no more."""
+    """Computes a moving mean; its window is narrower at the ends."""
     kernel = np.ones(width)
     means: Floats = np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
     return means
@@ -172,9 +172,9 @@ def _smooth(values: Floats, width: int) -> Floats:
 def _quantile_lines(
     axes: "Axes", result: LoadResult, at_s: Floats, values: Floats, ranks: tuple[float, ...], colour: str
 ) -> Floats:
-    """Quantiles over time as lines, solid to dotted, and all their values.
+    """Draws quantiles over time as lines, solid to dotted, and returns all their values.
 
-    A step is as wide as it must be to hold about 20 values: the p95 of three is noise.
+    A step is wide enough to hold about 20 values, because the p95 of three values is noise.
     """
     known = ~np.isnan(values)
     at_s, values = at_s[known], values[known]
@@ -191,7 +191,7 @@ def _quantile_lines(
 
 
 def _line(axes: "Axes", series: TimeSeries, values: list[float | None]) -> None:
-    """A line through the steps that have a value; a step alone would not show, so it gets a mark."""
+    """Draws a line through the steps that have a value; an isolated step gets a mark."""
     known = [(x, y) for x, y in zip(_middles(series), values, strict=True) if y is not None]
     mark = "." if len(known) == 1 else ""
     axes.plot([x for x, _ in known], [y for _, y in known], color=BLUE, marker=mark)
@@ -204,7 +204,7 @@ def _steps(axes: "Axes", series: TimeSeries, values: list[float] | list[int], co
 
 
 def _time_axis(axes: "Axes", result: LoadResult, *, label: bool = True, named: bool = True) -> None:
-    """The whole run, with the parts shaded that rates do not count; they are named where there is room."""
+    """Makes a time axis of the whole run; parts outside the window are shaded, and named if they fit."""
     window = result.window
     end_s = max(result.seconds, 1e-3)
     for from_s, until_s, name in ((0.0, window.from_s, "warm-up"), (window.until_s, end_s, "drain")):

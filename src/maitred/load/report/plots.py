@@ -1,4 +1,4 @@
-"""The figures of a run."""
+"""Figures of a run, all together."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ PLOTS: dict[str, Callable[[LoadResult, str], str]] = {
 
 
 def draw(result: LoadResult) -> dict[str, str]:
-    """Every figure that the run has data for: name -> SVG.
+    """Draws every figure that the run has data for: name -> SVG.
 
     Raises:
         Unavailable: matplotlib is not installed.

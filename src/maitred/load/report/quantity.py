@@ -1,14 +1,14 @@
-"""Numbers as a reader wants them: three digits, a unit that fits, and never more certain than they are."""
+"""Numbers for readers: three significant digits and a suitable unit."""
 
 import math
 import re
 
 NONE = "–"
-"""Of what was not measured."""
+"""Text for a value that was not measured."""
 
 
 def significant(value: float) -> str:
-    """Three significant digits, never in scientific notation: ``0.0123``, ``12.3``, ``12,345``."""
+    """Formats three significant digits without scientific notation: ``0.0123``, ``12.3``, ``12,345``."""
     if not math.isfinite(value):
         return NONE
     if value == 0:
@@ -19,7 +19,7 @@ def significant(value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time in the unit that suits it, from microseconds to minutes."""
+    """Formats a time in a suitable unit, from microseconds to minutes."""
     if seconds is None or not math.isfinite(seconds):
         return NONE
     size = abs(seconds)
@@ -46,7 +46,7 @@ def count(number: int) -> str:
 
 
 def share(part: float | None) -> str:
-    """A share in percent. Only all is ``100 %`` and only nothing ``0 %``."""
+    """Formats a share in percent; only exact values give ``100 %`` or ``0 %``."""
     if part is None or not math.isfinite(part):
         return NONE
     if part in (0, 1):
@@ -56,7 +56,7 @@ def share(part: float | None) -> str:
 
 
 def exact(text: str) -> str:
-    """Without the zeros behind the point, of a number that was not measured but chosen: ``50 ms`` for ``50.0 ms``."""
+    """Formats a chosen number without trailing zeros: ``50 ms`` for ``50.0 ms``."""
     return re.sub(r"(\.\d*?)0+(?=\D|$)", lambda it: "" if it[1] == "." else it[1], text)
 
 
@@ -67,5 +67,5 @@ def size(amount_bytes: int) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """``1 request``, ``2 requests``."""
+    """Formats a count with its noun: ``1 request``, ``2 requests``."""
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""The figures of a run that show who got what, and how values are spread."""
+"""Figures of a run that show distributions, and differences between tenants."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ OUTCOME_COLOURS = {
 
 
 def distributions(result: LoadResult, name: str) -> str:
-    """The share of requests (or gaps) that took at most so long."""
+    """Plots the share of requests (or gaps) that took at most a given time."""
     counted = result.counted_flags()
     gaps_s, request = result.itl_s()
     objectives = result.objectives
@@ -91,7 +91,7 @@ def tenants(result: LoadResult, name: str) -> str:
 
 
 def outcomes(result: LoadResult, name: str) -> str:
-    """How the counted requests ended, when not all came to be complete."""
+    """Plots the outcomes of the counted requests, if not all are complete."""
     ended = {outcome: result.summary.outcomes.get(outcome, 0) for outcome in UserOutcome}
     total = sum(ended.values())
     if not total or ended[UserOutcome.COMPLETE] == total:
@@ -113,7 +113,7 @@ def outcomes(result: LoadResult, name: str) -> str:
 
 
 def ttft_by_prompt(result: LoadResult, name: str) -> str:
-    """Plots what a longer prompt costs, and what the prefix cache saves."""
+    """Plots the cost of longer prompts, and the saving by the prefix cache."""
     ttft_s, prompt = result.ttft_s(), result.column("prompt_tokens")
     usable = ~np.isnan(ttft_s) & (ttft_s > 0) & (prompt > 0)
     if not usable.any():

@@ -1,4 +1,4 @@
-"""The report of a sweep: the highest rate that still holds, and how the server behaves around it."""
+"""Report of a sweep: the highest sustained rate, and the server's behaviour around it."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ from maitred.load.spec import LoadSpec, ObjectivesSpec
 
 
 def outline(sweep: Sweep) -> Document:
-    """The whole report of a sweep."""
+    """Builds the whole report of a sweep."""
     tones = {"found": CalloutLevel.GOOD, "tester": CalloutLevel.BAD, "below_lowest": CalloutLevel.BAD}
     target = msgspec.convert(sweep.spec.get("target", {}), dict[str, object])
     return Document(
@@ -39,7 +39,7 @@ def outline(sweep: Sweep) -> Document:
 
 
 def draw(sweep: Sweep) -> dict[str, str]:
-    """Latency, attainment and throughput over the rate: name -> SVG.
+    """Draws latency, attainment and throughput over the rate: name -> SVG.
 
     Raises:
         Unavailable: matplotlib is not installed.

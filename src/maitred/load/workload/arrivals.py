@@ -1,11 +1,12 @@
-"""When sessions begin: a stream of arrivals at rate 1, with its clock bent so that it follows any rate.
+"""Arrivals of sessions: a process at rate 1 whose time is transformed so that it follows any rate.
 
-If N has rate 1, then N(Λ(t)) has the rate λ(t) whose integral is Λ, so each arrival of N is moved to the time at which
+If N has rate 1, then N(Λ(t)) has the rate λ(t) whose integral is Λ. So each arrival of N is moved to the time at which
 Λ reaches it: the inversion method (Çinlar, *Introduction to Stochastic Processes*, 1975, ch. 4.7; Cox and Lewis, *The
-Statistical Analysis of Series of Events*, 1966, ch. 2). It holds for a Poisson process, and carries over to gaps of any
-distribution (Gerhardt and Nelson, *Transforming Renewal Processes for Simulation of Nonstationary Arrival Processes*,
-2009), so ramps, spikes and bursts need no code of their own. Λ is a piecewise quadratic here: it and its inverse are
-exact, no arrival is drawn in vain, and one costs about a microsecond.
+Statistical Analysis of Series of Events*, 1966, ch. 2). 4.7; Cox and Lewis, *The Statistical Analysis of Series of
+Events*, 1966, ch. 2). The method is exact for a Poisson process, and also works for gaps of any distribution (Gerhardt
+and Nelson, *Transforming Renewal Processes for Simulation of Nonstationary Arrival Processes*, 2009), so ramps, spikes
+and bursts need no code of their own. Here Λ is piecewise quadratic: it and its inverse are exact, no drawn arrival is
+rejected, and each costs about a microsecond.
 """
 
 import itertools
@@ -27,10 +28,10 @@ FORMS = (
 
 @dataclass(frozen=True)
 class RateSegment:
-    """A stretch over which the factor is a straight line.
+    """Segment of a rate profile over which the factor changes linearly.
 
     Attributes:
-        length_s: How long it lasts; above 0.
+        length_s: Length of the segment; above 0.
         begin: The factor at its beginning.
         end: The factor at its end.
     """
@@ -41,7 +42,7 @@ class RateSegment:
 
     @cached_property
     def area(self) -> float:
-        """The integral over all of it, in seconds."""
+        """Integral of the factor over the segment, in seconds."""
         return self.length_s * (self.begin + self.end) / 2
 
     @cached_property
@@ -49,17 +50,17 @@ class RateSegment:
         return (self.end - self.begin) / self.length_s
 
     def factor(self, at_s: float) -> float:
-        """The factor `at_s` after its beginning."""
+        """Returns the factor `at_s` after the beginning of the segment."""
         return self.begin + self._slope_per_s * at_s
 
     def integral(self, to_s: float) -> float:
-        """The integral from its beginning, in seconds."""
+        """Returns the integral from the beginning of the segment, in seconds."""
         return to_s * (self.begin + self._slope_per_s * to_s / 2)
 
     def inverse(self, area: float) -> float:
-        """When the integral reaches `area`, which is not above the whole.
+        """Returns when the integral reaches `area`, which is at most the whole.
 
-        The root of a quadratic, in the form that subtracts no two numbers of about the same size.
+        The root of the quadratic is computed in the form that does not subtract two numbers of nearly the same size.
         """
         root = self.begin + math.sqrt(max(0.0, self.begin**2 + 2 * self._slope_per_s * area))
         return min(2 * area / root, self.length_s) if root > 0 else 0.0
@@ -67,11 +68,11 @@ class RateSegment:
 
 @dataclass(frozen=True)
 class RateProfile:
-    """A factor on the rate (or on the number of users) that changes with time: a lead, then a cycle for ever.
+    """Profile of a factor on the rate (or the users) over time: a lead, then a cycle that repeats.
 
     Attributes:
-        lead: What comes once, at the beginning; may be nothing.
-        cycle: What comes after it, again and again; a constant end is a cycle of one flat piece.
+        lead: Segments that occur once, at the beginning; may be empty.
+        cycle: Segments that repeat after the lead; a constant end is a cycle of one flat segment.
     """
 
     lead: tuple[RateSegment, ...]
@@ -94,7 +95,7 @@ class RateProfile:
         return sum(piece.area for piece in self.cycle)
 
     def factor(self, at_s: float) -> float:
-        """The factor at a time since the start of the run; at a jump, the one after it."""
+        """Returns the factor at a time since the start of the run; at a jump, the factor after it."""
         if at_s < self._lead_s:
             pieces = self.lead
         else:
@@ -106,14 +107,14 @@ class RateProfile:
         return pieces[-1].end
 
     def integral(self, to_s: float) -> float:
-        """The integral of the factor from 0 to `to_s`, in seconds: sessions due by then, at one per second."""
+        """Returns the integral from 0 to `to_s`, in seconds: due sessions at one per second."""
         if to_s < self._lead_s:
             return _integral(self.lead, to_s)
         cycles, rest_s = divmod(to_s - self._lead_s, self._cycle_s)
         return self._lead_area + cycles * self._cycle_area + _integral(self.cycle, rest_s)
 
     def inverse(self, area: float) -> float:
-        """The first time at which the integral reaches `area`; infinity if it never does."""
+        """Returns the first time at which the integral reaches `area`; infinity if it never does."""
         if area <= self._lead_area:
             return _inverse(self.lead, area)
         if self._cycle_area == 0:
@@ -153,13 +154,13 @@ def parse_profile(text: str) -> RateProfile:
     """Parses a profile of rates.
 
     * ``steady``: always 1.
-    * ``ramp:from=0,to=2,over=60``: a straight line, then its end for good.
+    * ``ramp:from=0,to=2,over=60``: a straight line, then its last value permanently.
     * ``spike:at=60,for=10,factor=5``: 1, but 5 from 60 s to 70 s.
     * ``bursts:every=30,for=5,factor=8``: 1, but 8 for 5 s from 30 s, 60 s, 90 s and so on.
     * ``points:0=1,60=3,90=1``: straight lines between points; the first and the last factor hold before and after.
 
     Raises:
-        InvalidRequest: It is in none of these forms, or its factor is 0 all the time.
+        InvalidRequest: The text has none of these forms, or its factor is always 0.
     """
     try:
         profile = _parse(text)
@@ -209,12 +210,12 @@ def _without_empty(*pieces: RateSegment) -> tuple[RateSegment, ...]:
 
 
 def constant_times() -> Iterator[float]:
-    """Arrivals at rate 1 like clockwork, in the middle of every unit."""
+    """Yields regular arrivals at rate 1, in the middle of every unit."""
     return itertools.count(0.5)
 
 
 def renewal_times(gap: Callable[[], float]) -> Iterator[float]:
-    """Arrivals whose gaps are independent draws; their mean should be 1."""
+    """Yields arrivals whose gaps are independent draws; the mean of the gaps should be 1."""
     at = 0.0
     while True:
         at += gap()
@@ -222,7 +223,7 @@ def renewal_times(gap: Callable[[], float]) -> Iterator[float]:
 
 
 def unit_times(arrivals: ArrivalsSpec, rng: random.Random) -> Iterator[float]:
-    """Arrivals at rate 1 by the process that the spec names."""
+    """Yields arrivals at rate 1 by the process that the spec names."""
     match arrivals.process:
         case "constant":
             return constant_times()
@@ -234,24 +235,24 @@ def unit_times(arrivals: ArrivalsSpec, rng: random.Random) -> Iterator[float]:
 
 
 def arrival_times(arrivals: ArrivalsSpec, rng: random.Random) -> Iterator[float]:
-    """When sessions begin, in seconds since the start of the run: never falling, and endless unless the rate ends at 0.
+    """Yields ascending begin times of sessions in seconds; endless unless the rate ends at 0.
 
     Args:
-        arrivals: With `rate_per_s`.
-        rng: The arrivals' own.
+        arrivals: Settings of the arrivals, with `rate_per_s`.
+        rng: Random generator of the arrivals alone.
 
     Raises:
-        InvalidRequest: The profile cannot be read.
+        InvalidRequest: The profile cannot be parsed.
     """
     profile = parse_profile(arrivals.profile)
     return warp(unit_times(arrivals, rng), profile, arrivals.rate_per_s or 1.0)
 
 
 def warp(times: Iterator[float], profile: RateProfile, rate_per_s: float) -> Iterator[float]:
-    """Moves arrivals at rate 1 to where a rate of `rate_per_s` times the profile has them."""
+    """Moves arrivals at rate 1 so that they follow `rate_per_s` times the profile."""
     last_s = 0.0
     for time in times:
-        # Rounding at the border of two pieces may take back a part in 10^16.
+        # Rounding at the border of two segments can move a time back by a part in 10^16.
         last_s = max(last_s, profile.inverse(time / rate_per_s))
         if last_s == math.inf:
             return

@@ -15,10 +15,10 @@ from maitred.load.workload.tables import fault
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """Opens a text file by its suffix: ``.gz``, ``.xz`` or neither. Faults while it is read are said here as well.
+    """Opens a text file by its suffix (``.gz``, ``.xz`` or neither); also reports errors while reading.
 
     Raises:
-        InvalidRequest: There is no such file, it is no text, or its compression is damaged.
+        InvalidRequest: The file does not exist, is not text, or has damaged compression.
     """
     try:
         with _open(path) as lines:
@@ -43,10 +43,10 @@ T = TypeVar("T")
 
 
 def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
-    """Every line that is not empty, with its number from 1.
+    """Yields every line that is not empty, with its number from 1.
 
     Raises:
-        InvalidRequest: The file cannot be read, or a line is not of this kind.
+        InvalidRequest: The file cannot be read, or a line is not of this type.
     """
     decoder = msgspec.json.Decoder(kind)
     with open_text(path) as lines:

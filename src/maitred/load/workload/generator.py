@@ -1,7 +1,8 @@
-"""From a spec to the sessions that are played: who asks what, how long, and when.
+"""Generator of the sessions of a spec: tenants, lengths and times.
 
-Every purpose has its own stream of random numbers, made from the seed and the purpose's name. So a change of the
-lengths moves no arrival, another mix of tenants changes no length, and two runs differ in what was changed alone.
+Every purpose has its own stream of random numbers, which depends on the seed and the purpose's name. So other lengths
+do not move any arrival, and another mix of tenants does not change any length: two runs differ only in what was
+changed.
 """
 
 import itertools
@@ -29,15 +30,16 @@ SAID_BY_TRACE = ("prompt_tokens", "output_tokens", "lengths", "turns", "prefixes
 
 
 def make_workload(spec: LoadSpec) -> Workload:
-    """The sessions of a run.
+    """Makes the workload of a run from its spec.
 
-    * Closed loop (`users`): no session has a time. A trace's sessions are played in its order, without its times.
-    * Open loop (`rate_per_s`): times by the arrival process; a trace's sessions get these times, in its order.
-    * Neither: the times of the trace, which has to have them.
+    Closed loop (`users`): sessions have no times. The sessions of a trace are played in its order, without its times. A
+    trace's sessions are played in its order, without its times. Open loop (`rate_per_s`): the arrival process gives the
+    times; the sessions of a trace get these times, in its order.
+    Neither: the trace gives the times, which it must have.
 
     Raises:
-        ConfigInvalid: The spec names both or neither, or settings that contradict each other.
-        InvalidRequest: A distribution, a profile or a file cannot be read.
+        ConfigInvalid: The spec sets both or neither, or settings contradict each other.
+        InvalidRequest: A distribution, a profile or a file cannot be parsed.
     """
     _check(spec)
     if spec.shape.trace is None:
@@ -50,7 +52,7 @@ def make_workload(spec: LoadSpec) -> Workload:
 
 
 def _check(spec: LoadSpec) -> None:
-    """Refuses settings that contradict each other, or say nothing."""
+    """Rejects settings that contradict each other or have no effect."""
     arrivals, shape = spec.arrivals, spec.shape
     if arrivals.users is not None and arrivals.rate_per_s is not None:
         raise ConfigInvalid(f"arrivals has both users and a rate. {HOW_TO_ARRIVE}; not both.")
@@ -74,7 +76,7 @@ def _stream(spec: LoadSpec, purpose: str) -> random.Random:
 
 
 def _drawn_sessions(spec: LoadSpec) -> Iterator[LoadSession]:
-    """Endless sessions by the distributions of the shape, without times and tenants."""
+    """Yields endless sessions from the distributions of the shape, without times and tenants."""
     shape = spec.shape
     sizing = LengthScaling.of(shape)
     turns = parse_distribution(shape.turns, what="shape.turns")
@@ -109,20 +111,20 @@ def _lengths(spec: LoadSpec) -> Callable[[], tuple[float, float]]:
 
 
 def _zipf(count: int, skew: float, rng: random.Random) -> Callable[[], int | None]:
-    """Draws one of `count` numbers, the k-th with a weight of ``k ** -skew``; None where there are none."""
+    """Draws one of `count` numbers; the k-th has the weight ``k ** -skew``; None if `count` is 0."""
     if not count:
         return lambda: None
     return _by_weight([(place + 1) ** -skew for place in range(count)], rng)
 
 
 def _by_weight(weights: list[float], rng: random.Random) -> Callable[[], int]:
-    """Draws a place of the list, by its weight; one random number for each."""
+    """Draws an index of the list by its weight, with one random number per draw."""
     cumulative = list(itertools.accumulate(weights))
     return lambda: min(bisect(cumulative, rng.random() * cumulative[-1]), len(cumulative) - 1)
 
 
 def _with_tenants(sessions: Iterator[LoadSession], spec: LoadSpec) -> Iterator[LoadSession]:
-    """Gives sessions that have no tenant of their own one of the spec's, by their shares."""
+    """Assigns one of the spec's tenants, by share, to each session without a tenant."""
     tenants: dict[str, LoadTenant] = spec.tenants
     if not tenants:
         return sessions
@@ -134,7 +136,7 @@ def _with_tenants(sessions: Iterator[LoadSession], spec: LoadSpec) -> Iterator[L
 
 
 def _schedule(sessions: Iterator[LoadSession], spec: LoadSpec) -> Iterator[LoadSession]:
-    """Sessions with the times of the arrival process, without any in a closed loop, or as the trace has them."""
+    """Sets the times of sessions: by the arrival process, none in a closed loop, or from the trace."""
     arrivals = spec.arrivals
     if arrivals.users is not None:
         return (replace(session, at_s=None) for session in sessions)
@@ -150,7 +152,7 @@ def _schedule(sessions: Iterator[LoadSession], spec: LoadSpec) -> Iterator[LoadS
 
 
 def _description(spec: LoadSpec) -> str:
-    """The workload in one line."""
+    """Describes the workload in one line."""
     shape = spec.shape
     words = [
         f"lengths of {Path(shape.lengths).name}"

@@ -1,7 +1,7 @@
-"""How long prompts and answers are, how many turns a session has, how long its user thinks: numbers drawn by lot.
+"""Random lengths: of prompts and answers, of sessions in turns, and of a user's pauses.
 
-A distribution is a short text, so that a flag and a file say it alike. It draws real numbers of at least 0: the same
-words serve for tokens and for seconds, and whoever needs whole tokens rounds.
+A distribution is a short text, so that a flag and a file use the same form. It draws real numbers of at least 0. The
+same forms are used for tokens and for seconds; code that needs whole tokens rounds.
 """
 
 import itertools
@@ -24,30 +24,30 @@ FORMS = "`200`, `uniform:50..400`, `lognormal:mean=200,cv=1`, `exponential:mean=
 
 
 class LengthDistribution(Protocol):
-    """Where a number is drawn from."""
+    """Distribution that numbers are drawn from."""
 
     @property
     def mean(self) -> float:
-        """Average of the draws."""
+        """Mean of the draws."""
 
     def draw(self, rng: random.Random) -> float:
-        """One number of at least 0."""
+        """Draws one number of at least 0."""
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Always the same number."""
+    """Distribution that always gives the same number."""
 
     mean: float
 
     def draw(self, rng: random.Random) -> float:
-        """Returns the number itself; takes nothing from `rng`."""
+        """Returns the fixed number without using `rng`."""
         return self.mean
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every number between two is as likely."""
+    """Uniform distribution between two bounds."""
 
     low: float
     high: float
@@ -58,7 +58,7 @@ class Uniform:
         return (self.low + self.high) / 2
 
     def draw(self, rng: random.Random) -> float:
-        """A number between the two."""
+        """Draws a number between the two bounds."""
         return rng.uniform(self.low, self.high)
 
 
@@ -67,8 +67,8 @@ class Lognormal:
     """Log-normal lengths, like those of real prompts: most are short, a few are very long.
 
     Attributes:
-        mean: Of the numbers themselves, not of their logarithms.
-        cv: Their standard deviation as a multiple of the mean.
+        mean: Mean of the numbers themselves, not of their logarithms.
+        cv: Standard deviation of the numbers as a multiple of the mean.
     """
 
     mean: float
@@ -83,28 +83,28 @@ class Lognormal:
         return math.log(self.mean) - self._sigma**2 / 2
 
     def draw(self, rng: random.Random) -> float:
-        """A number above 0."""
+        """Draws a number above 0."""
         return rng.lognormvariate(self._mu, self._sigma)
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """Exponential waits, as where nothing keeps count of how long they have lasted."""
+    """Exponential waits, which do not depend on how long they have lasted."""
 
     mean: float
 
     def draw(self, rng: random.Random) -> float:
-        """A number of at least 0."""
+        """Draws a number of at least 0."""
         return rng.expovariate(1 / self.mean)
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Distribution over some numbers, each with its weight.
+    """Histogram: a distribution over some numbers, each with its weight.
 
     Attributes:
-        values: The numbers.
-        weights: How likely each is, relative to the others; some above 0.
+        values: Numbers of the distribution.
+        weights: Relative probability of each number; at least one is above 0.
     """
 
     values: Sequence[float]
@@ -130,11 +130,11 @@ def parse_distribution(text: str, *, what: str) -> LengthDistribution:
     """Parses a distribution of lengths.
 
     Args:
-        text: In one of the `FORMS`.
-        what: The setting that it is the value of, for the error.
+        text: Distribution in one of the `FORMS`.
+        what: Name of its setting, for the error.
 
     Raises:
-        InvalidRequest: It is in none of the forms.
+        InvalidRequest: The text has none of the forms.
     """
     try:
         return _parse(text)
@@ -184,16 +184,16 @@ PAIR_COLUMNS = (
     ("input_length", "output_length"),
     ("ContextTokens", "GeneratedTokens"),
 )
-"""The names under which published files of lengths have them."""
+"""Column names of published files of lengths."""
 
 
 @dataclass(frozen=True)
 class LengthPairs:
-    """Lengths of prompts with those of their answers, as somebody measured them, so that long goes with long.
+    """Measured pairs of prompt and answer lengths, so that their correlation is kept.
 
     Attributes:
-        prompt_tokens: One per measured request.
-        output_tokens: The same requests' answers.
+        prompt_tokens: Prompt lengths of the measured requests.
+        output_tokens: Answer lengths of the same requests.
     """
 
     prompt_tokens: "array[int]"
@@ -204,7 +204,8 @@ class LengthPairs:
         """Reads a CSV file, compressed or not, with one of the `PAIR_COLUMNS` in its header.
 
         Raises:
-            InvalidRequest: There is no such file, or it has no such columns, no rows, or a row that is no two lengths.
+            InvalidRequest: The file does not exist, has none of the columns, has no rows, or has a row that is not two
+                lengths.
         """
         prompts, outputs = array("q"), array("q")
         with open_text(path) as lines:
@@ -217,6 +218,6 @@ class LengthPairs:
         return cls(prompts, outputs)
 
     def draw(self, rng: random.Random) -> tuple[int, int]:
-        """The lengths of one request: prompt and answer."""
+        """Draws the prompt and answer lengths of one request."""
         at = rng.randrange(len(self.prompt_tokens))
         return self.prompt_tokens[at], self.output_tokens[at]

@@ -1,9 +1,9 @@
-"""From lengths and block ids to text: English-looking words, so many that the server counts the tokens asked for.
+"""Prompt text from lengths and block ids: English-looking words with the requested number of tokens.
 
-Text is a pure function of the seed and of what is asked for. Three things about it matter to a cache of prefixes on the
-server: the same prefix number or block id is the same words; a block that is cut short is the beginning of the whole
-one; and whatever has another number begins with other words, so that nothing is shared that should not be. The last
-holds by construction: every text opens with its number, spelled in words as the digits.
+Text is a pure function of the seed and the request. A prefix cache on the server needs three properties: the same
+prefix number or block id gives the same words; a block that is cut short is the beginning of the whole block; and
+different numbers give different first words, so that nothing is shared by accident. The last property is guaranteed,
+because every text begins with its number, spelled in words as digits.
 """
 
 import hashlib
@@ -18,25 +18,25 @@ from maitred.load.workload.words import WORDS
 from maitred.text.tokenizer import Tokenizer
 
 KEPT_TOKENS = 1 << 22
-"""So much of the blocks' text is remembered, about 25 MB."""
+"""Number of tokens of block text that are cached, about 25 MB."""
 FEWEST_WORDS = 64
-"""A tokenizer with fewer words of one token than this gets all words, and lengths that are right on average."""
+"""Least one-token words; with fewer, all words are used, and lengths are right only on average."""
 FEWEST_DIGITS = 2
-"""With fewer, the words after a small number could spell a larger one."""
+"""Least number of digits: with fewer, the words after a small number could spell a larger number."""
 URN = 1 << 16
-"""Entries of the table that words are drawn from."""
+"""Number of entries of the table that words are drawn from."""
 _ANCHOR = "the"
 
 
 class PromptWriter:
-    """Writes the prompts of a run.
+    """Writer of the prompts of a run.
 
     Args:
-        tokens_per_word: Of the tester's words, by the server's tokenizer; not used with `tokenizer`.
-        template_tokens: What the server adds to a message: role marks, the beginning of the text.
+        tokens_per_word: Tokens per word of the tester's vocabulary, by the server's tokenizer; unused with `tokenizer`.
+        template_tokens: Tokens that the server adds to a message: role marks and the beginning of the text.
         block_tokens: Length of a block.
-        seed: Of the words.
-        tokenizer: The server's. With it only words of one token are used, so lengths are exact.
+        seed: Seed of the words.
+        tokenizer: Tokenizer of the server. With it, only words of one token are used, so lengths are exact.
     """
 
     def __init__(
@@ -62,20 +62,20 @@ class PromptWriter:
         self._prefix = lru_cache(maxsize=1024)(self._write_prefix)
 
     def prefix(self, number: int, tokens: int) -> str:
-        """The shared prefix of this number; a shorter one is the beginning of a longer one."""
+        """Returns the shared prefix of a number; a shorter prefix is the beginning of a longer one."""
         return self._prefix(number, tokens)
 
     def message(self, session_id: int, turn_number: int, tokens: int) -> str:
-        """A user's message that makes a prompt of `tokens`, together with what the server adds to it."""
+        """Returns a user message that gives a prompt of `tokens`, including what the server adds."""
         return " ".join(self._make_words(f"message:{turn_number}", session_id, tokens - self._template_tokens))
 
     def blocks(self, ids: Sequence[int], tokens: int) -> str:
-        """A whole prompt of these blocks, the last of them cut so that it has `tokens`, what the server adds included.
+        """Returns a whole prompt of blocks, cut to `tokens` including what the server adds.
 
         Args:
-            ids: In order. The first words of a prompt come from the first block alone, and so on, so two prompts with
-                the same first ids have the same first tokens.
-            tokens: Not more than the blocks hold.
+            ids: Block ids in order. Each block's words depend on its own id alone, so two prompts with the same first
+                ids have the same first tokens.
+            tokens: Length of the prompt; at most the length of the blocks.
         """
         texts: list[str] = []
         left = 0
@@ -94,10 +94,10 @@ class PromptWriter:
         return " ".join(self._make_words("prefix", number, tokens))
 
     def _write_block(self, id_: int) -> tuple[int, str]:
-        """The words of a block, and how many they are.
+        """Returns the words of a block, and their number.
 
-        Where a block is no whole number of words, some blocks have one more than others, by the id's own lot: an id has
-        always the same words, and many blocks together have the right length.
+        If a block is not a whole number of words, some blocks have one word more than others, chosen by the id: an id
+        always gives the same words, and many blocks together have the right length.
         """
         most = max(1, math.ceil(self._block_words))
         lot, *numbers = _numbers(f"{self._seed}:block:{id_}", 1 + most)
@@ -106,7 +106,7 @@ class PromptWriter:
         return count, " ".join([*opening, *map(self._urn.__getitem__, numbers[len(opening) : count])])
 
     def _make_words(self, purpose: str, number: int, tokens: float) -> list[str]:
-        """Words that make so many tokens; the first of them say the number."""
+        """Makes words for the given number of tokens; the first words spell the number."""
         (first,) = self._opening(number, 1)
         count = self._word_count(tokens, first)
         opening = self._opening(number, count)
@@ -114,7 +114,7 @@ class PromptWriter:
         return [*opening, *map(self._urn.__getitem__, numbers[len(opening) :])]
 
     def _opening(self, number: int, most: int) -> list[str]:
-        """The number in words, the digit that changes fastest first; at least two, which holds a million numbers."""
+        """Spells a number in words, the fastest-changing digit first; two words cover a million numbers."""
         words: list[str] = []
         base = len(self._words)
         digits = 2 * number if number >= 0 else -2 * number - 1
@@ -127,21 +127,21 @@ class PromptWriter:
         return max(1, round((tokens - self._first_extra(first)) / self._tokens_per_word))
 
     def _count_first_extra(self, word: str) -> int:
-        """How many more tokens a word has where no space is before it."""
+        """Returns how many more tokens a word has without a space before it."""
         if self._tokenizer is None:
             return 0
         return len(self._tokenizer.encode(word, add_special_tokens=False)) - _tokens_after_space(self._tokenizer, word)
 
 
 def probe(words: int) -> str:
-    """A text of exactly so many words, to see how many tokens a server counts."""
+    """Returns a text with exactly this number of words, to measure the server's token count."""
     return " ".join(map(_urn(WORDS).__getitem__, _numbers(f"probe:{words}", words)))
 
 
 def fit(words_a: int, tokens_a: int, words_b: int, tokens_b: int) -> tuple[float, float]:
-    """Tokens per word, and tokens that come with every message, from two probes: the line through both.
+    """Fits tokens per word and tokens per message: the line through two probes.
 
-    A server whose count does not rise with the words cannot be asked so; one token per word is assumed of it.
+    If the server's count does not rise with the words, one token per word is assumed.
     """
     per_word = (tokens_b - tokens_a) / (words_b - words_a)
     if per_word <= 0:
@@ -150,17 +150,17 @@ def fit(words_a: int, tokens_a: int, words_b: int, tokens_b: int) -> tuple[float
 
 
 def _urn(words: Sequence[str]) -> list[str]:
-    """A table from every number of 16 bits to a word.
+    """Makes a table from every 16-bit number to a word.
 
-    Some words come up by one part in 65 more often than others, which nobody can tell.
+    Some words occur one part in 65 more often than others, which is not noticeable.
     """
     return list(itertools.islice(itertools.cycle(words), URN))
 
 
 def _numbers(key: str, count: int) -> "array[int]":
-    """Returns so many numbers of 16 bits that follow from the key alone; fewer of them are the beginning of more.
+    """Returns 16-bit numbers that depend on the key alone; fewer numbers are the beginning of more.
 
-    An extendable hash: a new `random.Random` for every block takes ten times as long.
+    It uses an extendable hash, because a new `random.Random` for every block takes ten times as long.
     """
     numbers = array("H", hashlib.shake_128(key.encode()).digest(2 * count))
     if sys.byteorder == "big":
@@ -169,7 +169,7 @@ def _numbers(key: str, count: int) -> "array[int]":
 
 
 def _measure_words(tokenizer: Tokenizer) -> tuple[Sequence[str], float]:
-    """The words to use with a tokenizer, and how many tokens each has."""
+    """Returns the words to use with a tokenizer, and the tokens of each word."""
     counts = {word: _tokens_after_space(tokenizer, word) for word in WORDS}
     single = [word for word, tokens in counts.items() if tokens == 1]
     if len(single) >= FEWEST_WORDS:

@@ -1,7 +1,7 @@
-"""Sessions of turns, of which a workload is made.
+"""Sessions of turns, which make up a workload.
 
 A single question is a session with one turn; a conversation has several, each asked some time after the answer to the
-one before. Everything random has been drawn already, so the same seed plays the same users.
+one before. Everything random is already drawn, so the same seed plays the same users.
 """
 
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ import msgspec
 
 
 class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One question and the length of its answer.
+    """Turn of a session: one question and the length of its answer.
 
     Attributes:
-        prompt_tokens: Of the user's message alone when `blocks` is empty (the conversation so far comes on top); of the
-            whole prompt otherwise.
-        output_tokens: Length of the answer to ask for (``max_tokens``, and no end before it where the server allows).
+        prompt_tokens: Length of the user's message alone if `blocks` is empty (the conversation so far is added);
+            otherwise length of the whole prompt.
+        output_tokens: Requested length of the answer (``max_tokens``, and no earlier end if the server supports that).
         think_s: Pause between the end of the answer before and this question. Ignored for the first turn.
-        blocks: Ids of the prompt's blocks, in order, from a trace. The same id is the same text wherever it appears, so
-            what the trace shared is shared again. With blocks the prompt is complete: no history is added.
+        blocks: Ids of the prompt's blocks, in order, from a trace. The same id gives the same text everywhere, so what
+            was shared in the trace is shared again. With blocks the prompt is complete: no history is added.
     """
 
     prompt_tokens: int
@@ -29,16 +29,17 @@ class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadSession(msgspec.Struct, frozen=True, kw_only=True):
-    """The turns of one user, one after the other.
+    """Session of one user: its turns, one after the other.
 
     Attributes:
-        id: Counts up from 0.
-        turns: At least one.
-        tenant: Who asks; a name of the spec's tenants.
-        at_s: When the first turn is due, since the start of the run; None: as soon as a user is free (closed loop).
-        prefix: Number of the shared prefix that opens every prompt of this session, such as a system prompt; None:
-            none.
-        prefix_tokens: Its length.
+        id: Number of the session, from 0.
+        turns: Turns of the session, at least one.
+        tenant: Tenant of the session; a name of the spec's tenants.
+        at_s: Due time of the first turn, in seconds since the start of the run; None: as soon as a user is free (closed
+            loop).
+        prefix: Number of the shared prefix that begins every prompt of this session, such as a system prompt; None:
+            there is none.
+        prefix_tokens: Length of the prefix.
     """
 
     id: int
@@ -51,12 +52,12 @@ class LoadSession(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Workload:
-    """Sessions in the order in which they begin.
+    """Workload: sessions in the order in which they begin.
 
     Attributes:
-        sessions: Finite or endless; for an open loop `at_s` never falls.
+        sessions: Sessions, finite or endless; in an open loop they are in the order of `at_s`.
         block_tokens: Tokens that one id of `SessionTurn.blocks` stands for.
-        description: One line for reports, such as ``mooncake, speed 0.1, lengths × 1/8``.
+        description: Description in one line for reports, such as ``mooncake, speed 0.1, lengths × 1/8``.
     """
 
     sessions: Iterator[LoadSession]

@@ -1,4 +1,4 @@
-"""Makes the turns of a workload smaller or larger, so that a trace of long prompts fits a small model."""
+"""Scaling of the turns of a workload, so that a trace of long prompts fits a small model."""
 
 import math
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ class LengthScaling:
     """Scaling that is applied to every length.
 
     Attributes:
-        scale: Factor on all of them.
-        max_prompt_tokens: Longer prompts lose their end.
-        max_output_tokens: Longer answers are asked to be this long.
-        own_block_tokens: Length of a block before.
+        scale: Factor on all lengths.
+        max_prompt_tokens: Largest prompt length; longer prompts are cut at their end.
+        max_output_tokens: Largest requested length of an answer.
+        own_block_tokens: Length of a block before the scaling.
     """
 
     scale: float = 1.0
@@ -32,18 +32,18 @@ class LengthScaling:
 
     @property
     def block_tokens(self) -> int:
-        """Length of a block after."""
+        """Length of a block after the scaling."""
         return self.tokens(self.own_block_tokens)
 
     def tokens(self, own_tokens: float) -> int:
-        """A length after; at least 1."""
+        """Scales a length; the result is at least 1."""
         return max(1, round(own_tokens * self.scale))
 
     def turn(self, own: SessionTurn) -> SessionTurn:
-        """A turn after. A prompt of blocks keeps as many blocks as its new length needs.
+        """Scales a turn; a prompt of blocks keeps as many blocks as its new length needs.
 
-        Blocks have a whole number of tokens, so what is made of them follows the blocks' factor,
-        which differs a little from `scale` where they are small.
+        Blocks have a whole number of tokens. So their lengths are scaled by the factor of the block length, which
+        differs a little from `scale` for small blocks.
         """
         output_tokens = _clip(self.tokens(own.output_tokens), self.max_output_tokens)
         if not own.blocks:

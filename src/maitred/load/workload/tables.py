@@ -1,4 +1,4 @@
-"""Rows of a CSV file by the names of their columns, and the sentence for a row that is wrong."""
+"""Rows of a CSV file by column names, and errors for invalid rows."""
 
 import csv
 import math
@@ -9,18 +9,18 @@ from maitred.core.errors import InvalidRequest
 
 
 class TableRows:
-    """The rows of a table, each as the texts of the columns that were asked for.
+    """Rows of a table, each as the texts of the requested columns.
 
     Args:
-        path: Where the lines come from, for errors.
-        lines: With the header first.
-        choices: Names of columns that belong together; the first choice whose columns are all there is read.
+        path: File that the lines come from, for errors.
+        lines: Lines of the file, the header first.
+        choices: Groups of column names; the first group whose columns are all present is read.
 
     Attributes:
-        names: The choice that is read.
+        names: Group of columns that is read.
 
     Raises:
-        InvalidRequest: The header has none of the choices.
+        InvalidRequest: The header has none of the groups.
     """
 
     def __init__(self, path: Path, lines: Iterable[str], *choices: tuple[str, ...]) -> None:
@@ -46,14 +46,14 @@ class TableRows:
                 raise self.fault("there are fewer columns than in the header") from None
 
     def fault(self, reason: str) -> InvalidRequest:
-        """The error for the row that was read last."""
+        """Makes the error for the row that was read last."""
         return fault(self._path, self._reader.line_num, reason)
 
     def tokens(self, text: str) -> int:
-        """A length of the row that was read last: a whole number of at least 0.
+        """Returns a length of the row that was read last: a whole number of at least 0.
 
         Raises:
-            InvalidRequest: It is none.
+            InvalidRequest: The text is not such a number.
         """
         if text.isdecimal():
             return int(text)
@@ -63,10 +63,10 @@ class TableRows:
         return int(value)
 
     def number(self, text: str) -> float:
-        """A number of the row that was read last, at least 0.
+        """Returns a number of the row that was read last, at least 0.
 
         Raises:
-            InvalidRequest: It is none.
+            InvalidRequest: The text is not such a number.
         """
         try:
             value = float(text)
@@ -78,5 +78,5 @@ class TableRows:
 
 
 def fault(path: Path, line: int, reason: str) -> InvalidRequest:
-    """The error for one line of a file of outside data."""
+    """Makes the error for one line of a file of outside data."""
     return InvalidRequest(f"{path}, line {line}: {reason}. Correct or remove the line.")

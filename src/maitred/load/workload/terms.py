@@ -1,6 +1,7 @@
-"""The short texts that distributions, profiles and trace options are written in: ``kind:name=number,name=number``.
+"""Parser of the short texts ``kind:name=number,name=number`` for distributions, profiles and options.
 
-Everything here raises `ValueError` with the reason alone; whoever knows the place and the forms makes a sentence of it.
+All functions here raise `ValueError` with only the reason; the caller, which knows the setting and its forms, makes the
+full message.
 """
 
 import itertools
@@ -8,16 +9,16 @@ import math
 
 
 def split_kind(text: str) -> tuple[str, str]:
-    """The kind, and what comes after its colon."""
+    """Splits a text into its kind and the part after the colon."""
     kind, _, rest = text.strip().partition(":")
     return kind.strip(), rest.strip()
 
 
 def number(text: str) -> float:
-    """A finite number of at least 0.
+    """Parses a finite number of at least 0.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not such a number.
     """
     try:
         value = float(text)
@@ -29,10 +30,10 @@ def number(text: str) -> float:
 
 
 def pairs(text: str, between: str = "=") -> list[tuple[str, str]]:
-    """The two sides of each ``left=right`` (or another sign `between`), in order.
+    """Splits a text into the two sides of each ``left=right`` (or another separator), in order.
 
     Raises:
-        ValueError: There is a part without it, or none at all.
+        ValueError: A part has no separator, or there is no part.
     """
     found: list[tuple[str, str]] = []
     for part in text.split(","):
@@ -46,10 +47,10 @@ def pairs(text: str, between: str = "=") -> list[tuple[str, str]]:
 
 
 def named_numbers(text: str, *names: str) -> list[float]:
-    """The numbers with these names, in the order of `names`; all of them, once, and no others.
+    """Parses numbers by name, in the order of `names`; each name must occur exactly once.
 
     Raises:
-        ValueError: One is missing, unknown, given twice or no number.
+        ValueError: A name is missing, unknown or given twice, or a value is not a number.
     """
     given: dict[str, float] = {}
     for name, value in pairs(text):
@@ -65,10 +66,10 @@ def named_numbers(text: str, *names: str) -> list[float]:
 
 
 def rising_numbers(text: str) -> list[tuple[float, float]]:
-    """Pairs of numbers whose left sides rise.
+    """Parses pairs of numbers whose left sides rise.
 
     Raises:
-        ValueError: One is no number, or they do not rise.
+        ValueError: A side is not a number, or the left sides do not rise.
     """
     points = [(number(left), number(right)) for left, right in pairs(text)]
     for (before, _), (after, _) in itertools.pairwise(points):

@@ -1,4 +1,4 @@
-"""The words that prompts are made of: short, common, plain, so that most vocabularies have each as one token."""
+"""Words of prompts: short and common, so that most vocabularies have one token for each."""
 
 WORDS: tuple[str, ...] = tuple(
     """

@@ -1,7 +1,7 @@
 """Rules about compute capacity: engines, their memory, and the queues before them.
 
-A request that waits lacks a slot in a batch, or space in the KV cache, or a replica, or none of these. The queue keeps
-account of it (see `maitred.dispatch.policy.waits`); while no request leaves the queue, the free resources of the
+A waiting request lacks a slot in a batch, space in the KV cache, a replica, or none of these. The queue records the
+causes of waiting (see `maitred.dispatch.policy.waits`); while no request leaves the queue, the free resources of the
 replicas show the same.
 """
 
@@ -16,10 +16,10 @@ _MIN_WAITING = 1.0
 Some requests always wait for a moment when they arrive in bursts.
 """
 _BUSY_SHARE = 0.7
-"""Share of the time in steps from which on an engine counts as busy."""
+"""Share of the time in steps above which an engine counts as busy."""
 _RECOMPUTED_SHARE = 0.05
 _PROMPT_BOUND_SHARE = 0.7
-"""Share of prompt tokens from which on prompts keep an engine busy."""
+"""Share of prompt tokens above which prompts keep an engine busy."""
 _RESOURCE_CAUSES = ("slots", "kv_full", "cold_start")
 _REJECTION_REASONS = ("queue_full", "deadline_unmeetable", "deadline_exceeded")
 
@@ -92,7 +92,7 @@ def check_queues(snapshot: HealthSnapshot) -> Iterator[DiagnosisFinding]:
             yield DiagnosisFinding(
                 kind=FindingKind.QUEUE,
                 where=queue_vitals.model,
-                # Rejections follow from what the queue waits for, which is another finding: the cause comes first.
+                # Rejections result from the cause of waiting, which is another finding: the cause comes first.
                 weight=0.5 * min(1.0, sum(rejected.values()) / requests),
                 summary="The queue refuses requests.",
                 evidence=(
@@ -171,7 +171,8 @@ def waiting_causes(queue_vitals: QueueVitals) -> dict[str, float]:
         return {}
     waited = {cause: queue_vitals.waited_s.get(cause, 0.0) for cause in _RESOURCE_CAUSES}
     if total := sum(waited.values()):
-        # Behind a head that lacks a resource, all others wait for a turn: the head's cause counts for all.
+        # Requests behind a head that lacks a resource wait only for their turn: the head's cause counts for all of
+        # them.
         return {cause: seconds / total for cause, seconds in waited.items() if seconds}
     if not queue_vitals.total_slots:
         return {"cold_start": 1.0}

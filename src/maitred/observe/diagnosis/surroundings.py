@@ -7,7 +7,7 @@ from maitred.observe.diagnosis.finding import DiagnosisFinding, FindingKind
 from maitred.observe.diagnosis.snapshot import HealthSnapshot
 
 _LOOP_BUSY_SHARE = 0.85
-"""Busy share of the event loop's thread from which on each event waits for several others.
+"""Busy share of the event loop's thread above which each event waits for several others.
 
 Busy time is time in which the thread is ready to run. In an M/D/1 queue the mean wait is nearly three times the work
 from here on (Pollaczek and Khinchine).

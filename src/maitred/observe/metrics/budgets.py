@@ -1,8 +1,8 @@
 """Metrics of budget use: of the whole installation, of named tenants, and of the fullest other tenant.
 
-Budgets are counted in a store that all gateways share. So their state is read periodically, for many at once, and not
-followed request by request: what other gateways spend, and a new day, are seen as well. Only the budgets of tenants are
-read that have sent requests since the start.
+Budgets are counted in a store that all gateways share. So their state is read periodically in batches instead of
+request by request: this includes the spending of other gateways and the start of a new day. Only tenants that have sent
+requests since the start are read.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class BudgetMetrics(Collector):
     """Metrics of budget use. Implements `maitred.core.context.RequestObserver`.
 
     Args:
-        max_named: How many tenants have series of their own, organisations and teams together.
+        max_named: Largest number of tenants with series of their own, organisations and teams together.
 
     Attributes:
         tenant_labels: Tenants that have series of their own.
@@ -72,7 +72,7 @@ class BudgetMetrics(Collector):
             await asyncio.sleep(_INTERVAL_S)
 
     async def refresh(self, read: ReadBudgets) -> None:
-        """Reads the budgets once; while the counters are away, no series are shown."""
+        """Reads the budgets once; while the counters are unavailable, no series are shown."""
         tenants = ["*", *self.tenant_labels.names, *self._others]
         self._others = set()
         shares: dict[tuple[str, ...], float] = {}

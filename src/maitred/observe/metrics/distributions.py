@@ -1,8 +1,8 @@
 """Histograms and summaries that take many values at once from one thread.
 
-The library's types take a lock and search their buckets for every value. A request that ends brings a dozen values and
-one for each gap between its tokens; here values are pending, and some hundred of them are sorted at once. One search
-for each bound then tells how many are no larger, instead of one search for each value.
+The library's types take a lock and search their buckets for every value. A request that ends has a dozen values and one
+for each gap between its tokens; here values are kept pending, and some hundred of them are sorted at once. One search
+for each bound then counts the values up to it, instead of one search for each value.
 """
 
 from bisect import bisect_right

@@ -1,7 +1,7 @@
 """Metrics of feedback on responses, by model and by the arm of a rollout.
 
-They count what was *sent* to this gateway: an opinion that is changed counts again, with its new value, and one that is
-repeated does not. Final opinions are in the usage, where the last opinion of each request counts alone.
+They count the opinions *sent* to this gateway: a changed opinion counts again with its new value, and a repeated one
+does not. The usage has the final opinions: there, only the last opinion of each request counts.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Summary

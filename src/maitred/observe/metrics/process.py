@@ -1,8 +1,8 @@
 """Metrics of this process beyond those of `prometheus_client`: waits for a CPU core, and worker processes.
 
-The load of an event loop cannot be read from CPU time alone: on a machine whose cores are taken it gets less than it
+CPU time alone does not show the load of an event loop: on a machine without free cores the loop gets less time than it
 needs and looks idle. The kernel also counts how long each thread was ready to run and got no core (``schedstat``: see
-*Scheduler Statistics* in the kernel's documentation). The sum of both is what the loop would have used.
+*Scheduler Statistics* in the kernel's documentation). The sum of both is the time that the loop would have used.
 """
 
 import threading
@@ -20,7 +20,7 @@ _PROC_SELF = Path("/proc/self")
 class CpuWaitMetrics(Collector):
     """Metrics of CPU waits, from the kernel's counts. Must be made in the thread of the event loop.
 
-    Where the kernel has no such counts there are no such series.
+    If the kernel does not provide these counts, the series are missing.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ def _thread_times() -> dict[str, tuple[float, float]]:
     times: dict[str, tuple[float, float]] = {}
     with suppress(OSError):
         for thread in (_PROC_SELF / "task").iterdir():
-            with suppress(OSError, ValueError):  # it has just ended
+            with suppress(OSError, ValueError):  # the thread has just ended
                 ran_ns, waited_ns, _ = map(int, (thread / "schedstat").read_text().split())
                 times[thread.name] = ran_ns / 1e9, waited_ns / 1e9
     return times
@@ -90,7 +90,7 @@ class WorkerMetrics(Collector):
                 with process.oneshot():
                     times, memory_info, open_fds = process.cpu_times(), process.memory_info(), process.num_fds()
             except psutil.Error:
-                continue  # it has ended since
+                continue  # the worker has ended meanwhile
             labels = [str(number)]
             cpu_s.add_metric(labels, times.user + times.system)
             memory.add_metric(labels, memory_info.rss)

@@ -2,9 +2,9 @@
 
 Labels have bounded values: routes and models as *resolved* here, never as the client wrote them.
 
-A series for each of ten thousand tenants would make every scrape slow and every dashboard useless. The organisations
-that come first are named, as many as `metrics.tenants` says, and the others are counted together under `OTHER`. The
-named ones do not change while the process lives, so every counter only grows; exact usage by tenant is in the ledger.
+A series for each of ten thousand tenants would make every scrape slow and every dashboard useless. The first
+organisations get names, as many as `metrics.tenants` says, and the others are counted together under `OTHER`. The named
+ones do not change while the process lives, so every counter only grows; exact usage by tenant is in the ledger.
 """
 
 from collections import Counter as Tallied
@@ -223,10 +223,10 @@ _TIME_SUMMARIES: Mapping[str, str] = {
 
 
 class LabelCap:
-    """Bounded set of tenants that are label values: those that come first.
+    """Bounded set of tenants that are label values: the first ones that occur.
 
     Args:
-        max_names: How many.
+        max_names: Largest number of names.
 
     Attributes:
         names: The tenants, in the order in which they came.
@@ -254,7 +254,7 @@ class TenantMetrics:
 
     Args:
         registry: Registry of the metrics.
-        max_named: How many organisations have series of their own.
+        max_named: Largest number of organisations with series of their own.
 
     Attributes:
         tenant_labels: Organisations that have series of their own.

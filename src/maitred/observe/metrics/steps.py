@@ -1,7 +1,7 @@
 """Metrics of engine steps: how long they take and how much they compute.
 
-An engine reports after every step what all its steps have done, and the difference between two reports is one step. An
-average hides the one step of a long prompt that every reader waits for; a histogram shows it.
+An engine reports the totals of all its steps after every step, and the difference between two reports is one step. An
+average hides the one slow step of a long prompt, which delays every client; a histogram shows it.
 """
 
 from functools import cache
@@ -45,7 +45,7 @@ class StepMetrics:
         """Observes the step that a load report of an engine describes.
 
         Args:
-            replica_key: Its model and its replica.
+            replica_key: Model and replica of the engine.
             report: The report. If it is not exactly one step after the last report, no step is observed: a gateway that
                 has just connected does not know what was before.
         """

@@ -1,4 +1,4 @@
-"""Metrics of accounting: leases, the ledger and its difference to the engines' counts, and the stores behind.
+"""Metrics of accounting: leases, the ledger, its difference from the engines' counts, and the stores.
 
 The state is read at each scrape.
 """
@@ -24,7 +24,7 @@ class AccountsState:
     """Lines of the ledger that are in the journal only."""
     backlog_age_s: float = 0.0
     directory_age_s: float = 0.0
-    """Age of what is known of keys and limits, at most."""
+    """Greatest age of the known keys and limits."""
     stores_up: Mapping[str, bool] = field(default_factory=dict)
     """Store, ``database`` or ``counters`` -> whether it answers."""
     recorded: Mapping[str, Usage] = field(default_factory=dict)

@@ -1,13 +1,14 @@
 """Metrics under the names of vLLM, so that tools made for vLLM can scrape this gateway.
 
-Dashboards, KEDA's scalers and the routers of Kubernetes' gateways ask for ``vllm:num_requests_waiting`` and its kin.
-Each is made of a metric of ours that counts the same thing, at the moment of the scrape; nothing is counted twice.
+Dashboards, KEDA's scalers and the routers of Kubernetes' gateways ask for ``vllm:num_requests_waiting`` and similar
+metrics. Each is made from a metric of maitred that counts the same thing, at the moment of the scrape; nothing is
+counted twice.
 
-The label ``model_name`` is our ``model``. The label ``engine`` is the replica, or `GATEWAY` for what is measured in
-front of all of them: times and lengths of requests, and those that wait in the queue. An autoscaler that adds up
-``vllm:num_requests_waiting`` of a model so sees all waiting requests; at the engines alone hardly any wait.
+The label ``model_name`` is maitred's ``model``. The label ``engine`` is the replica, or `GATEWAY` for what is measured
+in front of all of them: times and lengths of requests, and those that wait in the queue. So an autoscaler that adds up
+``vllm:num_requests_waiting`` of a model sees all waiting requests; hardly any wait at the engines alone.
 
-Names as in vLLM's ``docs/design/metrics.md``, and older ones that dashboards still ask for.
+The names are those of vLLM's ``docs/design/metrics.md``, and older ones that dashboards still use.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -70,10 +71,10 @@ _LABELS: Mapping[str, str] = {"model": "model_name", "replica": "engine", "finis
 
 
 def vllm_families(families: Iterable[Metric]) -> Iterator[Metric]:
-    """Makes vLLM's metrics from ours.
+    """Makes vLLM's metrics from maitred's metrics.
 
     Args:
-        families: All metrics of ours.
+        families: All metrics of maitred.
     """
     ours = {family.name: family for family in families}
     for kind, table in (("gauge", _GAUGES), ("counter", _COUNTERS), ("histogram", _HISTOGRAMS)):
@@ -104,7 +105,7 @@ def _rename_samples(name: str, source: str, samples: Iterable[Sample]) -> Iterat
 
 
 def _cache_config(ours: Mapping[str, Metric]) -> Metric:
-    """How large the KV cache is, which routers read off labels."""
+    """Makes the info metric of the KV cache's size, which routers read from its labels."""
     family = Metric("vllm:cache_config_info", "How large the KV cache is, said by its labels.", "gauge")
     tokens = _by_replica(ours["maitred_engine_kv_capacity_tokens"])
     for (model, replica), blocks in _by_replica(ours["maitred_engine_kv_blocks_total"]).items():

@@ -1,1 +1,1 @@
-"""Automatic model choice: names behind which a model is chosen for each request, by what its prompt looks like."""
+"""Automatic model choice: some names select a model for each request from the form of its prompt."""

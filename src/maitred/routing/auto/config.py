@@ -1,4 +1,4 @@
-"""Settings of `routing.auto`: names behind which a model is chosen for each request."""
+"""Settings of `routing.auto`: names that select a model for each request."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from maitred.routing.escalation.config import EscalationConfig
 
 
 class AutoConfig(Struct, frozen=True, kw_only=True):
-    """Settings of one name with three models, of which each request gets one by how hard its prompt looks."""
+    """Settings of one name with three models; the difficulty of a prompt selects the model."""
 
     small: Annotated[str, Meta(description="A model's name, for prompts that score below the first threshold.")]
     medium: Annotated[

@@ -1,4 +1,4 @@
-"""Prompt text by which a model is chosen: the last user message of a request, shortened."""
+"""Prompt text that selects a model: the shortened last user message of a request."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ from maitred.core.inference import Conversation, Prompt
 
 HEAD_CHARACTERS = 1_500
 TAIL_CHARACTERS = 500
-"""Characters that are kept of a longer text's end, beside `HEAD_CHARACTERS` of its beginning.
+"""Number of characters kept from the end of a longer text, in addition to `HEAD_CHARACTERS`.
 
-The question stands at one of the two, and scoring stays well under a millisecond.
+The question is usually at the beginning or at the end, and the bound keeps scoring well under a millisecond.
 """
 
 
 def prompt_text(prompt: Prompt) -> str | None:
-    """Returns the text of a prompt, or of the last user message in a conversation; shortened.
+    """Returns the shortened text of a prompt, or of the last user message of a conversation.
 
-    None: there is no text that could be read, such as in token ids, or where only an image was sent.
+    None: The result is None if there is no readable text, such as for token ids or for a message with only an image.
     """
     match prompt:
         case str():

@@ -1,8 +1,8 @@
-"""Task detection: the kind of work that a prompt asks for, by a few rules (code, extraction, or anything else).
+"""Task detection: a few rules find the kind of work that a prompt asks for.
 
 Rules are used rather than a trained model, so that an operator who reads the configuration can predict where a request
-will go. The rules miss a task rather than name a wrong one, since a prompt without a task is still routed by its
-difficulty. All patterns take time in proportion to the text.
+will go. The rules prefer to miss a task over naming a wrong one, because a prompt without a task is still routed by its
+difficulty. The time of all patterns grows linearly with the text.
 """
 
 import re
@@ -13,9 +13,9 @@ class Task(StrEnum):
     """Kind of work that a prompt asks for."""
 
     CODE = "code"
-    """The prompt contains code, or asks for some."""
+    """The prompt contains code or asks for code."""
     EXTRACTION = "extraction"
-    """The answer has a schema, or fields, labels or JSON are asked for."""
+    """The answer has a schema, or the prompt asks for fields, labels or JSON."""
     CHAT = "chat"
     """Any other prompt."""
 
@@ -52,7 +52,7 @@ def detect_task(text: str, *, has_schema: bool = False) -> Task:
 
     Args:
         text: The prompt; the caller keeps it short.
-        has_schema: Whether the answer is to follow a schema, which says more than any word.
+        has_schema: Whether the answer must follow a schema, which is stronger evidence than any word.
     """
     if has_schema:
         return Task.EXTRACTION
@@ -60,7 +60,7 @@ def detect_task(text: str, *, has_schema: bool = False) -> Task:
         return Task.CODE
     if _WANTS_FIELDS.search(text):
         return Task.EXTRACTION
-    return Task.CODE if _FENCE.search(text) else Task.CHAT  # a fence can hold any text, so it counts last
+    return Task.CODE if _FENCE.search(text) else Task.CHAT  # a code fence can contain any text, so it is checked last
 
 
 def _is_about_code(text: str) -> bool:

@@ -1,8 +1,8 @@
-"""Model tiers: chooses a model for a request by its task, or else by how hard its prompt looks.
+"""Model tiers: chooses the model of a request by its task, or by the difficulty of its prompt.
 
-How hard a prompt looks is the probability that a small model answers it wrong (`maitred.routing.complexity`), from how
-it is written alone. An embedding would predict a little better (AUC 0.72 instead of 0.70, see
-`benchmarks/routing/router_quality.py`), and cost each request a wait for an encoder instead of a fraction of a
+The difficulty of a prompt is the probability that a small model answers it wrong (`maitred.routing.complexity`), and it
+is computed only from the way the prompt is written. An embedding would predict it a little better (AUC 0.72 instead of
+0.70, see `benchmarks/routing/router_quality.py`), but each request would wait for an encoder instead of a fraction of a
 millisecond.
 """
 
@@ -22,7 +22,7 @@ _SCHEMA_FIELDS = frozenset({"response_format", "guided_json", "structured_output
 
 
 class ModelTier(StrEnum):
-    """Tier of a model among the three of a name, the smallest first."""
+    """Tier of a model among the three models of a name, from the smallest to the largest."""
 
     SMALL = "small"
     MEDIUM = "medium"
@@ -37,10 +37,10 @@ class TierPreference:
     """Models for one request, in order of preference.
 
     Attributes:
-        upward: Names of the preferred model and of those that stand in for it, each larger than the one before.
-        downward: Names of the smaller models, the largest first: for callers who may use none of the others.
-        reason: A tier or a task: why `upward` begins with its first model.
-        score: How hard the prompt looks, from 0 to 1; None: it could not be scored, or did not need to be.
+        upward: Names of the preferred model and of its substitutes, each larger than the one before.
+        downward: Names of the smaller models, the largest first, for callers who may use no model of `upward`.
+        reason: Tier or task because of which `upward` begins with its first model.
+        score: Difficulty of the prompt, from 0 to 1; None if it could not be scored or did not need a score.
         models_by_size: Names of all three models, the smallest first.
     """
 
@@ -52,14 +52,14 @@ class TierPreference:
 
 
 class AutoModel:
-    """Models behind one name, of which one is chosen for each request.
+    """Models of one name; each request gets one of them.
 
     Args:
-        config: Settings without faults.
-        model: Model that scores prompts without an embedding; None: the one that comes with maitred.
+        config: Valid settings.
+        model: Model that scores prompts without an embedding; None selects the model that is shipped with maitred.
 
     Attributes:
-        escalation: Settings that say which answers are asked of a larger model as well.
+        escalation: Settings that decide which answers are also requested from a larger model.
     """
 
     def __init__(self, config: AutoConfig, model: ComplexityModel | None = None) -> None:
@@ -71,14 +71,16 @@ class AutoModel:
 
     @property
     def model_names(self) -> list[str]:
-        """Names of all models, each once."""
+        """Names of all models, without duplicates."""
         return list(dict.fromkeys([*self._models_by_tier.values(), *self._tasks.values()]))
 
     def preference_for(self, request: InferenceRequest | None = None) -> TierPreference:
-        """Returns the models for a request. Of several prompts in one request the first counts.
+        """Returns the models for a request.
+
+        If one request has several prompts, the first prompt decides.
 
         Args:
-            request: The request; None: the order for a request that is not known yet.
+            request: The request; None gives the order for a request that is not known yet.
         """
         text = None if request is None else prompt_text(request.prompts[0])
         if request is None or text is None:

@@ -1,1 +1,1 @@
-"""Load balancing: which of several replicas takes a request. Pure: chance is an argument."""
+"""Load balancing: chooses the replica of a request; random numbers are passed in as an argument."""

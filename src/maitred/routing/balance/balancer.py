@@ -25,7 +25,7 @@ class Balancer:
     Args:
         config: The settings.
         weights: Weights of service per token.
-        draw: Draws a number evenly from [0, 1), for policies that use chance.
+        draw: Draws a uniform random number from [0, 1), for policies that use randomness.
     """
 
     def __init__(self, config: BalanceConfig, weights: ServiceWeights, draw: Callable[[], float]) -> None:
@@ -35,10 +35,10 @@ class Balancer:
         self._policy = _make_policy(config, load_scorer, draw)
 
     def choose(self, request: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
-        """Chooses a replica for the request, and counts it as chosen. Implements `core.balance.LoadBalancer`.
+        """Chooses a replica for the request and counts the choice; implements `core.balance.LoadBalancer`.
 
         Raises:
-            ValueError: There is no candidate with a weight above 0.
+            ValueError: Every candidate has a weight of 0.
         """
         eligible = [candidate for candidate in candidates if candidate.weight > 0]
         if not eligible:
@@ -71,11 +71,11 @@ _HASH_RANGE = 2.0**64
 def session_replica(session: str, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
     """Returns the candidate that serves a session.
 
-    Rendezvous hashing (Thaler and Ravishankar, 1998): every pair of session and replica has a number that looks random,
-    and the session goes to the replica with the least one. A replica that comes or goes moves only the sessions that it
-    gets or had; there is no table, and every gateway computes the same answer. Numbers are drawn from the exponential
-    distribution with the weight as its rate, so each replica gets a share of the sessions equal to its share of the
-    weight.
+    The method is rendezvous hashing (Thaler and Ravishankar, 1998): each pair of session and replica has a number that
+    looks random, and the session goes to the replica with the smallest number. If a replica is added or removed, only
+    the sessions that it gets or had move; there is no table, and all gateways compute the same result. The numbers
+    follow an exponential distribution with the weight as its rate, so each replica gets a share of the sessions equal
+    to its share of the weight.
     """
 
     def number(candidate: ReplicaCandidate) -> float:

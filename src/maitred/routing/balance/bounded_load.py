@@ -1,18 +1,18 @@
-"""Bounded load: no replica is given much more than its share, whatever reason a policy has.
+"""Bounded load: every replica gets at most a little more than its share, whatever the policy prefers.
 
-The idea is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, SODA'18): a replica with more
-than `c` times the mean is passed over, wherever a request would go otherwise. Two things differ here.
+The method is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, SODA'18): a replica with more
+than `c` times the mean load is skipped, wherever the policy would send the request. Two definitions differ from the
+paper.
 
-**What load is.** In the paper, balls stay in their bins. Requests leave, and with the ten or so that a replica has at a
-time "at most 1.2 times the mean" would leave hardly more than one choice, so that the bound would undo the purpose of
-the policy. So the load of a replica is the service that it was given recently, decaying over some sixty requests per
-replica; or its outstanding load, if that is more, so that a replica that has fallen behind is given no more until it
-has caught up.
+In the paper, balls stay in their bins. Requests end, and a replica has only about ten at a time, so "at most 1.2 times
+the mean" would leave hardly more than one choice, and the bound would defeat the purpose of the policy. The load of a
+replica is therefore the service that it was given recently, which decays over about sixty requests per replica; or its
+outstanding load, if that is larger, so that a slow replica gets no more requests until it has caught up.
 
-**What full means.** In the paper, a bin takes ``ceil(c * mean)`` balls of one size, so an empty one always takes one.
-Requests differ by a factor of a thousand, so a replica may take a request if it is within the bound *with* it, or has
-no outstanding load: a user who is alone finds the cache of the last turn, however uneven that is. If no replica is
-within the bound, the request goes where the load will be least.
+In the paper, a bin accepts ``ceil(c * mean)`` balls of one size, so an empty bin always accepts one. The sizes of
+requests differ by a factor of a thousand, so a replica may take a request if its load *with* the request is within the
+bound, or if it has no outstanding load: a single user then gets the cache of the previous turn, even if the load is
+uneven. If no replica is within the bound, the request goes to the replica with the smallest resulting load.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ from maitred.core.balance import PlacementRequest, ReplicaCandidate
 from maitred.routing.balance.by_load import LoadScorer
 
 _DECAY_REQUESTS = 64.0
-"""Requests per replica after which the service that was given before counts for 37 %."""
+"""Number of requests per replica after which service that was given before counts for 37 %."""
 _MAX_STALE_NAMES = 64
-"""Names of removed replicas that may be remembered, beside twice as many as there are candidates."""
+"""Number of removed replicas that may be remembered, besides twice the number of candidates."""
 
 
 class LoadBound:
-    """Upper bound on the load of each replica, and the service that each was given.
+    """Upper bound on the load of each replica, with the service that each replica was given.
 
-    The given service decays with every further request, not with time: hours without traffic change nothing. A replica
-    that is no candidate for a while keeps its count as it is, and a new replica begins with the mean, so that no
-    replica is flooded after an absence.
+    The given service decays with each further request and not with time: hours without traffic have no effect. A
+    replica that is not a candidate for a while keeps its count, and a new replica begins with the mean, so that no
+    replica gets too many requests after an absence.
 
     Args:
-        factor: Multiple of its share by weight that a replica may have; above 1.
+        factor: Largest load of a replica as a multiple of its share by weight; above 1.
         load_scorer: Computes the load of replicas and requests.
     """
 
@@ -50,7 +50,7 @@ class LoadBound:
     def filter_candidates(
         self, request: PlacementRequest, candidates: Sequence[ReplicaCandidate]
     ) -> list[ReplicaCandidate]:
-        """Returns the candidates that may take the request; at least one."""
+        """Returns the candidates that may take the request; the list has at least one."""
         self._add_new_replicas(candidates)
         loads = [self.load(candidate) for candidate in candidates]
         added = [self._load_scorer.added_load(request, candidate) for candidate in candidates]

@@ -1,4 +1,4 @@
-"""Load balancing policies that go by the outstanding load of each replica.
+"""Load balancing policies that use the outstanding load of each replica.
 
 Load is counted in service (tokens by their weights, see `core.flow.ServiceWeights`), not in requests: one prompt of a
 hundred thousand tokens is far more load than a hundred short ones.
@@ -30,7 +30,7 @@ class LoadScorer:
         return self.load(candidate) / candidate.weight
 
     def added_load(self, request: PlacementRequest, candidate: ReplicaCandidate) -> float:
-        """Returns the service that the request would add to the replica: less where its prompt is cached."""
+        """Returns the service that the request would add to the replica; cached prompt tokens reduce it."""
         weights = self._weights
         cached = min(candidate.cached_tokens, request.prompt_tokens)
         uncached = request.prompt_tokens - cached
@@ -45,7 +45,8 @@ class LeastRequests:
 
     def choose(self, request: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
         """Chooses the replica with the fewest requests. Implements `core.balance.LoadBalancer`."""
-        # The request itself is counted, so that of idle replicas the one with the greater weight comes first.
+        # The count includes the request itself, so that among idle replicas the one with the greater weight comes
+        # first.
         chosen = self._tie_breaker.pick_least(candidates, lambda candidate: (candidate.requests + 1) / candidate.weight)
         return self._tie_breaker.record_choice(chosen, len(candidates))
 
@@ -70,12 +71,12 @@ class LeastTokens:
 class PowerOfTwo:
     """Policy that draws two replicas and chooses the less loaded one.
 
-    Looking at two is nearly as good as looking at all (Mitzenmacher, 2001), and several gateways that look at the same
-    reports do not all choose the replica that was least loaded when the reports were written.
+    A choice between two is nearly as good as a choice among all (Mitzenmacher, 2001), and several gateways that read
+    the same reports do not all choose the replica that had the least load when the reports were written.
 
     Args:
         load_scorer: Computes the outstanding service.
-        draw: Draws a number evenly from [0, 1).
+        draw: Draws a uniform random number from [0, 1).
     """
 
     def __init__(self, load_scorer: LoadScorer, draw: Callable[[], float]) -> None:

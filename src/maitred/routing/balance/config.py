@@ -1,4 +1,4 @@
-"""Settings of `routing.balance`: which of several replicas takes a request."""
+"""Settings of `routing.balance`: how requests are distributed among several replicas."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ PolicyName = Literal["predicted_ttft", "round_robin", "least_requests", "least_t
 
 
 class BalanceConfig(Struct, frozen=True, kw_only=True):
-    """Settings of load balancing: which of several replicas of a model takes a request."""
+    """Settings of load balancing: how requests are distributed among several replicas of a model."""
 
     policy: Annotated[
         PolicyName,

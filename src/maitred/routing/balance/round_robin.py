@@ -1,11 +1,11 @@
-"""Round-robin policies, and the order by which the other policies break ties."""
+"""Round-robin policies, and the order that resolves ties in the other policies."""
 
 from collections.abc import Callable, Sequence
 
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
 
 _MAX_STALE_NAMES = 64
-"""Names of removed replicas that may be remembered, beside twice as many as there are candidates."""
+"""Number of removed replicas that may be remembered, besides twice the number of candidates."""
 
 
 class RoundRobinOrder:
@@ -16,7 +16,7 @@ class RoundRobinOrder:
         self._next_number = 0
 
     def record_choice(self, candidate: ReplicaCandidate, candidate_count: int) -> ReplicaCandidate:
-        """Records that a candidate was chosen among so many, and returns it."""
+        """Records that a candidate was chosen from `candidate_count` candidates, and returns it."""
         self._next_number += 1
         self._last_chosen.pop(candidate.name, None)
         self._last_chosen[candidate.name] = self._next_number
@@ -27,14 +27,14 @@ class RoundRobinOrder:
     def pick_least(
         self, candidates: Sequence[ReplicaCandidate], key: Callable[[ReplicaCandidate], float]
     ) -> ReplicaCandidate:
-        """Returns the candidate with the least key; of equal ones, the one that was chosen longest ago."""
+        """Returns the candidate with the smallest key; if keys are equal, the one chosen longest ago."""
         return min(candidates, key=lambda candidate: (key(candidate), self._last_chosen.get(candidate.name, 0)))
 
 
 class RoundRobin:
     """Policy that chooses the replica that was chosen longest ago.
 
-    It needs no fixed list, so replicas may come and go.
+    The policy needs no fixed list, so replicas may be added and removed.
     """
 
     def __init__(self) -> None:
@@ -48,8 +48,9 @@ class RoundRobin:
 class WeightedRoundRobin:
     """Policy that chooses each replica as often as its weight says, spread evenly.
 
-    It is nginx's smooth weighted round robin. In every turn each candidate earns its weight; the one with the most
-    credit is chosen and pays what all have earned. A weight of 3 beside two of 1 gives a b a c a, not a a a b c.
+    It is nginx's smooth weighted round robin. In every turn each candidate gets credit equal to its weight; the
+    candidate with the most credit is chosen and loses the sum of all weights. Weights 3, 1 and 1 give the order a b a c
+    a, and not a a a b c.
     """
 
     def __init__(self) -> None:

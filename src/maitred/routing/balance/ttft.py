@@ -1,4 +1,4 @@
-"""Load balancing policy that goes by the predicted time to first token."""
+"""Load balancing policy that uses the predicted time to first token."""
 
 from collections.abc import Sequence
 
@@ -9,22 +9,23 @@ from maitred.routing.balance.round_robin import RoundRobinOrder
 _EQUAL_COST_FACTOR = 1.01
 """Factor within which costs count as equal.
 
-Smaller differences are noise, and would send all requests to one replica.
+Smaller differences are noise, and comparing them would send all requests to one replica.
 """
 
 
 class PredictedTtft:
-    """Policy that chooses the earliest first token, with the cost to other requests counted in.
+    """Policy that chooses the earliest first token, and also counts the cost to other requests.
 
-    The prediction has two parts: the work before the request at the replica, and the request's own prompt less what the
-    replica has cached of it. The wait is this request's alone. The computation is paid by others as well: it delays
-    requests that come while the replica is busy, and its blocks displace blocks that others might have found. So a
-    second of computing counts as `recompute_price` seconds of waiting, and a replica with the cached prefix is chosen
-    until the wait for it costs so many times what computing the prefix elsewhere would. At a price of 1 every request
-    goes where its own first token comes first, and in the end all wait longer for it (design/0010).
+    The prediction has two parts: the wait for earlier work at the replica, and the computation of the request's own
+    prompt minus the part that the replica has cached. Only this request pays the wait. The computation is paid by
+    others as well: it delays requests that come while the replica is busy, and its blocks displace blocks that others
+    might have found. One second of computing therefore counts as `recompute_price` seconds of waiting, and a replica
+    with the cached prefix is chosen until the wait for it exceeds `recompute_price` times the time of computing the
+    prefix elsewhere. With a price of 1 each request goes where its own first token comes first, and in the end all
+    requests wait longer (docs/design/0010).
 
-    Where not all replicas can predict seconds, tokens to be computed take their place. Of costs that are nearly equal,
-    the least loaded replica is taken.
+    If not all replicas can predict seconds, the policy uses the number of tokens to compute. Among replicas with nearly
+    equal costs, the policy takes the least loaded one.
 
     Args:
         load_scorer: Computes the outstanding service.
@@ -46,7 +47,10 @@ class PredictedTtft:
         )
 
     def _costs(self, request: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> list[float]:
-        """Returns the wait and the priced work at each replica, by weight; in seconds, or in tokens."""
+        """Returns the wait plus the priced work at each replica, divided by its weight.
+
+        The unit is seconds, or tokens if not all replicas can predict seconds.
+        """
         price = self._recompute_price
         seconds = [
             (candidate.wait_s + price * candidate.prefill_s) / candidate.weight

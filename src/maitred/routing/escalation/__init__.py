@@ -1,1 +1,1 @@
-"""Escalation: checks of answers, and what follows for an answer that fails one and goes to the next larger model."""
+"""Escalation: an answer that fails a check is requested again from the next larger model."""

@@ -1,4 +1,4 @@
-"""Checks of an answer that need no knowledge of the right one."""
+"""Checks of an answer that work without knowing the right answer."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason
 
 MAX_REFUSAL_CHARACTERS = 600
-"""Longest text that counts as a refusal by its opening; a longer one has begun to answer."""
+"""Longest text that counts as a refusal by its opening; a longer text is an answer."""
 _APOLOGY = re.compile(
     r"(?:(?:i'm|i am|we're|we are)? ?(?:very |so |truly |really )?sorry|i apologi[sz]e|my apologies|unfortunately)"
     r"(?: for [^.,;:!]{1,60})?[ ,.;:!—-]{1,4}(?:but )?"
@@ -19,7 +19,7 @@ _APOLOGY = re.compile(
 
 
 class CheckFailure(StrEnum):
-    """Check that an answer has failed."""
+    """Kind of check that an answer failed."""
 
     SCHEMA = "schema"
     REFUSAL = "refusal"
@@ -28,18 +28,18 @@ class CheckFailure(StrEnum):
 
 @dataclass(slots=True)
 class ChoiceText:
-    """Text of one choice of an answer, put together from its parts."""
+    """Text of one choice of an answer, joined from its parts."""
 
     text: str = ""
     refusal: str = ""
-    """Text that its server has marked as a refusal."""
+    """Text that the server has marked as a refusal."""
     has_tool_calls: bool = False
     finish: FinishReason | None = None
     logprobs: list[float] = field(default_factory=list)
 
 
 def collect_choices(parts: Iterable[TextDelta]) -> list[ChoiceText]:
-    """Returns the choices that these parts make, in their order."""
+    """Returns the choices that the parts form, in their order."""
     choices: dict[int, ChoiceText] = {}
     texts: dict[int, list[str]] = {}
     for part in parts:
@@ -56,11 +56,11 @@ def collect_choices(parts: Iterable[TextDelta]) -> list[ChoiceText]:
 
 
 def is_refusal(choice: ChoiceText, openings: Sequence[str]) -> bool:
-    """Returns whether the choice is a refusal: its server says so, or its text begins like one.
+    """Returns whether the server marked the choice as a refusal or its text begins like one.
 
     Args:
         choice: The choice.
-        openings: Beginnings of refusals, in small letters, with straight apostrophes.
+        openings: Beginnings of refusals, in lower case and with straight apostrophes.
     """
     if choice.refusal or choice.finish is FinishReason.CONTENT_FILTER:
         return True
@@ -73,9 +73,9 @@ def is_refusal(choice: ChoiceText, openings: Sequence[str]) -> bool:
 
 
 def mean_logprob(choice: ChoiceText) -> float | None:
-    """Returns the mean log-probability of the choice's tokens; None if the server sent none.
+    """Returns the mean log-probability of the tokens of the choice, or None if the server sent none.
 
-    A token that should have been impossible counts as one in e^100.
+    A token with a probability of zero counts as a token with probability e^-100.
     """
     if not choice.logprobs:
         return None
@@ -83,7 +83,7 @@ def mean_logprob(choice: ChoiceText) -> float | None:
 
 
 def requested_schema(fields: Mapping[str, Any]) -> object | None:
-    """Returns the JSON schema that a request in OpenAI's format asks its answer to follow; None: it names none."""
+    """Returns the JSON schema of the answer in a request in OpenAI's format, or None if it has none."""
     response_format = fields.get("response_format") or {}
     match response_format.get("type"):
         case "json_schema":

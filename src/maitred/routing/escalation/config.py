@@ -1,4 +1,4 @@
-"""Settings of `escalation`, for a name behind which a model is chosen."""
+"""Settings of `escalation`, for names that select a model."""
 
 from typing import Annotated
 
@@ -26,14 +26,17 @@ REFUSAL_OPENINGS = (
     "as an ai language model, i can",
     "as an ai, i can",
 )
-"""Openings of short refusals in English, behind any apology.
+"""Openings of short refusals in English, which may follow an apology.
 
 The list is a rule of thumb: it is not derived from labelled refusals, and other languages need lists of their own.
 """
 
 
 class EscalationConfig(Struct, frozen=True, kw_only=True):
-    """Settings of escalation: which answers are asked of the next larger model as well. By default none is checked."""
+    """Settings of escalation: which answers the next larger model is also asked for.
+
+    By default no answer is checked.
+    """
 
     schema: Annotated[
         bool, Meta(description="Those that do not follow the JSON schema, or are not the JSON, that was asked for.")
@@ -67,5 +70,8 @@ class EscalationConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def is_enabled(self) -> bool:
-        """Whether any check is enabled. Otherwise there is no escalation, whatever callers send."""
+        """Whether any check is enabled.
+
+        If none is enabled, there is no escalation, whatever the callers send.
+        """
         return self.schema or self.refusal or self.logprob is not None

@@ -1,7 +1,9 @@
-"""Validation of a text against a JSON schema. It may take any time: schemas come from callers.
+"""Validation of a text against a JSON schema, which can take unlimited time.
 
-A pattern in a schema can take longer than the universe is old, and references can lead in circles. So the validation
-runs in a process of its own (`worker`), which can be killed.
+The schemas come from callers.
+
+The match of a pattern in a schema can take longer than any realistic time limit, and references can form cycles. The
+validation therefore runs in a separate process (`worker`), which can be killed.
 """
 
 from enum import Enum
@@ -16,11 +18,14 @@ class SchemaResult(Enum):
     VALID = b"+"
     INVALID = b"-"
     UNKNOWN = b"?"
-    """The schema is none, names another that is not in it, or takes too long."""
+    """The value is not a schema, refers to another schema outside itself, or takes too long."""
 
 
 def validate_text(schema: Any, text: str) -> SchemaResult:  # noqa: ANN401 - whatever the caller sent
-    """Validates a text against a schema. Nothing is ever fetched: a schema that points elsewhere gives UNKNOWN."""
+    """Validates a text against a schema, without network access.
+
+    A schema that refers to an external schema gives UNKNOWN.
+    """
     # The gateway needs only `SchemaResult`; importing these libraries here keeps its start fast.
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
@@ -32,7 +37,7 @@ def validate_text(schema: Any, text: str) -> SchemaResult:  # noqa: ANN401 - wha
         return SchemaResult.UNKNOWN
     validator_class = validator_for(schema, default=Draft202012Validator)
     try:
-        validator_class.check_schema(schema)  # type: ignore[arg-type]  # true and false are schemas, too
+        validator_class.check_schema(schema)  # type: ignore[arg-type]  # the values true and false are also schemas
         value = msgspec.json.decode(text)
     except (SchemaError, Unresolvable, RecursionError):
         return SchemaResult.UNKNOWN

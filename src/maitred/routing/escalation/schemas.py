@@ -12,21 +12,24 @@ from maitred.routing.escalation.schema import SchemaResult
 from maitred.routing.escalation.worker import LENGTH_BYTES
 
 _MAX_REQUEST_BYTES = 1 << 20
-"""Largest request to the worker, schema and answer together. It is about as much as a window of 256k tokens holds."""
+"""Largest request to the worker, which is the schema and the answer together.
+
+This is about the size of a context window of 256k tokens.
+"""
 _CHECK_TIMEOUT_S = 1.0
 _TOTAL_TIMEOUT_S = 3.0
-"""Time limit of a check with its wait for other checks, and for a new process where the last one was killed."""
+"""Time limit of one check, including its wait for other checks and for a new process."""
 _START_TIMEOUT_S = 30.0
 
 
 class SchemaChecker:
     """Checker of answers against schemas: one worker process, one check at a time.
 
-    A context, in which the process runs.
+    The object is a context manager, and the process runs inside its context.
 
     Args:
-        check_timeout_s: Time limit of one check; after it the process is killed.
-        start_lazily: Whether the process is started for the first check only, which then takes longer.
+        check_timeout_s: Time limit of one check; the process is killed when it expires.
+        start_lazily: Whether the first check starts the process, and therefore takes longer.
     """
 
     def __init__(self, check_timeout_s: float = _CHECK_TIMEOUT_S, *, start_lazily: bool = False) -> None:
@@ -47,7 +50,7 @@ class SchemaChecker:
         await self._stop_process()
 
     async def check(self, schema: object, text: str) -> SchemaResult:
-        """Returns whether a text follows a schema, as far as that can be found out in a second or so."""
+        """Returns whether a text matches a schema, or UNKNOWN if the check takes longer than about a second."""
         request = msgspec.msgpack.encode([schema, text])
         if len(request) > _MAX_REQUEST_BYTES:
             return SchemaResult.UNKNOWN

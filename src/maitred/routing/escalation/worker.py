@@ -1,8 +1,8 @@
 """Worker process that validates answers against schemas: `python -m maitred.routing.escalation.worker`.
 
-It writes that it is ready, then answers one request after the other until its input ends, as it does when the gateway
-is gone. A request is a length in four bytes and a MessagePack array of schema and text; a response, and the sign of
-readiness, is one byte.
+The worker writes that it is ready, and then answers one request after the other until its input ends, which also
+happens when the gateway dies. A request is a length of four bytes and a MessagePack array of schema and text; a
+response, and also the ready signal, is one byte.
 """
 
 import resource

@@ -1,1 +1,1 @@
-"""Routes: from the name in a request to the pools that may serve it, in order, and why the others may not. Pure."""
+"""Routes: map a request name to its allowed pools in order, with reasons for the excluded pools."""

@@ -1,4 +1,4 @@
-"""Settings of `routing` that say which names lead to which models."""
+"""Settings of `routing` that map names to models."""
 
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ Region = Annotated[str | None, Meta(description="Where it is, such as `eu`. Null
 
 
 class PoolConfig(Struct, frozen=True, kw_only=True):
-    """Settings of a pool of equal replicas: those of one entry of `models`, or our own engines."""
+    """Settings of a pool of equal replicas: one entry of `models`, or our own engines."""
 
     capabilities: Capabilities = None
     local: bool = True
@@ -41,7 +41,7 @@ class TargetConfig(Struct, frozen=True, kw_only=True):
 
 
 class FallbackConfig(Struct, frozen=True, kw_only=True):
-    """Names that are tried, in this order, when a model cannot answer."""
+    """Names that are tried in this order if a model cannot answer."""
 
     general: Annotated[
         list[str],

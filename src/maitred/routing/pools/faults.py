@@ -1,4 +1,4 @@
-"""Faults of a routing table: settings that contradict each other or lead nowhere."""
+"""Faults of a routing table: settings that contradict each other or have no target."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -13,14 +13,14 @@ _AUTO_NAME_MESSAGE = "A model is chosen behind this name. Name one of its models
 
 
 def route_faults(config: RoutesConfig, location: str = "routing") -> Iterator[tuple[str, str]]:
-    """Finds names that lead nowhere, in circles, or to the same target twice.
+    """Finds names without a target, names in a cycle, and names with a repeated target.
 
     Args:
         config: The routing table.
-        location: Its dotted name.
+        location: Dotted name of the routing table.
 
     Yields:
-        The dotted name of a setting, and what is wrong with it.
+        The dotted name of a setting and a description of its fault.
     """
     for name, targets in config.names.items():
         setting_key = f"{location}.names.{name}"
@@ -87,7 +87,7 @@ def route_faults(config: RoutesConfig, location: str = "routing") -> Iterator[tu
 
 
 def _auto_faults(config: RoutesConfig, names: NameResolver, location: str) -> Iterator[tuple[str, str]]:
-    """Finds faults of the names behind which a model is chosen."""
+    """Finds faults of the names that select a model."""
     for name, auto in config.auto.items():
         setting_key = f"{location}.{name}"
         if name in config.names or name in config.aliases:

@@ -9,25 +9,25 @@ from maitred.routing.pools.config import RoutesConfig, TargetConfig
 
 
 class ResolvedName(Struct, frozen=True):
-    """Name with the targets to which it leads."""
+    """Name with its targets."""
 
     name: str
     """The name without aliases."""
     key: str
     """The name as it stands in the table, with its `*`."""
     targets: Sequence[tuple[str, str | None]]
-    """Pool and the model name for its servers, the first choice first."""
+    """Pairs of a pool and the model name for its servers, the first choice first."""
 
 
 class NameResolver:
     """Resolver of the names of a routing table.
 
     Args:
-        config: The table. Circles among its aliases lead nowhere.
+        config: The table; names in a cycle of aliases resolve to nothing.
 
     Attributes:
-        rollout_models: A name with a rollout -> the model that serves requests on neither side of it. To be set again
-            when that changes.
+        rollout_models: Maps a name with a rollout to the model of requests that are on neither side of it. The owner
+            must set it again when this model changes.
     """
 
     def __init__(self, config: RoutesConfig) -> None:
@@ -37,15 +37,15 @@ class NameResolver:
         self.rollout_models: Mapping[str, str] = {name: rollout.stable for name, rollout in config.rollouts.items()}
         self._exact = {name: targets for name, targets in config.names.items() if "*" not in name}
         parts = ((name.partition("*"), targets) for name, targets in config.names.items() if "*" in name)
-        # Patterns with the most literal characters come first; of equal ones, those with the longest prefix; then in
-        # the order of the table.
+        # Patterns are sorted by their number of literal characters, the largest first; then by the length of their
+        # prefix, the longest first; then by their order in the table.
         self._patterns: list[tuple[str, str, list[TargetConfig]]] = sorted(
             ((prefix, suffix, targets) for (prefix, _, suffix), targets in parts),
             key=lambda pattern: (-len(pattern[0]) - len(pattern[1]), -len(pattern[0])),
         )
 
     def canonical(self, name: str) -> str:
-        """Returns the name that an alias stands for in the end; any other name is returned as it is."""
+        """Returns the final name of an alias; returns any other name unchanged."""
         for _ in self._aliases:
             if name not in self._aliases:
                 break
@@ -57,15 +57,15 @@ class NameResolver:
         return name in self._aliases
 
     def is_auto(self, name: str) -> bool:
-        """Returns whether a model is chosen behind the name."""
+        """Returns whether the name selects a model for each request."""
         return name in self._auto
 
     def is_circular(self, alias: str) -> bool:
-        """Returns whether an alias leads back to an alias and never to a name."""
+        """Returns whether an alias leads only to other aliases, in a cycle."""
         return self.canonical(alias) in self._aliases
 
     def resolve(self, name: str) -> ResolvedName | None:
-        """Resolves a name; None: it leads nowhere."""
+        """Resolves a name, or returns None if the name has no target."""
         name = self.canonical(name)
         if (model := self.rollout_models.get(name)) is not None:
             resolved = self.resolve_model(model)
@@ -73,7 +73,7 @@ class NameResolver:
         return self.resolve_model(name)
 
     def resolve_model(self, name: str) -> ResolvedName | None:
-        """Resolves a name as if it had no rollout; None: it leads nowhere."""
+        """Resolves a name as if it had no rollout, or returns None if it has no target."""
         name = self.canonical(name)
         if name in self._exact:
             return ResolvedName(name, name, _expand_targets(self._exact[name], ""))
@@ -87,7 +87,7 @@ class NameResolver:
     def listed_names(self) -> list[str]:
         """Names that callers may see in a list.
 
-        They are the names without a `*`, those behind which a model is chosen, and aliases.
+        The list has the names without a `*`, the names that select a model, and aliases.
         """
         aliases = (alias for alias in self._aliases if not self.is_circular(alias))
         return list(dict.fromkeys([*self._exact, *self._auto, *self._rollout_configs, *aliases]))

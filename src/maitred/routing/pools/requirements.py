@@ -1,4 +1,4 @@
-"""Requirements of a request on a pool, and the reason why a pool does not meet them."""
+"""Requirements of a request for a pool, and the reason why a pool does not meet them."""
 
 from collections.abc import Callable, Set
 from enum import StrEnum
@@ -9,17 +9,17 @@ from maitred.routing.pools.config import PoolConfig
 
 
 class RequestRequirements(Struct, frozen=True):
-    """Requirements of a request by which pools differ for it."""
+    """Requirements of a request that decide which pools may serve it."""
 
     model: str
     """Model name as the caller wrote it."""
     capabilities: Set[str] = frozenset()
     local_only: bool = False
-    """Whether no part of it may leave our own machines."""
+    """Whether all parts of the request must stay on our own machines."""
     regions: Set[str] | None = None
-    """Regions where it may be computed; None: anywhere."""
+    """Regions in which the request may be computed, or None for all regions."""
     allowed: Callable[[str], bool] = lambda name: True
-    """Returns whether the caller may use a model of that name."""
+    """Function that returns whether the caller may use a model of that name."""
 
 
 class ExclusionReason(StrEnum):
@@ -31,18 +31,18 @@ class ExclusionReason(StrEnum):
 
 
 class ExcludedPool(Struct, frozen=True):
-    """Pool that may not serve a request."""
+    """Pool that is excluded for a request."""
 
     pool: str
     reason: ExclusionReason
     explanation: str
-    """Reason, as the end of a sentence that begins with the pool's name."""
+    """Reason text that continues a sentence whose subject is the name of the pool."""
 
 
 def find_exclusion(pool: PoolConfig, needs: RequestRequirements) -> tuple[ExclusionReason, str] | None:
-    """Returns why the pool may not serve the request; None: it may.
+    """Returns the reason why the pool may not serve the request, or None if it may serve it.
 
-    Only the gravest reason is returned: a rule (privacy, region) comes before a missing capability.
+    The function returns only the most important reason: a rule (privacy, region) comes before a missing capability.
     """
     if needs.local_only and not pool.local:
         return ExclusionReason.PRIVACY, "is not local, and the request may not leave"

@@ -1,4 +1,4 @@
-"""Routing table: which pools may serve a request, in which order, and what is tried after a failure.
+"""Routing table: the pools that may serve a request, their order, and the fallbacks after a failure.
 
 ::
 
@@ -7,12 +7,12 @@
                  its content refused -------------------------> the content-policy chain
                  none is there, none in time, none able to ---> the general chain
 
-Every target passes the same filters, wherever it stands: a fallback never takes a request out of its region or off our
-own machines, nor to a model that its caller may not use. A chain belongs to the name that was asked for; the chains of
-its fallbacks are not followed, so everything that can happen to a request is on one line of the table. Where the model
-is chosen here (see `maitred.routing.auto`), the chain is that of the chosen model, and the larger models stand at the
-end of it. Where a new version is tried behind the name (see `maitred.routing.rollout`), the stable version follows the
-canary before any chain does.
+Every target passes the same filters at every position: a fallback never sends a request out of its region, off our own
+machines, or to a model that its caller may not use. A fallback chain belongs to the requested name; the chains of its
+fallbacks are ignored, so one entry of the table shows everything that can happen to a request. If the gateway selects
+the model (see `maitred.routing.auto`), the chain is the chain of the selected model, followed by the larger models. If
+a rollout tries a new version for the name (see `maitred.routing.rollout`), the stable version follows the canary,
+before any chain.
 """
 
 from collections.abc import Iterable, Set
@@ -42,7 +42,7 @@ from maitred.routing.pools.requirements import ExcludedPool, ExclusionReason, Re
 
 
 class TargetReason(StrEnum):
-    """Reason why a target is in a request's route plan."""
+    """Reason why the route plan of a request contains a target."""
 
     OWN = "own"
     STABLE = "stable"
@@ -52,7 +52,7 @@ class TargetReason(StrEnum):
 
 
 TargetKey = tuple[str, str | None]
-"""Pool, and the model name that its servers are asked for."""
+"""Pair of a pool and the model name that is sent to its servers."""
 _REASONS_BY_ERROR: tuple[tuple[tuple[type[MaitredError], ...], TargetReason], ...] = (
     ((ContentRefused,), TargetReason.CONTENT_POLICY),
     ((ContextLengthExceeded,), TargetReason.CONTEXT_LENGTH),
@@ -65,9 +65,9 @@ class RouteTarget(Struct, frozen=True):
 
     pool: str
     model: str | None
-    """Model name that its servers are asked for; None: the one that they are configured with."""
+    """Model name that is sent to the servers, or None for the configured model name."""
     name: str
-    """Name that led to the target, as it stands in the table: prices, limits and metrics go by it."""
+    """Name that led to the target, as written in the table; prices, limits and metrics use this name."""
     reason: TargetReason = TargetReason.OWN
 
 
@@ -79,14 +79,14 @@ class VersionSplit(Struct, frozen=True):
     stable: str
     canary: str
     version: RolloutVersion
-    """Version that the request is to get."""
+    """Version that is intended for the request."""
 
 
 class RoutingTable:
     """Routing table of one configuration.
 
     Args:
-        config: The table, without `route_faults`.
+        config: The table; `route_faults` has found no faults in it.
     """
 
     def __init__(self, config: RoutesConfig) -> None:
@@ -94,12 +94,15 @@ class RoutingTable:
         self._config = config
 
     def make_plan(self, needs: RequestRequirements) -> "RoutePlan | None":
-        """Makes the route plan of a request; None: the table has no such name, or the caller may not use it."""
+        """Makes the route plan of a request.
+
+        Returns None if the table has no such name, or if the caller may not use it.
+        """
         cached_route = self.make_cached_route(needs)
         return None if cached_route is None else RoutePlan(cached_route)
 
     def make_cached_route(self, needs: RequestRequirements) -> "CachedRoute | None":
-        """Makes the route that all requests with these needs share; None as in `make_plan`."""
+        """Makes the route that all requests with these needs share; returns None as `make_plan` does."""
         resolved = self.names.resolve(needs.model)
         if resolved is None or not is_allowed(needs.model, resolved, needs):
             return None
@@ -109,15 +112,17 @@ class RoutingTable:
     def route_by_preference(
         self, needs: RequestRequirements, preference: TierPreference, tried: Set[TargetKey] = frozenset()
     ) -> "RoutePlan | None":
-        """Makes the plan of a request whose model is chosen here; None: the caller may use none of them.
+        """Makes the plan of a request whose model the gateway selects, or None.
 
-        The plan begins at the first allowed model, with the chains of that model; the larger models follow them. The
-        smaller ones are used only where the request may go to none of the others.
+        None means that the caller may use none of the models.
+
+        The plan begins with the first allowed model and the chains of that model; the larger models follow. The smaller
+        models are used only if the request may go to none of the others.
 
         Args:
             needs: The request.
             preference: The models.
-            tried: Targets to which it was sent before, and does not go again.
+            tried: Targets to which the request was sent before; they are skipped.
         """
         name = self.names.canonical(needs.model)
         if not any(map(needs.allowed, (needs.model, name))):
@@ -141,18 +146,18 @@ class RoutingTable:
     def route_to_larger(
         self, needs: RequestRequirements, preference: TierPreference, route_plan: "RoutePlan"
     ) -> "RoutePlan | None":
-        """Makes the plan of a request whose answer failed a check, to models larger than the one that gave it.
+        """Makes the plan of a request whose answer failed a check, with only larger models.
 
         Args:
             needs: The request.
             preference: The models that were chosen from.
-            route_plan: Its plan so far.
+            route_plan: Current plan of the request.
 
         Returns:
-            None: there is no larger model that the caller may use and the request may go to.
+            None: The new plan, or None if no larger model is allowed for the caller and the request.
         """
-        # Of a model with two sizes, the larger size counts. A model with none of the sizes is followed by the models
-        # of the score.
+        # If a model has two sizes, the larger size counts. A model without a size is followed by the models that the
+        # score selects.
         sizes = preference.models_by_size
         for index, name in reversed([*enumerate(sizes)]):
             if (resolved := self.names.resolve(name)) is not None and route_plan.last_target in resolved.targets:
@@ -169,10 +174,12 @@ class RoutingTable:
         return self.route_by_preference(needs, replace(preference, upward=(*untried,), downward=()), tried)
 
     def route_by_rollout(self, needs: RequestRequirements, version_split: VersionSplit) -> "RoutePlan | None":
-        """Makes the plan of a request to a name with a rollout; None: the caller may use neither version.
+        """Makes the plan of a request to a name with a rollout.
 
-        A caller who may use the name may use both versions. A request that may go to only one of them goes there,
-        whichever it was to get, and counts as evidence for neither.
+        Returns None if the caller may use neither version.
+
+        A caller who may use the name may use both versions. A request that may go to only one version goes to that
+        version, even if the other was intended, and is evidence for neither.
         """
         name_allowed = any(map(needs.allowed, (needs.model, version_split.name)))
         models = {RolloutVersion.STABLE: version_split.stable, RolloutVersion.CANARY: version_split.canary}
@@ -217,14 +224,14 @@ class RoutingTable:
 
 
 class CachedRoute:
-    """Route of all requests that need the same and ask for the same name.
+    """Route that is shared by all requests with the same name and the same requirements.
 
     Args:
         config: The routing table.
         names: Resolver of its names.
         needs: Requirements of the requests.
-        resolved: The name that they ask for.
-        fallback: The chains after its targets.
+        resolved: The name that the requests ask for.
+        fallback: The fallback chains that follow the targets of the name.
 
     Attributes:
         targets: Targets where they may go at first...
@@ -247,7 +254,7 @@ class CachedRoute:
         self.resolved = resolved
         self.fallback = fallback
         self.target_keys = dict.fromkeys(resolved.targets)
-        """Targets of the name, each once."""
+        """Targets of the name, without duplicates."""
         self.targets: list[RouteTarget] = []
         self.excluded: list[ExcludedPool] = []
         for target_key in self.target_keys:
@@ -261,7 +268,7 @@ class CachedRoute:
         targets: list[RouteTarget],
         excluded: list[ExcludedPool],
     ) -> None:
-        """Adds a target to those where the requests may go, or its pool to the excluded ones."""
+        """Adds the target if the requests may use it, or else adds its pool to the excluded pools."""
         pool, model = target_key
         exclusion = find_exclusion(self.config.pools[pool], self.needs)
         if exclusion is None:
@@ -271,20 +278,20 @@ class CachedRoute:
 
 
 class RoutePlan:
-    """Route plan of one request: its targets, one after the other. Made by `RoutingTable.make_plan`.
+    """Route plan of one request: its targets in order; made by `RoutingTable.make_plan`.
 
     Args:
-        cached_route: The route of its name.
-        selection: Reason for this model, where the caller had left the model open.
-        tried: Targets to which it was sent before, and does not go again.
+        cached_route: The cached route for the name of the request.
+        selection: Reason why the gateway selected this model, if the caller had left the model open.
+        tried: Targets to which the request was sent before; they are skipped.
 
     Attributes:
-        selection: Reason for this model, where the caller had left the model open.
-        excluded: The pools that it may not go to.
-        last_target: The target to which it was sent last.
-        arm: Side of a rollout on which it is; None: there is no rollout behind its name.
-        stable_fallback: The stable version, which follows when all targets of a canary have failed.
-        shadow_target: Target that may answer a copy of it, for comparison.
+        selection: Reason why the gateway selected this model, if the caller had left the model open.
+        excluded: The pools that the request may not use.
+        last_target: The target to which the request was sent last.
+        arm: Side of the rollout that serves the request; None if its name has no rollout.
+        stable_fallback: The stable version; it follows when all targets of a canary have failed.
+        shadow_target: Target that may answer a copy of the request, for comparison.
     """
 
     def __init__(
@@ -302,17 +309,17 @@ class RoutePlan:
         targets = cached_route.targets
         self._targets = [target for target in targets if (target.pool, target.model) not in tried] if tried else targets
         self._next_index = 0
-        """Index of the next of these targets."""
+        """Index of the next target in this list."""
         self._seen_keys: set[TargetKey] | None = None
-        """Targets that were considered; None: those of the cached route.
+        """Targets that were considered, or None for the targets of the cached route.
 
-        The plan shares the lists of the cached route until a fallback is added, as most plans do to their end.
+        The plan shares the lists of the cached route until a fallback is added; for most plans this never happens.
         """
         self._entered_chains = _OWN_REASON
 
     @property
     def name(self) -> str:
-        """Name that was asked for or chosen, without aliases."""
+        """Requested or selected name, with aliases resolved."""
         return self._cached_route.resolved.name
 
     @property
@@ -324,7 +331,7 @@ class RoutePlan:
         """Returns the first target.
 
         Raises:
-            MaitredError: There is none; it names the reason for each pool, and who has to act.
+            MaitredError: There is no target; the error gives the reason for each pool and says who has to act.
         """
         if not self._has_next:
             self._enter_chain(TargetReason.GENERAL)
@@ -333,14 +340,14 @@ class RoutePlan:
         return self._advance()
 
     def next_target(self, failure: MaitredError) -> RouteTarget | None:
-        """Returns the next target after the last one has failed without any part of an answer; None: there is none."""
+        """Returns the next target after the last one failed before any output, or None if there is none."""
         reason = next(
             (reason for error_classes, reason in _REASONS_BY_ERROR if isinstance(failure, error_classes)), None
         )
         if reason is None:
             return None
         if reason is TargetReason.CONTENT_POLICY:
-            self._next_index = len(self._targets)  # other targets of the same model would refuse it, too
+            self._next_index = len(self._targets)  # other targets of the same model would also refuse the request
         if not self._has_next and self.stable_fallback is not None:
             stable_fallback, self.stable_fallback = self.stable_fallback, None
             self._add_resolved(stable_fallback, TargetReason.STABLE)
@@ -349,7 +356,10 @@ class RoutePlan:
         return self._advance() if self._has_next else None
 
     def arm_for(self, target: RouteTarget) -> RolloutArm | None:
-        """Returns the side of a rollout that this target is; None: there is no rollout, or it is neither side."""
+        """Returns the rollout side of this target, or None.
+
+        None means that there is no rollout, or that the target is on neither side.
+        """
         if self.arm is None or target.reason not in (TargetReason.OWN, TargetReason.STABLE):
             return None
         return (
@@ -360,7 +370,7 @@ class RoutePlan:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether no target can follow the one that was returned last, whatever happens there."""
+        """Whether the target that was returned last is the final one, whatever happens there."""
         return not self._has_next and self.stable_fallback is None and self._cached_route.fallback == _NO_FALLBACK
 
     @property
@@ -375,7 +385,7 @@ class RoutePlan:
         return target
 
     def _enter_chain(self, reason: TargetReason) -> None:
-        """Adds the chain of this reason, unless it was added before."""
+        """Adds the fallback chain of this reason, unless the plan has it already."""
         if reason in self._entered_chains:
             return
         self._entered_chains |= {reason}
@@ -389,7 +399,7 @@ class RoutePlan:
                 self._add_resolved(resolved, reason)
 
     def _add_resolved(self, resolved: ResolvedName, reason: TargetReason) -> None:
-        """Adds the targets of a name, each once."""
+        """Adds the targets of a name, without duplicates."""
         if self._seen_keys is None:
             self._targets, self.excluded = [*self._targets], [*self.excluded]
             self._seen_keys = {*self._tried_before, *self._cached_route.target_keys}
@@ -413,7 +423,10 @@ class RoutePlan:
 
 
 def is_allowed(name: str, resolved: ResolvedName, needs: RequestRequirements) -> bool:
-    """Returns whether the caller may use a name: as written, without aliases, or as the table has it."""
+    """Returns whether the caller may use a name in any form.
+
+    The forms are the written name, the name without aliases, and the name in the table.
+    """
     return any(map(needs.allowed, (name, resolved.name, resolved.key)))
 
 

@@ -1,1 +1,1 @@
-"""Rollouts: a new version of a model beside the one that serves, who gets it, and whether it may stay."""
+"""Rollouts: a new version of a model runs beside the stable one, for some requests and on trial."""

@@ -1,13 +1,14 @@
-"""Agreement of answers: whether two versions have given the same answer to the same request. Pure.
+"""Agreement of answers: compares the answers of two versions to the same request; pure code.
 
-Differences of form alone (case, spacing, punctuation, the width of characters) do not count. A short answer is its
-result, so the rest must be the same. A long one can say the same in other words: of its words, a given part must be the
-same, whatever their order. The part is their F1, the harmonic mean of the shares that each answer has in common with
-the other (as in Rajpurkar et al., "SQuAD: 100,000+ Questions for Machine Comprehension of Text", EMNLP 2016). F1 tells
-an answer to another question from one in other words; it is no judgement of quality.
+Differences of form only (case, spacing, punctuation, the width of characters) are ignored. A short answer consists only
+of its result, so the rest must be equal. A long answer can express the same content in other words: a given part of its
+words must be equal, in any order. This part is measured as F1, the harmonic mean of the shares of words that each
+answer has in common with the other (as in Rajpurkar et al., "SQuAD: 100,000+ Questions for Machine Comprehension of
+Text", EMNLP 2016). F1 distinguishes an answer to another question from an answer in other words; it does not measure
+quality.
 
-Answers that were sampled differ by chance, even those of one model. They can be held to a similarity of their own, but
-not to equality.
+Sampled answers differ by chance, even those of one model. A trial can require a similarity of sampled answers, but not
+equality.
 """
 
 import json
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_EXACT_WORDS = 32
-"""Most words of an answer that counts as short, which must be equal."""
+"""Largest number of words of a short answer; short answers must be equal."""
 
 _WORDS = re.compile(r"\w+(?:[.,]\d+)*")
 
@@ -27,10 +28,10 @@ def agree(first: Sequence[str], second: Sequence[str], similarity: float, *, gre
     """Returns whether all choices of two answers agree.
 
     Args:
-        first: The texts of the choices of one answer, in their order.
-        second: Those of the other answer.
-        similarity: F1 that is enough, from 0 to 1.
-        greedy: Whether no token was drawn, so that short answers can be equal.
+        first: Texts of the choices of one answer, in their order.
+        second: Texts of the choices of the other answer.
+        similarity: Smallest F1 that counts as agreement, from 0 to 1.
+        greedy: Whether both answers were decoded without sampling, so that short answers can be equal.
     """
     return len(first) == len(second) and all(
         _words_agree(split_words(first_text), split_words(second_text), similarity, greedy=greedy)
@@ -45,7 +46,10 @@ def split_words(text: str) -> list[str]:
 
 
 def append_tool_calls(text: str, deltas: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the text of a choice with its tool calls: a call of another tool is another answer."""
+    """Returns the text of a choice followed by its tool calls.
+
+    A call of another tool is therefore a different answer.
+    """
     calls: dict[int, list[str]] = {}
     for delta in deltas:
         for call in delta.get("tool_calls") or ():
@@ -65,13 +69,13 @@ def _words_agree(first: list[str], second: list[str], similarity: float, *, gree
 
 
 def f1(first: Sequence[str], second: Sequence[str]) -> float:
-    """Returns how much two bags of words have in common: 1 if they are the same, 0 if they share no word."""
+    """Returns the overlap of two bags of words: 1 if they are equal, 0 if they share no word."""
     common = (Counter(first) & Counter(second)).total()
     return 2 * common / (len(first) + len(second)) if common else 0.0
 
 
 def _normalize_json(arguments: str) -> str:
-    """Returns JSON with its members in alphabetical order; any other text as it is."""
+    """Returns JSON with its members in alphabetical order; returns any other text unchanged."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Settings of `routing.rollouts`: names behind which a new version of a model is tried."""
+"""Settings of `routing.rollouts`: names for which a new version of a model is tried."""
 
 from typing import Annotated, Literal
 
@@ -11,7 +11,7 @@ _PromoteMeta = Meta(ge=0, le=1, description="So much is no reason against a prom
 
 
 class TrialConfig(Struct, frozen=True, kw_only=True):
-    """Settings of a canary's trial: what it is held to, in comparison with the stable version."""
+    """Settings of a canary's trial: the requirements on the canary, compared with the stable version."""
 
     false_alarms: Annotated[
         float, Meta(gt=0, lt=1, description="How often a canary that is no different may be aborted.")
@@ -91,7 +91,7 @@ class TrialConfig(Struct, frozen=True, kw_only=True):
 
 
 class RolloutConfig(Struct, frozen=True, kw_only=True):
-    """Settings of a rollout: two models behind one name, of which one is tried."""
+    """Settings of a rollout: two models with one name, one of which is on trial."""
 
     stable: Annotated[str, Meta(description="The model that serves so far. It may have the very name of the rollout.")]
     canary: Annotated[str, Meta(description="The model that is to take its place.")]

@@ -12,7 +12,7 @@ _TOLERANCES = ("slow", "failed", "refused", "disagreeing", "length")
 def rollout_faults(
     name: str, rollout: RolloutConfig, names: NameResolver, rollouts: Mapping[str, object]
 ) -> Iterator[tuple[str, str]]:
-    """Finds versions that are no models, or not two, and tolerances that contradict each other.
+    """Finds versions that are not two different models, and tolerances that contradict each other.
 
     Args:
         name: Name that requests ask for.
@@ -21,7 +21,8 @@ def rollout_faults(
         rollouts: All names with a rollout; this one may be among them.
 
     Yields:
-        The dotted name of a setting below the rollout, empty for its name, and what is wrong with it.
+        The dotted name of a setting within the rollout (empty for the name of the rollout), and a description of its
+        fault.
     """
     if names.is_alias(name):
         yield "", f"Is an alias. Name the rollout after the model itself: {names.canonical(name)}."

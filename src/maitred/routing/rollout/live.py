@@ -1,6 +1,6 @@
-"""Rollouts of one gateway: which requests get which version, and what the trials have seen. Pure.
+"""Rollouts of one gateway: the version of each request, and the trials' observations; pure code.
 
-Decisions are in the `RolloutState` that all gateways share; observations each gateway has of its own requests.
+All gateways share the decisions in `RolloutState`; each gateway has only the observations of its own requests.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ class LiveRollout:
         config: Settings of the rollout.
         split: Split of the requests between the versions.
         trial: Trial of the canary.
-        requests: Version -> requests on trial that have ended, of all trials.
+        requests: Maps each version to its number of completed trial requests, over all trials.
     """
 
     def __init__(self, state: RolloutState) -> None:
@@ -34,7 +34,7 @@ class LiveRollout:
         self._start_trial()
 
     def apply_state(self, state: RolloutState) -> None:
-        """Applies a decision; the trial starts again if the decision says so."""
+        """Applies a decision, and restarts the trial if the decision requires it."""
         previous = self.state
         self._set_state(state)
         if (state.trial, state.settings) != (previous.trial, previous.settings):
@@ -72,7 +72,7 @@ class LiveRollout:
         return self.config.canary if self.state.weight >= 1 else self.config.stable
 
     def add_pending(self, pending: PendingObservation) -> None:
-        """Adds a request on trial that begins."""
+        """Adds a trial request that begins."""
         self._observations.add(pending)
 
     def advance(self, now_s: float) -> TrialDecision:
@@ -81,7 +81,7 @@ class LiveRollout:
         return self.result().decision if observed_count and self.is_on_trial else TrialDecision.CONTINUE
 
     def record_comparison(self, observation: TrialObservation) -> TrialDecision:
-        """Adds a copied request that has ended to the trial, and returns the decision that follows."""
+        """Adds a completed copied request to the trial, and returns the decision that follows."""
         self._add_to_trial(RolloutVersion.CANARY, observation)
         return self.result().decision if self.is_on_trial else TrialDecision.CONTINUE
 
@@ -95,11 +95,11 @@ class LiveRollouts(dict[str, LiveRollout]):
 
     @property
     def default_models(self) -> dict[str, str]:
-        """Name -> the model of requests that are on neither side."""
+        """Maps each name to the model of requests that are on neither side."""
         return {name: rollout.default_model for name, rollout in self.items()}
 
     def apply_states(self, states: Iterable[RolloutState]) -> None:
-        """Applies the decisions on all rollouts; a rollout that is not among them is removed."""
+        """Applies the decisions on all rollouts, and removes rollouts that are not in the list."""
         previous = {**self}
         self.clear()
         for state in states:

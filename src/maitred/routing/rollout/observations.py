@@ -1,9 +1,9 @@
-"""Ordered observations: requests of both versions reach the trial in the order in which they began. Pure.
+"""Ordered observations: the trial gets requests of both versions in the order of their start times.
 
-Slow requests end late: in the order of their ends, a canary would look good until its first slow answer is complete. So
-each request has its position in the queue from its beginning, and waits there until all before it have ended. A request
-that takes too long holds up the others only for `max_wait_s`; then the trial gets what is seen of it by then. That rule
-holds for both versions, so the comparison stays fair.
+Slow requests end late: in the order of end times, a canary would look good until its first slow answer is complete.
+Each request therefore has a position in the queue from its start, and waits there until all earlier requests have
+ended. A request that takes too long delays the others only for `max_wait_s`; then the trial gets the observation at
+that time. That rule holds for both versions, so the comparison stays fair.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ class PendingObservation:
     Args:
         version: Version that serves the request.
         started_s: Start of the request, monotonic.
-        snapshot: Returns what is seen of the request at a time, while it runs.
+        snapshot: Function that returns the observation of the running request at a given time.
     """
 
     __slots__ = ("has_ended", "observation", "snapshot", "started_s", "version")
@@ -36,7 +36,7 @@ class PendingObservation:
         self.observation: TrialObservation | None = None
 
     def end(self, observation: TrialObservation | None) -> None:
-        """Ends the request with its observation; None: it says nothing of the version."""
+        """Ends the request with its observation; None means that it is no evidence about the version."""
         self.has_ended, self.observation = True, observation
 
 
@@ -45,7 +45,7 @@ class OrderedObservations:
 
     Args:
         on_observed: Receives each observation in its order.
-        max_wait_s: How long one request may hold up the others.
+        max_wait_s: Longest time in seconds that one request may delay the others.
     """
 
     def __init__(self, on_observed: OnObserved, max_wait_s: float) -> None:
@@ -61,7 +61,7 @@ class OrderedObservations:
         self._waiting.append(pending)
 
     def advance(self, now_s: float) -> int:
-        """Hands on the observations whose turn has come; returns their number."""
+        """Passes on the observations that are next in order, and returns their number."""
         observed_count = 0
         while self._waiting:
             first = self._waiting[0]

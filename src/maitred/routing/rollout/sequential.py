@@ -1,22 +1,23 @@
-"""Sequential tests: they may be looked at after every observation, and stopped as soon as they are decided. Pure.
+"""Sequential tests: they can be checked after each observation and stopped at a decision; pure code.
 
-An ordinary test is valid at one sample size that was fixed before; a test that is repeated until it is significant will
-become significant, whatever the truth. The tests here keep their error under any rule for looking and stopping:
-*e-processes*, whose value is expected to stay at most 1 while the hypothesis holds, so that it ever exceeds 1/α with
-probability α at most (Ville's inequality); and a *confidence sequence*, which holds the truth at all times at once.
-See Johari, Koomen, Pekelis, Walsh, "Always Valid Inference" (Operations Research, 2022), and Howard, Ramdas, McAuliffe,
-Sekhon, "Time-uniform, nonparametric, nonasymptotic confidence sequences" (Annals of Statistics, 2021).
+An ordinary test is valid only for one sample size that was fixed before; a test that is repeated until it is
+significant will always become significant in the end, even without a real difference. The tests here keep their error
+bound under any rule for checking and stopping: *e-processes*, whose expected value stays at most 1 while the hypothesis
+holds, so that they exceed 1/α with a probability of at most α (Ville's inequality); and a *confidence sequence*, which
+contains the true value at all times with the given probability. See Johari, Koomen, Pekelis, Walsh, "Always Valid
+Inference" (Operations Research, 2022), and Howard, Ramdas, McAuliffe, Sekhon, "Time-uniform, nonparametric,
+nonasymptotic confidence sequences" (Annals of Statistics, 2021).
 """
 
 import math
 
 _BISECTIONS = 40
 _PRIOR_COUNT = 1.0
-"""Pseudo-observations of the estimates that bets are placed with: Krichevsky and Trofimov's half of each outcome."""
+"""Pseudo-observations of the estimates for bets: one half per outcome, as Krichevsky and Trofimov."""
 
 
 class RateTest:
-    """Evidence that something happens more often in the canary than in the stable version, by more than a margin.
+    """Evidence that an event is more frequent in the canary than in the stable version, beyond a margin.
 
     The hypothesis to be rejected: canary rate <= stable rate + margin. The test is that of Turner, Ly and Grünwald,
     "Generic E-variables for exact sequential k-sample tests" (Computational Statistics & Data Analysis, 2024): a block
@@ -26,17 +27,18 @@ class RateTest:
     Kullback-Leibler divergence of a block, the likelihood of the block under (s, c) over that under (q, q + margin) is
     an e-value, and their product the evidence. A bet is placed only where c > s + margin.
 
-    Why that is valid, for any n that does not depend on the outcomes: in expectation the n stable outcomes give
-    (1 - k·x)^n and the canary's at most 1 + n·k·x, where x is how far the true stable rate lies above q and k a
-    constant; the factors of x agree because q is the nearest. Their product is at most e^(-nkx)·(1 + nkx) <= 1.
+    The test is valid for any n that does not depend on the outcomes, for this reason: in expectation the n stable
+    outcomes give (1 - k·x)^n and the canary outcome gives at most 1 + n·k·x, where x is the difference between the true
+    stable rate and q, and k is a constant; the factors of x are equal because q is the nearest rate. Their product is
+    at most e^(-nkx)·(1 + nkx) <= 1.
 
-    With a negative margin the hypothesis says that the canary is better by so much, and evidence against it that it is
-    not. A fixed standard in place of the stable version, for rates that it has no counterpart of, is the case n = 0.
-    Costs some microseconds per block.
+    With a negative margin the hypothesis says that the canary is better by that margin, and evidence against it shows
+    that the canary is not. A fixed standard instead of the stable version, for rates that exist only for the canary, is
+    the case n = 0. The test costs a few microseconds per block.
 
     Args:
         margin: Margin between the rates, from -1 to 1.
-        standard: Fixed rate in place of the stable one; None: the stable rate is observed.
+        standard: Fixed rate instead of the stable rate, or None if the stable rate is observed.
 
     Attributes:
         log_evidence: Natural logarithm of the evidence; at most log(1/α) with probability 1 - α while the hypothesis
@@ -48,7 +50,7 @@ class RateTest:
         self._margin = margin
         self._standard = standard
         self._stable_counts = [0, 0]
-        """Number of outcomes, and of those in which it happened; without the current block."""
+        """Number of outcomes, and number of outcomes with the event; without the current block."""
         self._canary_counts = [0, 0]
         self._block_counts = [0, 0]
 
@@ -81,21 +83,22 @@ class RateTest:
 class MeanSequence:
     """Confidence sequence for the mean of a series, valid at every length of the series at once.
 
-    It is the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central
-    limit theory and asymptotic confidence sequences" (Annals of Statistics, 2024), which is Robbins' normal mixture
-    with the variance estimated. It is valid in the limit of long series, so it says nothing before the first few dozen.
+    The method is the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform
+    central limit theory and asymptotic confidence sequences" (Annals of Statistics, 2024), which is Robbins' normal
+    mixture with an estimated variance. The sequence is valid only for long series, so it has infinite bounds for the
+    first few dozen values.
 
     Args:
-        alpha: Probability that it is ever wrong.
-        tightest_at: The length for which it is made as narrow as it can be.
+        alpha: Probability that the sequence ever excludes the true mean.
+        tightest_at: Length of the series for which the sequence is as narrow as possible.
     """
 
     MIN_COUNT = 50
-    """Observations before its interval is bounded."""
+    """Number of observations before the interval has finite bounds."""
 
     def __init__(self, alpha: float, tightest_at: int = 500) -> None:
         self._alpha = alpha
-        # Waudby-Smith et al., equation 10, in its closed approximation.
+        # This is the closed approximation of equation 10 of Waudby-Smith et al.
         spread = -2 * math.log(alpha) + math.log(-2 * math.log(alpha)) + 1
         self._rho2 = spread / tightest_at
         self._count = 0
@@ -104,7 +107,7 @@ class MeanSequence:
 
     def add(self, value: float) -> None:
         """Adds the next value of the series."""
-        # Welford's algorithm.
+        # This is Welford's algorithm.
         self._count += 1
         deviation = value - self._mean
         self._mean += deviation / self._count
@@ -129,14 +132,14 @@ def _estimate(counts: list[int]) -> float:
 def _log_ratio(happened: bool, above: float, below: float) -> float:
     if not happened:
         above, below = 1 - above, 1 - below
-    # A border beyond 0 or 1 cannot be exceeded, and nothing is learnt.
+    # A rate cannot exceed a border below 0 or above 1, so the outcome gives no evidence.
     return math.log(above / below) if 0 < below < 1 else 0.0
 
 
 def _nearest(s: float, c: float, count: int, margin: float) -> float:
     """Returns the q for which count·KL(s, q) + KL(c, q + margin) is least.
 
-    Its derivative grows, so bisection finds its zero.
+    The derivative increases with q, so bisection finds its zero.
     """
     if margin == 0:
         return (count * s + c) / (count + 1)

@@ -1,23 +1,24 @@
-"""Trial of a canary: tests what is observed of both versions, and decides what follows.
+"""Trial of a canary: tests the observations of both versions, and decides about the canary.
 
-Seven things can be wrong with a canary, and each has a test of its own that may be looked at after every request
+A canary can have seven faults, and each fault has its own test, which can be evaluated after every request
 (`maitred.routing.rollout.sequential`):
 
-- **slow**, in its first token or between tokens: more of its requests lie above the stable version's 95th percentile
-  than should. The percentile is taken once, from the stable version's first requests, and then both are held
-  against it; so the test is exact however rough the percentile is, and load that both suffer from excuses both;
+- **slow**, in its first token or between tokens: too many of its requests are above the 95th percentile of the stable
+  version. The percentile is taken once, from the first requests of the stable version, and both versions are then
+  compared with it; so the test is exact even if the percentile is rough, and load that affects both versions is no
+  fault of the canary;
 - **failing** or **refusing**: more often than the stable version does;
 - **wordy** or **terse**: the mean of the logarithm of tokens per answer has moved;
-- **different**: of the requests that both have answered, it agrees in too few.
+- **different**: its answers agree with the stable version's in too few of the requests that both have answered.
 
-The canary is *aborted* as soon as one of them is shown. All together they abort a canary that is no different with a
-probability of at most `TrialRules.false_alarms`, however long the trial goes on. It is *promoted* once it is shown for
-every fault that the canary is not worse than allowed: that is another hypothesis with evidence of its own, and the lack
-of a reason to abort is not enough. Between the two, the trial goes on.
+The canary is *aborted* as soon as the test of one fault shows it. All tests together abort a canary that is equal to
+the stable version with a probability of at most `TrialRules.false_alarms`, even in a very long trial. The canary is
+*promoted* when the tests show for every fault that the canary is within the allowed tolerance: this is another
+hypothesis with its own evidence, so the mere absence of a reason to abort is not enough. Otherwise the trial continues.
 
-Outcomes are assumed to be independent given their version. So requests have to be observed in the order in which they
-began (the slow ones end late), and where a few callers send most of the traffic, `TrafficSplit` should be keyed by
-session.
+Outcomes are assumed to be independent given their version. Requests must therefore be observed in the order of their
+starts (slow requests end late), and if a few callers send most of the traffic, `TrafficSplit` should use the session as
+its key.
 """
 
 import math
@@ -51,26 +52,26 @@ class CanaryFault(StrEnum):
 
 
 class TrialTolerance(msgspec.Struct, frozen=True):
-    """Tolerance of a rate: by how much it may exceed the stable version's, as a difference of shares of requests."""
+    """Tolerance of a rate: the allowed excess over the stable version, as a share of requests."""
 
     abort: float
-    """Excess above which there is a reason to abort."""
+    """Excess above which the canary is aborted."""
     promote: float
-    """Excess below which there is no reason against promotion; above `abort`."""
+    """Excess below which the canary can be promoted; above `abort`."""
 
 
 class TrialRules(msgspec.Struct, frozen=True, kw_only=True):
     """Rules of a trial: the tolerances and error rates to which a canary is held."""
 
     false_alarms: float = 0.05
-    """Probability that a canary that is no different is aborted."""
+    """Probability that the trial aborts a canary that is equal to the stable version."""
     bad_promotions: float = 0.05
-    """Probability that a canary that is worse than allowed is promoted."""
+    """Probability that the trial promotes a canary that is worse than allowed."""
     slow_quantile: float = 0.95
     baseline_requests: int = 200
-    """Requests of the stable version from which its percentile is taken."""
+    """Number of requests of the stable version from which its percentile is taken."""
     least_requests: int = 100
-    """Requests of the canary before it can be promoted."""
+    """Smallest number of requests of the canary before its promotion."""
     slow: TrialTolerance = TrialTolerance(0.01, 0.06)
     """Tolerance of the share of requests above the stable version's percentile.
 
@@ -79,12 +80,12 @@ class TrialRules(msgspec.Struct, frozen=True, kw_only=True):
     failed: TrialTolerance = TrialTolerance(0.0, 0.02)
     refused: TrialTolerance = TrialTolerance(0.0, 0.03)
     disagreeing: TrialTolerance | None = TrialTolerance(0.05, 0.12)
-    """Tolerance of the share of answers of both versions that do not agree; None: answers are not compared.
+    """Tolerance of the share of disagreeing answers, or None if answers are not compared.
 
-    Versions that sample never agree in all answers.
+    Versions that use sampling always disagree in some answers.
     """
     length: TrialTolerance = TrialTolerance(0.1, 0.3)
-    """Tolerance of the mean logarithm of tokens per answer: 0.1 is a tenth more, or less."""
+    """Tolerance of the mean logarithm of tokens per answer; 0.1 means about 10 % more or less."""
 
 
 class TrialObservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,15 +98,15 @@ class TrialObservation(msgspec.Struct, frozen=True, kw_only=True):
     itl_s: float | None = None
     """Mean time between the answer's tokens."""
     tokens: int | None = None
-    """Tokens of the answer."""
+    """Number of tokens in the answer."""
     failed: bool = False
     refused: bool = False
     agreed: bool | None = None
-    """Whether the answers of both versions agree, for a request that both have answered; noted with the canary's."""
+    """Whether the answers of both versions agree, if both answered; part of the canary's observation."""
     copied: bool = False
     """Whether this is the canary's copy of a request that the stable version served.
 
-    Copies run where there is capacity, so they are not refused, and their times do not count.
+    Copies run only on free capacity, so they are never refused, and their times do not count.
     """
 
 
@@ -114,9 +115,9 @@ class TrialResult(msgspec.Struct, frozen=True):
 
     decision: TrialDecision
     faults: tuple[CanaryFault, ...] = ()
-    """Faults that are shown; they lead to an abort."""
+    """Faults that the evidence shows; each of them leads to an abort."""
     unproven: tuple[CanaryFault, ...] = ()
-    """Faults whose absence is not shown yet; they prevent a promotion."""
+    """Faults whose absence the evidence does not show yet; they prevent a promotion."""
     stable_requests: int = 0
     canary_requests: int = 0
 
@@ -146,7 +147,7 @@ class CanaryTrial:
             fault: _BaselineQuantile(rules.baseline_requests, rules.slow_quantile)
             for fault in (CanaryFault.TTFT, CanaryFault.ITL)
         }
-        # The two sides of the length are two faults.
+        # Longer and shorter answers are two separate faults.
         self._length_test = _LengthTest(rules.length, 2 * alpha, 2 * rules.bad_promotions)
 
     def observe(self, version: RolloutVersion, observation: TrialObservation) -> None:
@@ -191,16 +192,16 @@ class CanaryTrial:
         )
 
     def evidence(self) -> Mapping[CanaryFault, float]:
-        """Returns for each fault of a rate the logarithm of its evidence, divided by the one at which it aborts."""
+        """Returns the log evidence for each fault of a rate, divided by the log evidence that causes an abort."""
         return {fault: rate.worse.log_evidence / self._abort_threshold for fault, rate in self._rate_tests.items()}
 
 
 class _RateTests:
-    """Two tests of one rate: whether it is too high, and whether it is shown not to be."""
+    """Two tests of one rate: one shows that it is too high, the other that it is not."""
 
     def __init__(self, tolerance: TrialTolerance, standard: float | None = None) -> None:
         self.worse = RateTest(tolerance.abort, standard)
-        # The same test of the opposite outcome: not happening is more frequent in the canary, but for the margin.
+        # This is the same test for the opposite outcome: the outcome
         self.not_worse = RateTest(-tolerance.promote, None if standard is None else 1 - standard)
 
     def add(self, version: RolloutVersion, happened: bool) -> None:
@@ -213,7 +214,7 @@ class _RateTests:
 
 
 class _BaselineQuantile:
-    """Percentile of the stable version, once there are enough requests to take it from."""
+    """Percentile of the stable version, available after enough requests."""
 
     def __init__(self, sample_count: int, quantile: float) -> None:
         self._sample_count = sample_count
@@ -222,9 +223,9 @@ class _BaselineQuantile:
         self._value: float | None = None
 
     def exceeds(self, version: RolloutVersion, value: float) -> bool | None:
-        """Returns whether the value exceeds the percentile; None while there is none.
+        """Returns whether the value exceeds the percentile, or None while there is no percentile.
 
-        So the samples from which the percentile is taken do not count.
+        The samples that determine the percentile are therefore not counted.
         """
         if self._value is not None:
             return value > self._value
@@ -238,7 +239,10 @@ class _BaselineQuantile:
 
 
 class _LengthTest:
-    """Tests of the answer length: each canary answer against the mean of the stable answers since the one before."""
+    """Tests of the answer length: each canary answer is compared with the mean of the recent stable ones.
+
+    The recent stable answers are those since the previous canary answer.
+    """
 
     def __init__(self, tolerance: TrialTolerance, alpha: float, promote_alpha: float) -> None:
         self._tolerance = tolerance

@@ -1,4 +1,4 @@
-"""Arguments of the Lua scripts: their names, and claims in the form that they read."""
+"""Arguments of the Lua scripts: their names, and claims in the format that the scripts read."""
 
 from maitred.core.counters import LimitClaim
 from maitred.store.counters.link import LuaScript
@@ -22,10 +22,10 @@ def pack_claim(
 
     Args:
         claim: The claim.
-        output: Output tokens that are asked for.
-        least_output: The least output that is of use.
-        last_charged: For a budget: what was charged when it was last seen; -1: never seen.
-        spent: For a budget: what the database says was charged; -1: the database was not asked.
+        output: Number of output tokens that the request asks for.
+        least_output: Smallest number of output tokens that is useful to the request.
+        last_charged: For a budget: the charged total that this gateway saw last; -1 if it never saw one.
+        spent: For a budget: the charged total in the database; -1 if the database was not asked.
     """
     return (
         claim.counter,

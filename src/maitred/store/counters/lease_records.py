@@ -1,7 +1,7 @@
-"""Records of what one gateway may have to report to Redis again.
+"""Records of everything that one gateway may have to report to Redis again.
 
-They hold the leases of this gateway, the settlements that Redis does not have yet, and the charged totals that it saw
-last.
+The records hold the leases of this gateway, the settlements that Redis does not have yet, and the charged totals that
+this gateway saw last.
 """
 
 from collections import deque
@@ -12,9 +12,9 @@ import msgspec
 from maitred.core.counters import CounterKind, CounterState, LimitClaim, Reservation
 
 LATE_SETTLE_S = 60.0
-"""How long a lease is remembered after its end, because it may be settled late."""
+"""Time for which a lease is kept after its end, because its settlement may come late."""
 TOTAL_RETENTION_S = 86400.0
-"""How long a total is kept after it was last seen; after that the database has it."""
+"""Time for which a total is kept after this gateway saw it last; later the database has it."""
 
 
 class LeaseRecord(msgspec.Struct):
@@ -25,9 +25,9 @@ class LeaseRecord(msgspec.Struct):
     expires_s: float
     """Monotonic time at which the lease ends."""
     reported: bool
-    """Whether Redis knows the lease, as far as this gateway knows."""
+    """Whether Redis has the lease, as far as this gateway can say."""
     from_slice: bool
-    """Whether the lease was taken out of this gateway's slices, to which its unused part returns."""
+    """Whether the lease was taken from the slices of this gateway; its unused part then returns to them."""
     settled: bool = False
 
     def to_entries(self) -> list[tuple[str, str, int, float, float]]:
@@ -50,25 +50,25 @@ class LeaseRecords:
         self._totals: dict[str, _Total] = {}
 
     def add(self, reservation: Reservation, output: int, now_s: float, *, reported: bool, from_slice: bool) -> None:
-        """Records a granted lease; with `from_slice` it was taken out of the slices, otherwise Redis granted it."""
+        """Records a granted lease, which came from the slices (`from_slice`) or else from Redis."""
         self.leases[reservation.lease] = LeaseRecord(
             reservation.claims, output, now_s + reservation.lease_s, reported=reported, from_slice=from_slice
         )
 
     def renew(self, leases: Iterable[str], lease_s: float, now_s: float) -> None:
-        """Extends those of the leases that have not ended."""
+        """Extends each of the leases that has not ended."""
         for lease in leases:
             record = self.leases.get(lease)
             if record is not None and record.expires_s > now_s:
                 record.expires_s = now_s + lease_s
 
     def mark_unreported(self) -> None:
-        """Marks all leases as unreported: Redis was away, and may have lost its data."""
+        """Marks all leases as unreported, because Redis was unreachable and may have lost its data."""
         for record in self.leases.values():
             record.reported = False
 
     def unreported_leases(self, limit: int) -> list[str]:
-        """Returns up to `limit` leases that Redis may not know."""
+        """Returns up to `limit` leases that Redis may not have."""
         found: list[str] = []
         for lease, record in self.leases.items():
             if not record.reported:
@@ -78,7 +78,7 @@ class LeaseRecords:
         return found
 
     def expire(self, now_s: float) -> list[LeaseRecord]:
-        """Forgets leases that ended long ago; returns those that just ended and were taken out of the slices."""
+        """Removes leases that ended long ago, and returns the slice leases that have just ended."""
         ended: list[LeaseRecord] = []
         for lease, record in list(self.leases.items()):
             if record.expires_s > now_s:
@@ -99,14 +99,14 @@ class LeaseRecords:
                 self._totals[claim.counter] = _Total(charged, claim.ends_s or 0.0, now_s)
 
     def update_totals(self, totals: Mapping[str, int]) -> None:
-        """Raises the recorded totals to those that Redis reported after a settlement."""
+        """Increases the recorded totals to the totals that Redis reported after a settlement."""
         for counter, charged in totals.items():
             total = self._totals.get(counter)
             if total is not None:
                 total.charged = max(total.charged, charged)
 
     def last_total(self, counter: str) -> int:
-        """Returns the charged total that this gateway saw last; -1: it never saw one."""
+        """Returns the charged total that this gateway saw last, or -1 if it never saw one."""
         total = self._totals.get(counter)
         return -1 if total is None else total.charged
 
@@ -115,6 +115,6 @@ class LeaseRecords:
         return [(counter, total.charged, total.ends_s) for counter, total in self._totals.items()]
 
     def forget_totals(self, now_s: float) -> None:
-        """Forgets totals that have not been seen for a day."""
+        """Removes totals that this gateway has not seen for a day."""
         for counter in [name for name, total in self._totals.items() if total.seen_s + TOTAL_RETENTION_S <= now_s]:
             del self._totals[counter]

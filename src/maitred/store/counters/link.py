@@ -1,9 +1,9 @@
-"""Connection to Redis: one script is one round trip, and every failure is `LinkLost`.
+"""Connection to Redis: each script call is one round trip, and every failure raises `LinkLost`.
 
-All calls share one connection and are answered in the order in which they were made: Redis runs one script at a time
-anyway, and a reply about this gateway's slices is never overtaken by a later one. Any failure (no route, no reply in
-time, a Redis that is loading, read-only or full) is `LinkLost`: the caller goes on without Redis. No call is retried
-here, because a call whose reply was lost may have been carried out.
+All calls share one connection, and Redis answers them in the order of the calls: Redis runs only one script at a time
+in any case, and no reply about the slices of this gateway arrives after a newer one. Any failure (no route, no reply in
+time, or a Redis that is loading, read-only or full) raises `LinkLost`, and the caller continues without Redis. This
+module never retries a call, because Redis may have executed a call whose reply was lost.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ except ModuleNotFoundError:
 
 _SCRIPTS = resources.files(__package__) / "scripts"
 _MAX_TIMEOUTS = 8
-"""Longest time of a call, in timeouts, as long as Redis answers calls that came before it."""
+"""Longest time of a call, as a number of timeouts, while Redis still answers earlier calls."""
 
 
 class LinkLost(Exception):
-    """Failure of Redis: a call did not run, or it is not known whether it ran."""
+    """Failure of Redis: a call was not executed, or its result is unknown."""
 
 
 class LuaScript:
-    """Script of the folder `scripts/`, with the text that all scripts share in front.
+    """Script from the folder `scripts/`, preceded by the text that all scripts share.
 
     Args:
         name: Its file name without the extension.
@@ -54,14 +54,14 @@ class RedisLink:
     Args:
         url: Address of Redis.
         namespace: First part of every key.
-        timeout_s: How long Redis may be silent while calls wait before it counts as away.
+        timeout_s: Longest time without a reply while calls wait; after it Redis counts as unreachable.
     """
 
     def __init__(self, url: Secret, namespace: str, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._prefix = f"{{{namespace}}}"
-        # The pool only reads the URL. What bounds the time is here: redis-py's own timeouts can swallow a cancellation
-        # on Python 3.11, and know nothing of the other calls.
+        # The connection pool is used only to parse the URL. This class enforces the timeouts itself: the timeouts of
+        # redis-py can lose a cancellation on Python 3.11, and they do not consider the other calls.
         self._new_connection: Callable[[], AbstractConnection] = ConnectionPool.from_url(
             url.reveal(), retry=Retry(NoBackoff(), 0), protocol=2, decode_responses=False, socket_timeout=None
         ).make_connection
@@ -108,7 +108,7 @@ class RedisLink:
             reply = self._pending.popleft()
             if not reply.done():
                 reply.set_exception(error)
-                reply.exception()  # Its caller may have left.
+                reply.exception()  # The caller may have stopped waiting.
 
     async def call(self, script: LuaScript, arguments: Mapping[str, object]) -> list[Any]:
         """Runs a script and returns its reply.
@@ -141,7 +141,7 @@ class RedisLink:
                 if silent_s >= self._timeout_s or loop.time() - sent_s >= self._timeout_s * _MAX_TIMEOUTS:
                     raise LinkLost(f"no answer within {self._timeout_s} s")
                 await asyncio.wait((reply,), timeout=self._timeout_s - silent_s)
-                # A reply that came while this process was busy with other things is not late.
+                # A reply that arrived while this process was busy is not late.
                 for _ in range(3):
                     if not reply.done():
                         await asyncio.sleep(0)
@@ -149,13 +149,13 @@ class RedisLink:
         except NoScriptError:
             raise
         except (RedisError, OSError, RuntimeError, LinkLost) as error:
-            # RuntimeError: uvloop's, for writing to a transport that it closed in this very turn.
+            # uvloop raises RuntimeError for a write to a transport that it closed in the same loop iteration.
             lost = error if isinstance(error, LinkLost) else LinkLost(str(error) or type(error).__name__)
             self.fail(lost)
             raise lost from error
 
     async def _read(self, connection: AbstractConnection) -> None:
-        """Hands each reply to its call, until the connection ends."""
+        """Gives each reply to the call that waits for it, until the connection ends."""
         error = LinkLost("the connection ended")
         try:
             while True:

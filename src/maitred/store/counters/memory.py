@@ -1,8 +1,8 @@
 """Counters in the memory of one gateway.
 
-A step is a synchronous function of a `CounterTable`, so no other step can come between its reads and its writes. Only a
-budget that is used for the first time needs more: the ledger is asked for what was already charged to it, once however
-many requests use it at the same time, and the step is repeated when that is known.
+Each step is a synchronous function of a `CounterTable`, so no other step can run between its reads and its writes. Only
+a budget that is used for the first time needs more: the ledger is asked once for its charged total, even if many
+requests use the budget at the same time, and the step is repeated when the total is known.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from maitred.core.counters import CounterState, LimitClaim, Reservation, Reserva
 from maitred.store.counters.table import CounterTable, CounterTableSize
 
 ReadSpent = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]
-"""Function that reads what budgets have been charged so far; a budget that is missing was charged nothing."""
+"""Function that reads the charged totals of budgets; a budget that is missing has a total of 0."""
 
 _FAR_PAST_S = -1e9
-"""Time since which every bucket has been full."""
+"""Start time from which every bucket counts as full."""
 
 
 class MemoryCounters:
@@ -25,11 +25,12 @@ class MemoryCounters:
 
     Args:
         clock: Leases and buckets use its monotonic time, budgets its wall time.
-        read_spent: Called once for each new budget. Without it budgets begin with nothing charged.
+        read_spent: Called once for each new budget; without this function every budget begins with a charged total of
+            0.
 
     Attributes:
-        settles_immediately: Always True: settling is an addition.
-        healthy: Always True: there is no connection to lose.
+        settles_immediately: Always True, because settling only changes numbers in memory.
+        healthy: Always True, because there is no connection that could fail.
     """
 
     settles_immediately = True
@@ -42,21 +43,21 @@ class MemoryCounters:
         self._pending_opens: dict[str, _PendingOpen] = {}
 
     def size(self) -> CounterTableSize:
-        """Returns how much is kept in memory."""
+        """Returns the number of counters and leases that are held in memory."""
         return self._table.size()
 
     def restore_buckets(
         self, taken: Mapping[str, Sequence[tuple[float, int]]], since_s: float, longest_refill_s: float
     ) -> None:
-        """Restores the buckets of the process before this one; must be called before anything is reserved.
+        """Restores the buckets of the previous process; call it before the first reservation.
 
         No bucket is fuller than it would be had this process lived all the time, if `taken` has all that was taken
-        since then: unsettled reservations whole, and no amount earlier than it was taken. A bucket that has been busy
-        ever since may be emptier.
+        since then: unsettled reservations whole, and no amount earlier than it was taken. A bucket that was in use all
+        the time may be emptier.
 
         Args:
-            taken: Bucket -> ascending wall times, and what was taken at each.
-            since_s: Wall time before which usage is not known: buckets count as empty then.
+            taken: Maps each bucket to ascending wall times with the amount that was taken at each time.
+            since_s: Wall time before which the usage is unknown; every bucket counts as empty at this time.
             longest_refill_s: Time within which every bucket refills.
         """
         now_us, wall_us = self._now_us(), int(self._clock.wall_s() * 1e6)
@@ -71,7 +72,7 @@ class MemoryCounters:
         """Reserves all claims or none. Implements `Counters.reserve`.
 
         Raises:
-            StoreUnavailable: A budget is new here, and what was charged to it cannot be read.
+            StoreUnavailable: A budget is new in this process, and its charged total cannot be read.
         """
         clock = self._clock
         while (result := self._table.reserve(reservation, int(clock.monotonic_s() * 1e6), clock.wall_s())) is None:
@@ -91,7 +92,7 @@ class MemoryCounters:
         """Returns the state of counters. Implements `Counters.read`.
 
         Raises:
-            StoreUnavailable: A budget is new here, and what was charged to it cannot be read.
+            StoreUnavailable: A budget is new in this process, and its charged total cannot be read.
         """
         await self._ensure_open(claims)
         return self._table.read(claims, self._now_us(), self._clock.wall_s())
@@ -102,7 +103,8 @@ class MemoryCounters:
     async def _ensure_open(self, claims: Sequence[LimitClaim]) -> None:
         """Waits until all budgets of the claims are open.
 
-        Returns without a pause once they are: no other task can run before the caller's next step.
+        The method returns without yielding once all budgets are open, so no other task can run before the next step of
+        the caller.
         """
         while self._read_spent is not None and (unopened := self._table.unopened_budgets(claims)):
             to_open = {claim.counter: claim for claim in unopened if claim.counter not in self._pending_opens}
@@ -122,7 +124,8 @@ class MemoryCounters:
             for counter, claim in claims.items():
                 self._table.open_budget(claim, charged.get(counter, 0), self._now_us())
         except Exception as error:
-            # Waiting callers fail with this error. If this caller is cancelled instead, the next one asks.
+            # Waiting callers fail with this error. If this caller is cancelled instead, the next waiting caller reads
+            # the totals.
             pending.error = error
             raise
         finally:

@@ -1,30 +1,30 @@
 """Counters on Redis, for several gateways.
 
-Every method is one script that Redis runs as one step, by its own clock. While Redis answers, limits and budgets are
-exact: no race can overspend them. What remains for one gateway is what is not reserved, less the *slices* that the
-other gateways hold in advance (see `slices`).
+Each method is one script, which Redis runs as one atomic step by its own clock. While Redis answers, limits and budgets
+are exact: concurrent requests cannot exceed them. The amount that remains for one gateway is the unreserved amount,
+minus the *slices* that the other gateways hold in advance (see `slices`).
 
-While Redis is away, each gateway goes on with its slices. **The overshoot is bounded**: together the gateways pass a
-pool or a budget by no more than the sum of their slices, which is ``gateways x slice_share`` of the capacity, or of
-what remained of the budget; a bucket by as much, and by ``slice_share`` of its rate for as long as that gateway is cut
-off. A request adds to this only if other gateways could not see its reservation, because its gateway was cut off for
-longer than its lease, or for longer than `recovery_s` from a Redis that lost its data; it is charged all the same. A
-claim that neither Redis nor a slice covers raises `StoreUnavailable`.
+While Redis cannot be reached, each gateway continues with its slices. **The overshoot is bounded**: all gateways
+together exceed a pool or a budget by at most the sum of their slices, which is ``gateways x slice_share`` of the
+capacity of the pool or of the amount that remained of the budget; they exceed a bucket by the same amount, plus
+``slice_share`` of its rate for the time without Redis. A request adds to this overshoot only if the other gateways
+could not see its reservation, because its gateway had no connection to Redis for longer than its lease, or for longer
+than `recovery_s` while Redis had lost its data; such a request is still charged. A claim that neither Redis nor a slice
+covers raises `StoreUnavailable`.
 
-When Redis is back:
+When Redis answers again:
 
-1. The gateway reports its leases and the last charged totals that it saw to Redis, and settles what it could not
-   settle, in order. Budgets never go backwards: the largest total that is known counts.
-2. If Redis lost its data, it takes no reservations for `recovery_s`, so that all gateways can do this. They use their
-   slices meanwhile.
-3. Slices are renewed, and reservations go to Redis again.
+1. The gateway reports its leases and the charged totals that it saw last to Redis, and then sends its pending
+settlements in their order. The charged total of a budget never decreases: Redis keeps the largest known total. 2. If
+Redis lost its data, it takes no reservations for `recovery_s`, so that all gateways can do this. The gateways use their
+slices during that time. 3. The gateway renews its slices, and sends reservations to Redis again.
 
-If a gateway comes back to an empty Redis later than that, Redis has already read the totals of the database, and what
-the gateway granted meanwhile is charged a second time. So at most its slices are overcharged, and nothing is
-undercharged.
+If a gateway reconnects to an empty Redis after `recovery_s`, Redis has already read the totals from the database, and
+usage that the gateway granted in the meantime is charged a second time. The overcharge is therefore at most the slices
+of that gateway, and nothing is undercharged.
 
-Redis must not evict keys (``maxmemory-policy noeviction``). A settlement whose answer was lost is repeated; it counts
-once if Redis is back within a quarter of an hour, and at most twice if later, never not at all.
+Redis must not evict keys (``maxmemory-policy noeviction``). A settlement whose reply was lost is sent again; it counts
+exactly once if Redis answers within a quarter of an hour, and once or twice if Redis answers later.
 """
 
 import asyncio
@@ -41,26 +41,26 @@ from maitred.store.counters.link import LinkLost, LuaScript
 from maitred.store.counters.session import MAX_PER_CALL, CounterMode, CountersState, RedisSession
 
 ReadSpent = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]
-"""Function that reads what budgets have been charged so far; a budget that is missing was charged nothing."""
+"""Function that reads the charged totals of budgets; a budget that is missing has a total of 0."""
 
 _MAX_ATTEMPTS = 4
-"""How often a call is sent, because Redis may need the charged totals of budgets that are new to it."""
+"""Attempts of one call, because Redis may need the charged totals of budgets that are new to it."""
 
 
 class RedisCounters:
     """Counters shared by several gateways. Implements `maitred.core.counters.Counters`.
 
-    Used as a context manager, it renews its slices while it is entered.
+    The object is a context manager, which renews the slices while it is entered.
 
     Args:
         config: Settings; the `url` must be set.
-        clock: Clock of this gateway; Redis has its own.
-        gateway_id: Unique among the gateways that run.
-        read_spent: Reads what was charged to budgets so far, from the database.
-        offset_s: Added to Redis' clock. For tests.
+        clock: Clock of this gateway; Redis uses its own clock.
+        gateway_id: Identifier of this gateway, unique among the running gateways.
+        read_spent: Reads the charged totals of budgets from the database.
+        offset_s: Seconds that are added to the clock of Redis, for tests.
 
     Raises:
-        ConfigInvalid: The URL is missing, or is not one of a Redis.
+        ConfigInvalid: The URL is missing, or it is not a Redis URL.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class RedisCounters:
         self._read_spent = read_spent
 
     async def __aenter__(self) -> Self:
-        """Connects. Without Redis this gateway starts all the same, and rejects requests until Redis answers."""
+        """Connects to Redis; if Redis does not answer, this gateway starts and rejects requests until it does."""
         await self._session.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Reports what is left and gives the slices back, as far as Redis answers."""
+        """Reports pending settlements and returns the slices, if Redis answers."""
         await self._session.stop()
 
     @property
     def settles_immediately(self) -> bool:
-        """Always False: settling is a call to Redis."""
+        """Returns False always, because settling is a call to Redis."""
         return False
 
     @property
@@ -108,8 +108,8 @@ class RedisCounters:
         """Reserves all claims or none. Implements `Counters.reserve`.
 
         Raises:
-            StoreUnavailable: Redis is away and the slices do not cover the claims; or the database is away, and a
-                budget is new.
+            StoreUnavailable: Redis cannot be reached and the slices do not cover the claims; or a budget is new and the
+                database cannot be reached.
         """
         session, may_be_granted = self._session, False
         reservation = reservation.spelt_out()
@@ -126,14 +126,14 @@ class RedisCounters:
         try:
             return session.reserve_from_slices(reservation)
         except StoreUnavailable:
-            if may_be_granted:  # Redis may have granted the lease, and replied too late.
+            if may_be_granted:  # Redis may have granted the lease and sent its reply too late.
                 session.settle_later(reservation.lease, {})
             raise
 
     async def settle(self, lease: str, amounts: Mapping[str, int]) -> None:
         """Ends a lease and charges what was used. Implements `Counters.settle`.
 
-        Never fails: a settlement that Redis does not take now is repeated later.
+        The method never raises: a settlement that Redis does not accept now is repeated later.
         """
         session = self._session
         if session.mode is CounterMode.SHARED:
@@ -150,7 +150,7 @@ class RedisCounters:
     async def renew(self, leases: Sequence[str], lease_s: float) -> None:
         """Extends the leases. Implements `Counters.renew`.
 
-        Never fails: leases that Redis did not renew are reported to it again later.
+        The method never raises: leases that Redis did not renew are reported to it again later.
         """
         session = self._session
         if session.mode is CounterMode.SHARED:
@@ -167,10 +167,10 @@ class RedisCounters:
     async def read(self, claims: Sequence[LimitClaim]) -> list[CounterState]:
         """Returns the state of counters. Implements `Counters.read`.
 
-        While Redis is away, the state is what this gateway could still grant from its slices.
+        While Redis cannot be reached, the state is the amount that this gateway can still grant from its slices.
 
         Raises:
-            StoreUnavailable: A budget is new, and the database is away.
+            StoreUnavailable: A budget is new, and the database cannot be reached.
         """
         session = self._session
         if session.mode is CounterMode.SHARED:
@@ -194,7 +194,7 @@ class RedisCounters:
             calls.RESERVE, reservation.claims, arguments, reservation.output, reservation.least_output
         )
         if reply[0] == "granted":
-            # Between the reply and now another call may have found that Redis is away, or has lost its data.
+            # Since the reply arrived, another call may have found that Redis cannot be reached or has lost its data.
             session.lease_records.add(
                 reservation, reply[1], started_s, reported=loss_count == session.loss_count, from_slice=False
             )
@@ -212,7 +212,7 @@ class RedisCounters:
         output: int = 0,
         least_output: int = 0,
     ) -> list[Any]:
-        """Calls a script with claims; reads the database for budgets that Redis does not know."""
+        """Calls a script with claims, and reads the database for budgets that Redis does not have."""
         last_total = self._session.lease_records.last_total
         spent: dict[str, int] = {}
         for _ in range(_MAX_ATTEMPTS):

@@ -1,7 +1,7 @@
-"""Session of one gateway with Redis: slices are held in advance, and missed settlements are reported afterwards.
+"""Session of one gateway with Redis: it holds slices in advance and reports missed settlements later.
 
-One task keeps the session up. It renews the slices about once a second while Redis answers; after the first failure
-that task alone tries to reconnect.
+One background task maintains the session. The task renews the slices about once a second while Redis answers; after a
+failure only this task tries to reconnect.
 """
 
 import asyncio
@@ -26,21 +26,21 @@ from maitred.store.counters.slices import SliceBook
 _log = logging.getLogger(__name__)
 
 _SLICE_USE_WINDOW_S = 60.0
-"""Counters that were used within this time have slices."""
+"""Time after its last use for which a counter has a slice."""
 _UPKEEP_INTERVAL_S = 1.0
 MAX_PER_CALL = 100
-"""Most counters or leases in one call, so that no call blocks Redis for long."""
+"""Largest number of counters or leases in one call, so that no call blocks Redis for long."""
 
 
 class CounterMode(Enum):
     """Whether Redis or the slices decide on reservations."""
 
     AWAY = "away"
-    """Redis does not answer: slices decide."""
+    """Redis does not answer, so the slices decide."""
     RECOVERING = "recovering"
-    """Redis answers, but does not know everything yet: slices decide."""
+    """Redis answers but does not have all reports yet, so the slices decide."""
     SHARED = "shared"
-    """Redis answers and decides."""
+    """Redis answers and decides on reservations."""
 
 
 class CountersState(msgspec.Struct, frozen=True):
@@ -48,12 +48,12 @@ class CountersState(msgspec.Struct, frozen=True):
 
     mode: CounterMode
     since_s: float
-    """Wall time since when the mode holds."""
+    """Wall time at which the current mode began."""
     slices: int
-    """Number of counters of which this gateway holds a slice."""
+    """Number of counters for which this gateway holds a slice."""
     leases: int
     unsettled: int
-    """Settlements that Redis does not have yet."""
+    """Number of settlements that Redis does not have yet."""
 
 
 class RedisSession:
@@ -62,9 +62,9 @@ class RedisSession:
     Args:
         config: Settings of the counters.
         url: Address of Redis.
-        clock: Clock of this gateway; Redis has its own.
-        gateway_id: Unique among the gateways that run.
-        offset_s: Added to Redis' clock.
+        clock: Clock of this gateway; Redis uses its own clock.
+        gateway_id: Identifier of this gateway, unique among the running gateways.
+        offset_s: Seconds that are added to the clock of Redis.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RedisSession:
     ) -> None:
         self.mode = CounterMode.AWAY
         self.loss_count = 0
-        """How often the connection to Redis was lost: a reply from before a loss may be void after it."""
+        """Number of lost connections to Redis; a reply from before a loss may be invalid after it."""
         self.slices = SliceBook(config.slice_share)
         self.lease_records = LeaseRecords()
         self._config = config
@@ -97,7 +97,7 @@ class RedisSession:
         self._upkeep_task = asyncio.create_task(self._run_upkeep(), name="redis counters")
 
     async def stop(self) -> None:
-        """Reports what is left and gives the slices back, as far as Redis answers."""
+        """Reports pending settlements and returns the slices, if Redis answers."""
         await self._stop_upkeep()
         try:
             if self.mode is not CounterMode.AWAY:
@@ -131,7 +131,7 @@ class RedisSession:
         """Runs a script for this gateway.
 
         Raises:
-            LinkLost: The script did not run, or it is not known whether it ran.
+            LinkLost: The script was not executed, or its result is unknown.
         """
         reply = await self._link.call(
             script, {**arguments, "epoch": self._epoch, "gateway": self._gateway_id, "offset_s": self._offset_s()}
@@ -155,7 +155,7 @@ class RedisSession:
             self.lease_records.update_totals({counter: int(charged) for counter, charged in reply[1].items()})
 
     def record_states(self, claims: Sequence[LimitClaim], rows: Sequence[Sequence[Any]]) -> list[CounterState]:
-        """Parses the states in a script's reply, and records slices and charged totals among them."""
+        """Parses the states in the reply of a script, and records the slices and charged totals in it."""
         now_s = self._clock.monotonic_s()
         states = []
         for claim, (remaining, reset_s, used, reserved, slice_amount) in zip(claims, rows, strict=True):
@@ -176,7 +176,7 @@ class RedisSession:
                 self._recent_claims[claim.counter] = claim, now_s
 
     def reserve_from_slices(self, reservation: Reservation) -> ReservationGranted:
-        """Takes claims out of the slices.
+        """Takes the claimed amounts from the slices.
 
         Raises:
             StoreUnavailable: The slices do not cover the claims.
@@ -203,7 +203,7 @@ class RedisSession:
             self._changed.set()
 
     def settle_later(self, lease: str, amounts: Mapping[str, int]) -> None:
-        """Queues a settlement until Redis answers; the unused part of a slice's lease returns at once."""
+        """Queues a settlement until Redis answers; unused amounts of a slice return to it immediately."""
         record = self.lease_records.leases.get(lease)
         if record is not None:
             if record.settled:
@@ -214,7 +214,8 @@ class RedisSession:
                 self.slices.settle(record.claims, record.output, amounts, self._clock.monotonic_s())
         self.lease_records.unsettled.append((lease, dict(amounts)))
         if self.mode is CounterMode.RECOVERING:
-            # When Redis opens again, budgets are set to the totals of the database, which will soon include this.
+            # When Redis accepts reservations again, budgets are set to the totals of the database, which will soon
+            # include this amount.
             self._changed.set()
 
     # --- upkeep ---------------------------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ class RedisSession:
             await self._wait(wait_s)
 
     async def _wait(self, wait_s: float) -> None:
-        """Waits for some time, or until the session is woken up."""
+        """Waits for the given time, or until another task wakes this task."""
         try:
             async with asyncio.timeout(wait_s):
                 await self._changed.wait()
@@ -256,7 +257,7 @@ class RedisSession:
             del self._recent_claims[counter]
 
     async def _recover(self) -> None:
-        """Connects and reports what Redis may not know, until the mode is `SHARED`."""
+        """Connects and reports everything that Redis may not have, until the mode is `SHARED`."""
         await self._link.open()
         while True:
             hello = {"fresh": secrets.token_hex(8), "grace_s": self._config.recovery_s, "offset_s": self._offset_s()}
@@ -272,13 +273,13 @@ class RedisSession:
                 break
             self._set_mode(CounterMode.RECOVERING)
             await self._wait(min(opens_in_s, self._config.probe_interval_s))
-        # Nothing was awaited since the last report, so Redis knows every decision of this gateway.
+        # There was no await since the last report, so Redis has every decision of this gateway.
         self._set_mode(CounterMode.SHARED)
         _log.info("The shared counters answer.")
         await self.renew_slices()
 
     async def report_pending(self) -> None:
-        """Reports leases that Redis may not know, then settles queued settlements, until nothing is left."""
+        """Reports leases that Redis may not have, then sends the queued settlements, until none is left."""
         lease_records = self.lease_records
         while True:
             unreported = lease_records.unreported_leases(MAX_PER_CALL)
@@ -320,7 +321,8 @@ class RedisSession:
                 },
             )
             now_s = self._clock.monotonic_s()
-            if self.mode is not CounterMode.SHARED:  # what was granted from the slices meanwhile must not come back
+            # Amounts that were granted from the slices in the meantime must not be added to them again
+            if self.mode is not CounterMode.SHARED:
                 return
             for counter in dropped:
                 self.slices.drop(counter)

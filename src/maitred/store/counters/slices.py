@@ -1,10 +1,10 @@
-"""Slices of the shared counters, from which one gateway grants by itself while these are away.
+"""Slices of the shared counters, from which one gateway grants alone while Redis does not answer.
 
-In good times a gateway holds a small part of every counter that it uses: a *slice*, taken out of the shared counter in
-advance. When the shared counters do not answer, reservations are decided against the slices alone. A rate's slice is
-refilled at its part of the rate; what settling gives back of a slice's reservation returns to the slice; a budget's
-slice is spent once. So all gateways together exceed a limit by no more than the sum of their slices, and a counter
-without a slice grants nothing.
+While the shared counters answer, a gateway holds a small part of every counter that it uses: a *slice*, which is taken
+from the shared counter in advance. When the shared counters do not answer, only the slices decide on reservations. The
+slice of a rate is refilled at its part of the rate; the amount that a settlement returns goes back into the slice; the
+slice of a budget can be spent only once. All gateways together therefore exceed a limit by at most the sum of their
+slices, and a counter without a slice grants nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ RETRY_AFTER_S = 1.0
 
 
 class _Slice:
-    """Slice of one counter: `amount` at the time `at_s`; slices of rates are refilled from then on."""
+    """Slice of one counter, with `amount` at the time `at_s`; slices of rates are refilled from then on."""
 
     __slots__ = ("amount", "at_s", "capacity", "refill_per_s")
 
@@ -38,7 +38,9 @@ class _Slice:
 
 
 class SliceBook:
-    """The slices that this gateway holds. All methods are synchronous, so each is atomic.
+    """Slices that this gateway holds.
+
+    All methods are synchronous, so each is atomic.
 
     Args:
         share: Part of a rate at which its slice is refilled.
@@ -55,7 +57,7 @@ class SliceBook:
         return counter in self._slices
 
     def update(self, claim: LimitClaim, amount: int, now_s: float) -> None:
-        """Sets what this gateway holds of a counter, as the shared counters say; 0: nothing."""
+        """Sets the amount of a counter that this gateway holds, as the shared counters say; 0 removes it."""
         if amount <= 0:
             self._slices.pop(claim.counter, None)
             return
@@ -67,7 +69,7 @@ class SliceBook:
         self._slices.pop(counter, None)
 
     def reserve(self, reservation: Reservation, now_s: float) -> ReservationGranted:
-        """Takes all claims or none out of the slices.
+        """Takes the amounts of all claims from the slices, or takes nothing.
 
         Raises:
             StoreUnavailable: A slice is missing or too small.
@@ -90,13 +92,13 @@ class SliceBook:
         return ReservationGranted(output, self.states(reservation.claims, now_s))
 
     def settle(self, claims: Sequence[LimitClaim], output: int, amounts: Mapping[str, int], now_s: float) -> None:
-        """Ends a reservation from the slices: its unused part returns to them."""
+        """Ends a reservation from the slices and returns its unused part to them."""
         for claim in claims:
             used = 0 if claim.kind is CounterKind.POOL else amounts.get(claim.counter, 0)
             self._add(claim.counter, claim.amount(output) - used, now_s)
 
     def states(self, claims: Sequence[LimitClaim], now_s: float) -> list[CounterState]:
-        """Returns what could be granted now; nothing of a counter without a slice."""
+        """Returns the amounts that could be granted now; a counter without a slice grants nothing."""
         return [CounterState(claim.capacity, self._remaining(claim, now_s), 0.0) for claim in claims]
 
     def _remaining(self, claim: LimitClaim, now_s: float) -> int:

@@ -1,8 +1,8 @@
-"""Table of all counters of one process and the leases on them. Pure: time is an argument.
+"""Table of all counters and leases of one process; callers pass the time, so it is deterministic.
 
-Nothing runs in the background. Each call first ends the leases whose time is over, and checks a few counters that may
-be forgotten: buckets that are full again, pools that are free, and budgets whose window has passed. So the table is
-bounded by the counters in use and the leases that run, not by all counters that were ever used.
+The table has no background task. Each call first ends the expired leases, and then checks a few counters that may be
+removable: full buckets, free pools, and budgets whose window has passed. The size of the table therefore depends on the
+counters in use and the running leases, and not on all counters that were ever used.
 """
 
 import math
@@ -24,15 +24,18 @@ from maitred.store.counters.tallies import BudgetTally, Tally, new_tally, restor
 from maitred.store.counters.tally_group import TallyGroup
 
 LATE_SETTLE_S = 3600.0
-"""How long after its end a lease can still be settled; later, only the ledger counts its usage."""
+"""Time after its end in which a lease can be settled; later, only the ledger counts its usage."""
 
 _IDLE_CHECK_US = 60_000_000
-"""Least time between two checks whether a counter may be forgotten."""
+"""Shortest time between two checks whether a counter can be removed."""
 _MAX_IDLE_CHECKS = 16
-"""Most counters that one call checks: many windows end at midnight, and no request may wait for all of them."""
+"""Largest number of counters that one call checks, because many windows end at midnight.
+
+The bound keeps any one request from waiting for all these checks.
+"""
 _MAX_STALE_ENDS = 64
 _MAX_GROUPS = 4096
-"""Most cached groups; beyond that the cache is cleared."""
+"""Largest number of cached groups; above this number the cache is cleared."""
 _NEVER_US = 2**62
 
 _BUDGET = CounterKind.BUDGET
@@ -44,11 +47,11 @@ class CounterTableSize(msgspec.Struct, frozen=True):
 
     counters: int
     leases: int
-    """Leases that run."""
+    """Number of leases that are running."""
     expired: int
-    """Leases that ended without being settled, and may yet be settled."""
+    """Number of leases that expired without a settlement, and can still be settled."""
     ends: int
-    """Entries of the heap of lease ends."""
+    """Number of entries of the heap of lease ends."""
 
 
 class _Lease(msgspec.Struct):
@@ -58,54 +61,59 @@ class _Lease(msgspec.Struct):
 
 
 class CounterTable:
-    """Table of counters. Every method is one atomic step; times must not go backwards.
+    """Table of counters, in which every method is one atomic step.
+
+    Times must not decrease from call to call.
 
     Args:
-        opens_budgets: Whether unknown budgets begin as never charged; otherwise they must be opened before.
+        opens_budgets: True: an unknown budget begins with a charged total of 0; False: it must be opened first.
     """
 
     def __init__(self, *, opens_budgets: bool = True) -> None:
         self._opens_budgets = opens_budgets
         self._tallies: dict[str, Tally] = {}
         self._groups: dict[int, TallyGroup] = {}
-        """Groups of claims that are used repeatedly as the same object, by its identity.
+        """Cached groups by the identity of the claims object, for claims that are used repeatedly.
 
-        While a group is here, each of its tallies is the one in `_tallies`.
+        While a group is cached, each of its counter states is the one in `_tallies`.
         """
         self._next_check_us = 0
         """Time before which no lease ends and no counter is checked."""
         self._leases: dict[str, _Lease] = {}
         self._end_heap: list[tuple[int, str]] = []
-        """Heap of times at which to check a lease, at its end at the latest; renewals leave early entries."""
+        """Heap of the times at which leases are checked, at the latest at their ends.
+
+        A renewal leaves the earlier entry in the heap.
+        """
         self._expired: dict[str, Sequence[LimitClaim]] = {}
         self._expired_ends: deque[tuple[int, str]] = deque()
-        """Expired leases, and some that were settled since, with the time until which they can be settled."""
+        """Expired leases, and some settled ones, each with the last time at which it can be settled."""
         self._idle_heap: list[tuple[int, str]] = []
-        """Heap of the times at which to check whether a counter may be forgotten; one entry for each."""
+        """Heap of the times at which counters are checked for removal; one entry for each counter."""
         self._restored_usage: dict[str, Sequence[tuple[int, int]]] = {}
         self._restored_since_us = self._restored_until_us = -(2**62)
 
     def size(self) -> CounterTableSize:
-        """Returns the size of the table now."""
+        """Returns the current size of the table."""
         return CounterTableSize(len(self._tallies), len(self._leases), len(self._expired), len(self._end_heap))
 
     def unopened_budgets(self, claims: Sequence[LimitClaim]) -> list[LimitClaim]:
-        """Returns the claims whose budgets must be opened before anything is reserved of them."""
+        """Returns the claims whose budgets must be opened before amounts of them can be reserved."""
         if self._opens_budgets:
             return []
         return [claim for claim in claims if claim.kind is _BUDGET and claim.counter not in self._tallies]
 
     def open_budget(self, claim: LimitClaim, charged: int, now_us: int) -> None:
-        """Opens a budget that is new here, with what was charged to it before."""
+        """Opens a budget that is new in this table, with its earlier charged total."""
         self._add_tally(claim.counter, BudgetTally(claim, charged), now_us)
 
     def restore_buckets(self, taken: Mapping[str, Sequence[tuple[int, int]]], since_us: int, until_us: int) -> None:
         """Restores what was taken from buckets before this table was made.
 
         Args:
-            taken: Bucket -> ascending times, and what was taken at each.
+            taken: Maps each bucket to ascending times with the amount that was taken at each time.
             since_us: Time at which all buckets count as empty.
-            until_us: Time by which all buckets are full again, whatever was taken.
+            until_us: Time at which all buckets are full again, independent of the taken amounts.
         """
         self._restored_usage, self._restored_since_us, self._restored_until_us = dict(taken), since_us, until_us
         self._next_check_us = since_us
@@ -116,10 +124,10 @@ class CounterTable:
         """Reserves all claims or none, as `core.counters.Counters.reserve` does.
 
         Returns:
-            The grant or denial; None: a budget is not known and must be opened first.
+            The grant or the denial, or None if a budget is unknown and must be opened first.
 
         Raises:
-            ValueError: The lease exists, or two claims are on one counter.
+            ValueError: The lease exists already, or two claims use the same counter.
         """
         if now_us >= self._next_check_us:
             self._advance(now_us, wall_s)
@@ -162,7 +170,7 @@ class CounterTable:
             self._charge_late(expired, amounts, now_us)
 
     def renew(self, leases: Sequence[str], lease_s: float, now_us: int, wall_s: float) -> None:
-        """Extends the leases, as `core.counters.Counters.renew` does."""
+        """Extends the end of the leases, as `core.counters.Counters.renew` does."""
         self._advance(now_us, wall_s)
         ends_us = now_us + int(lease_s * 1e6)
         for id_ in leases:
@@ -186,10 +194,10 @@ class CounterTable:
         """Makes the group of claims that are new, or whose counters have changed.
 
         Returns:
-            The group; None: a budget must be opened first.
+            The group, or None if a budget must be opened first.
 
         Raises:
-            ValueError: Two claims are on one counter.
+            ValueError: Two claims use the same counter.
         """
         tallies: list[Tally] = []
         for claim in claims:
@@ -204,7 +212,10 @@ class CounterTable:
         return TallyGroup(claims, tallies)
 
     def _make_tally(self, claim: LimitClaim, now_us: int) -> Tally:
-        """Makes the tally of a counter that has none. A bucket that is not full is added at once."""
+        """Makes the state of a counter that has none.
+
+        A bucket that is not full is added to the table at once.
+        """
         if claim.kind is not _BUCKET or self._restored_until_us <= now_us:
             return new_tally(claim, now_us)
         bucket = restore_bucket(claim, self._restored_since_us, self._restored_usage.pop(claim.counter, ()), now_us)
@@ -218,7 +229,7 @@ class CounterTable:
         self._next_check_us = min(self._next_check_us, now_us + _IDLE_CHECK_US)
 
     def _add_group(self, group: TallyGroup, now_us: int) -> None:
-        """Adds the tallies of a group that something was taken from, and caches it for the same claims."""
+        """Adds the counter states of a group from which an amount was taken, and caches the group."""
         for claim, tally in zip(group.claims, group.tallies, strict=True):
             if claim.counter not in self._tallies:
                 self._add_tally(claim.counter, tally, now_us)
@@ -228,7 +239,7 @@ class CounterTable:
             self._groups[id(group.claims)] = group
 
     def _schedule_end(self, ends_us: int, lease: str) -> None:
-        """Schedules a check of a lease at a time."""
+        """Schedules the check of a lease at the given time."""
         heappush(self._end_heap, (ends_us, lease))
         if ends_us < self._next_check_us:
             self._next_check_us = ends_us
@@ -241,7 +252,7 @@ class CounterTable:
                 tally = self._make_tally(claim, now_us)
                 if claim.counter not in self._tallies:
                     self._add_tally(claim.counter, tally, now_us)
-            # A budget without a tally ended with its window; a pool had only to be freed.
+            # A budget without a state ended with its window; a pool needs no charge.
             if tally is not None:
                 tally.charge(used, now_us)
 
@@ -281,7 +292,7 @@ class CounterTable:
 
 
 def _fitting_output(reservation: Reservation, remaining: Sequence[int]) -> int:
-    """Returns the most output that fits; -1 if a claim that does not clamp does not fit."""
+    """Returns the largest output that fits, or -1 if a claim that cannot be reduced does not fit."""
     output, size = reservation.output, reservation.size
     for claim, available in zip(reservation.claims, remaining, strict=True):
         if claim.hard and max(available, 0) < claim.amount(reservation.output, size):
@@ -301,7 +312,7 @@ def _make_denied(reservation: Reservation, group: TallyGroup, remaining: list[in
         if not claim.hard or amount <= max(available, 0):
             continue
         wait_s = tally.wait_s(claim, amount, wall_s)
-        # A claim whose wait is unknown is named only when no other claim denies.
+        # The denial names a claim with an unknown wait only if no other claim is denied.
         rank_s = -1.0 if wait_s is None else wait_s
         if rank_s > longest_s:
             worst_claim, longest_s = index, rank_s

@@ -1,8 +1,8 @@
-"""Group of the tallies that one set of claims is on.
+"""Group of counter states that belong to one set of claims.
 
-All requests of one key to one model claim the same: the same counters, in the same order, for a size of their own. So
-the tallies are looked up once, and a request reserves and settles in one pass over them, with additions in place of
-look-ups and calls.
+All requests of one key to one model claim the same counters in the same order; only the amounts differ by request size.
+The counter states are therefore looked up once, and a request reserves and settles in one pass over them, with
+additions instead of look-ups and calls.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,13 @@ _UNSET_STATE = CounterState(0, 0, 0.0)
 
 
 class TallyGroup:
-    """Tallies of one set of claims; each step is one pass over them. Amounts are lists in the order of the claims.
+    """Counter states of one set of claims; each step is one pass over them.
+
+    Amounts are lists in the order of the claims.
 
     Args:
-        claims: The claims, no two of them on one counter.
-        tallies: The tally of each claim.
+        claims: The claims; each uses a different counter.
+        tallies: The counter state of each claim.
     """
 
     __slots__ = ("_buckets", "_budgets", "_capacities", "_pools", "_terms", "claims", "tallies")
@@ -26,7 +28,7 @@ class TallyGroup:
     def __init__(self, claims: Sequence[LimitClaim], tallies: Sequence[Tally]) -> None:
         self.claims = claims
         self.tallies = tallies
-        # What each step needs of every claim, in one list.
+        # This list has the values of every claim that each step needs.
         self._capacities = [(claim.capacity, tally) for claim, tally in zip(claims, tallies, strict=True)]
         self._terms = [(claim.fixed, claim.per_prompt, claim.per_output, claim.divisor) for claim in claims]
         self._buckets: list[tuple[int, LimitClaim, TokenBucket]] = []
@@ -41,13 +43,13 @@ class TallyGroup:
                 self._pools.append((number, claim, tally))
 
     def refresh_remaining(self, now_us: int) -> list[int]:
-        """Refreshes the buckets and returns what remains of each claim; negative after an overcharge."""
+        """Refreshes the buckets and returns the rest of each claim; negative after an overcharge."""
         for _, claim, bucket in self._buckets:
             bucket.refresh(claim, now_us)
         return [capacity - tally.taken for capacity, tally in self._capacities]
 
     def amounts(self, output: int, size: RequestSize) -> list[int]:
-        """Returns what a request of this size claims for that much output of each choice.
+        """Returns the amounts that a request of this size claims for that output of each choice.
 
         The arithmetic is that of `LimitClaim.amount`, inlined.
         """
@@ -58,7 +60,7 @@ class TallyGroup:
         ]
 
     def take(self, amounts: Sequence[int], now_us: int) -> None:
-        """Reserves amounts, at the time of the last refresh."""
+        """Reserves amounts at the time of the last refresh."""
         for number, _, bucket in self._buckets:
             bucket.lease_count += 1
             bucket.take(amounts[number], now_us)
@@ -70,7 +72,7 @@ class TallyGroup:
             budget.taken += amounts[number]
 
     def settle(self, taken: Sequence[int], used: Mapping[str, int], now_us: int) -> None:
-        """Ends a reservation: charges what was used, by counter, and gives the rest back."""
+        """Ends a reservation: charges the used amount of each counter and returns the rest."""
         for number, claim, bucket in self._buckets:
             bucket.lease_count -= 1
             amount = used[claim.counter] if claim.counter in used else 0  # noqa: SIM401 - spares a call for each
@@ -86,7 +88,7 @@ class TallyGroup:
             budget.taken += amount - taken[number]
 
     def states(self, wall_s: float) -> list[CounterState]:
-        """Returns the states of all counters, as of the last refresh and what was taken since."""
+        """Returns the states of all counters, as of the last refresh and the later changes."""
         states = [_UNSET_STATE] * len(self.claims)
         for number, claim, bucket in self._buckets:
             remaining = claim.capacity - bucket.taken

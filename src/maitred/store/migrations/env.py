@@ -11,6 +11,6 @@ from maitred.store.schema import metadata
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
-    transactional_ddl=True,  # SQLite can, although Alembic does not count on it.
+    transactional_ddl=True,  # SQLite supports this, although Alembic assumes that it does not.
 )
 context.run_migrations()

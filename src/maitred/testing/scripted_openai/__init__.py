@@ -1,18 +1,18 @@
-"""A scripted server of the OpenAI API whose times are exactly known: what a load tester is proven against.
+"""Scripted server of the OpenAI API with exactly known times, to verify load testers.
 
-It is a process of its own, without a model, fast enough for 100,000 events per second on one core, and it notes for
-every event when it was due and when it was sent. In a test::
+It is a separate process without a model, and handles 100,000 events per second on one core. For every event it records
+when it was due and when it was sent. Use in a test::
 
     with scripted_openai(Script(ttft=Times(mean_s=0.2, cv=0.5))) as server:
         ...  # ask server.url
         truth = server.truth()
 
-and by hand::
+Use on the command line::
 
     python -m maitred.testing.scripted_openai --port 8001 --script '{"itl": {"mean_s": 0.05}}' --log truth.json
 
-The way of a request is the way through the modules: `server` reads it, `answers` makes of it and the `script` the
-bytes and the gaps between them, `timetable` says when each is due, `truth` is what happened.
+A request passes through the modules in this order: `server` reads it; `answers` uses it and the `script` to make the
+bytes and the gaps between them; `timetable` holds when each is due; `truth` records what happened.
 """
 
 from maitred.testing.scripted_openai.process import ScriptedOpenAI, scripted_openai

@@ -1,7 +1,7 @@
-"""From a request and the script to the bytes of its answer and the gaps between them. Pure: no clock, no socket.
+"""Answers from requests and the script: the bytes and the gaps. Pure: no clock, no socket.
 
-The text of an answer counts: ``0 1 2 3 …``, one number per token, so a client can tell that nothing is missing. The
-events of plain streams are made once and shared by all requests; only the last send of each is its own.
+The text of an answer is ``0 1 2 3 …``, one number per token, so a client can check that nothing is missing. The events
+of plain streams are made once and shared by all requests; only the last send of each stream is individual.
 """
 
 import random
@@ -21,17 +21,17 @@ _question = msgspec.json.Decoder(Question)
 
 @dataclass(slots=True)
 class AnswerSchedule:
-    """Schedule of an answer: what is sent, and when.
+    """Schedule of an answer: the bytes to send, and their times.
 
     Attributes:
-        head: Sent as soon as the request has its turn.
-        sends: The bytes of every further send.
-        gaps_s: As many times in seconds: from the head, or from the send before, to each.
-        events_per_send: Events that each send completes; None: one.
-        ending: What happens afterwards.
-        end: What to call it in the log.
-        takes_turn: Whether it counts as one of the concurrent requests.
-        shared: Where all sends but the last stand at their own places, for all answers of a kind; None: nowhere.
+        head: Bytes that are sent when the processing of the request begins.
+        sends: Bytes of each further send.
+        gaps_s: Gap before each send, in seconds: from the head, or from the send before.
+        events_per_send: Number of events that each send completes; None: one each.
+        ending: Ending of the connection after the last send.
+        end: Name of the ending in the log.
+        takes_turn: Whether the request counts as one of the concurrent requests.
+        shared: Shared list of all sends but the last, for all answers of this kind; None: nothing is shared.
     """
 
     head: bytes
@@ -50,11 +50,11 @@ class AnswerSchedule:
 
 
 class AnswerFactory:
-    """Makes the answers of one script.
+    """Factory of the answers of one script.
 
     Args:
-        script: What they are like.
-        created: Unix time that they carry.
+        script: Script of the answers.
+        created: Unix time in the answers.
     """
 
     def __init__(self, script: ServerScript, created: int = 0) -> None:
@@ -64,18 +64,18 @@ class AnswerFactory:
         self._chunks: dict[bool, list[bytes]] = {True: [], False: []}
 
     def models(self) -> bytes:
-        """The response to ``GET /v1/models``."""
+        """Returns the response to ``GET /v1/models``."""
         model = {"id": self._script.model, "object": "model", "created": self._created, "owned_by": "script"}
         return response(200, {"object": "list", "data": [model]})
 
     def answer(self, number: int, *, chat: bool, body: bytes, least_gap_s: float = 0.0) -> AnswerSchedule:
-        """The answer to one request.
+        """Makes the answer to one request.
 
         Args:
-            number: Of the request.
-            chat: Whether it is a chat completion; else a completion of text.
-            body: JSON.
-            least_gap_s: The server's capacity now, as time per event; for answers that are not streamed.
+            number: Number of the request.
+            chat: Whether it is a chat completion; otherwise a text completion.
+            body: Body of the request in JSON.
+            least_gap_s: Least time per event at the server's current capacity; for answers that are not streamed.
         """
         try:
             question, unreadable = _question.decode(body), ""
@@ -97,7 +97,7 @@ class AnswerFactory:
     def _answer(
         self, question: Question, faults: list[ScriptedFault], rng: random.Random, *, chat: bool, least_gap_s: float
     ) -> AnswerSchedule:
-        """One that begins as an answer should."""
+        """Makes an answer that begins normally."""
         script = self._script
         ttft_s = script.ttft.draw(rng)
         tokens = max(1, question.max_completion_tokens or question.max_tokens or script.default_tokens)
@@ -167,20 +167,20 @@ class AnswerFactory:
         )
 
     def _pack_chunks(self, chat: bool, events: int) -> list[bytes]:
-        """Chunks of at least so many full events."""
+        """Packs events into chunks with at least this number of full events."""
         chunks = self._chunks[chat]
         for index in range(len(chunks), events):
             chunks.append(chunk(self._text_event(chat, index, (index + 1) * self._script.tokens_per_event)))
         return chunks
 
     def _text_event(self, chat: bool, index: int, tokens: int) -> bytes:
-        """The event of this index in an answer of so many tokens."""
+        """Returns an event by its index in an answer of this length."""
         first = index * self._script.tokens_per_event
         text = _count(first, min(first + self._script.tokens_per_event, tokens))
         return self._event(chat, {"content": text} if chat else text)
 
     def _closing(self, chat: bool, usage: object) -> bytes:
-        """Returns the events that follow the last text at once."""
+        """Returns the events that follow directly after the last text."""
         finish = self._event(chat, {} if chat else "", finish="length")
         usage_event = encode_event(msgspec.json.encode({**self._frame(chat), "choices": [], "usage": usage}))
         return finish + (usage_event if usage is not None else b"") + DONE
@@ -217,7 +217,7 @@ class AnswerFactory:
                 case FaultKind.STALL:
                     answer.ending = StreamEnding.STALL
                     return answer
-                case _:  # odd streams only
+                case _:  # the fault applies only to streams
                     answer.end = "complete"
         answer.sends, answer.gaps_s = [data], [seconds]
         return answer
@@ -230,11 +230,11 @@ _SAID_200 = {
     FaultKind.EMPTY: head(200, "text/event-stream; charset=utf-8", {"content-length": "0"}),
     FaultKind.ERROR_BODY: response(200, error_object("The script wants an error here.", 500)),
 }
-"""What says 200 and is no answer."""
+"""Faults that send the status 200 without a valid answer."""
 
 
 def _no_answer(fault: ScriptedFault) -> AnswerSchedule | None:
-    """Returns the schedule that takes the place of an answer; None: the fault is of another sort."""
+    """Returns a schedule that replaces the answer; None: this kind of fault does not replace it."""
     kind = fault.kind
     match kind:
         case FaultKind.STATUS:

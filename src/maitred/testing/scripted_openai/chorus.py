@@ -1,7 +1,8 @@
-"""Streams in step: those with the same fixed gap whose next events fall into the same bucket of the timetable.
+"""Synchronized streams: equal fixed gaps, and next events in the same bucket of the timetable.
 
-They stay together until before their last events, so the bucket moves as a whole, and an event costs little more than
-its send: no entry in the timetable, no time of its own. This is what carries thousands of streams on one core.
+They stay together until before their last events, so the whole group moves to its next bucket at once. An event costs
+little more than its send: it needs no timetable entry and no time of its own. This makes thousands of streams possible
+on one core.
 """
 
 from array import array
@@ -10,20 +11,20 @@ from collections.abc import Callable
 from maitred.testing.scripted_openai.connection import ScriptedExchange
 
 Voice = tuple[Callable[[bytes], int], int, ScriptedExchange]
-"""How to send, which event was to come when the chorus began, and whose stream it is."""
+"""Stream of a group: its send function, its next event when the group began, and its exchange."""
 
 
 class SynchronizedStreams:
     """Streams whose events are sent together.
 
     Args:
-        events: What all of them send, each from its own place on.
-        due_s: Of the next event of each.
-        gap_s: From one event to the next.
+        events: Events of all streams; each stream starts at its own index.
+        due_s: Time at which the next event of each stream is due.
+        gap_s: Time from one event to the next.
 
     Attributes:
-        voices: Its streams.
-        rounds: How many there have been.
+        voices: Streams of the group.
+        rounds: Number of rounds so far.
     """
 
     def __init__(self, events: list[bytes], due_s: float, gap_s: float) -> None:
@@ -37,18 +38,18 @@ class SynchronizedStreams:
         self._ends: dict[int, list[ScriptedExchange]] = {}
 
     def join(self, exchange: ScriptedExchange) -> None:
-        """Takes a stream in that has more than its last event to come."""
+        """Adds a stream that has more events than its last one to send."""
         self.voices.append((exchange.send, exchange.at - self.rounds, exchange))
         self._joined[exchange] = self.rounds
         self._ends.setdefault(self.rounds + len(exchange.sends) - 1 - exchange.at, []).append(exchange)
 
     def begin_round(self, now_s: float) -> None:
-        """The next event of each stream is sent now."""
+        """Notes that the next event of each stream is sent now."""
         self._times_s.append(self.due_s)
         self._times_s.append(now_s)
 
     def end_round(self, broken: list[ScriptedExchange]) -> list[ScriptedExchange]:
-        """Lets go whose last event is next, and who could not be sent to; the former."""
+        """Removes broken streams and those with one event left; returns the latter."""
         self.rounds += 1
         self.due_s += self.gap_s
         ended = [exchange for exchange in self._ends.pop(self.rounds, []) if exchange in self._joined]

@@ -1,4 +1,4 @@
-"""A client's connection, and a request on it with its answer."""
+"""Connection of a client, and a request on it with its answer."""
 
 import socket
 from array import array
@@ -20,7 +20,7 @@ class Handler(Protocol):
 
 
 class ScriptedExchange:
-    """A request and its answer on their way."""
+    """Exchange of a request and its answer in progress."""
 
     __slots__ = ("answer", "at", "blocked", "connection", "due_s", "gaps_s", "send", "sends", "times_s", "truth")
 
@@ -41,11 +41,11 @@ class ScriptedExchange:
 
 
 class ScriptedConnection:
-    """A client's connection, and the callbacks of its parser.
+    """Connection of a client, with the callbacks of its parser.
 
     Args:
-        server: Told of every whole request.
-        accepted: The socket.
+        server: Handler that receives every complete request.
+        accepted: Accepted socket.
     """
 
     def __init__(self, server: Handler, accepted: socket.socket) -> None:
@@ -63,7 +63,7 @@ class ScriptedConnection:
         self._url, self._expects, self._body = b"", False, []
 
     def on_url(self, url: bytes) -> None:
-        """A piece of its address."""
+        """Receives a part of the request's address."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -72,16 +72,16 @@ class ScriptedConnection:
             self._expects = True
 
     def on_headers_complete(self) -> None:
-        """Asks for the body, where the client waits to be asked."""
+        """Requests the body, if the client waits for that."""
         if self._expects:
             self.socket.send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
-        """A piece of its body."""
+        """Receives a part of the request's body."""
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """Hands it to the server."""
+        """Passes the complete request to the server."""
         self.keep_alive = self.parser.should_keep_alive()
         method = self.parser.get_method().decode()
         path = self._url.decode("latin-1").partition("?")[0]

@@ -1,4 +1,4 @@
-"""A stream on its way through the faults that meet it: what is sent, when, and what becomes of the connection."""
+"""Stream with faults: its sends and their times, and the ending of its connection."""
 
 import random
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ class StreamEnding(Enum):
     CLOSE = auto()
     RESET = auto()
     STALL = auto()
-    """Nothing, for ever."""
+    """The connection stays open, and nothing more is sent."""
 
 
 @dataclass(slots=True)
 class TimedSend:
-    """Bytes, the time since the send before, and how many events they complete."""
+    """Timed send: its bytes, the time since the send before, and the number of events it completes."""
 
     gap_s: float
     data: bytes
@@ -35,11 +35,11 @@ class TimedSend:
 
 
 class OddStream:
-    """The sends of one stream, changed by one fault after the other.
+    """Sends of one stream, which faults change one after the other.
 
     Args:
-        sends: One per event.
-        closing: What follows the last event at once.
+        sends: Sends of the stream, one per event.
+        closing: Bytes that follow directly after the last event.
     """
 
     def __init__(self, sends: list[TimedSend], closing: bytes) -> None:
@@ -51,7 +51,7 @@ class OddStream:
         self._closing = closing
 
     def apply(self, fault: ScriptedFault, rng: random.Random) -> None:
-        """Does to the stream what the fault asks for."""
+        """Applies a fault to the stream."""
         after = min(fault.after, len(self.sends))
         match fault.kind:
             case FaultKind.GARBAGE | FaultKind.EVENT:
@@ -116,7 +116,7 @@ class OddStream:
                 raise AssertionError(f"{fault.kind} has no stream")
 
     def _end(self, after: int, kind: FaultKind, ending: StreamEnding = StreamEnding.KEEP) -> None:
-        """No more than so many events, and nothing of the proper end."""
+        """Cuts the stream after a number of events, without the regular end."""
         if after == len(self.sends) and after:
             self.sends[-1].data = self.sends[-1].data.removesuffix(self._closing)
         del self.sends[after:]

@@ -1,4 +1,4 @@
-"""The scripted server as a process: started, asked for its truth, stopped."""
+"""Process of the scripted server: starts it, reads its record, and stops it."""
 
 import argparse
 import gc
@@ -28,8 +28,8 @@ class ScriptedOpenAI:
     """A running scripted server.
 
     Attributes:
-        url: Where it listens, without a trailing slash.
-        unix_socket: The path, where it listens on a Unix socket.
+        url: Address that it listens at, without a trailing slash.
+        unix_socket: Path of its Unix socket, if it listens on one.
         process: Its process.
     """
 
@@ -40,14 +40,14 @@ class ScriptedOpenAI:
         self._log = log
 
     def truth(self) -> ServedRecord:
-        """Returns what the server has done so far. It does nothing else meanwhile, so ask when no request is open."""
+        """Returns the server's record so far. The server pauses meanwhile, so call it without open requests."""
         if self.process.poll() is not None:
             return ServedRecord.load(self._log)
         with urllib.request.urlopen(f"{self.url}/log", timeout=60) as response:
             return ServedRecord.load(response.read())
 
     def stop(self) -> ServedRecord:
-        """Ends it with SIGTERM, if it still runs; what it did."""
+        """Stops the server with SIGTERM, if it still runs, and returns its record."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -68,16 +68,16 @@ def scripted_openai(
     """Starts a scripted server on a loopback port, and stops it at the end.
 
     Args:
-        script: What it does; by default 16 tokens, the first after 50 ms and the others every 20 ms.
+        script: Script of the server; the default is 16 tokens, the first after 50 ms and the others every 20 ms.
         core: The only core that it may run on.
-        unix: Whether it listens on a Unix socket instead of a port: then its truth is read after it was stopped.
-        port: 0 takes a free one; one that comes back after it was stopped names the same again.
+        unix: Whether it listens on a Unix socket instead of a port; its record is then read after it was stopped.
+        port: Port to listen on; 0 takes a free one. A server that is started again names the same port.
     """
     with tempfile.TemporaryDirectory(prefix="maitred-scripted-") as folder:
         log = Path(folder) / "truth.json"
         script_file = Path(folder) / "script.json"
         script_file.write_bytes(msgspec.json.encode(script or ServerScript()))
-        lifeline, kept = os.pipe()  # see core.lifeline: the kernel closes our end with us
+        lifeline, kept = os.pipe()  # see core.parent_watch: the kernel closes this end of the pipe with this process
         try:
             process = subprocess.Popen(
                 [
@@ -111,7 +111,7 @@ def scripted_openai(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The process: listens until SIGTERM, or until its parent has gone."""
+    """Runs the server as a process, until SIGTERM or until its parent has ended."""
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
     parser.add_argument("--unix", metavar="PATH", help="listen on a Unix socket instead of a port")
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str]) -> None:
         signal.signal(number, lambda *_: server.stop())
     gc.collect()
     gc.freeze()
-    gc.disable()  # closed connections leave no cycles, and a collection would make sends late
+    gc.disable()  # closed connections leave no cycles, and a garbage collection would make sends late
     print(f"{READY}{server.url}", flush=True)  # noqa: T201 - what its owner waits for
     server.run(wakeup)
     if options.log is not None:

@@ -1,4 +1,4 @@
-"""Body of a request, as far as the script reads it."""
+"""Body of a request, with the fields that the script uses."""
 
 import msgspec
 
@@ -65,7 +65,7 @@ class _StreamOptions(msgspec.Struct):
 
 
 class Question(msgspec.Struct):
-    """Fields of a request's body that the script cares about."""
+    """Fields of a request's body that the script uses."""
 
     messages: list[_Message] | None = None
     prompt: str | list[int | str] | None = None
@@ -77,7 +77,7 @@ class Question(msgspec.Struct):
     user: str | None = None
 
     def words(self) -> int:
-        """Words of the prompt, or the tokens of one that came as tokens."""
+        """Number of words of the prompt, or of tokens if it came as tokens."""
         if self.messages is not None:
             return sum(message.words() for message in self.messages)
         if isinstance(self.prompt, str):

@@ -1,7 +1,7 @@
-"""Script of the server: plain data, the same from Python and from JSON.
+"""Script of the server: plain data, in the same form in Python and in JSON.
 
-Everything random depends on the seed and on the number of the request alone, so two servers with the same script do
-the same to the same requests in the same order.
+Random values depend only on the seed and the number of the request, so two servers with the same script treat the same
+requests in the same order alike.
 """
 
 import math
@@ -25,12 +25,12 @@ class DelayDistribution(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     mean_s: NonNegative
     cv: NonNegative = 0.0
-    """Standard deviation over mean."""
+    """Standard deviation divided by the mean."""
     factor: NonNegative = 1.0
-    """On every value: plants a regression and keeps the draws."""
+    """Factor on every value: it simulates a regression with the same draws."""
 
     def draw(self, rng: random.Random) -> float:
-        """One value, in seconds."""
+        """Draws one value in seconds."""
         mean_s = self.mean_s * self.factor
         if self.cv == 0 or mean_s == 0:
             return mean_s
@@ -38,7 +38,7 @@ class DelayDistribution(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return rng.lognormvariate(log.mean, log.stdev) * self.factor
 
     def table(self, rng: random.Random) -> list[float]:
-        """Values to take in order: the quantiles at equal steps, shuffled. Far cheaper per value than drawing."""
+        """Returns shuffled quantiles at equal steps, which cost far less per value than draws."""
         if self.cv == 0 or self.mean_s == 0:
             return [self.mean_s * self.factor] * TABLE_SIZE
         log = self._log()
@@ -53,57 +53,57 @@ class DelayDistribution(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ScriptedPause(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole server is silent, like a stopped process: it neither accepts, reads nor sends.
+    """Pause of the whole server, like a stopped process: it neither accepts, reads nor sends.
 
-    Afterwards it does at once what had become due.
+    After the pause it does everything overdue at once.
     """
 
     at_s: NonNegative
-    """Since the first request."""
+    """Start of the pause, in seconds since the first request."""
     for_s: Positive
 
 
 class FaultKind(StrEnum):
-    """Kinds of faults in an answer, or of what is merely odd about it, in the order in which several are applied."""
+    """Kinds of faults or oddities of an answer, in the order in which they are applied."""
 
     STATUS = "status"
     """An HTTP error, at once."""
     CLOSE = "close"
     """The connection is closed before the response."""
     ABORT = "abort"
-    """The same with a TCP reset."""
+    """The connection is aborted by a TCP reset before the response."""
     SILENT = "silent"
-    """Nothing at all, for ever."""
+    """The server never answers."""
     BYTES = "bytes"
     """`text` in place of a response, whatever it is; then the connection is closed."""
     HTML = "html"
-    """A page for people, with the status 200, as a proxy on the way sends it."""
+    """An HTML page with the status 200, as a proxy in between sends it."""
     EMPTY = "empty"
     """The status 200 and nothing else."""
     ERROR_BODY = "error_body"
     """The status 200 and an error as the body."""
     NO_USAGE = "no_usage"
-    """Nobody says how many tokens there were."""
+    """The answer does not report its usage."""
     TWICE = "twice"
-    """After `after` events the last one again."""
+    """After `after` events, the last one is sent again."""
     GARBAGE = "garbage"
     """After `after` events one that is not JSON; then the answer goes on."""
     EVENT = "event"
     """After `after` events one with `text` as its data; then the answer goes on."""
     STALL = "stall"
-    """After `after` events nothing for `for_s`, or for ever."""
+    """After `after` events, nothing is sent for `for_s`, or permanently."""
     ERROR_EVENT = "error_event"
     """After `after` events one that reports an error; then the body ends."""
     CUT = "cut"
     """After `after` events the connection is closed in the middle of the body."""
     RESET = "reset"
-    """The same with a TCP reset, which may overtake what was sent before."""
+    """After `after` events the connection is reset, which may overtake what was sent before."""
     HALF_EVENT = "half_event"
     """After `after` events half of one, and then the body ends as it should."""
     SHORT_LENGTH = "short_length"
     """The head promises more bytes than come, and the body ends after `after` events."""
     DRIP = "drip"
-    """A comment every `for_s` seconds after `after` events, for ever: alive, and no answer."""
+    """After `after` events, only comments follow, every `for_s` seconds without end: alive, but no answer."""
     NO_DONE = "no_done"
     """After `after` events the body ends as it should, but the answer has not: no ``[DONE]``."""
     NO_END = "no_end"
@@ -111,7 +111,7 @@ class FaultKind(StrEnum):
     BUNCHED = "bunched"
     """Four events in one segment."""
     PINGS = "pings"
-    """A comment halfway to every event."""
+    """A comment is sent halfway to every event."""
     CRLF = "crlf"
     """Lines end in CR LF."""
     SPLIT = "split"
@@ -119,55 +119,55 @@ class FaultKind(StrEnum):
 
 
 class ScriptedFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fault and the requests that it meets: those with these numbers, those for these models, and so many of all."""
+    """Fault and the requests that it affects: by number, by model, or by a limit on all."""
 
     kind: FaultKind
     requests: list[Count] = field(default_factory=list)
     """Numbers of requests, which count up from 0. A retry is a request of its own."""
     models: list[str] = field(default_factory=list)
-    """As requests name them: so one server can have a fault for each."""
+    """Model names in requests: so one server can have a fault for each model."""
     share: Share = 0.0
     after: Count = 1
-    """Events that are sent before."""
+    """Number of events that are sent before the fault."""
     for_s: Positive | None = None
-    """Of a stall; between two comments of a drip."""
+    """Duration of a stall; time between two comments of a drip."""
     status: Annotated[int, Meta(ge=400, le=599)] = 503
     headers: dict[str, str] = field(default_factory=dict)
-    """Of an HTTP error, such as ``{"retry-after": "1"}``."""
+    """Headers of an HTTP error, such as ``{"retry-after": "1"}``."""
     text: str = ""
-    """Of an event, or of bytes."""
+    """Text of an event, or of bytes."""
 
 
 class ServerScript(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Script of all answers: what each is like, and what goes wrong."""
+    """Script of all answers: their times and lengths, and their faults."""
 
     model: str = "scripted"
     ttft: DelayDistribution = DelayDistribution(mean_s=0.05)
-    """From the receipt of a request, or from its turn where `max_concurrent` made it wait, to its first event."""
+    """Time to the first event from the request's receipt, or from the end of a `max_concurrent` wait."""
     itl: DelayDistribution = DelayDistribution(mean_s=0.02)
-    """Between two events of an answer."""
+    """Time between two events of an answer."""
     tokens_per_event: Annotated[int, Meta(ge=1)] = 1
     default_tokens: Annotated[int, Meta(ge=1)] = 16
-    """Length of an answer whose request does not say."""
+    """Length of an answer whose request does not set it."""
     template_tokens: Count = 4
-    """Come on top of the prompt's words."""
+    """Prompt tokens in addition to the prompt's words."""
     cached_share: Share = 0.0
-    """So much of a prompt is reported as found in a cache."""
+    """Share of a prompt that is reported as cached."""
     early_role: bool = True
     """Whether a chat stream opens at once with an event that has a role and no text."""
     strict: bool = False
     """Whether fields are refused that OpenAI does not know, such as ``ignore_eos``."""
     max_concurrent: Annotated[int, Meta(ge=1)] | None = None
-    """Requests over this wait in line."""
+    """Largest number of concurrent requests; further requests wait."""
     tokens_per_s: Positive | None = None
-    """All streams together get no more: with many of them, the gaps of each grow."""
+    """Tokens per second of all streams together: with many streams, the gaps of each grow."""
     pauses: list[ScriptedPause] = field(default_factory=list)
     faults: list[ScriptedFault] = field(default_factory=list)
     metrics: str = ""
-    """What ``GET /metrics`` answers; `{open}` in it stands for the answers that are under way. Without it the page is
+    """Page of ``GET /metrics``, in which `{open}` stands for the number of answers in progress. Without it the page is
     stale from the start. Empty: there is no such page."""
     metrics_pages: Count | None = None
-    """So many of these pages are answered, and no further one ever is. None: all are."""
+    """Number of these pages that are answered; later ones never are. None: all are answered."""
     seed: Count = 0
 
     def faults_of(self, number: int, rng: random.Random, model: str = "") -> list[ScriptedFault]:
@@ -181,5 +181,5 @@ class ServerScript(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return sorted(hits, key=lambda fault: kinds.index(fault.kind))
 
     def rng_of(self, number: int) -> random.Random:
-        """The randomness of one request."""
+        """Returns the random generator of one request."""
         return random.Random((self.seed << 40) + number)

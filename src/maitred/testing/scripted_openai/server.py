@@ -1,8 +1,8 @@
-"""The server: one thread that waits for sockets and for the next bucket of the timetable, whichever comes first.
+"""Server with one thread, which waits for sockets and for the next bucket of the timetable.
 
-Raw sockets and `epoll` without an event loop on top: at 100,000 events per second an event has ten microseconds, and
-the system takes eight of them for the send itself. Everything that can be made before is made before; an event costs
-a clock reading, the send and an entry in the timetable.
+It uses raw sockets and `epoll` without an event loop: at 100,000 events per second there are ten microseconds per
+event, and the system needs eight of them for the send itself. Everything possible is prepared in advance; an event
+costs a clock reading, the send and an entry in the timetable.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from maitred.testing.scripted_openai.timetable import DeliverySchedule
 from maitred.testing.scripted_openai.truth import RequestTruth, SendLateness, ServedRecord, pack
 
 SOCKETS_PER_ROUND = 16
-"""A request takes about 0.1 ms to read: more of them in one go would make sends late."""
+"""Most sockets per round: a request takes about 0.1 ms to read, so more would make sends late."""
 ACCEPTS_PER_ROUND = 16
 READ_BYTES = 1 << 18
 READING = select.EPOLLIN | select.EPOLLRDHUP
@@ -35,15 +35,15 @@ _LEFT = -1
 
 
 class ScriptedServer:
-    """Serves a script on a loopback port.
+    """Server of a script on a loopback port.
 
     Args:
-        script: What to do.
-        port: 0 takes a free one.
-        path: Of a Unix socket to listen on instead.
+        script: Script of the answers.
+        port: Port to listen on; 0 takes a free one.
+        path: Path of a Unix socket to listen on instead.
 
     Attributes:
-        url: Where it listens.
+        url: Address that it listens at.
     """
 
     def __init__(self, script: ServerScript, port: int = 0, path: str | None = None) -> None:
@@ -76,7 +76,7 @@ class ScriptedServer:
         self._stopped = False
 
     def stop(self) -> None:
-        """Ends `run` soon; safe to call from a signal handler."""
+        """Makes `run` end soon; it is safe in a signal handler."""
         self._stopped = True
 
     def run(self, wakeup: int | None = None) -> None:
@@ -90,12 +90,12 @@ class ScriptedServer:
         descriptors = [self._epoll.fileno()]
         while not self._stopped:
             self._pause()
-            now_s = time.monotonic()  # the same for all buckets: sockets have their turn even when sends are late
+            now_s = time.monotonic()  # one time for all buckets: sockets are served even when sends are late
             while due := self._timetable.take(now_s):
                 self._send(due)
             wait_s = self._timetable.next_s - time.monotonic()
             if wait_s > 0:
-                # epoll itself waits whole milliseconds; select on it knows microseconds.
+                # epoll itself waits whole milliseconds; select on its descriptor has a resolution of microseconds.
                 select.select(descriptors, [], [], min(wait_s, self._until_pause_s(), LONGEST_WAIT_S))
             for descriptor, events in self._epoll.poll(0, SOCKETS_PER_ROUND):
                 self._serve(descriptor, events)
@@ -105,7 +105,7 @@ class ScriptedServer:
         self._epoll.close()
 
     def truth(self) -> ServedRecord:
-        """Returns what has happened so far."""
+        """Returns the record of what has happened so far."""
         lateness_s: list[float] = []
         for exchange in self._exchanges:
             due_s, sent_s = exchange.times_s[::2], exchange.times_s[1::2]
@@ -160,11 +160,12 @@ class ScriptedServer:
                 joining.append(exchange)
             else:
                 add(exchange, due_s)
-        for exchange in joining:  # after the choruses of this bucket have moved on to where these are going
+        # After the groups of this bucket have moved on to the buckets that these streams go to
+        for exchange in joining:
             self._join(exchange)
 
     def _join(self, exchange: ScriptedExchange) -> None:
-        """Puts a stream in step with those whose next event falls into the same bucket."""
+        """Adds a stream to the group whose next event falls into the same bucket."""
         events = exchange.answer.shared
         if events is None:
             self._timetable.add(exchange, exchange.due_s)
@@ -177,7 +178,7 @@ class ScriptedServer:
         chorus.join(exchange)
 
     def _sing(self, chorus: SynchronizedStreams) -> None:
-        """Sends the next event of each stream of a chorus."""
+        """Sends the next event of each stream of a group."""
         key = (self._timetable.bucket(chorus.due_s), id(chorus.events))
         if self._choruses.get(key) is chorus:
             del self._choruses[key]
@@ -210,7 +211,7 @@ class ScriptedServer:
             self._timetable.add(chorus, chorus.due_s)
 
     def _pause(self) -> None:
-        """Stays silent for as long as the script wants."""
+        """Pauses for as long as the script wants."""
         while self._pauses and self._first_s is not None:
             end_s = self._first_s + self._pauses[0].at_s + self._pauses[0].for_s
             if self._until_pause_s() > 0:
@@ -227,12 +228,12 @@ class ScriptedServer:
     # --- sockets ---
 
     def _serve(self, descriptor: int, events: int) -> None:
-        """Does what a socket is ready for."""
+        """Handles a socket that is ready."""
         connection = self._connections.get(descriptor)
         if connection is None:
             if descriptor == self._listener.fileno():
                 self._accept()
-            return  # the wakeup: `run` looks whether it has to stop
+            return  # the wakeup descriptor: `run` checks whether it has to stop
         if events & select.EPOLLOUT and connection.exchange is not None:
             self._flush(connection.exchange)
         if events & ~select.EPOLLOUT and connection.socket.fileno() >= 0:
@@ -242,7 +243,7 @@ class ScriptedServer:
         for _ in range(ACCEPTS_PER_ROUND):
             try:
                 accepted, _address = self._listener.accept()
-            except OSError:  # no more of them, or the client has left again
+            except OSError:  # no more connections, or the client has closed it again
                 return
             accepted.setblocking(False)
             if accepted.family != socket.AF_UNIX:
@@ -266,7 +267,7 @@ class ScriptedServer:
             self._on_disconnect(connection)
 
     def _on_disconnect(self, connection: ScriptedConnection) -> None:
-        """The client has closed the connection, or speaks something else than HTTP."""
+        """Handles a client that has closed the connection or does not speak HTTP."""
         exchange = connection.exchange
         self._close(connection)
         if exchange is not None:
@@ -278,10 +279,10 @@ class ScriptedServer:
         if reset:
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.socket.close()
-        connection.parser = None  # it refers back
+        connection.parser = None  # the connection refers back to its exchange
 
     def _write(self, exchange: ScriptedExchange, data: bytes) -> None:
-        """Sends something that is no step: a head or a short response."""
+        """Sends bytes that are no step of a stream: a head or a short response."""
         try:
             count = exchange.send(data)
         except BlockingIOError:
@@ -293,12 +294,12 @@ class ScriptedServer:
             self._block(exchange, data[count:], _NOT_NOTED)
 
     def _block(self, exchange: ScriptedExchange, rest: bytes, place: int) -> None:
-        """The client's buffer is full: keeps what follows until it reads."""
+        """Keeps the following bytes while the client's buffer is full."""
         exchange.blocked = deque([(rest, place)])
         self._epoll.modify(exchange.connection.socket, READING | select.EPOLLOUT)
 
     def _flush(self, exchange: ScriptedExchange) -> None:
-        """The client reads again."""
+        """Sends the kept bytes when the client reads again."""
         blocked = exchange.blocked
         while blocked:
             data, place = blocked[0]
@@ -324,9 +325,9 @@ class ScriptedServer:
     # --- requests ---
 
     def on_request(self, connection: ScriptedConnection, method: str, path: str, body: bytes) -> None:
-        """A request has come whole."""
+        """Handles a complete request."""
         if connection.exchange is not None:
-            self._on_disconnect(connection)  # pipelining is not spoken here
+            self._on_disconnect(connection)  # pipelining is not supported here
             return
         match method, path:
             case "POST", "/v1/chat/completions" | "/v1/completions":
@@ -348,7 +349,7 @@ class ScriptedServer:
 
     @property
     def _open(self) -> int:
-        """Answers that are under way."""
+        """Number of answers in progress."""
         return sum(connection.exchange is not None for connection in self._connections.values())
 
     def _asked_for_answer(self, connection: ScriptedConnection, chat: bool, body: bytes) -> None:
@@ -376,7 +377,7 @@ class ScriptedServer:
             self._start(exchange, now_s)
 
     def _reply(self, connection: ScriptedConnection, data: bytes) -> None:
-        """Answers a question that is not part of the script."""
+        """Answers a request that is not part of the script."""
         exchange = ScriptedExchange(
             connection, RequestTruth(number=-1, received_s=0.0), AnswerSchedule(b"", takes_turn=False)
         )
@@ -399,7 +400,7 @@ class ScriptedServer:
         self._timetable.add(exchange, exchange.due_s)
 
     def _finish(self, exchange: ScriptedExchange) -> None:
-        """Everything has been said; the connection becomes what the answer wants."""
+        """Ends an answer after its last byte, and then the connection as its script wants."""
         if exchange.blocked is not None:
             exchange.truth.end = "flushing"
             return
@@ -407,7 +408,7 @@ class ScriptedServer:
         match exchange.answer.ending:
             case StreamEnding.STALL:
                 exchange.truth.end = exchange.answer.end
-                return  # holds its place until the client leaves
+                return  # counts as concurrent until the client closes the connection
             case StreamEnding.KEEP if connection.keep_alive:
                 connection.exchange = None
             case ending:
@@ -415,14 +416,14 @@ class ScriptedServer:
         self._end(exchange, exchange.answer.end)
 
     def _end(self, exchange: ScriptedExchange, end: str) -> None:
-        """Notes the end and lets the next in line begin."""
+        """Records the end, and starts the next waiting request."""
         if exchange.truth.ended_s is not None:
-            return  # the client left before, and this was still in the timetable
+            return  # the client closed the connection while this was still in the timetable
         if exchange.truth.end != "stall":
             exchange.truth.end = end
         exchange.truth.ended_s = now_s = time.monotonic()
         exchange.blocked = None
-        if exchange.at == len(exchange.sends):  # not in the timetable any more
+        if exchange.at == len(exchange.sends):  # no longer in the timetable
             exchange.sends = exchange.answer.sends = []
             exchange.gaps_s = exchange.answer.gaps_s = []
         if exchange.answer.takes_turn:

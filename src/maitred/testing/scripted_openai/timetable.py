@@ -1,7 +1,8 @@
-"""Timetable of what is due when, in buckets of half a millisecond.
+"""Timetable of due entries, in buckets of half a millisecond.
 
-A heap would sort 100,000 things per second to the nanosecond. Here only the numbers of non-empty buckets are in a heap,
-and the things of one bucket leave in the order in which they came: constant cost, never early, at most one bucket late.
+A heap of all entries would sort 100,000 entries per second to the nanosecond, which is not needed. Here the heap has
+only the numbers of non-empty buckets, and the entries of one bucket leave in the order in which they came: constant
+cost, never early, at most one bucket late.
 """
 
 import heapq
@@ -13,14 +14,14 @@ Thing = TypeVar("Thing")
 
 
 class DeliverySchedule(Generic[Thing]):
-    """Things by the time when they are due, in seconds of any one clock."""
+    """Timetable of entries by due time, in seconds of any one clock."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, list[Thing]] = {}
         self._numbers: list[int] = []
 
     def add(self, thing: Thing, due_s: float) -> None:
-        """Puts it into the bucket that ends next after it is due."""
+        """Adds an entry to the bucket that ends next after its due time."""
         number = self.bucket(due_s)
         bucket = self._buckets.get(number)
         if bucket is None:
@@ -30,7 +31,7 @@ class DeliverySchedule(Generic[Thing]):
             bucket.append(thing)
 
     def bucket(self, due_s: float) -> int:
-        """Number of the bucket that ends next after this time."""
+        """Returns the number of the bucket that ends next after a time."""
         return int(due_s / BUCKET_S) + 1
 
     def take(self, now_s: float) -> list[Thing]:
@@ -42,5 +43,5 @@ class DeliverySchedule(Generic[Thing]):
 
     @property
     def next_s(self) -> float:
-        """When `take` will have something; infinity: never."""
+        """Returns when `take` will return entries; infinity: never."""
         return self._numbers[0] * BUCKET_S if self._numbers else float("inf")

@@ -1,8 +1,8 @@
-"""Record of what the server did: one JSON object, written at its end or by ``GET /log``.
+"""Record of the server's work: one JSON object, written at its end or by ``GET /log``.
 
-The times are of the machine's monotonic clock (``time.monotonic()``, and on Linux ``time.perf_counter()``), in seconds,
-so a client on the same machine compares them with its own. The times of all sends are in JSON the base64 of
-little-endian 64-bit floats; `RequestTruth` unpacks them.
+Times are in seconds of the machine's monotonic clock (``time.monotonic()``, and on Linux ``time.perf_counter()``), so a
+client on the same machine can compare them with its own. In JSON, the times of all sends are base64 of little-endian
+64-bit floats; `RequestTruth` unpacks them.
 """
 
 import sys
@@ -16,7 +16,7 @@ FORMAT = "maitred-scripted-openai/1"
 
 
 class SendLateness(msgspec.Struct, kw_only=True):
-    """How late sends were against the script, in seconds: nearest rank."""
+    """Lateness of sends compared with the script, in seconds: quantiles by nearest rank."""
 
     count: int
     p50_s: float = 0.0
@@ -26,7 +26,7 @@ class SendLateness(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, values_s: Iterable[float]) -> "SendLateness":
-        """The quantiles of these."""
+        """Computes the quantiles of some latenesses."""
         ordered = sorted(values_s)
         if not ordered:
             return cls(count=0)
@@ -38,18 +38,18 @@ class RequestTruth(msgspec.Struct, kw_only=True):
     """Record of one request.
 
     Attributes:
-        number: Counts up from 0 in the order of receipt.
+        number: Number of the request, from 0 in the order of receipt.
         received_s: When its last byte was read.
-        started_s: When its turn came; later than `received_s` only with `max_concurrent`. None: it never came.
-        ended_s: When its last byte had been handed to the system, or when it was found that the client had left.
-        end: How it ended: ``complete``, the kind of its last fault, ``client_left`` or ``open``.
-        status: Of the response; 0: none.
+        started_s: When its processing began; later than `received_s` only with `max_concurrent`. None: it never began.
+        ended_s: When its last byte had been passed to the system, or when the client was found to have left.
+        end: Ending of the request: ``complete``, the kind of its last fault, ``client_left`` or ``open``.
+        status: Status of the response; 0: there was none.
         stream: Whether the answer was streamed.
-        user: The request's own ``user``.
-        prompt_tokens, answer_tokens: As reported in its usage.
+        user: Field ``user`` of the request.
+        prompt_tokens, answer_tokens: Counts in its reported usage.
         due: Times at which sends were due.
-        sent: Times at which they were done: just before the call that took their last byte.
-        events_per_send: Tokens' events in each send, where it is not one in each.
+        sent: Times of the sends: just before the call that took their last byte.
+        events_per_send: Number of token events in each send, if it is not one each.
     """
 
     number: int
@@ -67,27 +67,27 @@ class RequestTruth(msgspec.Struct, kw_only=True):
     events_per_send: list[int] | None = None
 
     def due_s(self) -> "array[float]":
-        """When each event was due; an event that needed several sends, when the last of them was."""
+        """Times at which events were due; for an event of several sends, that of the last send."""
         return self._of_events(_unpack(self.due))
 
     def sent_s(self) -> "array[float]":
-        """When each event was whole on its way."""
+        """Times at which events were completely sent."""
         return self._of_events(_unpack(self.sent))
 
     def _of_events(self, times_s: "array[float]") -> "array[float]":
         if self.events_per_send is None:
             return times_s
-        pairs = zip(times_s, self.events_per_send, strict=False)  # a send that was not done has no time
+        pairs = zip(times_s, self.events_per_send, strict=False)  # a send that did not happen has no time
         return array("d", (time_s for time_s, events in pairs for _ in range(events)))
 
 
 class ServedRecord(msgspec.Struct, kw_only=True):
-    """All that a server did.
+    """Record of all that a server did.
 
     Attributes:
-        unix_minus_monotonic_s: What to add to a time for the wall clock's.
+        unix_minus_monotonic_s: Wall time less monotonic time.
         cpu_seconds: Processor time of the server.
-        lateness: Of all sends.
+        lateness: Lateness of all sends.
     """
 
     requests: list[RequestTruth]
@@ -98,12 +98,12 @@ class ServedRecord(msgspec.Struct, kw_only=True):
 
     @classmethod
     def load(cls, source: Path | bytes) -> "ServedRecord":
-        """From the file or from the answer to ``GET /log``."""
+        """Reads a record from a file or from the answer to ``GET /log``."""
         return msgspec.json.decode(source.read_bytes() if isinstance(source, Path) else source, type=cls)
 
     @property
     def events(self) -> int:
-        """Events with text that were sent."""
+        """Number of events with text that were sent."""
         return sum(len(request.sent_s()) for request in self.requests)
 
 

@@ -1,9 +1,9 @@
 """Formats of strings in JSON schemas, as regular expressions that match only strings of the format.
 
-llguidance's own expressions for formats are a little too wide: February has 29 days in every year,
-any minute can have a leap second, and any label of a host's name can begin with ``xn--``. Where an answer is promised
-to be valid, the narrower expressions here replace them. They exclude a few strings that are valid: the encoded names of
-internationalised hosts, and leap seconds but for those of UTC.
+The format expressions of llguidance accept slightly too much: February has 29 days in every year, any minute can have a
+leap second, and any label of a host name can begin with ``xn--``. If an answer is guaranteed to be valid, the narrower
+expressions in this module replace them. The narrower expressions exclude a few valid strings: the encoded names of
+internationalised hosts, and leap seconds at times other than those of UTC.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class NarrowedFormat(msgspec.Struct, frozen=True):
 
     Attributes:
         pattern: Expression that the whole string matches.
-        most_characters: Maximum length of the string; None: unlimited.
+        most_characters: Maximum length of the string in characters, or None if it is unlimited.
     """
 
     pattern: str
@@ -55,4 +55,7 @@ DEFINED = frozenset(
         *("relative-json-pointer", "regex"),
     }
 )
-"""Formats that JSON Schema defines. Any other format is an annotation without effect (2020-12, Validation, 7.2.3)."""
+"""Formats that JSON Schema defines.
+
+Any other format is an annotation without effect (2020-12, Validation, 7.2.3).
+"""

@@ -1,8 +1,8 @@
 """Conversion of grammars to llguidance's form, and limits on what a grammar may cost.
 
 The same limits hold wherever a grammar is compiled, so an engine accepts every grammar that the gateway has accepted.
-They are llguidance's own limits: they bound the time of a compilation to some ten milliseconds and that of a mask to
-about as much. They keep the grammar's text out of error messages.
+The values are the default limits of llguidance: they bound the time of a compilation to about ten milliseconds, and the
+time of a mask to about the same. The limits object also keeps the text of the grammar out of error messages.
 """
 
 from llguidance import LLMatcher, LLParserLimits
@@ -11,9 +11,9 @@ from maitred.core.grammar import Grammar
 
 LIMITS = LLParserLimits(verbose_errors=False)
 STACK_BYTES = 4 << 20
-"""Stack of the thread that validates a grammar.
+"""Stack size of the thread that validates a grammar.
 
-llguidance descends a grammar's rules by recursion, and a stack overflow ends the process. Threads that compile a
+llguidance traverses the rules of a grammar recursively, and a stack overflow kills the process. Threads that compile a
 validated grammar have `COMPILING_STACK_BYTES`.
 """
 COMPILING_STACK_BYTES = 4 * STACK_BYTES
@@ -31,10 +31,10 @@ def grammar_source(grammar: Grammar) -> str:
 
 
 def error_in(grammar: Grammar) -> str | None:
-    """Validates a grammar and returns llguidance's error message; None: the grammar is valid."""
+    """Validates a grammar; returns the error message of llguidance, or None if the grammar is valid."""
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar_source(grammar), limits=LIMITS)
     return messages[0] if failed else None
 
 
 class GrammarFault(ValueError):
-    """A caller's constraint is faulty or cannot be enforced; the message says what to do."""
+    """Error for a constraint that is faulty or cannot be enforced; the message says what to do."""

@@ -63,7 +63,7 @@ def _grammar(constraint: Constraint) -> Grammar:
         text = any_to_lark(constraint.content)
     except RecursionError:
         raise
-    except Exception as error:  # The converter raises whatever comes; the grammar is at fault.
+    except Exception as error:  # The converter can raise any exception, and the cause is always the grammar.
         raise GrammarFault(f"{_short(str(error))} Mend the grammar.") from error
     return _check("lark", text)
 

@@ -1,9 +1,9 @@
-"""JSON schemas made enforceable: a grammar enforces a schema in full, or the schema is rejected.
+"""Enforceable JSON schemas: a grammar enforces a schema completely, or the schema is rejected.
 
-llguidance rejects what it cannot enforce, and interprets a few keywords too widely. Here these keywords are narrowed
-(`formats`), or rejected with their location. The result accepts nothing that the schema does not accept. It rejects a
-little that the schema accepts: an object's members come in the order in which the schema names them, and
-a number that is an integer is written as one.
+llguidance rejects keywords that it cannot enforce, and interprets a few keywords too widely. This module narrows these
+keywords (`formats`), or rejects them with their location. Every value that the result accepts is also valid for the
+schema. The result rejects a few values that are valid for the schema: the members of an object must have the order of
+the schema, and an integer must be written as an integer.
 """
 
 import json
@@ -25,15 +25,15 @@ _EARLIER_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 
 def enforceable(schema: object, *, strict: bool, whitespace: str | None = None) -> str:
-    """Returns a schema in JSON as llguidance has to read it.
+    """Returns a schema as JSON in the form that llguidance requires.
 
     Args:
         schema: The schema as the caller sent it.
-        strict: Reject what cannot be enforced; otherwise it is ignored.
-        whitespace: Regular expression of the white space between JSON tokens; None: no white space.
+        strict: Whether keywords that cannot be enforced are rejected; otherwise they are ignored.
+        whitespace: Regular expression of the white space between JSON tokens, or None for no white space.
 
     Raises:
-        GrammarFault: The value is no schema, or cannot be enforced.
+        GrammarFault: The value is not a schema, or the schema cannot be enforced.
     """
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
@@ -52,14 +52,14 @@ def enforceable(schema: object, *, strict: bool, whitespace: str | None = None) 
 
 
 def describe_location(schema: object, keyword: str) -> str | None:
-    """Returns a JSON pointer to the first schema that has a keyword; None: no schema has it."""
+    """Returns a JSON pointer to the first schema with a keyword, or None if no schema has it."""
     if isinstance(schema, dict) and keyword in schema:
         return "#"
     return next((place for place, inner in _schemas_in(schema, "#") if keyword in inner), None)
 
 
 def _narrow(schema: Mapping[str, Any], place: str, *, asserts_content: bool) -> dict[str, Any]:
-    """Returns the schema with every keyword narrowed that would be enforced too loosely."""
+    """Returns a copy of the schema in which too widely interpreted keywords are narrowed."""
     _refuse_loose(schema, place, asserts_content=asserts_content)
 
     def inner(value: object, name: str) -> object:
@@ -101,9 +101,9 @@ def _with_narrow_format(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _narrow_pattern(pattern: str) -> str:
-    """Excludes the byte order mark from what an escape for "no space" matches.
+    """Excludes the byte order mark from the matches of an escape for "no space" .
 
-    ECMAScript counts the byte order mark among the spaces, Rust does not.
+    ECMAScript treats the byte order mark as a space, but Rust does not.
     """
     return _BEYOND_CLASSES.sub(lambda found: r"[^\s\uFEFF]" if found[0] == r"\S" else found[0], pattern)
 

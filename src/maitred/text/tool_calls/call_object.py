@@ -8,7 +8,7 @@ from maitred.text.tool_calls.events import Event, ToolCallArguments, ToolCallSta
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _KEYS = _ARGUMENTS | {"name", "type", "id"}
-"""Keys that a call may have. An object with any other key is no call."""
+"""Keys that a call may have; an object with any other key is plain text."""
 _WHITE = " \t\n\r"
 _State = Callable[[str, int], int]
 """State of the parser: reads at a position of a text and returns the next position."""
@@ -17,18 +17,19 @@ _State = Callable[[str, int], int]
 class CallObject:
     """Streaming parser of one call.
 
-    Once the name is known, the arguments are emitted as they arrive. Some models write the arguments as a string of
-    JSON, which is accepted; null is accepted for no arguments.
+    After the name is known, the arguments are emitted as they arrive. Some models write the arguments as a string that
+    contains JSON, which the parser accepts; it also accepts null for empty arguments.
 
     Args:
-        names: Names of the tools. An object with another name is no call.
-        bare: Whether no marker precedes the object. An unmarked object without arguments is no call.
+        names: Names of the tools; an object with another name is not a call.
+        bare: Whether the object has no marker before it. An object without a marker and without arguments is not a
+            call.
 
     Attributes:
-        raw: All text that was read.
+        raw: All text that the parser has read.
         begun: Whether the object has been recognised as a call.
         done: Whether the call is complete.
-        broken: Whether the object is no call, or its JSON is invalid.
+        broken: Whether the object is not a call, or has invalid JSON.
     """
 
     def __init__(self, names: Set[str], *, bare: bool = False) -> None:
@@ -39,16 +40,16 @@ class CallObject:
         self._state: _State = self._opening
         self._scan = JsonScan()
         self._token = ""
-        """The key or value that is being read."""
+        """Text of the current key or value."""
         self._key = ""
         self._name: str | None = None
         self._held: str | None = None
-        """Arguments that came before the name, or not as an object."""
+        """Arguments that came before the name, or in a form other than an object."""
         self._streams = False
         self._events: list[Event] = []
 
     def push(self, text: str, start: int, events: list[Event]) -> int:
-        """Reads on and appends the events found; returns the position of the end or error."""
+        """Reads more text and appends the events found; returns the position of the end or error."""
         self._events = events
         at = start
         while at < len(text) and not (self.done or self.broken):
@@ -161,7 +162,10 @@ class CallObject:
 
 
 def _object_in(token: str) -> str | None:
-    """Returns the arguments in a value that is no plain object after the name; None: the value holds no arguments."""
+    """Returns the arguments in a value that is not a plain object after the name, or None.
+
+    None means that the value has no arguments.
+    """
     if token == "null":
         return "{}"
     match _load_token(token):

@@ -34,10 +34,10 @@ Event = TextEvent | ToolCallStart | ToolCallArguments
 class CallParser(Protocol):
     """Streaming parser that finds the tool calls in the answer of one choice.
 
-    The events do not depend on how the text is split, once neighbours of a kind are merged. Text that turns out to be
-    no call is emitted whole and in its place. A call is recognised as soon as its name is the name of a tool and its
-    arguments begin. If it becomes invalid after that, or is cut off, its events so far remain valid, and the text
-    behind the error is plain text.
+    The events do not depend on how the text is split, if adjacent events of the same kind are merged. Text that turns
+    out not to be a call is emitted completely, at its own position. A call is recognised as soon as its name is the
+    name of a tool and its arguments begin. If the call becomes invalid after that, or is cut off, its earlier events
+    remain valid, and the text after the error is plain text.
     """
 
     def push(self, text: str) -> list[Event]:
@@ -50,7 +50,7 @@ class CallParser(Protocol):
 
 
 def merge_events(events: Iterable[Event]) -> list[Event]:
-    """Merges neighbouring events of a kind, and drops empty ones."""
+    """Merges adjacent events of the same kind, and drops empty events."""
     result: list[Event] = []
     for event in events:
         match event, result[-1] if result else None:
@@ -66,10 +66,10 @@ def merge_events(events: Iterable[Event]) -> list[Event]:
 
 
 class MarkerScanner:
-    """Streaming scanner that lets text pass until a marker comes.
+    """Streaming scanner that returns text until a marker comes.
 
-    White space before the marker is dropped. So the end of the text is held back: white space, and a possible beginning
-    of the marker.
+    The scanner drops white space before the marker. It therefore holds back the end of the text: white space, and a
+    possible beginning of the marker.
 
     Args:
         marker: Marker that ends the text.
@@ -83,7 +83,7 @@ class MarkerScanner:
         """Scans more text for the marker.
 
         Returns:
-            The text that can be shown, and the position in `text` behind the marker; None: the marker has not come.
+            The text that can be shown, and the position in `text` after the marker, or None if the marker has not come.
         """
         held = len(self._held)
         whole = self._held + text[start:]
@@ -96,6 +96,6 @@ class MarkerScanner:
         return whole[:shown], None
 
     def flush(self) -> str:
-        """Returns the text that was held back, as no marker came."""
+        """Returns the held-back text, because no marker came."""
         held, self._held = self._held, ""
         return held

@@ -1,7 +1,7 @@
 """Parser of calls as Hermes and Qwen write them: ``<tool_call>{"name": "f", "arguments": {…}}</tool_call>``.
 
-Text may stand before, between and after; white space next to a call is not a part of it. A call without a closing tag
-is still a call, since its object says where it ends.
+Text may stand before, between and after calls; white space next to a call does not belong to the text. A call without a
+closing tag is still a call, because its JSON object has a clear end.
 """
 
 from collections.abc import Set
@@ -27,7 +27,7 @@ class HermesParser:
         self._text = MarkerScanner(self._open)
         self._call: CallObject | None = None
         self._closing: str | None = None
-        """The part of the closing tag that has come, if the tag is expected."""
+        """Received part of the closing tag, if the parser expects the tag."""
         self._called = False
 
     def push(self, text: str) -> list[Event]:
@@ -48,7 +48,7 @@ class HermesParser:
         if self._call is not None:
             return [] if self._call.begun else [TextEvent(self._open + self._call.raw)]
         held = self._text.flush() if self._closing is None else ""
-        # White space behind a call is dropped if no text follows.
+        # White space after a call is dropped if no text follows.
         return [] if self._called and held.isspace() else [TextEvent(held)]
 
     def _read_text(self, text: str, at: int, events: list[Event]) -> int:
@@ -74,7 +74,7 @@ class HermesParser:
         return at
 
     def _read_closing(self, before: str, rest: str) -> tuple[str, int]:
-        """Skips the closing tag and the white space before it; returns the text to read on, and its start."""
+        """Skips the closing tag and the white space before it; returns the text to read and its start."""
         whole = before + rest
         tag = whole.lstrip()
         if self._close.startswith(tag):

@@ -1,8 +1,8 @@
-"""Grammar rules for tool calls, in llguidance's dialect of Lark: arguments parse, and follow their schemas.
+"""Grammar rules for tool calls in llguidance's dialect of Lark, which enforce the argument schemas.
 
-A model that may call a tool writes text until its marker, or until a text that only a call begins with. From there on
-it must complete the call. Behind its calls the answer ends. Markers are written as the ids of their tokens, so text
-that spells a marker stays text.
+A model that may call a tool writes text until its marker, or until characters that can begin only a call. After that
+the model must complete the call. The answer ends after its calls. The rules write markers as token ids, so text that
+spells a marker stays text.
 """
 
 import json
@@ -13,7 +13,7 @@ from maitred.text.special_tokens import SpecialTokenText
 from maitred.text.tool_calls import hermes, llama3, mistral
 
 Rules = dict[str, str]
-"""Rule name -> its body; names in upper case are regular expressions."""
+"""Map from each rule name to its body; upper-case names are regular expressions."""
 
 TEXT = r"/(?s:.+)/"
 _SPACE = r"/[ \n]{0,4}/"
@@ -25,10 +25,12 @@ class CallLanguage:
     Args:
         names: Names of the functions that may be called, in order; at least one.
         marks: Markers of the model.
-        parallel: Whether there may be several calls.
-        must: Whether the answer has to be a call.
-        rules: Rules to which those of the calls are added. It contains ``args_0`` and so on, in the order of the names.
-        said: Name of a rule for the text that may replace a call; None: any text, also before the calls.
+        parallel: Whether the answer may have several calls.
+        must: Whether the answer must be a call.
+        rules: Rules to which the rules of the calls are added; they contain ``args_0`` and so on, in the order of the
+            names.
+        said: Name of a rule for the text that may replace a call, or None for any text, which may also precede the
+            calls.
     """
 
     def __init__(
@@ -57,7 +59,10 @@ class CallLanguage:
         )
 
     def mistral(self) -> str:
-        """Returns the body of the answer in Mistral's style: the newer one if the vocabulary has a token for it."""
+        """Returns the body of the answer in Mistral's style.
+
+        This is the newer style if the vocabulary has a token for it.
+        """
         if self._marks.tokens.get(mistral.ARGUMENTS) is None:
             objects = self._objects("arguments")
             more = f'("," " "? {objects})*' if self._parallel else ""
@@ -84,7 +89,10 @@ class CallLanguage:
         return f"NO_CALL | {calls} {tagged}"
 
     def _marker_grammar(self, marker: str, first: str, further: str | None) -> str:
-        """Returns an answer whose calls a marker begins; `further_call` is a later call with its marker."""
+        """Returns the grammar of an answer with a marker before its calls.
+
+        `further` is the grammar of a later call with its marker.
+        """
         more = "" if further is None else self._more(further)
         if self._must or self._said is not None:
             calls = f"{self._marker(marker)} {first} {more}"
@@ -99,7 +107,7 @@ class CallLanguage:
         return f"({further})*" if self._parallel else ""
 
     def _objects(self, key: str) -> str:
-        """Returns a call as a JSON object, spaced as templates write it."""
+        """Returns the grammar of a call as a JSON object, with the spacing of chat templates."""
 
         def call(name: str, arguments: str) -> str:
             head = f'{{"name": {json.dumps(name)}, "{key}": '
@@ -108,7 +116,10 @@ class CallLanguage:
         return self._one_of(call)
 
     def _objects_behind_heads(self) -> str:
-        """Returns a call as an object without a marker, recognised by its beginning and with free spacing."""
+        """Returns the grammar of a call without a marker, with free spacing.
+
+        Such a call is recognised by its beginning.
+        """
         for number, name in enumerate(self._names):
             self._rules[f"HEAD_{number}"] = (
                 rf'/[ \n]{{0,4}}\{{[ \n]?"name"[ \n]?:[ \n]?"{_escape(name)}"[ \n]?,[ \n]?"parameters"[ \n]?:[ \n]?/'
@@ -125,7 +136,7 @@ class CallLanguage:
 
 
 def marker_rule(marks: SpecialTokenText, marker: str) -> str:
-    """Returns a marker as its token id, or as text if it has no token."""
+    """Returns a marker as its token id, or as text if the marker has no token."""
     token = marks.tokens[marker]
     return _quote(marker) if token is None else f"<[{token}]>"
 

@@ -1,6 +1,6 @@
 """Parser of calls as Llama 3 writes them: ``{"name": "f", "parameters": {…}}``, several separated by ``;``.
 
-No marker is required, so an answer is read as calls if it begins with an object that is a call, as in Meta's prompt
+A marker is optional, so an answer is parsed as calls if it begins with an object that is a call, as in Meta's prompt
 formats. ``<|python_tag|>`` begins calls anywhere in the answer.
 """
 
@@ -22,7 +22,10 @@ class Llama3Parser:
         self._text = MarkerScanner(self._tag)
         self._call: CallObject | None = None
         self._before: str | None = ""
-        """Text before a possible call: white space, separators and the tag; None: no call may begin here."""
+        """Text before a possible call: white space, separators and the tag.
+
+        The value is None if no call may begin here.
+        """
         self._called = False
 
     def push(self, text: str) -> list[Event]:

@@ -1,8 +1,8 @@
 """Parser of calls as Mistral writes them, in either of two styles, after the token ``[TOOL_CALLS]``.
 
-Up to version 7 of its tokenizer a list follows: ``[TOOL_CALLS] [{"name": "look", "arguments": {"at": "sky"}}]``. Since
-version 11 each call has a token of its own: ``[TOOL_CALLS]look[ARGS]{"at": "sky"}``, where an id may stand before the
-arguments (``[CALL_ID]abc123def``).
+Up to version 7 of Mistral's tokenizer a list follows: ``[TOOL_CALLS] [{"name": "look", "arguments": {"at": "sky"}}]``.
+Since version 11 each call has a token of its own: ``[TOOL_CALLS]look[ARGS]{"at": "sky"}``, where an id may stand before
+the arguments (``[CALL_ID]abc123def``).
 """
 
 import re
@@ -27,7 +27,7 @@ class MistralParser:
         self._open = marks[OPEN]
         self._text = MarkerScanner(self._open)
         self._before: str | None = None
-        """Text since a marker, or since a call of a list; None: the latest event was neither."""
+        """Text since a marker or a call of a list, or None if the latest event was neither."""
         self._in_list = False
         self._call: CallObject | None = None
         self._arguments: JsonScan | None = None
@@ -68,7 +68,7 @@ class MistralParser:
         return behind
 
     def _read_head(self, whole: str, events: list[Event]) -> str:
-        """Reads behind the marker, where a list or a name may begin; returns the text that remains to be read."""
+        """Reads after the marker, where a list or a name may begin; returns the unread text."""
         rest = whole.removeprefix(self._open)
         if rest.lstrip().startswith("["):
             self._in_list = True
@@ -87,7 +87,7 @@ class MistralParser:
         return rest[brace:]
 
     def _read_list(self, whole: str, events: list[Event]) -> str:
-        """Reads where an object of a list may begin or the list may end; returns the text that remains to be read."""
+        """Reads where an object of a list may begin or the list may end; returns the unread text."""
         begins = whole.startswith(self._open)
         rest = (whole.removeprefix(self._open).lstrip()[1:] if begins else whole).lstrip()
         separated = begins

@@ -1,7 +1,7 @@
 """Decodes bodies and queries of the admin API; the result is a struct, or InvalidRequest.
 
-The inference API must tolerate the extra fields of every client. The admin API rejects unknown fields: a limit with a
-misspelt field would silently be another limit.
+The inference API must accept the extra fields of all clients. The admin API rejects unknown fields, because a limit
+with a misspelt field would silently become a different limit.
 """
 
 import re
@@ -20,7 +20,10 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 _INVALID_ENUM = re.compile(r"Invalid enum value (?P<got>.*) - at `\$\.(?P<path>(?P<field>\w+).*)`$", re.DOTALL)
 MAX_BODY_BYTES = 256 * 1024
-"""A tenant with a thousand long model names fits; parsing such a body delays no other request noticeably."""
+"""Largest body in bytes: it has space for a tenant with a thousand long model names.
+
+Parsing such a body does not noticeably delay other requests.
+"""
 
 
 def decode_body(body: bytes, kind: type[S]) -> S:
@@ -31,7 +34,7 @@ def decode_body(body: bytes, kind: type[S]) -> S:
         kind: The struct to decode.
 
     Raises:
-        BodyTooLarge: The body is far longer than any that makes sense.
+        BodyTooLarge: The body is far longer than any reasonable body.
         InvalidRequest: The body is malformed, mistyped, or has an unknown field; `param` says where.
     """
     if len(body) > MAX_BODY_BYTES:
@@ -65,7 +68,7 @@ def decode_query(parameters: Iterable[tuple[str, str]], kind: type[S]) -> S:
 
 
 def _describe_fault(error: Exception, kind: type[msgspec.Struct]) -> InvalidRequest:
-    """Describes a fault like `describe_fault`, and names the choices of an enum."""
+    """Describes a fault as `describe_fault` does, and also lists the allowed values of an enum."""
     match = _INVALID_ENUM.match(str(error)) if isinstance(error, msgspec.ValidationError) else None
     choices = _enum_choices(kind, match["field"]) if match is not None else None
     if match is None or choices is None:

@@ -1,4 +1,7 @@
-"""The live state of a gateway, field by field. Times of day are seconds since the Unix epoch, for charts."""
+"""Live state of a gateway, field by field.
+
+Times of day are seconds since the Unix epoch, for charts.
+"""
 
 from typing import Annotated, Literal
 
@@ -10,7 +13,7 @@ from maitred.wire.admin.responses import ReplicaBody
 
 
 class PathBody(Struct, frozen=True, kw_only=True):
-    """Requests in each stage of their path."""
+    """Number of requests in each stage of processing."""
 
     arriving: Annotated[int, Meta(description="Read, identified, tokenised and admitted.")]
     queued: Annotated[int, Meta(description="Wait for credits of a replica.")]
@@ -34,7 +37,7 @@ class PointBody(Struct, frozen=True, kw_only=True):
 
 
 class HeadcountBody(Struct, frozen=True, kw_only=True):
-    """Requests of one organisation at one model."""
+    """Number of requests of one organisation for one model."""
 
     tenant: str
     waiting: int
@@ -42,7 +45,7 @@ class HeadcountBody(Struct, frozen=True, kw_only=True):
 
 
 class QueueBody(Struct, frozen=True, kw_only=True):
-    """The queue before the replicas of one model."""
+    """State of the queue before the replicas of one model."""
 
     model: str
     waiting: Annotated[dict[str, int], Meta(description="By class, the most urgent first.")]
@@ -52,7 +55,7 @@ class QueueBody(Struct, frozen=True, kw_only=True):
 
 
 class CreditBody(Struct, frozen=True, kw_only=True):
-    """Credits of a replica: the free ones and all."""
+    """Credits of a replica: the free credits and all credits."""
 
     free: int
     total: int
@@ -65,14 +68,14 @@ class LiveReplicaBody(ReplicaBody, frozen=True, kw_only=True):
 
 
 class HeldBody(Struct, frozen=True, kw_only=True):
-    """KV cache that one organisation's requests at an engine were given credit for."""
+    """KV cache credit that the requests of one organisation at an engine have received."""
 
     tenant: str
     tokens: int
 
 
 class EngineBody(Struct, frozen=True, kw_only=True):
-    """The batch and the KV cache of one engine, as it last reported them."""
+    """State of the batch and the KV cache of one engine, from its last report."""
 
     model: str
     replica: str
@@ -98,7 +101,7 @@ class EngineBody(Struct, frozen=True, kw_only=True):
 
 
 class UseBody(Struct, frozen=True, kw_only=True):
-    """How far a limit is used."""
+    """Current use of one limit."""
 
     limit: Annotated[str, Meta(description="Its id.")]
     kind: LimitKind
@@ -110,7 +113,7 @@ class UseBody(Struct, frozen=True, kw_only=True):
 
 
 class TenantUseBody(Struct, frozen=True, kw_only=True):
-    """Activity of a tenant, and how far its limits are used."""
+    """Activity of a tenant, and the use of its limits."""
 
     tenant: Annotated[str, Meta(description="`*`: everybody together.")]
     waiting: int
@@ -123,7 +126,7 @@ class TenantUseBody(Struct, frozen=True, kw_only=True):
 
 
 class RefusalBody(Struct, frozen=True, kw_only=True):
-    """Requests that were turned away, or could not be completed, for one reason; described is the last of them."""
+    """Requests that were refused or failed for one reason, with a description of the last one."""
 
     at: float
     count: int
@@ -139,7 +142,7 @@ class RefusalBody(Struct, frozen=True, kw_only=True):
 
 
 class FindingBody(Struct, frozen=True, kw_only=True):
-    """One thing that holds requests up; see `maitred doctor`."""
+    """Finding about one cause that delays requests; see `maitred doctor`."""
 
     kind: Annotated[str, Meta(description="Such as `kv_memory` or `upstream`.")]
     where: Annotated[str, Meta(description="Model, replica, tenant or process; empty: the server as a whole.")]
@@ -150,7 +153,7 @@ class FindingBody(Struct, frozen=True, kw_only=True):
 
 
 class LiveBody(Struct, frozen=True, kw_only=True):
-    """A gateway at one moment."""
+    """State of a gateway at one moment."""
 
     object: Literal["live"] = "live"
     at: float

@@ -1,6 +1,7 @@
 """Requests of the admin API: bodies and queries, field by field.
 
-In a body that changes something, a field that is left out keeps its value; a field that may be null is removed by null.
+In a body that changes an object, an omitted field keeps its value, and null removes the value of a field that may be
+null.
 """
 
 from typing import Annotated, Any, Literal
@@ -12,7 +13,7 @@ from maitred.core.tenancy import Scope
 from maitred.wire.openai.requests import Message
 
 Time = str | int | float
-"""ISO 8601, or seconds since the Unix epoch."""
+"""Time in ISO 8601, or in seconds since the Unix epoch."""
 
 _Weight = Annotated[float, Meta(description="Share of service relative to its siblings when they compete.")]
 _Models = Annotated[list[str] | None, Meta(description="Models that may be used; null: all that the parent may.")]
@@ -26,7 +27,7 @@ _Limit = Annotated[int, Meta(description="Entries of a page, 1 to 500.")]
 
 
 class CreateTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An organisation, or with a parent a team in one."""
+    """Body that creates an organisation, or a team if a parent is given."""
 
     id: Annotated[str, Meta(description="1 to 63 characters: lower-case letters, digits, `-` and `_`.")]
     parent: Annotated[str | None, Meta(description="The organisation of a team.")] = None
@@ -40,7 +41,7 @@ class CreateTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class UpdateTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Changes to a tenant."""
+    """Body that changes a tenant."""
 
     name: str | UnsetType = UNSET
     weight: _Weight | UnsetType = UNSET
@@ -52,7 +53,7 @@ class UpdateTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class CreateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A key of a tenant."""
+    """Body that creates a key of a tenant."""
 
     tenant: str
     id: Annotated[str | None, Meta(description="The public id, if you want to choose it.")] = None
@@ -62,7 +63,7 @@ class CreateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class UpdateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Changes to a key."""
+    """Body that changes a key."""
 
     name: str | UnsetType = UNSET
     scopes: list[Scope] | UnsetType = UNSET
@@ -70,13 +71,13 @@ class UpdateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RotateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a key gets its new secret."""
+    """Body that rotates the secret of a key."""
 
     overlap_s: Annotated[float, Meta(description="So long the old secret stays valid; at most 90 days.")] = 86_400.0
 
 
 class CreateLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A limit or a budget."""
+    """Body that creates a limit or a budget."""
 
     subject: Annotated[
         str,
@@ -95,7 +96,7 @@ class CreateLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class TenantsQuery(Struct, frozen=True, kw_only=True):
-    """Which tenants to list."""
+    """Query that selects the tenants to list."""
 
     parent: Annotated[str | None, Meta(description="Teams of this organisation only.")] = None
     after: _After = ""
@@ -103,7 +104,7 @@ class TenantsQuery(Struct, frozen=True, kw_only=True):
 
 
 class KeysQuery(Struct, frozen=True, kw_only=True):
-    """Which keys to list."""
+    """Query that selects the keys to list."""
 
     tenant: Annotated[str | None, Meta(description="Keys of this tenant only.")] = None
     after: _After = ""
@@ -111,7 +112,7 @@ class KeysQuery(Struct, frozen=True, kw_only=True):
 
 
 class LimitsQuery(Struct, frozen=True, kw_only=True):
-    """Which limits to list."""
+    """Query that selects the limits to list."""
 
     subject: Annotated[str | None, Meta(description="Those of this subject only.")] = None
     after: _After = ""
@@ -119,7 +120,7 @@ class LimitsQuery(Struct, frozen=True, kw_only=True):
 
 
 class BudgetsQuery(Struct, frozen=True, kw_only=True):
-    """Which budgets to list."""
+    """Query that selects the budgets to list."""
 
     subject: Annotated[str | None, Meta(description="Those that hold for `tenant:<id>`, `key:<id>` or `*` only.")] = (
         None
@@ -141,7 +142,7 @@ _Outcome = Annotated[str | None, Meta(description="`finished`, `failed` or `canc
 
 
 class UsageQuery(Struct, frozen=True, kw_only=True):
-    """Which usage to sum, and how."""
+    """Query that selects and groups the usage to sum."""
 
     group_by: Annotated[
         str,
@@ -164,7 +165,7 @@ class UsageQuery(Struct, frozen=True, kw_only=True):
 
 
 class UsageEventsQuery(Struct, frozen=True, kw_only=True):
-    """Which lines of the ledger to list."""
+    """Query that selects the ledger entries to list."""
 
     start: _Start = "-30d"
     end: _End = "now"
@@ -180,7 +181,7 @@ class UsageEventsQuery(Struct, frozen=True, kw_only=True):
 
 
 class NameReplica(Struct, frozen=True, kw_only=True):
-    """Which replica is meant."""
+    """Query that names one replica."""
 
     replica: Annotated[str, Meta(description="Its name, as `GET /admin/v1/replicas` writes it.")]
     model: Annotated[str | None, Meta(description="Of which model; needed where several have one of that name.")] = None
@@ -190,13 +191,13 @@ _Rollout = Annotated[str, Meta(description="The name that requests use, as `GET 
 
 
 class NameRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which rollout is meant."""
+    """Body that names one rollout."""
 
     name: _Rollout
 
 
 class WeighRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Another share for the canary."""
+    """Body that sets a new share of requests for the canary."""
 
     name: _Rollout
     weight: Annotated[float, Meta(ge=0, le=1, description="Share of the keys that the canary serves.")]
@@ -207,7 +208,10 @@ class WeighRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class StartRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rollout that begins. What is left out is as it was, or as in `routing.rollouts`."""
+    """Body that starts a rollout.
+
+    An omitted field keeps its previous value, or the value in `routing.rollouts`.
+    """
 
     name: _Rollout
     stable: (
@@ -226,7 +230,7 @@ class StartRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class PinPrefix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A prefix that is to stay in the KV caches of a model."""
+    """Body that pins a prefix in the KV caches of a model."""
 
     model: Annotated[str, Meta(description="Its name, as `/v1/models` writes it; one that maitred's own engines run.")]
     prompt: Annotated[str | list[int] | None, Meta(description="The text that prompts begin with, or its tokens.")] = (
@@ -248,19 +252,19 @@ class PinPrefix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ReloadConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """To read the configuration again."""
+    """Body that reloads the configuration."""
 
     dry_run: Annotated[bool, Meta(description="Say what would change, and change nothing.")] = False
 
 
 class NameModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which model is meant."""
+    """Body that names one model."""
 
     model: Annotated[str, Meta(description="Its name, as the list writes it.")]
 
 
 class UnloadModel(NameModel, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which model is to go, and whether it may come back by itself."""
+    """Body that unloads a model, and says whether requests may load it again."""
 
     hold: Annotated[
         bool,

@@ -1,4 +1,4 @@
-"""Responses of the admin API, field by field. Money is in dollars, times are ISO 8601 in UTC."""
+"""Responses of the admin API; money is in dollars, times are ISO 8601 in UTC."""
 
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ from maitred.wire.admin.times import to_iso
 
 
 class TenantBody(Struct, frozen=True, kw_only=True):
-    """A tenant: an organisation, or a team in one."""
+    """Body of a tenant: an organisation, or a team of an organisation."""
 
     id: str
     object: Literal["tenant"] = "tenant"
@@ -46,13 +46,13 @@ class TenantBody(Struct, frozen=True, kw_only=True):
 
 
 class SecretBody(Struct, frozen=True, kw_only=True):
-    """A secret of a key, without its value: nothing is stored that could be shown."""
+    """Body of a key secret without its value, because the value is not stored."""
 
     expires_at: str | None
 
 
 class KeyBody(Struct, frozen=True, kw_only=True):
-    """A key, without its secret."""
+    """Body of a key, without its secret."""
 
     id: str
     object: Literal["key"] = "key"
@@ -68,7 +68,7 @@ class KeyBody(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, key: ApiKey, now_s: float, plaintext: str | UnsetType = UNSET) -> "KeyBody":
-        """Builds the body of a key; secrets that have expired are left out."""
+        """Builds the body of a key, without its expired secrets."""
         active = [secret for secret in key.secrets if secret.expires_s is None or secret.expires_s > now_s]
         return cls(
             id=key.id,
@@ -83,7 +83,7 @@ class KeyBody(Struct, frozen=True, kw_only=True):
 
 
 class LimitBody(Struct, frozen=True, kw_only=True):
-    """A limit of a tenant or key."""
+    """Body of a limit of a tenant or key."""
 
     id: str
     object: Literal["limit"] = "limit"
@@ -109,7 +109,7 @@ class LimitBody(Struct, frozen=True, kw_only=True):
 
 
 class BudgetBody(Struct, frozen=True, kw_only=True):
-    """Where a budget stands."""
+    """Current state of one budget."""
 
     id: Annotated[str, Meta(description="Of the limit that sets it.")]
     object: Literal["budget"] = "budget"
@@ -125,7 +125,7 @@ class BudgetBody(Struct, frozen=True, kw_only=True):
 
 
 class UsageRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The sum of the requests that have these properties; only those that were grouped by are there."""
+    """Usage sum of one group of requests; it has only the properties that were grouped by."""
 
     organisation: str | UnsetType = UNSET
     tenant: str | UnsetType = UNSET
@@ -146,7 +146,7 @@ class UsageRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UsageReport(Struct, frozen=True, kw_only=True):
-    """A page of usage in one span of time, in the order of the groups."""
+    """Page of usage in one time range, in the order of the groups."""
 
     object: Literal["list"] = "list"
     start: str
@@ -172,7 +172,7 @@ class FeedbackBody(Struct, frozen=True, kw_only=True):
 
 
 class UsageEventBody(Struct, frozen=True, kw_only=True):
-    """One line of the ledger."""
+    """Body of one ledger entry."""
 
     id: str
     object: Literal["usage_event"] = "usage_event"
@@ -197,7 +197,7 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, event: UsageEvent, feedback: Feedback | None) -> "UsageEventBody":
-        """Builds the body of a ledger line and of the feedback on its request."""
+        """Builds the body of a ledger entry with the feedback on its request."""
         return cls(
             id=event.id,
             request_id=event.request_id,
@@ -233,7 +233,7 @@ class SpanBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TimelineBody(Struct, frozen=True, kw_only=True):
-    """The timeline of one request: its spans in order, and its result."""
+    """Timeline of one request: its spans in order, and its result."""
 
     id: Annotated[str, Meta(description="As in its `x-request-id`.")]
     object: Literal["request"] = "request"
@@ -268,7 +268,7 @@ class TimelineBody(Struct, frozen=True, kw_only=True):
 
 
 class TimelineHead(Struct, frozen=True, kw_only=True):
-    """A request whose timeline is known."""
+    """Summary of a request that has a stored timeline."""
 
     id: str
     object: Literal["request"] = "request"
@@ -284,14 +284,14 @@ class TimelineHead(Struct, frozen=True, kw_only=True):
 
 
 class TimelineList(Struct, frozen=True, kw_only=True):
-    """The last requests, the latest first."""
+    """List of the last requests, the latest first."""
 
     object: Literal["list"] = "list"
     data: list[TimelineHead]
 
 
 class ReplicaBody(Struct, frozen=True, kw_only=True):
-    """A replica, as this gateway sees it."""
+    """Body of a replica, from the view of this gateway."""
 
     object: Literal["replica"] = "replica"
     model: str
@@ -311,7 +311,7 @@ class ReplicaBody(Struct, frozen=True, kw_only=True):
 
 
 class ChangeBody(Struct, frozen=True, kw_only=True):
-    """A setting that is another one than before."""
+    """Body of a changed setting, with its old and new value."""
 
     setting: str
     before: Annotated[str | None, Meta(description="As in YAML, secrets as references; null: it was not there.")]
@@ -320,7 +320,7 @@ class ChangeBody(Struct, frozen=True, kw_only=True):
 
 
 class ReloadBody(Struct, frozen=True, kw_only=True):
-    """The changes that a reload of the configuration has made, or would make."""
+    """Changes that a reload of the configuration has made, or would make."""
 
     object: Literal["config.reload"] = "config.reload"
     dry_run: bool
@@ -330,7 +330,7 @@ class ReloadBody(Struct, frozen=True, kw_only=True):
 
 
 class ConfigBody(Struct, frozen=True, kw_only=True):
-    """The configuration in force."""
+    """Body of the current configuration."""
 
     object: Literal["config"] = "config"
     since: Annotated[float, Meta(description="When it was read, in seconds since 1970.")]
@@ -340,14 +340,14 @@ class ConfigBody(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaList(Struct, frozen=True, kw_only=True):
-    """List of all replicas; there are never so many that they need pages."""
+    """List of all replicas, without pages because there are only a few."""
 
     object: Literal["list"] = "list"
     data: list[ReplicaBody]
 
 
 class WorkerBody(Struct, frozen=True, kw_only=True):
-    """A process that speaks HTTP for this gateway."""
+    """Body of a worker process, which handles HTTP for this gateway."""
 
     object: Literal["worker"] = "worker"
     worker: Annotated[int, Meta(description="Its number, from 1. Its successor has the same.")]
@@ -358,14 +358,14 @@ class WorkerBody(Struct, frozen=True, kw_only=True):
 
 
 class WorkerList(Struct, frozen=True, kw_only=True):
-    """List of all workers; empty where the gateway is one process."""
+    """List of all workers; the list is empty if the gateway is one process."""
 
     object: Literal["list"] = "list"
     data: list[WorkerBody]
 
 
 class RolloutBody(Struct, frozen=True, kw_only=True):
-    """A rollout: what was decided, which holds everywhere, and what this gateway has seen of it."""
+    """Body of a rollout: the shared decision, and the observations of this gateway."""
 
     object: Literal["rollout"] = "rollout"
     name: str
@@ -390,7 +390,7 @@ class RolloutBody(Struct, frozen=True, kw_only=True):
 
 
 class RolloutList(Struct, frozen=True, kw_only=True):
-    """List of all rollouts; there are never so many that they need pages."""
+    """List of all rollouts, without pages because there are only a few."""
 
     object: Literal["list"] = "list"
     data: list[RolloutBody]
@@ -401,17 +401,17 @@ class LoadableState(StrEnum):
 
     OUT = "out"
     WAITING = "waiting"
-    """A load is ordered and has not begun."""
+    """A load of the model is requested and has not begun."""
     LOADING = "loading"
     SERVING = "serving"
     DRAINING = "draining"
-    """The model is in memory, gets no new requests, and leaves memory when its responses have ended."""
+    """The model is in memory, gets no new requests, and is unloaded when its responses have ended."""
     UNLOADING = "unloading"
     ASLEEP = "asleep"
-    """The model is out of memory, but its process stays; waking is much faster than loading."""
+    """The model is not in memory, but its process still runs; waking it is much faster than loading it."""
     WAKING = "waking"
     HELD = "held"
-    """The model is out of memory, and not loaded for requests."""
+    """The model is not in memory, and requests do not load it."""
 
 
 class LoadableBody(Struct, frozen=True, kw_only=True):
@@ -438,7 +438,7 @@ class LoadableBody(Struct, frozen=True, kw_only=True):
 
 
 class LoadableList(Struct, frozen=True, kw_only=True):
-    """List of all models that are loaded on demand; there are never so many that they need pages."""
+    """List of all models that are loaded on demand, without pages because there are only a few."""
 
     object: Literal["list"] = "list"
     budget_bytes: Annotated[int | None, Meta(description="What they may take together; null: there are none.")]
@@ -455,7 +455,7 @@ class SleepState(StrEnum):
     ASLEEP = "asleep"
     WAKING = "waking"
     AWAY = "away"
-    """No engine of the model runs, so none could sleep."""
+    """No engine of the model is running, so none can sleep."""
 
 
 class SleeperBody(Struct, frozen=True, kw_only=True):
@@ -499,7 +499,7 @@ class PinList(Struct, frozen=True, kw_only=True):
 
 
 class Deleted(Struct, frozen=True, kw_only=True):
-    """Confirmation that an object is deleted."""
+    """Confirmation of a deleted object."""
 
     id: str
     object: str
@@ -507,7 +507,7 @@ class Deleted(Struct, frozen=True, kw_only=True):
 
 
 class TenantList(Struct, frozen=True, kw_only=True):
-    """A page of tenants, by id."""
+    """Page of tenants, in the order of their ids."""
 
     object: Literal["list"] = "list"
     data: list[TenantBody]
@@ -516,7 +516,7 @@ class TenantList(Struct, frozen=True, kw_only=True):
 
 
 class KeyList(Struct, frozen=True, kw_only=True):
-    """A page of keys, by id."""
+    """Page of keys, in the order of their ids."""
 
     object: Literal["list"] = "list"
     data: list[KeyBody]
@@ -525,7 +525,7 @@ class KeyList(Struct, frozen=True, kw_only=True):
 
 
 class LimitList(Struct, frozen=True, kw_only=True):
-    """A page of limits, by id."""
+    """Page of limits, in the order of their ids."""
 
     object: Literal["list"] = "list"
     data: list[LimitBody]
@@ -534,7 +534,7 @@ class LimitList(Struct, frozen=True, kw_only=True):
 
 
 class BudgetList(Struct, frozen=True, kw_only=True):
-    """A page of budgets, by subject and id."""
+    """Page of budgets, in the order of subject and id."""
 
     object: Literal["list"] = "list"
     data: list[BudgetBody]
@@ -543,7 +543,7 @@ class BudgetList(Struct, frozen=True, kw_only=True):
 
 
 class UsageEventList(Struct, frozen=True, kw_only=True):
-    """A page of the ledger's lines, the newest first."""
+    """Page of ledger entries, the newest first."""
 
     object: Literal["list"] = "list"
     data: list[UsageEventBody]

@@ -1,6 +1,7 @@
 """Rules for well-typed tenants, keys and limits, and their conversion to the types of `core`.
 
-A message names the field, the rule and the value. Rules that need the store (whether a tenant exists) are not here.
+A message names the field, the rule and the value. Rules that need the store (such as whether a tenant exists) are in
+the store.
 """
 
 import math
@@ -22,12 +23,12 @@ from maitred.wire.openai.faults import format_value
 MAX_NAME_CHARACTERS = 200
 MAX_MODELS = 1000
 MAX_WORDS = 64
-"""Most regions, or tags, of one tenant."""
+"""Largest number of regions, and of tags, of one tenant."""
 MAX_COUNT = 10**12
 MAX_USD = 9_000_000
-"""Most dollars of a limit.
+"""Largest value of a limit in dollars.
 
-In nano-dollars this is just below 2^53, up to which the doubles of shared counters are exact.
+In nano-dollars this value is just below 2^53, the bound up to which the doubles of shared counters are exact.
 """
 MAX_OVERLAP_S = 90 * 86_400
 
@@ -42,12 +43,12 @@ _PAGE = NumberRange(1, 500)
 
 
 def is_key_id(text: str) -> bool:
-    """Whether a key can have this public id."""
+    """Returns whether the text is a valid public id of a key."""
     return _KEY_ID.fullmatch(text) is not None
 
 
 def check_id(field: str, text: str) -> None:
-    """Raises InvalidRequest unless a tenant or a limit can have this id."""
+    """Raises InvalidRequest unless the text is a valid id of a tenant or a limit."""
     if not is_id(text):
         raise InvalidRequest(
             f"{field} must be 1 to 63 lower-case letters, digits, '-' and '_', the first a letter or a digit; got "
@@ -57,7 +58,7 @@ def check_id(field: str, text: str) -> None:
 
 
 def check_key_id(field: str, text: str) -> None:
-    """Raises InvalidRequest unless a key can have this public id."""
+    """Raises InvalidRequest unless the text is a valid public id of a key."""
     if not is_key_id(text):
         raise InvalidRequest(
             f"{field} must be 16 lower-case letters and digits; got {format_value(text)}.", param=field
@@ -65,7 +66,7 @@ def check_key_id(field: str, text: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidRequest for a name that a table could not show."""
+    """Raises InvalidRequest for a name that cannot be shown in a table."""
     _check_text("name", name, MAX_NAME_CHARACTERS)
 
 
@@ -76,12 +77,12 @@ def check_page(limit: int, after: str) -> None:
 
 
 def check_filter(field: str, name: str) -> None:
-    """Raises InvalidRequest for a filter that no line of the ledger can match."""
+    """Raises InvalidRequest for a filter that matches no ledger entry."""
     _check_text(field, name, 256, empty=False)
 
 
 def check_subject(subject: str) -> None:
-    """Raises InvalidRequest unless limits can belong to this subject."""
+    """Raises InvalidRequest unless the subject can have limits."""
     subject_kind, _, name = subject.partition(":")
     if subject in ("*", "tenant:*", "key:*") or (subject_kind in ("tenant", "key") and is_id(name)):
         return
@@ -130,10 +131,10 @@ def tenant_changes(request: UpdateTenant) -> dict[str, Any]:
 
 
 def parse_scopes(scopes: Sequence[Scope]) -> tuple[Scope, ...]:
-    """Returns the scopes of a key, each once.
+    """Returns the scopes of a key, without duplicates.
 
     Raises:
-        InvalidRequest: There is none.
+        InvalidRequest: The list of scopes is empty.
     """
     if not scopes:
         raise InvalidRequest("scopes must name at least one of inference, metrics and admin.", param="scopes")
@@ -144,7 +145,7 @@ def parse_expiry(value: Time | None, now_s: float) -> float | None:
     """Returns the time at which a key expires.
 
     Raises:
-        InvalidRequest: The value is no time, or has passed.
+        InvalidRequest: The value is not a time, or is in the past.
     """
     if value is None:
         return None
@@ -171,7 +172,7 @@ def to_limit(request: CreateLimit, limit_id: str) -> Limit:
     """Checks a request and returns the limit to create.
 
     Raises:
-        InvalidRequest: A field is out of range, or means nothing for this kind.
+        InvalidRequest: A field is out of range, or has no meaning for this kind of limit.
     """
     kind = request.kind
     check_id("id", limit_id)
@@ -212,7 +213,7 @@ def _whole_number(value: float, kind: str) -> int:
 
 
 def _check_number(bounds: NumberRange, field: str, value: float | None) -> None:
-    # Nothing compares with NaN, so that a range would let it pass.
+    # Every comparison with NaN is false, so a range check would accept it.
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidRequest(f"{field} must be a number; got {format_value(value)}.", param=field)
     bounds.check(field, value)

@@ -1,7 +1,8 @@
-"""Times, as the admin API writes and reads them.
+"""Time formats that the admin API writes and reads.
 
-The API writes ISO 8601 in UTC (``2026-11-21T16:00:00Z``), to the second unless there is a fraction. It reads ISO 8601
-with any offset; seconds since the Unix epoch; and in queries, which people type, times before now: ``-7d``.
+The API writes ISO 8601 in UTC (``2026-11-21T16:00:00Z``), in whole seconds unless there is a fraction. The API reads
+ISO 8601 with any offset and seconds since the Unix epoch; queries, which people type, may also have times before now,
+such as ``-7d``.
 """
 
 import re
@@ -11,12 +12,12 @@ from maitred.core.errors import InvalidRequest
 from maitred.wire.openai.faults import format_value
 
 MAX_TIME_S = 253_402_300_799.0
-"""Latest time: the end of the year 9999, where the years of ISO 8601 end."""
+"""Latest valid time: the end of the year 9999, which is the last year of ISO 8601."""
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _RELATIVE = re.compile(r"-(\d{1,9})([smhdw])", re.ASCII)
 _EPOCH = re.compile(r"\d{1,12}(\.\d{1,9})?", re.ASCII)
 _LOST_PLUS = re.compile(r"(T\S*) (\d\d:?\d\d)$", re.ASCII)
-"""A plus that was not percent-encoded is a blank once a query is decoded."""
+"""Pattern of a time with an unencoded plus sign, which is a blank after query decoding."""
 
 
 def to_iso(time_s: float) -> str:
@@ -29,7 +30,7 @@ def parse_time(field: str, value: str | int | float) -> float:
     """Parses a time of a body: ISO 8601, or seconds since the epoch.
 
     Raises:
-        InvalidRequest: The value is neither.
+        InvalidRequest: The value has neither of these forms.
     """
     if isinstance(value, str):
         return _parse_iso(field, value)
@@ -44,7 +45,7 @@ def parse_query_time(field: str, text: str, now_s: float) -> float:
     """Parses a time of a query: as in a body, or relative to now.
 
     Raises:
-        InvalidRequest: The text is no time.
+        InvalidRequest: The text is not a time.
     """
     if text == "now":
         return now_s
@@ -57,9 +58,9 @@ def parse_query_time(field: str, text: str, now_s: float) -> float:
 
 def _parse_iso(field: str, text: str) -> float:
     try:
-        # Longer texts are no times, and only cost.
+        # A longer text cannot be a time, and parsing it would cost time.
         moment = datetime.fromisoformat(text if len(text) <= 40 else "")
-        # A time without an offset is UTC: what it means must not depend on where the server stands.
+        # A time without an offset is in UTC, because its meaning must not depend on the location of the server.
         moment_s = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         raise InvalidRequest(

@@ -1,10 +1,11 @@
-"""Parses a Messages answer, as a stream or whole, and checks that it is complete. Pure: events in, deltas out.
+"""Parser of Messages answers, streamed or whole; it checks that they are complete.
 
-The deltas are those of OpenAI's chat completions. A stream is complete once ``message_stop`` has come in its place:
-after ``message_start``, content blocks that were opened, filled and closed one by one in the order of their numbers,
-and
-a ``message_delta`` with the stop reason and the usage. Any other order is a failure. Events, blocks and deltas of
-unknown types are skipped, as Anthropic asks of clients, and so is the model's thinking.
+The parser performs no I/O: it turns events into deltas.
+
+The deltas have the form of OpenAI's chat completions. A stream is complete when ``message_stop`` has come in the right
+order: after ``message_start``, content blocks that were opened, filled and closed one by one in the order of their
+numbers, and a ``message_delta`` with the stop reason and the usage. Any other order is a failure. Events, blocks and
+deltas of unknown types are skipped, as Anthropic asks of clients, and so is the model's thinking.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,7 @@ _FINISH_REASONS: Mapping[str, Finish] = {
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
-"""Stop reasons that mean an end. Others, such as ``pause_turn``, mean that more is to come."""
+"""Stop reasons that end an answer; others, such as ``pause_turn``, mean that more follows."""
 ERROR_STATUSES: Mapping[str, int] = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -54,22 +55,22 @@ ERROR_STATUSES: Mapping[str, int] = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""Error type -> the HTTP status that the error has when it comes before the stream."""
+"""Map from each error type to the HTTP status of the error before a stream."""
 
 
 class AnswerBroken(Exception):
-    """The answer is not complete, and nothing that follows can complete it."""
+    """Error for an incomplete answer that no further event can complete."""
 
 
 class AnswerFailed(Exception):
-    """The server reported an error in the stream.
+    """Error that the server reported in the stream.
 
     Args:
         kind: The type of the error, such as ``overloaded_error``.
         message: The message of the server.
 
     Attributes:
-        status: The HTTP status that the error would have had before the stream.
+        status: HTTP status that the error has if it comes before the stream.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -80,13 +81,16 @@ class AnswerFailed(Exception):
 
 
 class AnswerDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An addition to the answer, as a chat completion writes it."""
+    """Addition to the answer, in the form of a chat completion."""
 
     text: str = ""
     tool_calls: list[dict[str, Any]] | None = None
-    """Pieces of tool calls as in a chunk's delta: the first has id and name, the others pieces of the arguments."""
+    """Pieces of tool calls as in the delta of a chunk.
+
+    The first piece has the id and the name, and the others have pieces of the arguments.
+    """
     finish: Finish | None = None
-    """Finish reason; on the last delta of a complete answer, and on no other."""
+    """Finish reason, which only the last delta of a complete answer has."""
 
 
 _event_decoder = msgspec.json.Decoder(StreamEvent)
@@ -104,9 +108,9 @@ class MessagesStreamParser:
     """Parser of one stream of Messages events.
 
     Attributes:
-        has_output: Whether any part of the answer has come.
-        is_complete: Whether all of the answer has come.
-        usage: Usage as counted so far; None before the server has reported any.
+        has_output: Whether the parser has received any part of the answer.
+        is_complete: Whether the parser has received the whole answer.
+        usage: Usage so far, or None before the server has reported any.
     """
 
     def __init__(self) -> None:
@@ -122,7 +126,7 @@ class MessagesStreamParser:
         self._finish: Finish | None = None
 
     def feed(self, event: SSEEvent) -> list[AnswerDelta]:
-        """Parses an event; returns the deltas that it adds to the answer.
+        """Parses an event and returns its additions to the answer.
 
         Raises:
             AnswerBroken: The event is out of order, or cannot be read.
@@ -213,7 +217,7 @@ class MessagesStreamParser:
     def _close_call(self, block: ContentBlock) -> Iterator[AnswerDelta]:
         """Checks that the arguments of a tool call are complete.
 
-        If no piece of them has come, the arguments are those in the start of the block.
+        If no piece of the arguments has come, the arguments are those in the start of the block.
         """
         if not self._arguments:
             yield self._argument_delta(_encode_arguments(block.input))
@@ -230,7 +234,7 @@ class MessagesStreamParser:
 
 
 class WholeAnswer(msgspec.Struct, frozen=True):
-    """An answer that came at once, as a chat completion writes it."""
+    """Answer that came in one body, in the form of a chat completion."""
 
     text: str
     tool_calls: list[dict[str, Any]]
@@ -239,10 +243,10 @@ class WholeAnswer(msgspec.Struct, frozen=True):
 
 
 def parse_answer(body: bytes) -> WholeAnswer:
-    """Parses the body of an answer that is no stream.
+    """Parses the body of an answer that is not a stream.
 
     Raises:
-        AnswerBroken: The body is no complete answer.
+        AnswerBroken: The body is not a complete answer.
     """
     try:
         answer = _answer_decoder.decode(body)
@@ -312,13 +316,13 @@ def _encode_arguments(arguments: object) -> str:
 
 
 def _merge_usage(usage: MessageUsage, previous: MessageUsage) -> MessageUsage:
-    """Merges usage counts, which are running totals: a count that is left out keeps its previous value."""
+    """Merges usage counts, which are running totals; an omitted count keeps its previous value."""
     counts = {name: count for name, count in msgspec.structs.asdict(usage).items() if isinstance(count, int)}
     return msgspec.structs.replace(previous, **counts)
 
 
 def _to_usage(counts: MessageUsage) -> Usage:
-    """Converts usage counts to OpenAI's, where the prompt tokens include the cached ones."""
+    """Converts usage counts to the form of OpenAI, whose prompt tokens include the cached ones."""
     rest, written, read = (
         count if isinstance(count, int) else 0
         for count in (counts.input_tokens, counts.cache_creation_input_tokens, counts.cache_read_input_tokens)

@@ -1,7 +1,7 @@
-"""Decodes Messages requests of clients: bytes to structs that keep the rules, or InvalidRequest in the client's terms.
+"""Decodes and checks Messages requests of clients, with errors that name the client's fields.
 
-Here only the rules of Messages beyond those of a chat completion are checked; the rest is checked once the request has
-become a chat completion (`maitred.wire.anthropic.inbound`).
+This module checks only the rules of Messages that a chat completion does not have; the other rules are checked after
+the conversion to a chat completion (`maitred.wire.anthropic.inbound`).
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ R = TypeVar("R", MessagesRequest, CountTokensRequest)
 API_VERSIONS = ("2023-06-01", "2026-10-21")
 """Supported API versions.
 
-The newer version has the same events and takes neither `temperature` nor `top_p` nor `top_k`; here they are accepted
-with
-both, since models that are not Anthropic's know them (https://platform.claude.com/docs/en/api/versioning).
+The newer version has the same events and does not accept `temperature`, `top_p` or `top_k`; this gateway accepts them
+in both versions, because models other than Anthropic's support them
+(https://platform.claude.com/docs/en/api/versioning).
 """
 _ROLES = ("user", "assistant", "system")
 _TOOL_CHOICES = ("auto", "any", "tool", "none")
@@ -33,14 +33,17 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "mcp_servers": ([],),
     "context_management": ({}, {"edits": []}),
 }
-"""Field -> the values that ask for nothing (beside null)."""
+"""Map from each field to the values that request nothing, besides null."""
 
 _messages_decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountTokensRequest)
 
 
 def check_version(version: str | None) -> None:
-    """Raises InvalidRequest unless the version is supported; None: the header was not sent."""
+    """Raises InvalidRequest unless the version is supported.
+
+    None means that the header was not sent.
+    """
     if version is None:
         raise InvalidRequest(
             f"The header anthropic-version is required. Send anthropic-version: {API_VERSIONS[-1]}.",
@@ -58,7 +61,7 @@ def decode_messages(body: bytes, *, strict: bool) -> MessagesRequest:
 
     Args:
         body: The bytes of the body.
-        strict: Reject unknown fields. Costs a second decoding.
+        strict: Whether unknown fields are rejected, which costs a second decoding.
 
     Raises:
         InvalidRequest: The body is malformed, mistyped, out of range or asks for an unsupported feature; `param` says
@@ -77,7 +80,7 @@ def decode_messages(body: bytes, *, strict: bool) -> MessagesRequest:
 
 
 def decode_count_tokens(body: bytes, *, strict: bool) -> CountTokensRequest:
-    """Decodes the body of a request to count tokens; as `decode_messages`."""
+    """Decodes the body of a request to count tokens, as `decode_messages` does."""
     request = _decode(_count_decoder, body, strict)
     _check_prompt(request)
     return request

@@ -1,4 +1,4 @@
-"""A client's Messages request as the chat completion that means the same.
+"""Converts a client's Messages request to the equivalent chat completion.
 
 =====================  ==============================================================================
 Messages               chat completion
@@ -14,7 +14,7 @@ neighbours of a role   one message, as Anthropic reads them
 ``output_config``      its ``format``: ``response_format``, strict
 =====================  ==============================================================================
 
-``thinking`` says whether the answer shows what the model thought, and no more. Hints that have no counterpart
+``thinking`` only decides whether the answer shows the reasoning of the model. Hints without an equivalent
 (``cache_control``, ``output_config.effort``, ``service_tier``) are ignored.
 """
 
@@ -47,7 +47,7 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
     """Converts a Messages request to a chat completion.
 
     Args:
-        request: A decoded request. If it asks for an answer, so does the result.
+        request: A decoded request; if it asks for an answer, the result does too.
 
     Raises:
         InvalidRequest: The request asks for an unsupported feature; `param` says where.
@@ -77,12 +77,12 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
 
 
 def wants_thinking(request: CountTokensRequest) -> bool:
-    """Whether the client asks for the model's thinking, which it has to request."""
+    """Returns whether the client explicitly asks for the model's thinking."""
     return isinstance(request.thinking, dict) and request.thinking.get("type") in ("enabled", "adaptive")
 
 
 def to_constraint(request: MessagesRequest) -> Constraint | None:
-    """Returns the constraint on the form of the answer; None: there is none."""
+    """Returns the constraint on the form of the answer, or None if there is none."""
     output_format = request.output_format
     return (
         None
@@ -115,7 +115,7 @@ def _turns(messages: Sequence[InputMessage]) -> Iterator[Message]:
 
 
 def _merge_turns(messages: Iterable[InputMessage]) -> list[tuple[str, list[Block]]]:
-    """Merges neighbouring messages of one role into turns, each with all of its blocks."""
+    """Merges adjacent messages of one role into turns, each with all of its blocks."""
     turns: list[tuple[str, list[Block]]] = []
     for message in messages:
         if turns and turns[-1][0] == message.role:

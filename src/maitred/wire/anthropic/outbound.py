@@ -1,13 +1,13 @@
 """Converts a chat completion to the equivalent Messages request, for servers that speak Anthropic.
 
-The reverse of `maitred.wire.anthropic.inbound`, with what Messages demands beyond it: instructions stand in ``system``
-and nowhere else, turns alternate and begin with the user's, the results of tools come first in their turn, no text is
-empty, and ``max_tokens`` is required.
+This module reverses `maitred.wire.anthropic.inbound` and also applies the stricter rules of Messages: instructions
+stand only in ``system``, turns alternate and begin with a user turn, tool results come first in their turn, each text
+has at least one character, and ``max_tokens`` is required.
 
 A field that Messages does not have is rejected where the answer would differ without it (several choices,
 log-probabilities, penalties, a JSON schema), and left out where it is a hint (`seed`, `reasoning_effort`,
-`prompt_cache_key`...). A temperature above 1, which is the highest there, becomes 1, as in Anthropic's own translation
-(https://platform.claude.com/docs/en/api/openai-sdk).
+`prompt_cache_key`...). A temperature above 1, the maximum of Messages, is reduced to 1, as in Anthropic's own
+translation (https://platform.claude.com/docs/en/api/openai-sdk).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,9 +33,9 @@ from maitred.wire.anthropic.requests import (
 from maitred.wire.openai.requests import ChatRequest, ContentPart, Message, ToolCall
 
 API_VERSION = "2023-06-01"
-"""The ``anthropic-version`` to send: the last one with `temperature`, `top_p` and `top_k`.
+"""Sent value of ``anthropic-version``: the last version with `temperature`, `top_p` and `top_k`.
 
-Its events are those of the newer version.
+This version has the same events as the newer version.
 """
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -60,18 +60,20 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "structured_outputs": (),
 }
-"""Field -> the values that ask for nothing (beside null)."""
+"""Map from each field to the values that request nothing, besides null."""
 _HIGHEST_TEMPERATURE = 1.0
 _DATA_URL_PREFIX = "data:"
 
 
 def to_messages(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRequest:
-    """Builds the Messages request. It asks for a stream, so that a server that dies or stalls is noticed.
+    """Builds the Messages request, which asks for a stream.
+
+    With a stream, the gateway notices a server that dies or stalls.
 
     Args:
         chat: The chat completion.
         model: The server's name of the model.
-        max_tokens: Most output tokens; Messages has no default.
+        max_tokens: Largest number of output tokens; Messages has no default.
 
     Raises:
         InvalidRequest: Messages cannot express the request; `param` says where.
@@ -92,7 +94,7 @@ def to_messages(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRe
         stop_sequences=_stop_sequences(chat.stops),
         temperature=None if chat.temperature is None else min(chat.temperature, _HIGHEST_TEMPERATURE),
         top_p=chat.top_p,
-        # Clients write "all" as 0 or as -1; Messages leaves the field out.
+        # Clients write 0 or -1 for "all" ; Messages omits the field instead.
         top_k=chat.top_k if chat.top_k is not None and chat.top_k > 0 else None,
         metadata=RequestMetadata(user_id=end_user) if end_user else None,
         stream=True,
@@ -138,7 +140,7 @@ def _turn_content(blocks: list[Block]) -> str | list[Block]:
         case [TextBlock(text=text)]:
             return text
         case _:
-            # The results of tools come first in their turn. The sort is stable.
+            # Tool results come first in their turn. The sort is stable.
             return sorted(blocks, key=lambda block: not isinstance(block, ToolResultBlock))
 
 
@@ -209,7 +211,7 @@ def _tool(position: int, tool: object) -> ToolDefinition:
     return ToolDefinition(
         name=name,
         description=description if isinstance(description, str) else None,
-        # A function without parameters takes none.
+        # A function without a parameter schema has no parameters.
         input_schema=schema if isinstance(schema, dict) else {"type": "object", "properties": {}},
         strict=True if strict is True else None,
     )

@@ -1,9 +1,8 @@
-"""A Messages request, field by field: read from clients that speak Anthropic, and written to servers that do.
+"""Messages requests, field by field, for clients that speak Anthropic and servers that do.
 
-Names and meanings are Anthropic's (https://platform.claude.com/docs/en/api/messages). A field that is not sent is left
-out, so the written request has no more fields than the original. As in `maitred.wire.openai.requests`, some fields are
-here
-only to be refused.
+Names and meanings are defined by Anthropic (https://platform.claude.com/docs/en/api/messages). A field that was not
+sent is omitted, so the written request has no more fields than the original request. Some fields exist only to be
+rejected, as in `maitred.wire.openai.requests`.
 """
 
 from typing import Any
@@ -12,7 +11,7 @@ import msgspec
 
 
 class TextBlock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="text"):
-    """A piece of text."""
+    """Block with a piece of text."""
 
     text: str
     cache_control: Any = None
@@ -20,14 +19,14 @@ class TextBlock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class Base64Source(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="base64"):
-    """An image in the request."""
+    """Image whose data is in the request."""
 
     media_type: str
     data: str
 
 
 class UrlSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="url"):
-    """An image that the server fetches."""
+    """Image that the server downloads."""
 
     url: str
 
@@ -40,7 +39,7 @@ class ImageBlock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="tool_use"):
-    """A tool that the model called."""
+    """Block with a tool call of the model."""
 
     id: str
     name: str
@@ -51,7 +50,7 @@ class ToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class ToolResultBlock(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="tool_result"
 ):
-    """The result of a tool call; in a user message."""
+    """Block with the result of a tool call, in a user message."""
 
     tool_use_id: str
     content: str | list[TextBlock | ImageBlock] | None = None
@@ -76,7 +75,7 @@ Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock 
 
 
 class InputMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn, or a part of one: neighbours of one role count as one turn."""
+    """One turn, or a part of a turn; adjacent messages of one role form one turn."""
 
     role: str
     content: str | list[Block]
@@ -92,14 +91,14 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     name: str
     description: str | None = None
     input_schema: dict[str, Any] | None = None
-    """JSON Schema of an object. Only tools that run at the provider have none."""
+    """JSON Schema of an object; only tools that run at the provider have none."""
     type: str | None = None
     strict: bool | None = None
     cache_control: Any = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whether and which tools are to be called: ``auto``, ``any``, ``tool`` (by its name) or ``none``."""
+    """Choice of the tools to call: ``auto``, ``any``, ``tool`` (by its name) or ``none``."""
 
     type: str
     name: str | None = None
@@ -110,11 +109,11 @@ class RequestMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Metadata of a Messages request."""
 
     user_id: str | None = None
-    """Opaque id that tells one end user from another."""
+    """Opaque id that distinguishes the end users of a client."""
 
 
 class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`POST /v1/messages/count_tokens`: a conversation as it would be sent for an answer."""
+    """Body of `POST /v1/messages/count_tokens`: a conversation as in a request for an answer."""
 
     model: str
     messages: list[InputMessage]
@@ -132,7 +131,7 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
     @property
     def output_format(self) -> Any:  # noqa: ANN401 - whatever was sent
-        """The requested form of the answer; None: there is none."""
+        """Requested form of the answer, or None if there is none."""
         return self.output_config.get("format") if isinstance(self.output_config, dict) else None
 
 

@@ -1,8 +1,7 @@
 """Responses of a Messages server, field by field: whole answers, stream events and errors.
 
-The structs serve both directions. When they are read they tolerate additions (blocks, deltas and stop reasons of
-unknown
-types), but not the lack of a field that an answer needs.
+The structs are used in both directions. When they are decoded, they accept additions (blocks, deltas and stop reasons
+of unknown types), but they require every field that an answer needs.
 
 Events: https://platform.claude.com/docs/en/build-with-claude/streaming; errors: .../docs/en/api/errors.
 """
@@ -17,17 +16,20 @@ from maitred.wire.openai.responses import Marks
 
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Tokens, as billed. Those of the prompt are counted apart: read from the cache, written to it, and the rest."""
+    """Billed token counts; the cached, cache-written and other prompt tokens are separate."""
 
     output_tokens: int
-    """Output tokens so far; final in ``message_delta``."""
+    """Number of output tokens so far; the count in ``message_delta`` is final."""
     input_tokens: int | UnsetType | None = UNSET
     cache_creation_input_tokens: int | UnsetType | None = UNSET
     cache_read_input_tokens: int | UnsetType | None = UNSET
 
     @classmethod
     def of(cls, usage: Usage) -> "MessageUsage":
-        """Builds Anthropic's usage counts. Writes to this gateway's caches cost nothing, so their count is 0."""
+        """Builds usage counts in Anthropic's form.
+
+        Writes to the caches of this gateway cost nothing, so their count is 0.
+        """
         return cls(
             input_tokens=usage.prompt_tokens - usage.cached_tokens,
             cache_creation_input_tokens=0,
@@ -37,7 +39,7 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ContentBlock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A block of an answer; in ``content_block_start`` still empty."""
+    """Block of an answer, which is still empty in ``content_block_start``."""
 
     type: str
     text: str | UnsetType = UNSET
@@ -49,7 +51,7 @@ class ContentBlock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class MessagesAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A whole answer; in ``message_start`` one without content."""
+    """Whole answer, which has no content yet in ``message_start``."""
 
     id: str
     type: Literal["message"] = "message"
@@ -93,7 +95,7 @@ class ContentBlockDelta(
     index: int
     delta: BlockDelta
     maitred: Marks | UnsetType = UNSET
-    """Marks of this gateway, not Anthropic's; left out if there are none."""
+    """Additional fields of this gateway, which are not Anthropic's; omitted if there are none."""
 
 
 class ContentBlockStop(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="content_block_stop"):
@@ -121,11 +123,11 @@ class MessageStop(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field
 
 
 class PingEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="ping"):
-    """A sign of life of the server; may come at any time."""
+    """Event that shows that the server is alive; it may come at any time."""
 
 
 class ErrorCode(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The exact code of an error, since `type` is coarse."""
+    """Exact code of an error, because `type` is coarse."""
 
     error_code: str | UnsetType | None = UNSET
 
@@ -139,7 +141,7 @@ class MessagesError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class MessagesErrorBody(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="error"):
-    """Any error, whole or as the last event of a stream."""
+    """Body of any error, alone or as the last event of a stream."""
 
     error: MessagesError
     request_id: str | UnsetType | None = UNSET
@@ -172,7 +174,7 @@ def encode(body: Body) -> bytes:
 
 
 def encode_stream_event(event: StreamEvent) -> bytes:
-    """Encodes an event of a stream, under its name."""
+    """Encodes an event of a stream, with its event name."""
     return b"event: %b\ndata: %b\n\n" % (_EVENT_NAMES[type(event)], _encoder.encode(event))
 
 

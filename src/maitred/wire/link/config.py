@@ -1,7 +1,7 @@
-"""The `engine_link` section: how gateways and engines authenticate each other over a network, and notice a loss.
+"""Settings of `engine_link`: authentication between gateways and engines, and loss detection.
 
-Both ends share one section: each has its own certificate, and the certificates of the authorities that vouch for the
-other end.
+Both ends use this section: each end has its own certificate, and the certificates of the authorities that sign the
+certificate of the other end.
 """
 
 from typing import Annotated
@@ -14,7 +14,7 @@ _File = Annotated[str, Meta(min_length=1)]
 
 
 class LinkConfig(Struct, frozen=True, kw_only=True):
-    """How gateways and remote engines authenticate each other, and when a silent engine is lost. Both ends read it."""
+    """Settings of authentication and loss detection between gateways and engines, used by both ends."""
 
     secret: Annotated[
         Secret | None,

@@ -1,8 +1,9 @@
-"""Credentials of one end of a connection between a gateway and an engine, and rules for when they are needed.
+"""Credentials of one end of a gateway-engine connection, and the rules that require them.
 
-A Unix socket is guarded by the permissions of its folder, and a loopback address by the logins of the machine. Every
-other address is on a network: an engine that takes requests from anyone gives its accelerator away, and without TLS
-anyone on the network path reads the prompts. The first is refused, and the second unless the operator has allowed it.
+The folder permissions protect a Unix socket, and the logins of the machine protect a loopback address. Every other
+address is on a network: without authentication anyone can use the accelerator of the engine, and without TLS anyone on
+the network path can read the prompts. An address without authentication is rejected, and an address without TLS is
+rejected unless the operator has allowed it.
 """
 
 import hashlib
@@ -24,16 +25,16 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE--
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Credentials of one end for one address; empty for an address that needs none."""
+    """Credentials of one end for one address; empty if the address needs none."""
 
     secret: Secret | None = None
     tls: ssl.SSLContext | None = None
     binding: bytes = b""
-    """Digest of this end's own certificate, if it is an engine's; see `channel_binding`."""
+    """Digest of the certificate of this end, if this end is an engine; see `channel_binding`."""
 
 
 def channel_binding(certificate: bytes) -> bytes:
-    """Computes what ties the proofs of the secret to a connection: the digest of the engine's certificate (DER)."""
+    """Computes the binding of the proofs to a connection: the digest of the engine's certificate (DER)."""
     return hashlib.sha256(certificate).digest()
 
 
@@ -41,7 +42,7 @@ def engine_credentials(address: Address, config: LinkConfig) -> Credentials:
     """Loads the credentials of an engine that listens at an address.
 
     Raises:
-        ConfigInvalid: Others on the network could use the engine or listen in, or a file cannot be used.
+        ConfigInvalid: Other parties on the network could use the engine or read the traffic, or a file cannot be used.
     """
     if not isinstance(address, TcpAddress):
         return Credentials(config.secret)
@@ -61,7 +62,8 @@ def gateway_credentials(address: Address, config: LinkConfig) -> Credentials:
     """Loads the credentials of a gateway that connects to an address.
 
     Raises:
-        ConfigInvalid: Others on the network could pose as the engine or listen in, or a file cannot be used.
+        ConfigInvalid: Other parties on the network could imitate the engine or read the traffic, or a file cannot be
+            used.
     """
     if not isinstance(address, TcpAddress):
         return Credentials(config.secret)
@@ -83,7 +85,7 @@ def link_faults(config: LinkConfig) -> Iterator[tuple[str, str]]:
 
 
 def _exposure_fault(address: TcpAddress, config: LinkConfig, key: str, file: str | None) -> str:
-    """Returns what an address lacks that a network can reach; empty if it lacks nothing."""
+    """Returns the protection that a network address lacks, or an empty text if it lacks none."""
     if is_loopback(address.host):
         return ""
     if config.secret is None:
@@ -101,7 +103,7 @@ def _exposure_fault(address: TcpAddress, config: LinkConfig, key: str, file: str
 def _tls_context(protocol: int, config: LinkConfig) -> ssl.SSLContext:
     """Makes a TLS context with this end's certificate and with the authorities for the other end."""
     context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3  # both ends are ours
+    context.minimum_version = ssl.TLSVersion.TLSv1_3  # both ends are maitred, so no older version is needed
     try:
         if config.ca_file is not None:
             context.load_verify_locations(config.ca_file)
@@ -121,5 +123,5 @@ def _tls_context(protocol: int, config: LinkConfig) -> ssl.SSLContext:
 
 
 def _reject_encrypted_key() -> str:
-    """Rejects an encrypted key, since no person is there to enter its password."""
+    """Rejects an encrypted key, because no person can enter its password."""
     raise ValueError("the key is encrypted, and it must not be")

@@ -1,4 +1,4 @@
-"""Mutual proof of a shared secret, before a frame is read. Bytes in, bytes out.
+"""Mutual proof of a shared secret before the first frame; the code performs no I/O.
 
 ::
 
@@ -7,14 +7,14 @@
     engine  -> gateway   HMAC("engine", both, binding)                                       proof; frames follow
 
 The secret is the key of both HMAC-SHA256 and is never sent. Each proof covers the nonce that the other end has just
-drawn, so a recorded proof is of no use later; it names the role of its sender, so it cannot be reflected. The *binding*
-is the digest of the engine's certificate where the connection is TLS (the idea of RFC 5929's
-``tls-server-end-point``): a man in the middle, with a certificate of his own that the gateway has been made to trust,
-cannot forward the proofs. Without TLS the proofs cover the opening of the connection only, and an attacker on the
-network path can read and change what follows.
+drawn, so a recorded proof is useless later; it also contains the role of its sender, so an attacker cannot send it
+back. The *binding* is the digest of the engine's certificate if the connection uses TLS (the idea of RFC 5929's
+``tls-server-end-point``): a man in the middle with a certificate that the gateway trusts by mistake cannot forward the
+proofs. Without TLS the proofs protect only the opening of the connection, and an attacker on the network path can read
+and change the later data.
 
-The gateway proves first: an engine reveals nothing to an unauthenticated peer, and reads only this many bytes of it and
-no frame.
+The gateway sends its proof first: the engine reveals nothing to an unauthenticated peer, and reads only these few bytes
+and no frame from it.
 """
 
 import hashlib
@@ -25,18 +25,21 @@ from maitred.core.errors import ProtocolViolation
 from maitred.core.secret import Secret
 
 MAGIC = b"maitred\x01"
-"""First bytes of the engine. No frame begins so: its length would be far over the limit."""
+"""First bytes of the engine, which cannot begin a frame.
+
+As a frame length they would be far above the limit.
+"""
 NONCE_BYTES = 32
 _PROOF_BYTES = hashlib.sha256().digest_size
 
 
 class EngineHandshake:
-    """The engine's end of the handshake.
+    """Engine side of the handshake.
 
     Args:
         secret: The secret that the gateway must prove to know.
         binding: The digest of the engine's certificate; empty without TLS.
-        nonce: Random bytes; drawn unless given.
+        nonce: Random bytes; the object draws them if the argument is missing.
 
     Attributes:
         opening: The bytes to send first.
@@ -50,10 +53,11 @@ class EngineHandshake:
         self.opening = MAGIC + self._nonce
 
     def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """Reads bytes of the gateway.
+        """Reads bytes from the gateway.
 
         Returns:
-            None while there are too few bytes; then the proof to send, and the bytes after the gateway's proof.
+            None while there are too few bytes; after that, the proof to send and the bytes that follow the gateway's
+            proof.
 
         Raises:
             ProtocolViolation: The gateway does not know the secret.
@@ -68,16 +72,16 @@ class EngineHandshake:
 
 
 class GatewayHandshake:
-    """The gateway's end of the handshake.
+    """Gateway side of the handshake.
 
     Args:
         secret: The secret that the engine must prove to know.
         binding: The digest of the engine's certificate; empty without TLS.
-        nonce: Random bytes; drawn unless given.
+        nonce: Random bytes; the object draws them if the argument is missing.
 
     Attributes:
         proof_sent: Whether the gateway's proof has been returned for sending.
-        rest: The bytes after the engine's proof; None until that has come.
+        rest: Bytes after the engine's proof, or None until the proof has come.
     """
 
     def __init__(self, secret: Secret, binding: bytes = b"", nonce: bytes | None = None) -> None:
@@ -90,10 +94,10 @@ class GatewayHandshake:
         self.rest: bytes | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Reads bytes of the engine; returns the bytes to send.
+        """Reads bytes from the engine and returns the bytes to send.
 
         Raises:
-            ProtocolViolation: The peer asks for no secret, or does not know it.
+            ProtocolViolation: The peer does not ask for a secret, or does not know it.
         """
         self._received += data
         if not self.proof_sent:

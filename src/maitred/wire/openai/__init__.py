@@ -1,1 +1,1 @@
-"""The OpenAI API's bytes: decodes and checks requests, encodes responses and stream chunks."""
+"""Wire format of the OpenAI API: decodes and checks requests, and encodes responses and chunks."""

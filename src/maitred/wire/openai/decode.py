@@ -1,8 +1,8 @@
-"""Decodes request bodies to structs that keep the rules, or raises InvalidRequest.
+"""Decodes request bodies to structs that follow the rules, or raises InvalidRequest.
 
-Well-typed requests are checked field by field; the first fault is raised. A message names the field, the rule and the
-value, so that a client can correct the request without a manual. Rules that need the model (token ids within the
-vocabulary, the context window, its largest `n`) are not here.
+Requests with correct types are checked field by field, and the first fault is raised. A message names the field, the
+rule and the value, so that a client can correct the request without a manual. Rules that need the model (token ids
+within the vocabulary, the context window, the largest `n`) are checked elsewhere.
 """
 
 from collections.abc import Mapping, Sequence, Sized
@@ -29,35 +29,35 @@ from maitred.wire.openai.requests import (
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_ROLES = frozenset(ROLES) - {"tool"}
-"""Roles whose messages need no more than a text."""
+"""Roles whose messages have only a text."""
 MAX_TOKEN_ID = 2**31 - 1
 MAX_TOKENS = 1_048_576
-"""Most token ids in one list.
+"""Largest number of token ids in one list.
 
-No context window is as long, and checking every number of a longer list would delay other requests.
+This is longer than any context window, and checking every number of a longer list would delay other requests.
 """
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
-"""Each piece of text is compared with the stop strings, so their length costs time."""
+"""Largest length of a stop string; each text is compared with it, so its length costs time."""
 MAX_BIASED_TOKENS = 1024
 MAX_STOP_TOKENS = 128
 MAX_ANSWERS = 2048
-"""Most choices of all prompts of one completion request together."""
+"""Largest number of choices for all prompts of one completion request together."""
 MAX_INPUTS = 2048
-"""Most inputs of one request for embeddings, as in OpenAI's API."""
+"""Largest number of inputs of one embeddings request, as in OpenAI's API."""
 ENCODING_FORMATS = ("float", "base64")
 
 
 class NumberRange(msgspec.Struct, frozen=True):
-    """The values that a number may take."""
+    """Range of the values that a number may take."""
 
     low: float
     high: float
     excludes_low: bool = False
 
     def check(self, field: str, value: float | None) -> None:
-        """Raises InvalidRequest if the value lies outside; None is no value."""
+        """Raises InvalidRequest if the value lies outside the range; accepts None."""
         if value is None:
             return
         if value < self.low or (self.excludes_low and value == self.low):
@@ -108,7 +108,10 @@ _FEATURE_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "structured_outputs": (),
 }
-"""Field -> the values that ask for nothing (beside null). Whether other values are supported depends on the model."""
+"""Map from each field to the values that request nothing, besides null.
+
+The model decides whether it supports other values.
+"""
 _FEATURE_FIELD_NAMES = frozenset(_FEATURE_FIELDS)
 
 
@@ -183,7 +186,7 @@ def requested_features(request: ChatRequest | CompletionRequest) -> tuple[str, .
 
 
 def check_tokenize(request: TokenizeRequest) -> None:
-    """Raises InvalidRequest unless there is exactly one thing to tokenise."""
+    """Raises InvalidRequest unless the request has exactly one input to tokenise."""
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("Send either prompt or messages.", param="prompt")
     if request.messages is not None:
@@ -197,7 +200,7 @@ def check_tokenize(request: TokenizeRequest) -> None:
 
 
 def check_detokenize(request: DetokenizeRequest) -> None:
-    """Raises InvalidRequest if an entry is no token id."""
+    """Raises InvalidRequest if an entry is not a token id."""
     check_token_ids("tokens", request.tokens)
 
 
@@ -265,7 +268,7 @@ def _check_stops(stop: str | Sequence[str]) -> None:
 
 
 def _check_bias(key: str, bias: float) -> None:
-    # Ten digits hold every token id, and int() of a long text is slow.
+    # Ten digits are enough for every token id, and int() of a long text is slow.
     if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
         raise InvalidRequest(f"The keys of logit_bias must be token ids; got {format_value(key)}.", param="logit_bias")
     _LOGIT_BIAS.check(f"logit_bias.{key}", bias)
@@ -285,7 +288,7 @@ def decode_chat(body: bytes, *, strict: bool) -> ChatRequest:
 
     Args:
         body: The bytes of the body.
-        strict: Reject unknown fields. Costs a second decoding.
+        strict: Whether unknown fields are rejected, which costs a second decoding.
 
     Raises:
         InvalidRequest: The body is malformed, mistyped, out of range or asks for an unsupported feature; `param` says
@@ -297,28 +300,28 @@ def decode_chat(body: bytes, *, strict: bool) -> ChatRequest:
 
 
 def decode_completion(body: bytes, *, strict: bool) -> CompletionRequest:
-    """Decodes the body of a text completion; as `decode_chat`."""
+    """Decodes the body of a text completion, as `decode_chat` does."""
     request = _decode(_completion_decoder, body, strict)
     check_completion(request)
     return request
 
 
 def decode_embedding(body: bytes, *, strict: bool) -> EmbeddingRequest:
-    """Decodes the body of a request for embeddings; as `decode_chat`."""
+    """Decodes the body of a request for embeddings, as `decode_chat` does."""
     request = _decode(_embedding_decoder, body, strict)
     check_embedding(request)
     return request
 
 
 def decode_tokenize(body: bytes, *, strict: bool) -> TokenizeRequest:
-    """Decodes the body of a request to tokenise; as `decode_chat`."""
+    """Decodes the body of a request to tokenise, as `decode_chat` does."""
     request = _decode(_tokenize_decoder, body, strict)
     check_tokenize(request)
     return request
 
 
 def decode_detokenize(body: bytes, *, strict: bool) -> DetokenizeRequest:
-    """Decodes the body of a request to detokenise; as `decode_chat`."""
+    """Decodes the body of a request to detokenise, as `decode_chat` does."""
     request = _decode(_detokenize_decoder, body, strict)
     check_detokenize(request)
     return request
@@ -328,7 +331,7 @@ def _decode(decoder: msgspec.json.Decoder[R], body: bytes, strict: bool) -> R:
     try:
         request = decoder.decode(body)
         if isinstance(request, GenerationRequest):
-            # A body that is nested too deeply for this is rejected, too.
+            # This conversion also rejects a body that is nested too deeply.
             vars(request)["sent"] = msgspec.to_builtins(request)
         if strict:
             _check_known_fields(msgspec.json.decode(body), type(request))
@@ -355,7 +358,7 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def check_prompt(prompt: str | Sequence[str | int | Sequence[int]], path: str = "prompt") -> None:
-    """Raises InvalidRequest unless the prompt is one text, several, one list of token ids, or several."""
+    """Raises InvalidRequest unless the prompt is one text, several texts, or one or more token lists."""
     if isinstance(prompt, str):
         return
     if not prompt:
@@ -376,7 +379,10 @@ def check_prompt(prompt: str | Sequence[str | int | Sequence[int]], path: str = 
 
 
 def check_token_ids(path: str, tokens: Sequence[int]) -> None:
-    """Raises InvalidRequest for the first number that is no token id, or for more ids than any model reads."""
+    """Raises InvalidRequest for the first number that is not a token id, or for too many ids.
+
+    Too many means more ids than any model reads.
+    """
     if len(tokens) > MAX_TOKENS:
         raise InvalidRequest(f"{path} must hold at most {MAX_TOKENS:,} token ids; got {len(tokens):,}.", param=path)
     if tokens and (min(tokens) < 0 or max(tokens) > MAX_TOKEN_ID):
@@ -422,9 +428,9 @@ def _check_part(path: str, part: ContentPart) -> None:
 MAX_ARGUMENTS = 32
 MAX_NAME_CHARACTERS = 64
 MAX_BYTES = 16 * 1024
-"""Most bytes of all arguments as JSON.
+"""Largest size in bytes of all arguments as JSON.
 
-A template may write them into the prompt, and runs before the prompt is counted.
+A template may write the arguments into the prompt, and it runs before the prompt tokens are counted.
 """
 _RESERVED_NAMES = frozenset({"messages", "tools", "add_generation_prompt"})
 _FIELD = "chat_template_kwargs"

@@ -43,7 +43,7 @@ def describe_fault(error: Exception) -> InvalidRequest:
 
 
 def format_value(value: object) -> str:
-    """Formats a value for a message: as JSON writes it, and short."""
+    """Formats a value for a message, as short JSON."""
     match value:
         case None:
             return "null"

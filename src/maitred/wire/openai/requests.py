@@ -1,12 +1,12 @@
 """Requests of OpenAI clients, field by field.
 
-These structs hold the fields as they were sent, `None` where the client sent nothing or null.
-`maitred.wire.openai.decode` makes them from bytes and has checked them, so a struct that came from there keeps every
-rule in `maitred.wire.openai.decode`. Names and meanings are OpenAI's; the fields that OpenAI does not have (`top_k`,
-`min_p`, ...) are those that clients know from other open servers.
+These structs have the fields as they were sent, and `None` for fields that were omitted or null.
+`maitred.wire.openai.decode` makes and checks the structs, so a struct from there follows all rules of that module.
+Names and meanings are OpenAI's; the fields that OpenAI does not have (`top_k`, `min_p`, ...) are those that clients
+know from other open servers.
 
-Some fields are here only to be rejected: an answer without tools to a request for tools would break the client, while a
-hint such as `reasoning_effort` may be ignored.
+Some fields exist only to be rejected: a client that sends tools would fail on an answer without tools, while a hint
+such as `reasoning_effort` can be ignored.
 """
 
 from collections.abc import Mapping
@@ -25,16 +25,16 @@ SERVICE_TIERS: Mapping[str, PriorityClass] = {
     "priority": PriorityClass.INTERACTIVE,
     "flex": PriorityClass.BATCH,
 }
-"""OpenAI's service tiers -> priority classes.
+"""Map from OpenAI's service tiers to priority classes.
 
-`scale` is capacity that was bought beforehand; here, a tenant's weight is that.
+In OpenAI's API, `scale` means capacity that was bought in advance; here the weight of a tenant has this purpose.
 """
 DEFAULT_COMPLETION_TOKENS = 16
-"""`max_tokens` of a text completion that names none, as in OpenAI's API."""
+"""Default `max_tokens` of a text completion, as in OpenAI's API."""
 
 
 def split_prompts(prompts: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """Splits the prompts, however they were written, into a list of texts or of lists of token ids."""
+    """Splits prompts of any form into a list of texts or of lists of token ids."""
     match prompts:
         case str() as text:
             return [text]
@@ -60,14 +60,14 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ImageUrl(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a picture is, or the picture itself as a ``data:`` URL."""
+    """Address of an image, or the image itself as a ``data:`` URL."""
 
     url: str
     detail: str | None = None
 
 
 class ContentPart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One piece of a message. Only `text` parts pass the rules."""
+    """One part of a message; only `text` parts are accepted."""
 
     type: str
     text: str | None = None
@@ -83,19 +83,28 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
     function_call: FunctionCall | None = None
-    """A function call of the API before `tool_calls`; its result is the next message, of the role ``function``."""
+    """Function call in the older form, before `tool_calls`; the next message has its result.
+
+    The next message has the role ``function``.
+    """
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
 
     def text(self) -> str:
-        """Returns the content as one string; parts are separate lines, as chat templates of text models expect."""
+        """Returns the content as one string, with each part on its own line.
+
+        Chat templates of text models expect this form.
+        """
         if isinstance(self.content, list):
             return "\n".join(part.text or "" for part in self.content)
         return self.content or ""
 
     def for_template(self) -> dict[str, Any]:
-        """Returns the message as chat templates know it: plain text, and the arguments of tool calls as objects."""
+        """Returns the message in the form of chat templates.
+
+        The content is plain text, and the arguments of tool calls are objects.
+        """
         content = self.content
         fields: dict[str, Any] = {"role": self.role, "content": content if content.__class__ is str else self.text()}
         if self.name is not None:
@@ -115,20 +124,20 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _function_call_id(function: str) -> str:
-    """Makes an id for a function call: calls of the older kind have none, and templates need one."""
+    """Makes an id for a function call, because templates need one and older calls have none."""
     return f"call_{function}"
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
     arguments: Any = call.function.arguments.strip() or "{}"
-    # A model wrote the arguments: text that is not JSON goes to the template unchanged.
+    # A model wrote the arguments, so they may be invalid JSON, which goes to the template unchanged.
     with suppress(msgspec.DecodeError, RecursionError):
         arguments = msgspec.json.decode(arguments)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
 class StreamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a stream is sent."""
+    """Options for the stream of an answer."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -169,9 +178,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @cached_property
     def sent(self) -> Mapping[str, Any]:
-        """The fields that were sent, as plain JSON values in the order above: no omitted field, and no null.
+        """Sent fields as plain JSON values in the order above, without omitted and null fields.
 
-        Rules and conversions go through these few, where the structs have some fifty fields.
+        Rules and conversions read only these few fields, while the structs have about fifty fields.
         """
         sent: dict[str, Any] = msgspec.to_builtins(self)
         return sent
@@ -183,7 +192,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings as a tuple, however they were written."""
+        """Stop strings as a tuple, for every form in the request."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -195,7 +204,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @property
     def requested_priority(self) -> int | None:
-        """The priority that the body asks for, from 1 to 10, by number or service tier; None: it asks for none."""
+        """Priority from 1 to 10 that the body requests by number or service tier, or None."""
         if self.priority is None and self.service_tier is not None:
             return SERVICE_TIERS[self.service_tier].priority
         return self.priority
@@ -235,20 +244,20 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @property
     def token_limit(self) -> int | None:
-        """Most output tokens of a choice; None: as many as the context window leaves."""
+        """Largest number of output tokens of a choice, or None for the rest of the context window."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def token_limit_param(self) -> str:
-        """The field that sets the limit, for messages about it."""
+        """Field that sets the limit, as named in error messages."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Returns the messages as chat templates know them."""
+        """Returns the messages in the form of chat templates."""
         return [message.for_template() for message in self.messages]
 
     def template_arguments(self) -> dict[str, Any]:
-        """Returns the arguments for the chat template beside the conversation; a template ignores unknown names."""
+        """Returns the additional arguments for the chat template, which ignores unknown names."""
         arguments: dict[str, Any] = {}
         if self.enable_thinking is not None:
             arguments["enable_thinking"] = self.enable_thinking
@@ -261,7 +270,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """Body of `POST /v1/completions`."""
 
     prompt: str | list[str | int | list[int]]
-    """One text, several, one list of token ids, or several."""
+    """One text, several texts, one list of token ids, or several lists of token ids."""
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
@@ -270,16 +279,16 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @property
     def token_limit(self) -> int:
-        """Most output tokens of a choice."""
+        """Largest number of output tokens of a choice."""
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def token_limit_param(self) -> str:
-        """The field that sets the limit, for messages about it."""
+        """Field that sets the limit, as named in error messages."""
         return "max_tokens"
 
     def prompts(self) -> list[str | list[int]]:
-        """Returns the prompts as a list, however they were written."""
+        """Returns the prompts as a list, for every form in the request."""
         return split_prompts(self.prompt)
 
 
@@ -288,24 +297,24 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     input: str | list[str | int | list[int]]
-    """One text, several, one list of token ids, or several."""
+    """One text, several texts, one list of token ids, or several lists of token ids."""
     encoding_format: str | None = None
     dimensions: int | None = None
     user: str | None = None
     priority: int | None = None
 
     def inputs(self) -> list[str | list[int]]:
-        """Returns the inputs as a list, however they were written."""
+        """Returns the inputs as a list, for every form in the request."""
         return split_prompts(self.input)
 
     @property
     def as_base64(self) -> bool:
-        """Whether vectors are sent as base64 of their bytes; else as lists of numbers."""
+        """Whether vectors are sent as base64 of their bytes, and otherwise as lists of numbers."""
         return self.encoding_format == "base64"
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of `POST /tokenize`: a text, or a conversation, as the model would get it."""
+    """Body of `POST /tokenize`: a text or a conversation, in the form in which the model gets it."""
 
     model: str | None = None
     prompt: str | None = None
@@ -317,11 +326,14 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Whether special tokens are added; by default for a text only, since a chat template writes its own."""
+        """Whether special tokens are added; by default only for a text.
+
+        A chat template writes its own special tokens.
+        """
         return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Returns the messages as chat templates know them."""
+        """Returns the messages in the form of chat templates."""
         return [message.for_template() for message in self.messages or ()]
 
 

@@ -1,8 +1,9 @@
 """Responses to OpenAI clients, field by field, in OpenAI's order.
 
-A field that OpenAI always sends is always sent, as null if it has no value; one that OpenAI sends only sometimes
-defaults to `UNSET`, which leaves it out. All structs take keywords only: an `object` stands between `id` and `created`,
-so positions would be easy to confuse. The structs are trees without cycles, so the garbage collector skips them.
+A field that OpenAI always sends is always sent here, as null if it has no value; a field that OpenAI sends only in some
+cases has the default `UNSET`, which omits it. All structs accept only keyword arguments, because `object` stands
+between `id` and `created` and positions would be easy to confuse. The structs are trees without cycles, so the garbage
+collector skips them.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from maitred.core.request import FinishReason, Usage
 
 Finish = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
 StopReason = Literal["deadline"]
-"""Reason for the end of a choice, where OpenAI's finish reason does not tell it; the field's name is vLLM's."""
+"""End reason of a choice that OpenAI's finish reason cannot express; vLLM's field name."""
 Role = Literal["assistant"]
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Fields of a message for the model's reasoning.
@@ -32,12 +33,12 @@ _FINISH_REASONS: Mapping[FinishReason, Finish] = {
 
 
 def to_finish_reason(reason: FinishReason) -> Finish:
-    """Converts a finish reason to OpenAI's word for it."""
+    """Converts a finish reason to OpenAI's value for it."""
     return _FINISH_REASONS.get(reason, "length")
 
 
 def to_stop_reason(reason: FinishReason) -> StopReason | UnsetType:
-    """Returns the reason that OpenAI's finish reason does not tell, if there is one."""
+    """Returns the reason that OpenAI's finish reason does not express, if there is one."""
     return "deadline" if reason is FinishReason.DEADLINE else UNSET
 
 
@@ -62,9 +63,9 @@ class UsageBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-    """Left out where there are no reasoning tokens."""
+    """Breakdown of the answer's tokens, omitted if there are no reasoning tokens."""
     estimated: bool | UnsetType = UNSET
-    """True where the server did not report counts, so they are estimated; not OpenAI's."""
+    """True if the counts are estimates, because the server reported none; not OpenAI's field."""
 
     @classmethod
     def of(cls, usage: Usage) -> "UsageBody":
@@ -86,7 +87,7 @@ class TopLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token: str
     logprob: float
     bytes: list[int] | None
-    """The token's bytes: `token` cannot show half a character."""
+    """Bytes of the token, because `token` cannot show a part of a character."""
 
 
 class ChatLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -113,9 +114,12 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     refusal: str | None = None
     tool_calls: list[dict[str, Any]] | UnsetType = UNSET
     function_call: dict[str, Any] | UnsetType = UNSET
-    """To requests with `functions`, in place of `tool_calls`."""
+    """Function call for requests with `functions`, instead of `tool_calls`."""
     reasoning_content: str | UnsetType = UNSET
-    """The model's reasoning before its answer; two field names are in use, neither of them OpenAI's."""
+    """Reasoning of the model before its answer, in either of two common field names.
+
+    Neither name is OpenAI's.
+    """
     reasoning: str | UnsetType = UNSET
 
 
@@ -135,7 +139,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
-    """Unix time, seconds."""
+    """Creation time in seconds since the Unix epoch."""
     model: str
     choices: list[ChatChoice]
     usage: UsageBody
@@ -143,7 +147,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A chunk's addition to a message: first the role, then text, at last nothing."""
+    """Addition of a chunk to a message: first the role, then text, finally nothing."""
 
     role: Role | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -165,10 +169,10 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Marks of this gateway on a chunk; not OpenAI's."""
+    """Additional fields of this gateway in a chunk; OpenAI does not have them."""
 
     continued: bool
-    """Another server continues here, from the text so far; the server before has failed."""
+    """Whether another server continues the text at this chunk, because the previous server failed."""
 
 
 CONTINUED = Marks(continued=True)
@@ -183,10 +187,13 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     model: str
     choices: list[ChatChunkChoice]
     usage: UsageBody | UnsetType | None = UNSET
-    """Left out unless the client asked for it; then null in every chunk but the last, which has no choices."""
+    """Usage of the request, omitted unless the client asked for it.
+
+    If the client asked, it is null in every chunk except the last, which has no choices.
+    """
     system_fingerprint: str | UnsetType = UNSET
     maitred: Marks | UnsetType = UNSET
-    """Marks of this gateway; left out if there are none."""
+    """Additional fields of this gateway, omitted if there are none."""
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -196,7 +203,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
-    """Where each token begins in the choice's text, in characters."""
+    """Start position of each token in the text of the choice, in characters."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -221,7 +228,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Usage as in `ChatChunk`; always present in a whole answer."""
     system_fingerprint: str | UnsetType = UNSET
     maitred: Marks | UnsetType = UNSET
-    """Marks of this gateway, as in `ChatChunk`."""
+    """Additional fields of this gateway, as in `ChatChunk`."""
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -232,9 +239,9 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     created: int
     owned_by: str
     max_model_len: int | UnsetType = UNSET
-    """Context window in tokens; not OpenAI's, but what clients of open servers look for."""
+    """Context window in tokens; OpenAI lacks this field, but clients of open servers read it."""
     ready: bool | UnsetType = UNSET
-    """Whether a request could run now; not OpenAI's."""
+    """Whether a request could run now; OpenAI does not have this field."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -249,12 +256,12 @@ class EmbeddingEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     object: Literal["embedding"] = "embedding"
     embedding: list[float] | str
-    """Numbers; or, if asked for, base64 of them as fp32, little-endian."""
+    """Vector as numbers, or as base64 of little-endian fp32 values if the client asked for it."""
     index: int
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Token counts of a request for embeddings, as billed. No token is generated."""
+    """Billed token counts of a request for embeddings, which generates no tokens."""
 
     prompt_tokens: int
     total_tokens: int
@@ -284,18 +291,18 @@ class Detokenized(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class LimitDetail(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The limit that refused a request; not OpenAI's."""
+    """Limit that refused a request; OpenAI does not have this struct."""
 
     scope: str
-    """Whose limit it is, such as ``tenant:acme``."""
+    """Owner of the limit, such as ``tenant:acme``."""
     limit: str
     """Kind of the limit, such as ``tokens_per_minute``."""
     value: int
-    """Requests, tokens, or nano-dollars."""
+    """Capacity in requests, tokens, or nano-dollars."""
     used: int
     remaining: int
     reset_s: float | None
-    """Until all of it is free again; null: never by waiting."""
+    """Time until the whole limit is free again, or null if waiting never frees it."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -309,7 +316,7 @@ class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Any error, whole or as the last event of a stream."""
+    """Body of any error, alone or as the last event of a stream."""
 
     error: ErrorDetail
 

@@ -1,6 +1,6 @@
-"""Converts OpenAI's fields of sampling, structured output and tools to what the engine takes.
+"""Converts OpenAI's fields for sampling, structured output and tools to the engine's parameters.
 
-Constraints on an answer's form come in the fields of OpenAI's API and of vLLM's:
+Constraints on the form of an answer come in the fields of OpenAI's API and of vLLM:
 
 ========================================  ===================================================
 ``response_format``                       ``{"type": "text"}``, ``json_object``, ``json_schema``
@@ -10,8 +10,8 @@ Constraints on an answer's form come in the fields of OpenAI's API and of vLLM's
 
 These rules hold for models of this gateway's engines. Upstream servers interpret these fields themselves.
 
-Reading the tools is no part of decoding: a request that is sent on to another server may declare tools that only that
-    server knows.
+The tools are parsed here and not in the decoder, because a request for another server may declare tools that only that
+server knows.
 """
 
 import re
@@ -33,7 +33,7 @@ _SAME_FIELDS = frozenset(
         *("min_tokens", "ignore_eos", "n"),
     }
 )
-"""Fields with the same name and meaning in both, and the same default."""
+"""Fields that have the same name, meaning and default in the request and in the parameters."""
 _SAMPLING_FIELDS = _SAME_FIELDS | {"top_k", "logit_bias", "logprobs", "stop_token_ids"}
 _DEFAULT_PARAMS = SamplingParams(0, 0)
 """Parameters of requests that set no sampling field; token limit and seed are set later."""
@@ -44,8 +44,8 @@ def to_sampling_params(request: ChatRequest | CompletionRequest, *, max_tokens: 
 
     Args:
         request: A decoded request.
-        max_tokens: Most output tokens, after the context window was applied.
-        seed: The request's own seed, or one drawn for it.
+        max_tokens: Largest number of output tokens, after the context window was applied.
+        seed: Seed of the request, or a seed that was drawn for it.
     """
     sent = request.sent
     if _SAMPLING_FIELDS.isdisjoint(sent):
@@ -54,7 +54,7 @@ def to_sampling_params(request: ChatRequest | CompletionRequest, *, max_tokens: 
     return SamplingParams(
         max_tokens=max_tokens,
         seed=seed,
-        # Clients write "all" as 0 or as -1.
+        # Clients write 0 or -1 for "all" .
         top_k=0 if request.top_k is None or request.top_k < 0 else request.top_k,
         logit_bias={int(token): bias for token, bias in request.logit_bias.items()} if request.logit_bias else {},
         top_logprobs=_top_logprobs(request),
@@ -64,7 +64,7 @@ def to_sampling_params(request: ChatRequest | CompletionRequest, *, max_tokens: 
 
 
 def unset_fields(request: ChatRequest | CompletionRequest, fields: frozenset[str]) -> frozenset[str]:
-    """Returns the fields, out of the given ones, that the request does not set."""
+    """Returns the given fields that the request does not set."""
     return fields if fields.isdisjoint(request.sent) else fields.difference(request.sent)
 
 
@@ -81,18 +81,18 @@ _GUIDED_FIELDS: Mapping[str, str] = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-"""Field -> its name in `structured_outputs`."""
+"""Map from each field to its name in `structured_outputs`."""
 CONSTRAINT_FIELDS = frozenset({"response_format", "structured_outputs", *_GUIDED_FIELDS})
 """Fields of a request that can constrain its answer."""
 _FORMAT_OPTIONS = frozenset({"disable_any_whitespace", "whitespace_pattern", "backend", "_backend"})
-"""Options of `structured_outputs` for how the answer is written.
+"""Options of `structured_outputs` that control how the answer is written.
 
-No white space stands between the tokens of JSON here, unless a pattern allows it.
+The JSON has no white space between tokens, unless a pattern allows it.
 """
 
 
 def to_constraint(request: ChatRequest | CompletionRequest) -> Constraint | None:
-    """Returns the constraint on the form of the answer; None: there is none.
+    """Returns the constraint on the form of the answer, or None if there is none.
 
     Raises:
         InvalidRequest: A field is incomplete, mistyped or unknown, or two fields exclude each other.
@@ -220,12 +220,12 @@ def _check(fits: bool, param: str, expected: str, value: object) -> None:
 TOOL_FIELDS = frozenset({"tools", "tool_choice", "functions", "function_call"})
 """The fields of a request that this module reads."""
 MAX_TOOLS = 128
-"""Most tools of a request, as in OpenAI's API."""
+"""Largest number of tools in a request, as in OpenAI's API."""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
 def to_tool_rules(request: ChatRequest) -> ToolRules | None:
-    """Returns which tools the model may or must call; None: the request brings no tools.
+    """Returns the tools that the model may or must call, or None if the request has no tools.
 
     Raises:
         InvalidRequest: A tool or the choice among them is malformed; `param` says where.
@@ -240,7 +240,7 @@ def to_tool_rules(request: ChatRequest) -> ToolRules | None:
             raise InvalidRequest(f"{choice_field} needs tools. Send tools, or remove it.", param=choice_field)
         return None
     _check_names(tools, field)
-    # The older fields allow one call for each answer.
+    # The older fields allow only one call in each answer.
     parallel = request.parallel_tool_calls is not False and not legacy
     match choice:
         case None | "auto":
@@ -319,7 +319,7 @@ def _parse_tool(path: str, function: object) -> Tool:
             f"{path}.parameters must be the schema of an object: its type must be 'object'.",
             param=f"{path}.parameters",
         )
-    # Templates write a function in this order: the name comes first, and its parameters are always there.
+    # Templates write the fields of a function in this order: the name is first, and the parameters are always present.
     definition = {"name": name, **rest, "parameters": parameters or _NO_PARAMETERS}
     return Tool(
         name,

@@ -1,8 +1,7 @@
 """Passes requests and messages on between a client and a server that speak the same API.
 
-A request gets no field that the client left out: a null that was never sent can mean something to the server behind,
-and
-so can a default spelled out.
+A forwarded request gets only the fields that the client sent, because an added null or an explicit default can have a
+meaning for the server.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,9 +22,9 @@ def request_fields(request: ChatRequest | CompletionRequest) -> Mapping[str, Any
 
 
 def merge_deltas(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merges deltas, in their order, into the fields of a message: texts are joined, and tool calls put together.
+    """Merges deltas in their order into the fields of a message: joins texts and tool calls.
 
-    A tool call comes in pieces with the same `index`: first its id and its name, then its arguments, bit by bit.
+    A tool call comes in pieces with the same `index`: first its id and its name, then the parts of its arguments.
     """
     message: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}

@@ -1,5 +1,5 @@
-"""The users' software: raw HTTP/1.1 connections, an incremental reader of answers, the retries of the official SDKs.
+"""Client software of the users: raw HTTP/1.1 connections, incremental parsing, SDK-like retries.
 
-Written on the transport and a C parser, without an HTTP client between, because the tester must not be the limit: five
-thousand streams of twenty tokens a second leave ten microseconds for an event, the socket's read included.
+It uses asyncio's transports and a C parser without an HTTP client, because the tester must not be the limit. At five
+thousand streams of twenty tokens a second, ten microseconds remain for each event, including the read from the socket.
 """

@@ -1,4 +1,4 @@
-"""Reads one response into its record: a time for every piece of text, the server's own count, and how it ended."""
+"""Recorder of a response: notes the time of every piece of text, the server's usage, and the outcome."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ _chunk = msgspec.json.Decoder(_Chunk).decode
 
 @dataclass(slots=True)
 class StreamTotals:
-    """Totals over all streams, for the live figures."""
+    """Totals over all streams, for the live display."""
 
     pieces: int = 0
 
@@ -57,15 +57,15 @@ class StreamRecorder:
     """A `ResponseReader` that fills a record.
 
     Args:
-        record: Of the request; this attempt's values replace those of the attempt before.
-        traffic: Counted up.
-        keep_text: Whether the text is wanted: for the next turn, or by whoever asked for the run.
+        record: Record of the request; values of this attempt replace those of the attempt before.
+        traffic: Totals that are increased.
+        keep_text: Whether to keep the text, for the next turn or for the caller of the run.
 
     Attributes:
-        headers: Of the response; empty until its head has come.
-        text: The pieces, if kept.
-        failure: What was wrong with the answer itself; empty so far.
-        when_begun: Called once the response's head has come.
+        headers: Headers of the response; empty until they have arrived.
+        text: Pieces of the text, if they are kept.
+        failure: Fault of the answer itself; empty: none so far.
+        when_begun: Callback for the arrival of the response's head.
     """
 
     __slots__ = (
@@ -144,7 +144,7 @@ class StreamRecorder:
                 self.failure = error_message(event)
 
     def outcome(self) -> tuple[UserOutcome, str]:
-        """How the answer ended, now that the response has; and the reason if it is not complete."""
+        """Returns the outcome of the ended response, and the reason if it is not complete."""
         if self._record.status >= 500:
             return UserOutcome.FAILED, f"HTTP {self._record.status}: {error_message(bytes(self._whole))}"
         if self._record.status != 200:
@@ -160,7 +160,7 @@ class StreamRecorder:
         return UserOutcome.COMPLETE, ""
 
     def _read_whole(self) -> tuple[UserOutcome, str]:
-        """An answer that was not streamed."""
+        """Reads an answer that was not streamed."""
         try:
             answer = _chunk(self._whole)
         except msgspec.MsgspecError:
@@ -186,12 +186,12 @@ class StreamRecorder:
 
 
 def _is_text_alone(chunk: _Chunk) -> bool:
-    """Whether an event has nothing for the record but a piece of text."""
+    """Whether an event holds only a piece of text."""
     return len(chunk.choices) == 1 and not chunk.choices[0].finish_reason and chunk.usage is None and not chunk.error
 
 
 def error_message(body: bytes) -> str:
-    """The message in an error of this API, in whichever of the usual forms; else the body itself, shortened."""
+    """Returns the message of an API error in any of the usual forms; else the shortened body."""
     try:
         document = msgspec.json.decode(body)
     except msgspec.MsgspecError:
@@ -206,7 +206,7 @@ def error_message(body: bytes) -> str:
 
 
 def quote(data: bytes) -> str:
-    """A server's words on one line, without control characters, and not too long."""
+    """Formats a server's text as one short line without control characters."""
     text = data.decode(errors="replace")
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= _LONGEST_QUOTE else line[:_LONGEST_QUOTE] + "…"

@@ -1,4 +1,4 @@
-"""Asks one request as a user's software would: sends it, retries it, gives up, hangs up, or stops reading a while."""
+"""Client of the load: sends a request as a user would, with retries, timeouts, hang-ups and stalls."""
 
 import asyncio
 import random
@@ -15,12 +15,12 @@ from maitred.load.play.client.retry import delay_s, retries_status
 
 @dataclass(frozen=True, slots=True)
 class UserBehaviour:
-    """Behaviour of one user besides asking and reading.
+    """Behaviour of one user beyond sending and reading.
 
     Attributes:
-        leave_after_s: Hangs up so long after sending; None stays.
-        stall_after_s: Stops reading so long after the response's head; None reads on.
-        stall_s: Goes on reading after this.
+        leave_after_s: Time after sending at which the user hangs up; None: never.
+        stall_after_s: Time after the response's head at which the user stops reading; None: never.
+        stall_s: Time after which the user reads again.
     """
 
     leave_after_s: float | None = None
@@ -29,19 +29,19 @@ class UserBehaviour:
 
 
 PATIENT = UserBehaviour()
-"""Reads to the end."""
+"""Behaviour of a user who reads to the end."""
 
 
 class LoadClient:
-    """Sends requests over a pool's connections.
+    """Client that sends requests over the connections of a pool.
 
     Args:
-        pool: Of the server.
-        now_s: The clock of the run.
-        retries: How often a failed request is sent again.
-        timeout_s: For one attempt.
-        rng: For the jitter of retries.
-        traffic: What came in, counted for the live figures.
+        pool: Connection pool of the server.
+        now_s: Returns the time of the run's clock.
+        retries: How many times a failed request is sent again.
+        timeout_s: Timeout of one attempt.
+        rng: Random generator for the jitter of retries.
+        traffic: Totals of the received data, for the live display.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class LoadClient:
     async def ask(
         self, record: RequestRecord, request: bytes, behaviour: UserBehaviour = PATIENT, *, keep_text: bool = False
     ) -> list[str]:
-        """Asks until there is an outcome, and fills the record; the pieces of the answer if they are kept.
+        """Sends the request until it has an outcome, fills the record, and returns the kept pieces of text.
 
-        Cancelling the task hangs up and leaves the record `UNFINISHED`.
+        Cancelling the task closes the connection and leaves the outcome `UNFINISHED`.
         """
         while True:
             reader = await self._attempt(record, request, behaviour, keep_text)
@@ -82,10 +82,11 @@ class LoadClient:
     async def _attempt(
         self, record: RequestRecord, request: bytes, behaviour: UserBehaviour, keep_text: bool, *, new: bool = False
     ) -> StreamRecorder:
-        """Sends the request once; the record holds what became of it.
+        """Sends the request once and fills the record with the result.
 
-        A kept connection may be closed by the server in the moment in which it is used again. That is nobody's failure:
-        the request goes out over a new one at once.
+        A server may close a kept connection at the moment of its next use. This does not count as a failure: the
+        request is sent again over a new connection at once. That is nobody's failure: the request goes out over a new
+        one at once.
         """
         del record.arrivals_s[:]
         record.attempts += 1
@@ -125,7 +126,7 @@ class LoadClient:
 async def _with_manners(
     ended: "asyncio.Future[None]", connection: LoadConnection, reader: StreamRecorder, behaviour: UserBehaviour
 ) -> bool:
-    """Waits for the response as these manners have it; whether the user has left before its end."""
+    """Waits for the response with the user's behaviour; returns whether the user left before its end."""
     loop = asyncio.get_running_loop()
     timers: list[asyncio.TimerHandle] = []
     if behaviour.stall_after_s is not None:

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection of a user: a request goes out, and the bytes of its response come in with their times."""
+"""HTTP/1.1 connection of a user: sends a request and receives the timed bytes of its response."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,34 +10,34 @@ import httptools
 from maitred.load.play.clock import RunClock
 
 _LONGEST_SIZE = 16
-"""Bytes in which the size of a chunk is looked for."""
+"""Number of bytes that are searched for the size of a chunk."""
 
 
 class ConnectionFailed(Exception):
-    """The connection could not be made, or ended before the response did. The text says how."""
+    """Connection failure: it could not be made, or ended before the response; the text says how."""
 
 
 class ResponseReader(Protocol):
-    """Reader that takes a response apart. `now_s` is when the bytes were read from the socket."""
+    """Reader of one response; `now_s` is when the bytes were read from the socket."""
 
     def head(self, status: int, headers: dict[bytes, bytes], now_s: float) -> None:
-        """Status and headers, names in lower case."""
+        """Receives the status and the headers, with lower-case names."""
         ...
 
     def body(self, data: bytes, now_s: float) -> None:
-        """The next bytes of the body."""
+        """Receives the next bytes of the body."""
         ...
 
 
 class LoadConnection(asyncio.Protocol):
-    """Carries one request at a time; kept alive between them where the server agrees.
+    """Connection that carries one request at a time, and is kept alive where the server agrees.
 
     Args:
-        clock: Of the run.
+        clock: Clock of the run.
 
     Attributes:
         reusable: Whether another request may follow: the connection is open and idle.
-        used: Whether a response has come over it before.
+        used: Whether it has carried a response before.
     """
 
     __slots__ = (
@@ -75,7 +75,7 @@ class LoadConnection(asyncio.Protocol):
         self.used = False
 
     def request(self, data: bytes, reader: ResponseReader) -> "asyncio.Future[None]":
-        """Sends a request. The future is done when the response is; `ConnectionFailed` if it never will be."""
+        """Sends a request. The future ends with the response, or with `ConnectionFailed`."""
         assert self._transport is not None, "connect first"
         self.reusable = False
         self._reader, self._take = reader, reader.body
@@ -88,17 +88,17 @@ class LoadConnection(asyncio.Protocol):
         return ended
 
     def pause(self) -> None:
-        """Stops reading: the server's writes back up, as behind a stalled user."""
+        """Stops reading, so that the server's writes back up as with a stalled user."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Goes on reading from the socket."""
+        """Resumes reading from the socket."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Hangs up at once; a running request gets no further bytes, and its future is cancelled."""
+        """Closes at once; a running request gets no more bytes, and its future is cancelled."""
         self.reusable = False
         self._take = _nobody
         self._reader = None
@@ -107,7 +107,7 @@ class LoadConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # --- what the transport calls ---
+    # --- callbacks of the transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Notes the transport of the new connection."""
@@ -117,8 +117,9 @@ class LoadConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Reads what has arrived, with its time.
 
-        A stream comes nearly always as one whole chunk in one segment. Such a chunk is unwrapped right here, and the
-        parser, which waits for the next chunk, need not know of it.
+        A stream nearly always arrives as one whole chunk per segment. Such a chunk is unwrapped here, and the parser,
+        which waits for the next chunk, never sees it. Such a chunk is unwrapped right here, and the parser, which waits
+        for the next chunk, need not know of it.
         """
         self._read_s = monotonic() - self._clock.zero_s
         if self._between_chunks:
@@ -147,7 +148,7 @@ class LoadConnection(asyncio.Protocol):
         else:
             self._fail("The server closed the connection without a response.")
 
-    # --- what the parser calls ---
+    # --- callbacks of the parser ---
 
     def on_message_begin(self) -> None:
         """Prepares for the headers of a response."""
@@ -158,7 +159,7 @@ class LoadConnection(asyncio.Protocol):
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        """The head is complete; an interim response (1xx) is passed over."""
+        """Handles the complete head; an interim response (1xx) is ignored."""
         status = self._parser.get_status_code()
         if status < 200 or self._reader is None:
             return
@@ -168,7 +169,7 @@ class LoadConnection(asyncio.Protocol):
         self._reader.head(status, self._headers, self._read_s)
 
     def on_body(self, data: bytes) -> None:
-        """Bytes of the body, without the framing of its chunks."""
+        """Receives bytes of the body without the chunk framing."""
         self._take(data, self._read_s)
 
     def on_chunk_header(self) -> None:
@@ -176,11 +177,11 @@ class LoadConnection(asyncio.Protocol):
         self._between_chunks = False
 
     def on_chunk_complete(self) -> None:
-        """A chunk has ended."""
+        """Notes that a chunk has ended."""
         self._between_chunks = True
 
     def on_message_complete(self) -> None:
-        """The response is complete."""
+        """Ends the response as complete."""
         self._between_chunks = False
         if self._head_seen:
             self.used = True
@@ -199,4 +200,4 @@ class LoadConnection(asyncio.Protocol):
 
 
 def _nobody(data: bytes, now_s: float) -> None:
-    """Takes what nobody waits for any more."""
+    """Ignores the result of a request that nobody waits for any more."""

@@ -1,4 +1,4 @@
-"""Where requests go: a URL, taken apart once."""
+"""Origin of a server, from a URL that is parsed once."""
 
 import asyncio
 import socket
@@ -14,10 +14,10 @@ class Origin(msgspec.Struct, frozen=True):
     """Origin of a server: scheme, host and port.
 
     Attributes:
-        host: Name or address.
+        host: Name or address of the server.
         port: TCP port.
-        secure: Whether TLS is spoken.
-        base: What all paths begin with, ending before ``/v1``.
+        secure: Whether connections use TLS.
+        base: Prefix of all paths, which ends before ``/v1``.
     """
 
     host: str
@@ -27,10 +27,10 @@ class Origin(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, url: str) -> "Origin":
-        """Takes a URL apart.
+        """Parses a URL to its origin.
 
         Raises:
-            InvalidRequest: It is no HTTP address.
+            InvalidRequest: The text is not an HTTP address.
         """
         try:
             parts = urlsplit(url)
@@ -49,13 +49,13 @@ class Origin(msgspec.Struct, frozen=True):
         return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
 
     def head(self, method: str, path: str, headers: dict[str, str]) -> bytes:
-        """The head of a request, without its ``Content-Length`` and the empty line."""
+        """Returns the head of a request without its ``Content-Length`` and the empty line."""
         lines = [f"{method} {self.base}{path} HTTP/1.1", f"Host: {self.authority}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return ("\r\n".join(lines) + "\r\n").encode("latin-1")
 
     async def resolve(self) -> tuple[str, int]:
-        """An address to connect to. Asked once, so that no connection waits for the name service.
+        """Resolves the name to an address, once, so that no connection waits for the name service.
 
         Raises:
             Unavailable: The name is unknown, or no address of it takes connections.
@@ -79,5 +79,5 @@ class Origin(msgspec.Struct, frozen=True):
         )
 
     def tls(self) -> ssl.SSLContext | None:
-        """Returns the context that a secure connection is checked with; None for a plain one."""
+        """Returns the TLS context of a secure connection; None for a plain one."""
         return ssl.create_default_context() if self.secure else None

@@ -1,4 +1,4 @@
-"""Connections to one server, kept while they are idle. There is no upper bound: a tester must not queue in secret."""
+"""Pool of connections to one server, without an upper bound: a tester must not queue unnoticed."""
 
 import asyncio
 
@@ -11,10 +11,10 @@ class ConnectionPool:
     """Pool of connections to one origin.
 
     Args:
-        origin: The server.
-        address: What its name resolved to, or the path of a Unix socket.
-        connect_timeout_s: For a connection to be made, TLS included.
-        clock: Of the run.
+        origin: Origin of the server.
+        address: Resolved address of the server, or the path of a Unix socket.
+        connect_timeout_s: Timeout for a new connection, TLS included.
+        clock: Clock of the run.
     """
 
     def __init__(
@@ -28,10 +28,10 @@ class ConnectionPool:
         self._idle: list[LoadConnection] = []
 
     async def take(self, *, new: bool = False) -> LoadConnection:
-        """An idle connection unless it must be a new one.
+        """Returns an idle connection, or a new one if there is none or a new one is required.
 
         Raises:
-            ConnectionFailed: None could be made.
+            ConnectionFailed: No connection could be made.
         """
         while self._idle and not new:
             connection = self._idle.pop()
@@ -59,14 +59,14 @@ class ConnectionPool:
         return connection
 
     def release(self, connection: LoadConnection) -> None:
-        """Keeps it for the next request if another may follow, and closes it otherwise."""
+        """Keeps a reusable connection for the next request, and closes any other."""
         if connection.reusable:
             self._idle.append(connection)
         else:
             connection.abort()
 
     def close(self) -> None:
-        """Closes what is idle."""
+        """Closes all idle connections."""
         for connection in self._idle:
             connection.abort()
         self._idle.clear()

@@ -1,18 +1,18 @@
-"""Streams repeat themselves: most events differ from the one before in their text alone.
+"""Fast reader of repeated events: most events of a stream differ only in their text.
 
-Once an event has been read as JSON, what stands before and after its text is known to the byte. The next event is then
-held against both ends, which takes a fifth of the time of reading it: the difference between three and five thousand
-streams on one core. Whatever does not fit to the byte, or whose text has a quotation mark in it, is read as before.
+Once an event has been parsed as JSON, the bytes before and after its text are known. The next event is compared with
+these bytes, which takes a fifth of the time of parsing it: this raises the limit from three to five thousand streams on
+one core. An event that differs elsewhere, or whose text contains a quotation mark, is parsed as JSON.
 """
 
 import msgspec
 
 TRIES = 8
-"""A server whose events differ in more than their text (a time stamp, a running count) is given up after so many."""
+"""Attempts before giving up on a server whose events differ in more than text, such as a time stamp."""
 
 
 class EventFrame:
-    """The two ends of a stream's events, as they were last seen."""
+    """Bytes before and after the text of a stream's events, as last seen."""
 
     __slots__ = ("_after", "_after_length", "_before", "_before_length", "_tries")
 
@@ -25,7 +25,7 @@ class EventFrame:
         self._tries = TRIES
 
     def repeats(self, data: bytes) -> bool:
-        """Whether this is one whole event that differs from the known one in its text alone, which is not empty."""
+        """Whether this is one whole event that differs from the known one only in its non-empty text."""
         text_end = len(data) - self._after_length
         return (
             data.find(b'"', self._before_length) == text_end > self._before_length
@@ -34,7 +34,7 @@ class EventFrame:
         )
 
     def learn(self, event: bytes, text: str) -> None:
-        """Remembers an event with this text, given without ``data:``, if the text stands in it once and as it is."""
+        """Learns from an event without ``data:``, if its text occurs in it exactly once and unescaped."""
         if not self._tries:
             return
         self._tries -= 1

@@ -1,9 +1,9 @@
-"""When the official SDKs send a request again, and how long they wait before.
+"""Retry rules of the official SDKs: when a request is sent again, and after what delay.
 
 Source: openai-python, ``_base_client.py`` (openai-node does the same): two retries, 0.5 s doubling to 8 s with up to a
 quarter taken off at random; 408, 409, 429 and 5xx are retried unless ``x-should-retry`` says otherwise; a server's
-``retry-after-ms`` or ``retry-after`` is obeyed up to a minute. A load that gives up, or insists, in another way than
-real clients do shows another overload than they would cause.
+``retry-after-ms`` or ``retry-after`` is obeyed up to a minute. A load must retry exactly as real clients do, because
+other retries would cause another overload.
 """
 
 import email.utils
@@ -16,7 +16,7 @@ LONGEST_OBEYED_S = 60.0
 
 
 def retries_status(status: int, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a response with this status is asked for again."""
+    """Whether a request is sent again after a response with this status."""
     should_retry = headers.get(b"x-should-retry")
     if should_retry in (b"true", b"false"):
         return should_retry == b"true"
@@ -24,13 +24,13 @@ def retries_status(status: int, headers: Mapping[bytes, bytes]) -> bool:
 
 
 def delay_s(retry: int, headers: Mapping[bytes, bytes], rng: random.Random, *, wall_s: float) -> float:
-    """Seconds to wait before the retry of this number, counted from 0.
+    """Returns the seconds to wait before a retry, counted from 0.
 
     Args:
-        retry: How many there have been.
-        headers: Of the response; empty if there was none.
-        rng: For the jitter.
-        wall_s: Now, in seconds since the Unix epoch, for a ``retry-after`` that is a date.
+        retry: Number of retries before this one.
+        headers: Headers of the response; empty if there was none.
+        rng: Random generator for the jitter.
+        wall_s: Current time in seconds since the Unix epoch, for a ``retry-after`` that is a date.
     """
     told_s = _told_s(headers, wall_s)
     if told_s is not None and 0 < told_s <= LONGEST_OBEYED_S:

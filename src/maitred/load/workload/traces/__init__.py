@@ -1,7 +1,7 @@
-"""Traces: what real users asked of real services, in the formats in which it was published, and in our own.
+"""Traces of requests to real services, in their published formats and in our own format.
 
-One module per format reads it into sessions, line by line, so a trace may be longer than the memory. `load_trace` plays
-it at the speed and in the sizes that a shape asks for.
+One module per format reads a trace into sessions, line by line, so a trace may be larger than the memory. `load_trace`
+applies the speed and the sizes of a shape.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,11 +30,11 @@ READERS: dict[str, Callable[[Path], Workload]] = {
 
 
 def load_trace(shape: ShapeSpec, seed: int) -> Workload:
-    """Opens the trace that a shape names, as ``FORMAT:PATH``; ``servegen`` takes options behind the path.
+    """Opens the trace of a shape, ``FORMAT:PATH``; for ``servegen``, options may follow the path.
 
     Args:
-        shape: Its `trace`, `speed`, `scale` and limits are heeded.
-        seed: For ``servegen``, which is a description to draw from; the others are what they are.
+        shape: Shape whose `trace`, `speed`, `scale` and limits are used.
+        seed: Seed for ``servegen``, whose requests are drawn; other formats do not use it.
 
     Raises:
         InvalidRequest: The format is unknown, or the file cannot be read.
@@ -58,7 +58,7 @@ def load_trace(shape: ShapeSpec, seed: int) -> Workload:
 
 
 def _rescale(sessions: Iterator[LoadSession], sizing: LengthScaling, speed: float) -> Iterator[LoadSession]:
-    """The sessions in other sizes, by a faster or slower clock; pauses between turns are by the same clock."""
+    """Rescales sessions in size and speed; the speed also applies to pauses between turns."""
     for session in sessions:
         turns = tuple(sizing.turn(replace(turn, think_s=turn.think_s / speed)) for turn in session.turns)
         at_s = None if session.at_s is None else session.at_s / speed

@@ -1,10 +1,10 @@
-"""Sessions of coding agents, as published with kv-cache-tester: long prompts that grow, nearly all of it shared.
+"""Sessions of coding agents, as published with kv-cache-tester: growing prompts, mostly shared.
 
-JSON lines, one session each, with ``block_size`` and ``requests``; a request has ``in`` and ``out`` (tokens),
-``think_time`` (seconds since the answer before) and ``h``: ids of its prompt's full blocks as runs ``[first, count]``.
-Ids are those of the session (``hash_id_scope`` ``local``) unless the scope says otherwise. A sub-agent's requests are
-turns of the session, in their place and one after the other. There are no times of day: sessions come as the arrivals
-of the spec have it.
+The format is JSON lines, one session each, with ``block_size`` and ``requests``. A request has ``in`` and ``out``
+(tokens), ``think_time`` (seconds since the answer before) and ``h``: the ids of its prompt's full blocks as runs
+``[first, count]``. Ids are valid within the session (``hash_id_scope`` ``local``) unless the scope says otherwise. The
+requests of a sub-agent become turns of the session, in their place and one after the other. The format has no arrival
+times: the arrivals of the spec set them.
 """
 
 import itertools
@@ -21,11 +21,11 @@ from maitred.load.workload.tables import fault
 
 DEFAULT_BLOCK_TOKENS = 64
 LOCAL_IDS = 1 << 32
-"""Room for the ids of one session."""
+"""Range of ids that one session can use."""
 
 
 class _Request(msgspec.Struct, rename={"prompt_tokens": "in", "output_tokens": "out", "runs": "h"}):
-    """A request; or a sub-agent, which has requests of its own in place of lengths."""
+    """Request of a session; or a sub-agent, which has requests instead of lengths."""
 
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0
     output_tokens: Annotated[int, Meta(ge=0)] = 0
@@ -41,10 +41,10 @@ class _Row(msgspec.Struct):
 
 
 def read_agentic(path: Path) -> Workload:
-    """Every line is a session; every request one of its turns, with the blocks of the whole prompt.
+    """Reads a session from every line; each request is a turn with the blocks of its whole prompt.
 
     Raises:
-        InvalidRequest: The file cannot be read; on reading, where a line is not as it should be.
+        InvalidRequest: The file cannot be read; or, during reading, a line is not valid.
     """
     first = next(read_lines(path, _Row), None)
     block_tokens = first[1].block_size if first else DEFAULT_BLOCK_TOKENS
@@ -77,7 +77,7 @@ def _turn(request: _Request, base: int, block_tokens: int, tails: Iterator[int])
     for first, count in request.runs:
         blocks += range(base + first, base + first + count)
     missing_tokens = request.prompt_tokens - len(blocks) * block_tokens
-    # The end of a prompt fills no block, so the trace has no id for it: it is nobody else's.
+    # The end of a prompt does not fill a block, so the trace has no id for it and it is never shared.
     blocks += itertools.islice(tails, -(-max(0, missing_tokens) // block_tokens))
     return SessionTurn(
         prompt_tokens=request.prompt_tokens,

@@ -1,6 +1,7 @@
-"""The inference traces of Azure (Patel et al., *Splitwise*, ISCA 2024): AzurePublicDataset, 2023 and 2024.
+"""Azure's inference traces (Patel et al., *Splitwise*, ISCA 2024): AzurePublicDataset, 2023 and 2024.
 
-CSV with ``TIMESTAMP`` (date and time, to 100 ns), ``ContextTokens`` and ``GeneratedTokens``; no sessions, no prefixes.
+The format is CSV with ``TIMESTAMP`` (date and time, to 100 ns), ``ContextTokens`` and ``GeneratedTokens``, without
+sessions and prefixes.
 """
 
 from collections.abc import Iterator
@@ -13,14 +14,14 @@ from maitred.load.workload.tables import TableRows
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MOST_FRACTION_DIGITS = 6
-"""Of a second, that `datetime` takes."""
+"""Most digits of a fraction of a second that `datetime` accepts."""
 
 
 def read_azure(path: Path) -> Workload:
-    """Every request is a session of one turn; time begins with the first.
+    """Reads every request as a session of one turn; time starts with the first.
 
     Raises:
-        InvalidRequest: On reading, where the file or a row is not as it should be.
+        InvalidRequest: The file or a row is not valid; raised during reading.
     """
     return Workload(_sessions(path), description="azure")
 
@@ -39,7 +40,7 @@ def _sessions(path: Path) -> Iterator[LoadSession]:
 
 
 def _unix_s(rows: TableRows, moment: str) -> float:
-    """Seconds since 1970; what says no zone is UTC."""
+    """Converts a date to seconds since 1970; without a time zone it is UTC."""
     whole, _, rest = moment.partition(".")
     digits = rest[:MOST_FRACTION_DIGITS]
     zone = rest.lstrip("0123456789")

@@ -1,7 +1,7 @@
 """BurstGPT (Wang et al., *BurstGPT: A Real-World Workload Dataset to Optimize LLM Serving Systems*, KDD 2025).
 
-CSV with ``Timestamp`` (seconds), ``Model``, ``Request tokens``, ``Response tokens``, ``Total tokens`` and ``Log Type``;
-a version of it has ``Session ID`` as well. A response of 0 tokens is a request that failed.
+The format is CSV with ``Timestamp`` (seconds), ``Model``, ``Request tokens``, ``Response tokens``, ``Total tokens`` and
+``Log Type``; one version also has ``Session ID``. A response of 0 tokens means that the request failed.
 """
 
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ from maitred.load.workload.session import LoadSession, SessionTurn, Workload
 from maitred.load.workload.tables import TableRows
 
 COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
-"""What is read. ``Model`` and ``Log Type`` say where a request came from, which changes nothing about its load."""
+"""Columns that are read; ``Model`` and ``Log Type`` name the source, which does not affect the load."""
 
 
 def read_burstgpt(path: Path) -> Workload:
-    """Every request is a session of one turn, at its own time; failed ones are left out.
+    """Reads every request as a session of one turn, at its own time; failed requests are left out.
 
-    The turns of a conversation are not put together even where there is a ``Session ID``: each row counts the history
-    in its request tokens and has a time of its own, and a session's later turns would begin relative to our answers.
+    Rows with the same ``Session ID`` stay separate sessions. Each row counts the history in its request tokens and has
+    its own time, and the later turns of a session would begin relative to our answers.
 
     Raises:
-        InvalidRequest: On reading, where the file or a row is not as it should be.
+        InvalidRequest: The file or a row is not valid; raised during reading.
     """
     return Workload(_sessions(path), description="burstgpt")
 

@@ -1,11 +1,12 @@
-"""The traces that came with Mooncake (Qin et al., *Mooncake: Trading More Storage for Less Computation*, FAST 2025).
+"""Mooncake's traces (Qin et al., *Mooncake: Trading More Storage for Less Computation*, FAST 2025).
 
-JSON lines with ``timestamp`` (ms), ``input_length``, ``output_length`` and ``hash_ids``: one id per 512 tokens of the
-prompt, equal where the prompt up to there is equal. So the trace says which prefixes could have been shared.
+The format is JSON lines with ``timestamp`` (ms), ``input_length``, ``output_length`` and ``hash_ids``. There is one id
+per 512 tokens of the prompt; two ids are equal if the prompts are equal up to there. So the trace shows which prefixes
+could have been shared.
 
-The timestamps are steps of three seconds, all requests of a step at once. They are spread evenly until the next step,
-in the order of the file: a load test should not find bursts that come from rounding a clock. The first arrival of every
-step stays where it is, so counts per step and the order are as published.
+The time stamps have a resolution of three seconds, so all requests of a step have the same time. The requests of a step
+are spread evenly until the next step, in the order of the file, because bursts from a rounded clock are not real. The
+first arrival of every step keeps its time, so the counts per step and the order are as published.
 """
 
 import itertools
@@ -32,10 +33,10 @@ class _Row(msgspec.Struct):
 
 
 def read_mooncake(path: Path) -> Workload:
-    """Every request is a session of one turn with blocks.
+    """Reads every request as a session of one turn with blocks.
 
     Raises:
-        InvalidRequest: On reading, where the file or a line is not as it should be.
+        InvalidRequest: The file or a line is not valid; raised during reading.
     """
     return Workload(_sessions(path), BLOCK_TOKENS, "mooncake")
 

@@ -1,8 +1,8 @@
-"""Our own format: a workload as it was played, to be played again, here or elsewhere.
+"""Recorded workloads: our own format for a workload that is played again, here or elsewhere.
 
-JSON lines: first ``{"format": "maitred-trace/1", "block_tokens": ..., "description": ...}``, then one `LoadSession` per
-line. It says lengths, times and block ids, never text. The JSON result of a run is read as well: its requests become
-sessions, without the prefixes that they shared.
+The format is JSON lines: first ``{"format": "maitred-trace/1", "block_tokens": ..., "description": ...}``, then one
+`LoadSession` per line. It contains lengths, times and block ids, never text. The JSON result of a run can be read too:
+its requests become sessions, without their shared prefixes.
 """
 
 import itertools
@@ -30,13 +30,13 @@ class _Header(msgspec.Struct, kw_only=True):
 
 
 class RecordedRequest(NamedTuple):
-    """One request of a run, with what its repetition needs.
+    """Recorded request of a run, with the values that a replay needs.
 
     Attributes:
-        ended_s: When its answer had ended; the pause before the next turn begins there.
-        prompt_tokens: Of the whole prompt, by the server's count, with the turns before; 0: it did not say.
-        output_tokens: Of the answer.
-        asked_tokens: Of the answer that was asked for, and is asked for again.
+        ended_s: When its answer had ended; the pause before the next turn begins then.
+        prompt_tokens: Length of the whole prompt by the server's count, including earlier turns; 0: there was no count.
+        output_tokens: Length of the answer.
+        asked_tokens: Requested length of the answer, which the replay requests again.
     """
 
     session: int
@@ -53,7 +53,7 @@ def read_recorded(path: Path) -> Workload:
     """Reads a trace that `write_recorded` wrote, or the result of a run.
 
     Raises:
-        InvalidRequest: The file is neither; on reading, where a line is no session.
+        InvalidRequest: The file is neither; or, during reading, a line is not a session.
     """
     header = _header(path)
     if header.format == FORMAT:
@@ -64,12 +64,12 @@ def read_recorded(path: Path) -> Workload:
 
 
 def write_recorded(path: Path, workload: Workload) -> int:
-    """Writes a workload, which must end, and says how many sessions there were.
+    """Writes a finite workload, and returns the number of its sessions.
 
-    The file appears when it is whole.
+    The file appears only when it is complete.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     count = 0
     unfinished = path.with_name(f"{path.name}.part")
@@ -84,14 +84,14 @@ def write_recorded(path: Path, workload: Workload) -> int:
 
 
 def recorded_sessions(requests: Iterable[RecordedRequest]) -> Iterator[LoadSession]:
-    """The sessions that a run's requests were, in the order in which they begin.
+    """Converts the requests of a run to sessions, in the order in which they begin.
 
-    Servers count the whole prompt, and a turn's own message is what a later prompt has on top of the earlier prompt and
-    its answer. A request that was refused, or broke off, has no count; its message is as long as the median of the
-    others, so that a replay asks for as much as the run did.
+    Servers count the whole prompt. So the message of a turn is the length of the prompt minus the earlier prompt and
+    its answer. A request that was refused or broke off has no count. Its message gets the median length of the others,
+    so that a replay requests as much as the run did.
 
     Raises:
-        InvalidRequest: No request has a count.
+        InvalidRequest: None of the requests has a count.
     """
     ordered = sorted(requests, key=lambda asked: (asked.session, asked.turn))
     conversations = [list(turns) for _, turns in itertools.groupby(ordered, key=lambda asked: asked.session)]
@@ -108,7 +108,7 @@ def recorded_sessions(requests: Iterable[RecordedRequest]) -> Iterator[LoadSessi
 
 
 def _message_tokens(conversation: list[RecordedRequest]) -> Iterator[int]:
-    """The length of each turn's own message; 0 where there is no count."""
+    """Returns the message length of each turn; 0 if there is no count."""
     history_tokens = 0
     for asked in conversation:
         yield max(1, asked.prompt_tokens - history_tokens) if asked.prompt_tokens else 0
@@ -156,13 +156,13 @@ def _of_result(path: Path) -> Iterator[LoadSession]:
 
 
 def _header(path: Path) -> _Header:
-    """The first line of a trace, or a whole result, of which the rest is ignored."""
+    """Reads the first line of a trace, or a whole result, of which it ignores the rest."""
     with open_text(path) as file:
         start = file.readline()
         try:
             return msgspec.json.decode(start, type=_Header)
         except msgspec.MsgspecError:
-            try:  # A result that somebody has indented.
+            try:  # The file is an indented result.
                 return msgspec.json.decode(start + file.read(), type=_Header)
             except msgspec.MsgspecError:
                 raise _foreign(path) from None
@@ -194,7 +194,7 @@ def _sessions(path: Path) -> Iterator[LoadSession]:
 
 
 def _wrong(session: LoadSession, last_s: float) -> str:
-    """Returns what is wrong with a session beyond its types, in a few words."""
+    """Returns the error of a session beyond wrong types, in a few words."""
     if not session.turns:
         return "the session has no turns"
     if session.at_s is not None and session.at_s < last_s:

@@ -1,18 +1,19 @@
 """ServeGen (Xiang et al., *ServeGen: Workload Characterization and Generation of LLM Serving in Production*, 2025).
 
-Not a list of requests but what each client of a large service was like, so the requests are drawn. Per client there are
-two files, in a folder or a tar archive:
+The data is no list of requests: it describes each client of a large service, and requests are drawn from it. Each
+client has two files, in a folder or a tar archive:
 
 * ``chunk-<client>-trace.csv``, without header: start of a window of 600 s, requests per second, coefficient of
   variation of the gaps, ``Gamma`` or ``Weibull``, and that distribution's shape and scale;
 * ``chunk-<client>-dataset.json``: start of a window of 6 h -> ``input_tokens`` and ``output_tokens``, each the text of
   a table from length to probability.
 
-A client becomes a tenant, ``client-<number>``. Some were published without lengths; each of their requests has those of
-another client, drawn by the others' rates. A client's gaps have the published shape; their scale follows from the
-window's rate, so the clock of a renewal process at rate 1 is bent to the rates as in `arrivals`, and windows join
-without seams. A burst has as many requests at any rate, so far below the published rate it lasts longer: the busiest
-window of ``m-small`` has 3.3 times the mean rate as published, and 4.8 times at 0.3 requests per second.
+Each client becomes a tenant, ``client-<number>``. Some clients were published without lengths; each of their requests
+uses the lengths of another client, drawn by the clients' rates. The gaps of a client have the published shape. Their
+scale follows from the rate of the window: the time of a renewal process at rate 1 is transformed to the rates as in
+`arrivals`, so windows join continuously. A burst has the same number of requests at any rate, so at a rate far below
+the published one it lasts longer: the busiest window of ``m-small`` has 3.3 times the mean rate as published, and 4.8
+times at 0.3 requests per second.
 """
 
 import heapq
@@ -43,12 +44,12 @@ FORMS = "`start=86400`, `end=90000` (seconds of the trace) and `rate=5` (session
 
 @dataclass(frozen=True)
 class ServeGenSelection:
-    """Which part of the days is played, and how often.
+    """Selection from the data: the part of the days that is played, and its rate.
 
     Attributes:
-        start_s: Where it begins; this is second 0 of the run.
-        end_s: Where it ends.
-        rate_per_s: The mean rate over the part, all clients together; None: as published.
+        start_s: Begin of the part; it is second 0 of the run.
+        end_s: End of the part.
+        rate_per_s: Mean rate over the part, for all clients together; None: as published.
     """
 
     start_s: float = 0.0
@@ -57,10 +58,10 @@ class ServeGenSelection:
 
     @classmethod
     def parse(cls, options: str) -> "ServeGenSelection":
-        """Reads what is behind the ``?`` of ``servegen:PATH?start=86400&end=90000&rate=5``; all of it may be missing.
+        """Parses the optional part after ``?`` in ``servegen:PATH?start=86400&end=90000&rate=5``.
 
         Raises:
-            InvalidRequest: There is another name, or no number.
+            InvalidRequest: A name is unknown, or a value is not a number.
         """
         given: dict[str, float] = {}
         try:
@@ -78,7 +79,7 @@ class ServeGenSelection:
 
 @dataclass(frozen=True)
 class ServeGenWindow:
-    """A client's arrivals over `WINDOW_S`."""
+    """Arrivals of a client over `WINDOW_S`."""
 
     start_s: float
     rate_per_s: float
@@ -86,7 +87,7 @@ class ServeGenWindow:
     shape: float
 
     def gap(self, rng: random.Random) -> float:
-        """One gap of mean 1."""
+        """Draws one gap from a distribution with mean 1."""
         if self.family == "Weibull":
             return rng.weibullvariate(1 / math.gamma(1 + 1 / self.shape), self.shape)
         return rng.gammavariate(self.shape, 1 / self.shape)
@@ -94,13 +95,13 @@ class ServeGenWindow:
 
 @dataclass(frozen=True)
 class ServeGenLengths:
-    """A client's lengths: from each start on, those of prompts and of answers."""
+    """Lengths of a client: from each start on, the lengths of prompts and of answers."""
 
     starts_s: Sequence[float]
     pairs: Sequence[tuple[Histogram, Histogram]]
 
     def turn(self, at_s: float, rng: random.Random) -> SessionTurn:
-        """A request of that time."""
+        """Draws a request for a time."""
         prompt, output = self.pairs[max(0, bisect_right(self.starts_s, at_s) - 1)]
         return SessionTurn(prompt_tokens=max(1, round(prompt.draw(rng))), output_tokens=max(1, round(output.draw(rng))))
 
@@ -110,10 +111,10 @@ class ServeGenClient:
     """Client of a ServeGen trace.
 
     Attributes:
-        number: In the file's name.
-        windows: In order.
-        lengths: Its own alone; all others' if it has none.
-        rates: Up to each of `lengths`, the sum of their clients' rates.
+        number: Number in the file's name.
+        windows: Windows in the order of time.
+        lengths: Lengths of the client; if it has none, those of all other clients.
+        rates: Cumulative sums of the rates of the clients that `lengths` come from.
     """
 
     number: int
@@ -122,7 +123,7 @@ class ServeGenClient:
     rates: Sequence[float]
 
     def requests(self, part: ServeGenSelection, factor: float, seed: int) -> Iterator[tuple[float, int, SessionTurn]]:
-        """Time since the part's start, client and turn of every request, one after the other."""
+        """Yields time since the start of the part, client and turn of every request, in order."""
         gaps, sizes = (random.Random(f"{seed}:servegen:{self.number}:{purpose}") for purpose in ("gaps", "lengths"))
         left: float | None = None
         for window in self.windows:
@@ -150,11 +151,11 @@ def read_servegen(path: Path, part: ServeGenSelection, seed: int) -> Workload:
 
     Args:
         path: Folder or tar archive, compressed or not, with the clients' files.
-        part: What is played.
-        seed: Of what is drawn. Every client has its own stream.
+        part: Part that is played.
+        seed: Seed of the draws. Every client has its own random stream.
 
     Raises:
-        InvalidRequest: The files are not there or not as they should be, or there is nothing in this part.
+        InvalidRequest: The files are missing or not valid, or the part contains no requests.
     """
     clients = _clients(path)
     expected = sum(_expected_requests(client, part) for client in clients)
@@ -174,7 +175,7 @@ def read_servegen(path: Path, part: ServeGenSelection, seed: int) -> Workload:
 
 
 def _expected_requests(client: ServeGenClient, part: ServeGenSelection) -> float:
-    """Requests of a client within the part, on average."""
+    """Returns the mean number of requests of a client within the part."""
     return sum(
         window.rate_per_s * max(0.0, min(window.start_s + WINDOW_S, part.end_s) - max(window.start_s, part.start_s))
         for window in client.windows
@@ -210,7 +211,7 @@ def _clients(path: Path) -> list[ServeGenClient]:
 
 
 def _files(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
-    """The files of a folder or archive, with names for errors."""
+    """Yields the files of a folder or archive, with names for errors."""
     try:
         if path.is_dir():
             for name in sorted(path.rglob("chunk-*")):
@@ -249,7 +250,7 @@ class _Tables(msgspec.Struct):
 
 
 def _lengths(name: Path, file: IO[bytes]) -> ServeGenLengths:
-    """A client's lengths; windows without requests are left out."""
+    """Reads the lengths of a client; windows without requests are left out."""
     try:
         tables = msgspec.json.decode(file.read(), type=dict[str, _Tables])
         pairs = {
@@ -263,7 +264,7 @@ def _lengths(name: Path, file: IO[bytes]) -> ServeGenLengths:
 
 
 def _histogram(text: str) -> Histogram | None:
-    """Reads ``{45: 0.0097, 46: 0.0117}``; None where there is nothing in it."""
+    """Parses ``{45: 0.0097, 46: 0.0117}``; None if it is empty."""
     inside = text.strip().removeprefix("{").removesuffix("}")
     bars = [(terms.number(value), terms.number(weight)) for value, weight in terms.pairs(inside, ":")] if inside else []
     if not any(weight for _, weight in bars):

@@ -1,4 +1,4 @@
-"""Rollouts, and the arm of a rollout that a line of the ledger belongs to."""
+"""Table of rollouts, and a column for the rollout arm of a ledger entry."""
 
 import sqlalchemy as sa
 from alembic import op

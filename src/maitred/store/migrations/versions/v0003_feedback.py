@@ -1,4 +1,4 @@
-"""Feedback of callers on responses."""
+"""Table of callers' feedback on responses."""
 
 import sqlalchemy as sa
 from alembic import op
