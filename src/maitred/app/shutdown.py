@@ -1,7 +1,7 @@
 """Shutdown of the gateway: the time from a signal until no request is left.
 
-The first SIGTERM or SIGINT asks: The first SIGTERM or SIGINT starts the drain: new requests are refused, and running
-responses may finish within the grace period. The second signal ends all remaining requests at once.
+The first SIGTERM or SIGINT starts the drain: new requests are refused, and running responses may finish within the
+grace period. The second signal ends all remaining requests at once.
 """
 
 import asyncio

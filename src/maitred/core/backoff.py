@@ -4,10 +4,11 @@ The wait before the next attempt is uniformly random between 0 and a ceiling, an
 failure. Many requests can fail at the same moment, and jitter spreads their retries: *full jitter* causes the least
 total work (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015). Three rules bound the wait:
 
-If the server sends `Retry-After`, the wait is that time plus the jitter: without the jitter, all clients with the same
-`Retry-After` would retry at the same moment. The caller retries only if an attempt can finish before the deadline. If
-only the jitter exceeds the deadline, the jitter is shortened. The retry budget is checked last, so it is charged only
-for attempts that happen.
+- If the server sends `Retry-After`, the wait is that time plus the jitter: without the jitter, all clients with the
+  same `Retry-After` would retry at the same moment.
+- The caller retries only if an attempt can finish before the deadline. If only the jitter exceeds the deadline, the
+  jitter is shortened.
+- The retry budget is checked last, so it is charged only for attempts that happen.
 
 This module is pure: the time and the random number are arguments.
 """

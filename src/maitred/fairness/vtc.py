@@ -3,14 +3,15 @@
 The queue has three nested orders:
 
 1. **Classes** share by their weights, with the counters of `maitred.fairness.tree`: background requests get their share
-even during a constant load of interactive requests. If counters are equal, the more urgent class goes first. A request
-moves up if it has waited in a class for `ageing_s` and nothing of the class was taken in that time: it then competes in
-the next class, with the same flow. So a request ages only while its whole class is passed over. A request that waits
-for others of its class or tenant does not age, because otherwise a flood would become urgent by itself. 2. **Tenants**
-share the service of their class, in one tree per class with the levels of `Flow.path`. 3. **Inside a key** the request
-with the least slack goes first: slack is the deadline minus the time that the request itself needs. A request without a
-deadline counts as if it had one 30 seconds after its arrival, so that a key's requests with deadlines do not starve its
-others. Ties go in order of arrival.
+   even during a constant load of interactive requests. If counters are equal, the more urgent class goes first. A
+   request moves up if it has waited in a class for `ageing_s` and nothing of the class was taken in that time: it then
+   competes in the next class, with the same flow. So a request ages only while its whole class is passed over. A
+   request that waits for others of its class or tenant does not age, because otherwise a flood would become urgent by
+   itself.
+2. **Tenants** share the service of their class, in one tree per class with the levels of `Flow.path`.
+3. **Inside a key** the request with the least slack goes first: slack is the deadline minus the time that the request
+   itself needs. A request without a deadline counts as if it had one 30 seconds after its arrival, so that a key's
+   requests with deadlines do not starve its others. Ties go in order of arrival.
 
 While its class is passed over, it moves up every `ageing_s`, so after ``rank * ageing_s`` (rank 3: background) it
 competes in the most urgent class. Let *w* be the weight of that class and *W* the sum of all class weights. If its

@@ -9,13 +9,14 @@
 Time passes only by `CountersUnderTest.advance`, apart from `SLACK_S`: an implementation whose clock cannot be stopped
 may add an offset to it. The checks also decide these questions, which `core.counters.Counters` leaves open:
 
-The state of a bucket is its missing amount, not its remaining amount: a raised capacity gives room at once. A claim
-that takes nothing always fits, even if settling took more than there was. A claim that does not clamp needs room for
-the requested output, and is charged for the granted output. In a denial, the time is unknown for a pool, and for a
-budget that only reservations of others fill, because the end of those requests is unknown. Such a claim is named only
-if no other claim denies. A claim that never fits is named before all others: it is larger than the capacity, or its
-budget is charged and has no end. An expired lease is remembered for at least `LATE_S`, so that late settling charges
-exactly once. An unknown lease is ignored. A lease that nobody knows is passed over.
+- The state of a bucket is its missing amount, not its remaining amount: a raised capacity gives room at once.
+- A claim that takes nothing always fits, even if settling took more than there was.
+- A claim that does not clamp needs room for the requested output, and is charged for the granted output.
+- In a denial, the time is unknown for a pool, and for a budget that only reservations of others fill, because the end
+  of those requests is unknown. Such a claim is named only if no other claim denies. A claim that never fits is named
+  before all others: it is larger than the capacity, or its budget is charged and has no end.
+- An expired lease is remembered for at least `LATE_S`, so that late settling charges exactly once. An unknown lease is
+  ignored.
 - The counters of one reservation are distinct.
 """
 

@@ -37,7 +37,7 @@ class StopWindow:
 
         Returns:
             The text that can be sent now, and whether a stop string is complete. If the stop string is complete, the
-            text ends before it, and all later pushes return no text. string, and all later pushes return no text.
+            text ends before it, and all later pushes return no text.
         """
         if self.stop is not None:
             return "", True

@@ -10,8 +10,7 @@ better: it is not the JSON that was asked for, it is a refusal, or the model its
 is asked of the next larger model. Nobody may have seen a part of the first one then, so all of it is held back until it
 has been checked.
 
-Each model that has answered is billed, as its tokens were computed: Every model that answered is billed. `max_usd`
-limits the sum.
+Every model that answered is billed, because its tokens were computed. `max_usd` limits the sum.
 """
 
 import copy

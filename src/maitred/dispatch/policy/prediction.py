@@ -104,8 +104,7 @@ class PredictionCalibration:
 class SafetyMargin:
     """Factor on predicted waits so that most actual waits are shorter.
 
-    Learnt from the last waits, those included that were given up: It is learnt from the last waits, including abandoned
-    ones; otherwise only short waits would count.
+    The factor is learnt from the last waits, including abandoned ones; otherwise only short waits would count.
     """
 
     def __init__(self, kept: float = 0.97, most: int = 256) -> None:

@@ -1,9 +1,8 @@
 """Weights of stale load reports.
 
 A late report loses value, but it means neither that the replica is dead (its requests would fail) nor that it is idle.
-So its weight falls gradually, and what it loses goes to the mean of the reports that are still good: So its weight
-falls gradually and moves to the mean of the fresh reports: the best estimate of an unknown replica is the mean of the
-others. The gateway's own requests are known without a report; they are the lower bound of the estimate.
+So its weight falls gradually and moves to the mean of the fresh reports: the best estimate of an unknown replica is the
+mean of the others. The gateway's own requests are known without a report; they are the lower bound of the estimate.
 """
 
 from collections.abc import Sequence

@@ -11,8 +11,7 @@ The update is smoothed, and the window only grows while it limits the number of 
 queue, each first token widens the window by two requests (slow start, as in TCP). Growth at the end of streams would
 leave a large server idle for minutes, because a stream lasts much longer than its TTFT.
 
-A false alarm costs most where streams are long: A false alarm is costly with long streams: a full window gets no new
-samples until one ends.
+A false alarm is costly with long streams: a full window gets no new samples until one ends.
 
 The minimum TTFT may change with the load, and it cannot be measured while requests queue. So after many late first
 tokens the window is halved, and the minimum of the next samples is the new minimum (as BBR probes the round-trip time).

@@ -5,9 +5,10 @@ clients measure:
 
 * When the 95th percentile of the gaps between tokens is above the objective in two windows in a row, the limit falls by
   a step. Two windows are needed, because a single window is sometimes bad by chance. When even the median is above the
-  objective, the limit falls at once, in proportion to the excess. When the percentile is well below the objective, the
-  batch is full and sequences wait, the limit rises by a step. Otherwise the limit stays unchanged, because a partly
-  empty batch says nothing about a fuller one. Between the two thresholds the limit stays unchanged.
+  objective, the limit falls at once, in proportion to the excess.
+* When the percentile is well below the objective, the batch is full and sequences wait, the limit rises by a step. It
+  rises only then, because a partly empty batch says nothing about a fuller one.
+* Between the two thresholds the limit stays unchanged.
 
 A gap counts without the prefill time in its step, as far as the step-time model can separate them. Prefill is sized to
 fill the objective (`step_times`), so gaps with prefill are always close to it for any batch.

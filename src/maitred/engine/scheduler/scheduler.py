@@ -4,12 +4,13 @@ Each step is planned afresh, in three passes over one budget of tokens (Yu et al
 Agrawal et al., OSDI'24, for mixing chunks of prefill into it; Sheng et al., OSDI'24, for fairness by what was served):
 
 1. **Decodes** of the running sequences (`decodes`): one token each, plus tokens that an answer was extended by and that
-no step has computed. Decodes come first, because an answer that has begun must not stall. The budget is at least the
-number of sequences, so one token of each fits. Sequences are left out, in turn, only while overcommitted sequences of
-tenants with few slots run (`overcommit`). 2. **Running prefills**, which did not fit into an earlier step (`prompts`).
+   no step has computed. Decodes come first, because an answer that has begun must not stall. The budget is at least the
+   number of sequences, so one token of each fits. Sequences are left out, in turn, only while overcommitted sequences
+   of tenants with few slots run (`overcommit`).
+2. **Running prefills**, which did not fit into an earlier step (`prompts`).
 3. **Admissions** from the waiting queue, in its order, while budget, slots and blocks last. Passes 2 and 3 are merged:
-a new sequence whose flow is owed more service gets its tokens before the running prefills. The prefill budget after the
-decodes is limited to what fits into the tightest inter-token objective of the decoding sequences.
+   a new sequence whose flow is owed more service gets its tokens before the running prefills. The prefill budget after
+   the decodes is limited to what fits into the tightest inter-token objective of the decoding sequences.
 
 A sequence gets blocks for all its known tokens when it is admitted, so only decodes need further blocks. If too few
 blocks are free, victims are preempted (`victims`) before any decode is planned, and wait again. Their full blocks stay

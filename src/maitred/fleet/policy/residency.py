@@ -220,8 +220,7 @@ class ResidencyPolicy:
     def on_measured(self, name: str, measured_bytes: int) -> None:
         """Records the measured memory of a model.
 
-        The estimate counts until the model takes more: The estimate counts until the model takes more than estimated: a
-        KV cache fills as it is used.
+        The estimate counts until the model takes more than estimated: a KV cache fills as it is used.
         """
         model = self.models[name]
         model.memory_bytes = max(model.memory_bytes, measured_bytes)

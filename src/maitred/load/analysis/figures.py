@@ -172,10 +172,10 @@ class RequestFigures:
     def chance(self) -> Floats:
         """Least standard error of each metric, independent of the resamples.
 
-        Shares: computed with one more hit and one more miss. If nothing failed, resamples never fail either, and would
-            claim that nothing can ever fail.
-        Rates: computed from what chance does at the edges of the window. Resamples of an open loop complete the same
-            requests in the same time, but chance decides which of the last requests still end inside the window.
+        * Shares are computed with one more hit and one more miss. If nothing failed, resamples never fail either, and
+          would claim that nothing can ever fail.
+        * Rates are computed from what chance does at the edges of the window. Resamples of an open loop complete the
+          same requests in the same time, but chance decides which of the last requests still end inside the window.
         """
         least = np.zeros(len(METRICS))
         for row, metric in enumerate(METRICS):

@@ -32,10 +32,9 @@ SAID_BY_TRACE = ("prompt_tokens", "output_tokens", "lengths", "turns", "prefixes
 def make_workload(spec: LoadSpec) -> Workload:
     """Makes the workload of a run from its spec.
 
-    Closed loop (`users`): sessions have no times. The sessions of a trace are played in its order, without its times. A
-    trace's sessions are played in its order, without its times. Open loop (`rate_per_s`): the arrival process gives the
-    times; the sessions of a trace get these times, in its order.
-    Neither: the trace gives the times, which it must have.
+    * Closed loop (`users`): sessions have no times. The sessions of a trace are played in its order, without its times.
+    * Open loop (`rate_per_s`): the arrival process gives the times; the sessions of a trace get these times, in order.
+    * Neither: the trace gives the times, which it must have.
 
     Raises:
         ConfigInvalid: The spec sets both or neither, or settings contradict each other.

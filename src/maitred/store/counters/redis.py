@@ -15,9 +15,10 @@ covers raises `StoreUnavailable`.
 When Redis answers again:
 
 1. The gateway reports its leases and the charged totals that it saw last to Redis, and then sends its pending
-settlements in their order. The charged total of a budget never decreases: Redis keeps the largest known total. 2. If
-Redis lost its data, it takes no reservations for `recovery_s`, so that all gateways can do this. The gateways use their
-slices during that time. 3. The gateway renews its slices, and sends reservations to Redis again.
+   settlements in their order. The charged total of a budget never decreases: Redis keeps the largest known total.
+2. If Redis lost its data, it takes no reservations for `recovery_s`, so that all gateways can do this. The gateways use
+   their slices during that time.
+3. The gateway renews its slices, and sends reservations to Redis again.
 
 If a gateway reconnects to an empty Redis after `recovery_s`, Redis has already read the totals from the database, and
 usage that the gateway granted in the meantime is charged a second time. The overcharge is therefore at most the slices

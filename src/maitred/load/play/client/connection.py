@@ -118,8 +118,7 @@ class LoadConnection(asyncio.Protocol):
         """Reads what has arrived, with its time.
 
         A stream nearly always arrives as one whole chunk per segment. Such a chunk is unwrapped here, and the parser,
-        which waits for the next chunk, never sees it. Such a chunk is unwrapped right here, and the parser, which waits
-        for the next chunk, need not know of it.
+        which waits for the next chunk, never sees it.
         """
         self._read_s = monotonic() - self._clock.zero_s
         if self._between_chunks:
