@@ -447,8 +447,7 @@ class Dispatcher:
             if entry is not None:
                 entry.wait_span.close(now_s)
                 entry.wake()
-                if queued.allocation is not None and queued.allocation.endpoint_state.learns_window:
-                    self._lag_monitor.watch()
+                self._watch_lag(queued)
         if self._dispatch_listener is not None:
             self._dispatch_listener()
 
@@ -460,10 +459,14 @@ class Dispatcher:
 
     def on_started(self, queued: QueuedRequest) -> None:
         """Records that an entry was dispatched without a wait."""
-        if queued.allocation is not None and queued.allocation.endpoint_state.learns_window:
-            self._lag_monitor.watch()
+        self._watch_lag(queued)
         if self._dispatch_listener is not None:
             self._dispatch_listener()
+
+    def _watch_lag(self, queued: QueuedRequest) -> None:
+        """Watches the lag of the event loop if the request was dispatched to a replica whose window is learned."""
+        if queued.allocation is not None and queued.allocation.endpoint_state.learns_window:
+            self._lag_monitor.watch()
 
     def on_left(self, now_s: float) -> None:
         """Schedules a dispatch pass after an entry has left."""

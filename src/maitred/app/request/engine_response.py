@@ -192,7 +192,7 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
             await self._requeue(failure)
 
     def _new_attempt(self, endpoint: AnyEndpoint, on_submitted: Callable[[], None]) -> EngineAttempt:
-        """Makes an attempt that submits what is left to one replica, and cancels what has not ended when it is left.
+        """Makes an attempt that submits the unfinished prompts to one replica; closing the attempt cancels them.
 
         Raises:
             ReplicaUnavailable: Raised on `__aenter__` of the attempt if the replica is not ready.

@@ -134,8 +134,7 @@ class FlowController(Protocol):
 
         Args:
             pool: The pool to enqueue in.
-            dispatch_request: dispatch_request: The request for the queue; its `max_tokens` is not yet clamped by
-                limits.
+            dispatch_request: The request for the queue, with `max_tokens` as it was before limits clamp it.
             admission_request: As admission sees it.
             timeline: Gets the admission span.
             stack: Owns grant and queue entry: closing it releases the entry, then settles the grant.

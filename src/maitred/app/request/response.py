@@ -38,7 +38,7 @@ class ReplicaAttempt(ABC, Generic[T]):
 
     _span: TimelineSpan
     _items: AsyncIterator[T]
-    """What the replica sends; set by `_submit`."""
+    """Stream of the replica; set by `_submit`."""
 
     def __init__(self, timeline: RequestTimeline, clock: Clock, facts: dict[str, object]) -> None:
         self._timeline = timeline
