@@ -123,7 +123,7 @@ async def gateway(
         link = EngineClient(engine.address)
         link.pause_at_tokens = config.unread_tokens
         await link.connect(timeout_s=5)
-        model = ServedModel(MODEL, link, tokenizer)
+        model = ServedModel(MODEL, [link], tokenizer)
         metrics = Metrics(
             lambda: gate.count, lambda: {(MODEL, "local"): EngineState(link.is_ready, 0, link.load(), CARD)}
         )

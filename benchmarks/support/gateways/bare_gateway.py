@@ -177,7 +177,7 @@ async def _serve(config: Config, step: Step, folder: Path) -> None:
         _parts_of(config, step, clock, folder) as parts,
     ):
         name = config.model.served_name or model_folder.name
-        served = ServedModel(name, engine.client, Tokenizer.load(model_folder))
+        served = ServedModel(name, [engine.client], Tokenizer.load(model_folder))
         dispatcher = Dispatcher(served.name, [Endpoint("local", engine.client)], config.dispatch, clock)
         pipeline = Pipeline(
             Router(Catalog([served])),

@@ -12,21 +12,16 @@ are the whole protection against forged requests. A request with a key of its ow
 
 import hashlib
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from maitred.core.clock import Clock
 from maitred.core.tenancy import Principal
-from maitred.identity.identity import Identity, read_credential
+from maitred.identity.identity import SESSION_TOKEN_HEADER, Header
 
 COOKIE = "maitred_session"
-TOKEN_HEADER = b"x-maitred-console"
 _PER_KEY = 16
 """Most sessions of one key, so that repeated logins with one key cannot end the sessions of others."""
-
-Header = Callable[[bytes], str | None]
-"""Function that returns the value of a request header by its name in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,40 +80,20 @@ class ConsoleSessions:
         session = self._sessions.get(_hash_token(cookie)) if cookie else None
         return session if session is not None and self._clock.monotonic_s() < session.ends_s else None
 
+    def owner(self, header: Header) -> Principal | None:
+        """Returns who opened the session that a request's cookie and token name; None if they name none.
+
+        A cookie without its token does not count, and a request from a page of another site does not either.
+        """
+        token = header(SESSION_TOKEN_HEADER)
+        session = self.session_for(header) if token and same_origin(header) else None
+        if session is None or not secrets.compare_digest((token or "").encode(), session.token.encode()):
+            return None
+        return session.principal
+
     def close(self, header: Header) -> None:
         """Ends the session that a request's cookie names, if there is one."""
         self._sessions.pop(_hash_token(_cookie_in(header(b"cookie") or "")), None)
-
-
-class SessionIdentity:
-    """Authenticator that also accepts sessions. Implements `maitred.core.tenancy.Authenticator`.
-
-    Args:
-        identity: Authenticator of keys, and of the owners of sessions.
-        sessions: Open sessions.
-    """
-
-    def __init__(self, identity: Identity, sessions: ConsoleSessions) -> None:
-        self._identity = identity
-        self._sessions = sessions
-
-    async def identify(self, header: Header) -> Principal:
-        """Returns the principal of a session or a key.
-
-        A key in the request takes precedence; a cookie without its token does not count.
-        """
-        token = header(TOKEN_HEADER)
-        if token and read_credential(header) is None and same_origin(header):
-            session = self._sessions.session_for(header)
-            if session is not None and secrets.compare_digest(token.encode(), session.token.encode()):
-                principal = self._identity.refresh_principal(session.principal)
-                if principal is not None:
-                    return principal
-        return await self._identity.identify(header)
-
-    def is_still_valid(self, principal: Principal, header: Header) -> bool:
-        """Whether a principal is still valid; False for one of a session, which can end at any time."""
-        return header(TOKEN_HEADER) is None and self._identity.is_still_valid(principal, header)
 
 
 def same_origin(header: Header) -> bool:

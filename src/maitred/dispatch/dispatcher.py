@@ -414,8 +414,8 @@ class Dispatcher:
             for endpoint_state in self.core.endpoint_states
         )
 
-    def on_dispatched(self, listener: Callable[[], None]) -> None:
-        """Registers a listener that is called after every dispatch pass. The listener must not raise."""
+    def on_dispatched(self, listener: Callable[[], None] | None) -> None:
+        """Sets the listener that is called after every dispatch pass; None: nobody is. It must not raise."""
         self._dispatch_listener = listener
 
     async def run(self) -> None:

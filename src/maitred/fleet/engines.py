@@ -15,15 +15,12 @@ The engine itself reports whether it sleeps, since another gateway may have sent
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
 from types import TracebackType
 
-from msgspec.structs import replace
-
-from maitred.core.errors import ModelLoading, ReplicaUnavailable
-from maitred.core.replica import LoadReport, ModelCard, TokenStream
-from maitred.core.request import EngineRequest
+from maitred.core.errors import ModelLoading
+from maitred.core.replica import ModelCard
 from maitred.fleet.local import LocalEngine
 from maitred.fleet.remote import RemoteEngine
 from maitred.replica.engine.client import EngineClient
@@ -46,6 +43,11 @@ class SleepableReplica:
         self.is_draining = False
         self._ordered_asleep: bool | None = None
         """Order that the engine has got and not carried out yet: to sleep (True), or to wake; None: there is none."""
+        # The rest of the replica is the client itself.
+        self.load = client.load
+        self.count_unreported = client.count_unreported
+        self.on_change = client.on_change
+        self.generate = client.generate
 
     # --- replica interface ---
 
@@ -66,22 +68,6 @@ class SleepableReplica:
         """Weight of its engine. Implements `maitred.core.replica.Replica`."""
         return self.client.weight
 
-    def load(self) -> LoadReport:
-        """Returns the last load report of its engine. Implements `maitred.core.replica.Replica`."""
-        return self.client.load()
-
-    def count_unreported(self) -> int:
-        """Returns the number of submitted requests that the last report cannot know of."""
-        return self.client.count_unreported()
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` after every report and change of the engine. Implements `maitred.core.replica.Replica`."""
-        self.client.on_change(listener)
-
-    def generate(self, request: EngineRequest) -> AbstractAsyncContextManager[TokenStream]:
-        """Submits the request to its engine. Implements `maitred.core.replica.Replica`."""
-        return self.client.generate(request)
-
     # --- sleep ---
 
     @property
@@ -90,9 +76,9 @@ class SleepableReplica:
         return self.client.is_asleep and self._ordered_asleep is False
 
     @property
-    def is_settled(self) -> bool:
-        """Whether the engine has carried out its last order."""
-        return not self.is_draining and self._ordered_asleep is None
+    def needs_check(self) -> bool:
+        """Whether a change can call for an order: the engine sleeps, or has not carried out its last order."""
+        return self.is_draining or self._ordered_asleep is not None or self.client.is_asleep
 
     def sleep(self) -> None:
         """Orders the engine to sleep once no request runs and none waits.
@@ -143,7 +129,6 @@ class EngineGroup(Mapping[str, ManagedEngine]):
 
     def __init__(self, engines: Mapping[str, ManagedEngine]) -> None:
         self._engines = dict(engines)
-        self._cards: dict[str, ModelCard] = {}
         self._exit_stack = AsyncExitStack()
 
     def __getitem__(self, name: str) -> ManagedEngine:
@@ -159,32 +144,6 @@ class EngineGroup(Mapping[str, ManagedEngine]):
     def is_ready(self) -> bool:
         """Whether any of the engines would take a request now."""
         return any(engine.client.is_ready for engine in self._engines.values())
-
-    def card(self) -> ModelCard:
-        """Returns the card of all engines together: a request must fit each of them, and their capacities add up.
-
-        Raises:
-            ReplicaUnavailable: None of them is ready.
-        """
-        failure: ReplicaUnavailable | None = None
-        for name, engine in self._engines.items():
-            try:
-                self._cards[name] = engine.client.card()
-            except ReplicaUnavailable as unavailable:
-                if failure is None or (unavailable.retry_after_s or 0.0) < (failure.retry_after_s or 0.0):
-                    failure = unavailable
-        if failure is not None and not self.is_ready:
-            raise failure
-        cards = list(self._cards.values())
-        if len(cards) == 1:
-            return cards[0]
-        return replace(
-            cards[0],
-            context_tokens=min(card.context_tokens for card in cards),
-            max_choices=min(card.max_choices for card in cards),
-            max_sequences=sum(card.max_sequences for card in cards),
-            kv_capacity_tokens=sum(card.kv_capacity_tokens for card in cards),
-        )
 
     async def wait_started(self) -> None:
         """Waits until the first of the engines has been ready.

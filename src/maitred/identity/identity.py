@@ -147,6 +147,9 @@ class DirectoryRefresher:
 Header = Callable[[bytes], str | None]
 """Returns a request header's value by its name in lower case."""
 
+SESSION_TOKEN_HEADER = b"x-maitred-console"
+"""Header with the token of a session of the console, which comes in addition to its cookie."""
+
 
 class TokenIssuers(Protocol):
     """The identity providers whose tokens count as keys.
@@ -194,6 +197,16 @@ class Identity:
         self._check_fresh = check_fresh
         self._anonymous = anonymous
         self._issuers = issuers
+        self._session_owner: Callable[[Header], Principal | None] | None = None
+
+    def accept_sessions(self, session_owner: Callable[[Header], Principal | None] | None) -> None:
+        """Accepts sessions of the console in place of keys from now on.
+
+        Args:
+            session_owner: Returns who opened the session that the headers name; None: they name none. If it is None
+                itself, no session counts.
+        """
+        self._session_owner = session_owner
 
     def reconfigure(self, anonymous: Principal | None) -> None:
         """Sets the principal of anonymous requests; None refuses them and ends admitted ones."""
@@ -202,17 +215,24 @@ class Identity:
     async def identify(self, header: Header) -> Principal:
         """Returns the principal that sent the request with these headers.
 
+        A key in the request takes precedence over a session.
+
         Raises:
             Unauthenticated: The credential is missing or invalid.
             Unavailable: The credential cannot be checked now.
         """
-        self._check_fresh()
         credential = read_credential(header)
+        if credential is None and self._session_owner is not None and header(SESSION_TOKEN_HEADER):
+            owner = self._session_owner(header)
+            principal = None if owner is None else self.refresh_principal(owner)
+            if principal is not None:
+                return principal
+        self._check_fresh()
         if credential is None:
             if self._anonymous is not None:
                 return self._anonymous
             raise Unauthenticated("No API key was sent. Send one as `Authorization: Bearer sk-mtd-…` or `x-api-key`.")
-        principal: Principal | None = None
+        principal = None
         if credential.startswith(PREFIX):
             principal = self._key_owner(credential)
         elif self._issuers is not None and self._issuers.is_issued(credential):
@@ -224,7 +244,12 @@ class Identity:
         return principal
 
     def is_still_valid(self, principal: Principal, header: Header) -> bool:
-        """Whether a principal is still valid; a credential stays valid until the directory changes."""
+        """Whether a principal is still valid; a credential stays valid until the directory changes.
+
+        A session can end at any time, so its principal must be identified again.
+        """
+        if header(SESSION_TOKEN_HEADER) is not None:
+            return False
         self._check_fresh()
         return self._directory.is_still_valid(principal)
 

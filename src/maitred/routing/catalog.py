@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.replica import HasModelCard, ModelCard
 from maitred.core.text_replica import TextReplica
@@ -48,7 +50,7 @@ class ServedModel(_CatalogModel):
 
     Args:
         name: The name.
-        replicas: The replicas that run it.
+        replicas: The replicas that run it; at least one.
         tokenizer: The model's own tokenizer.
         answer_format: Format of the answers; None means the format that the chat template shows.
         defaults: Sampling settings for requests that do not set their own.
@@ -57,15 +59,45 @@ class ServedModel(_CatalogModel):
     def __init__(
         self,
         name: str,
-        replicas: HasModelCard,
+        replicas: Sequence[HasModelCard],
         tokenizer: Tokenizer,
         answer_format: AnswerFormat | None = None,
         defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 - frozen
     ) -> None:
-        super().__init__(name, [replicas])
+        super().__init__(name, replicas)
         self.tokenizer = tokenizer
         self.defaults = defaults
         self._answer_format = answer_format
+        self._cards: dict[int, ModelCard] = {}
+        """Last known card of each replica, by its index."""
+
+    def card(self) -> ModelCard:
+        """Returns the card of all replicas together: a request must fit each of them, and their capacities add up.
+
+        A replica that restarts counts with its last known card.
+
+        Raises:
+            ReplicaUnavailable: No replica has been ready since the start.
+        """
+        failure: ReplicaUnavailable | None = None
+        for index, source in enumerate(self._card_sources):
+            try:
+                self._cards[index] = source.card()
+            except ReplicaUnavailable as unavailable:
+                if failure is None or (unavailable.retry_after_s or 0.0) < (failure.retry_after_s or 0.0):
+                    failure = unavailable
+        if not self._cards:
+            raise failure or ReplicaUnavailable()
+        cards = list(self._cards.values())
+        if len(cards) == 1:
+            return cards[0]
+        return replace(
+            cards[0],
+            context_tokens=min(card.context_tokens for card in cards),
+            max_choices=min(card.max_choices for card in cards),
+            max_sequences=sum(card.max_sequences for card in cards),
+            kv_capacity_tokens=sum(card.kv_capacity_tokens for card in cards),
+        )
 
     @property
     def answer_format(self) -> AnswerFormat:

@@ -11,6 +11,7 @@ from maitred.core.errors import ReplicaUnavailable
 from maitred.fleet.engines import EngineGroup
 from maitred.fleet.local import LocalEngine
 from maitred.fleet.remote import RemoteEngine
+from maitred.routing.catalog import ServedModel
 from maitred.testing.script import SCRIPTED_CARD
 from maitred.testing.scripted_engine import ScriptedEngine
 
@@ -30,18 +31,19 @@ async def test_a_request_must_fit_each_of_them_and_their_room_adds_up():
     async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(ScriptedEngine(card=card)) for card in (SCRIPTED_CARD, SMALL)]
         engines = EngineGroup({str(server.address): RemoteEngine(server.address) for server in servers})
+        model = ServedModel("m", [engine.client for engine in engines.values()], None)  # type: ignore[arg-type]
         with pytest.raises(ReplicaUnavailable):
-            engines.card()
+            model.card()
         await stack.enter_async_context(engines)
         await asyncio.gather(*(engine.wait_started() for engine in engines.values()))
-        together = engines.card()
+        together = model.card()
         assert (together.context_tokens, together.max_choices) == (1024, 2)
         assert together.max_sequences == 2 * SCRIPTED_CARD.max_sequences
         assert together.kv_capacity_tokens == 2 * SCRIPTED_CARD.kv_capacity_tokens
         servers[1].close()
         await engines[str(servers[1].address)].client.wait_lost()
         assert engines.is_ready
-        assert engines.card() == together, "the other one will come back"
+        assert model.card() == together, "the other one will come back"
         servers[0].close()
         await engines[str(servers[0].address)].client.wait_lost()
         assert not engines.is_ready

@@ -2,28 +2,26 @@
 
 from msgspec.structs import replace
 
-from maitred.console.sessions import COOKIE, ConsoleSessions, SessionIdentity, same_origin
-from maitred.core.tenancy import ANONYMOUS, Principal, Scope
+from maitred.console.sessions import COOKIE, ConsoleSessions, same_origin
+from maitred.core.tenancy import ANONYMOUS, ApiKey, DirectoryChanges, Principal, Scope, Tenant
+from maitred.identity.directory import Directory
+from maitred.identity.identity import Identity
+from maitred.identity.keys import make_key
 from tests.support.clock import FakeClock
 
-ADA = Principal(key="ada0000000000000", tenants=("acme",), scopes=frozenset({Scope.INFERENCE}))
+MADE = make_key()
+ADA_KEY = ApiKey(id=MADE.public_id, tenant="acme", secrets=(MADE.secret,), scopes=frozenset({Scope.INFERENCE}))
+ADA = Principal(key=MADE.public_id, tenants=("acme",), scopes=frozenset({Scope.INFERENCE}))
 HOST = {b"host": "maitred.test:8000"}
 
 
-class Known:
-    """Knows a key by its header, and what has become of those that it knew."""
-
-    def __init__(self):
-        self.now = {ADA.key: ADA}
-
-    async def identify(self, header):
-        return self.now[header(b"authorization")] if header(b"authorization") else ANONYMOUS
-
-    def refresh_principal(self, principal):
-        return self.now.get(principal.key)
-
-    def is_still_valid(self, principal, header):
-        return self.refresh_principal(principal) is principal
+def identity_with(sessions):
+    """Returns an identity that accepts the sessions, and its directory with a key of Ada's."""
+    directory = Directory()
+    directory.apply(DirectoryChanges(1, [Tenant(id="acme")], [ADA_KEY]))
+    identity = Identity(directory, FakeClock(), anonymous=ANONYMOUS)
+    identity.accept_sessions(sessions.owner)
+    return identity, directory
 
 
 def sessions(lasting_s=100.0, most=4):
@@ -39,8 +37,8 @@ def headers(cookie, token=None):
 async def test_cookie_and_token_together_stand_for_the_key():
     _, open_ = sessions()
     cookie, session = open_.open(ADA)
-    identity = SessionIdentity(Known(), open_)
-    assert await identity.identify(headers(cookie, session.token)) is ADA
+    identity, _ = identity_with(open_)
+    assert (await identity.identify(headers(cookie, session.token))).key == ADA.key
     for half in (headers(cookie), headers(cookie, "guess"), headers("guess", session.token), headers(cookie, "")):
         assert await identity.identify(half) is ANONYMOUS
 
@@ -48,7 +46,7 @@ async def test_cookie_and_token_together_stand_for_the_key():
 async def test_a_request_that_another_site_sends_does_not_count():
     _, open_ = sessions()
     cookie, session = open_.open(ADA)
-    identity = SessionIdentity(Known(), open_)
+    identity, _ = identity_with(open_)
     own = {b"origin": "http://maitred.test:8000", b"sec-fetch-site": "same-origin"}
     assert same_origin((HOST | own).get)
     for name, value in (
@@ -66,27 +64,33 @@ async def test_a_request_that_another_site_sends_does_not_count():
 async def test_what_the_key_may_do_is_asked_every_time():
     _, open_ = sessions()
     cookie, session = open_.open(ADA)
-    known = Known()
-    identity = SessionIdentity(known, open_)
-    known.now[ADA.key] = replace(ADA, scopes=frozenset({Scope.METRICS}))
+    identity, directory = identity_with(open_)
+    directory.apply(DirectoryChanges(2, [], [replace(ADA_KEY, scopes=frozenset({Scope.METRICS}))]))
     assert (await identity.identify(headers(cookie, session.token))).scopes == {Scope.METRICS}
-    del known.now[ADA.key]
+    directory.apply(DirectoryChanges(3, [], [], deleted_keys=[ADA.key]))
     assert await identity.identify(headers(cookie, session.token)) is ANONYMOUS
 
 
 async def test_who_came_by_a_session_is_asked_every_time():
     _, open_ = sessions()
     cookie, session = open_.open(ADA)
-    identity = SessionIdentity(Known(), open_)
-    assert identity.is_still_valid(ADA, headers(cookie))
-    assert not identity.is_still_valid(ADA, headers(cookie, session.token))
+    identity, _ = identity_with(open_)
+    ada = await identity.identify(headers(cookie, session.token))
+    assert identity.is_still_valid(ada, headers(cookie))
+    assert not identity.is_still_valid(ada, headers(cookie, session.token))
 
 
 async def test_a_key_of_its_own_wins():
     _, open_ = sessions()
     cookie, session = open_.open(replace(ADA, key="other00000000000"))
-    full = {b"cookie": f"{COOKIE}={cookie}", b"x-maitred-console": session.token, b"authorization": ADA.key, **HOST}
-    assert await SessionIdentity(Known(), open_).identify(full.get) is ADA
+    full = {
+        b"cookie": f"{COOKIE}={cookie}",
+        b"x-maitred-console": session.token,
+        b"authorization": f"Bearer {MADE.plaintext}",
+        **HOST,
+    }
+    identity, _ = identity_with(open_)
+    assert (await identity.identify(full.get)).key == ADA.key
 
 
 def test_they_end_by_themselves_and_when_they_are_closed():

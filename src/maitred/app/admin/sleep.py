@@ -6,7 +6,7 @@ when a request waits for the model.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -48,11 +48,9 @@ class SleepableModelAdmin:
         self.on_demand = on_demand
         self._resident = resident
         self._sleepable = {name: _sleepable_replicas(dispatcher) for name, (dispatcher, _) in resident.items()}
-        for name, (dispatcher, _) in resident.items():
-            check = partial(_check, dispatcher, self._sleepable[name])
-            dispatcher.on_dispatched(check)
-            for _, sleepable in self._sleepable[name]:
-                sleepable.on_change(partial(_on_report, sleepable, check))
+        for name, replicas in self._sleepable.items():
+            for _, sleepable in replicas:
+                sleepable.on_change(partial(self._on_report, name))
 
     def all(self) -> list[SleeperBody]:
         """Lists every model that can sleep."""
@@ -85,8 +83,27 @@ class SleepableModelAdmin:
 
     def _finish_command(self, model: str, action: str) -> SleeperBody:
         _log.info("The model %s %s.", model, action)
+        self._on_report(model)
         self._resident[model][0].dispatch_ready()
         return self._resident_body(model)
+
+    def _on_report(self, model: str) -> None:
+        """Checks the engines of a model after a report or an order, if one of them needs it.
+
+        It is then checked after every dispatch too, until none needs it: an engine that is awake and has no order costs
+        requests nothing.
+        """
+        if any(sleepable.needs_check for _, sleepable in self._sleepable[model]):
+            self._check(model)
+            self._resident[model][0].on_dispatched(partial(self._check, model))
+
+    def _check(self, model: str) -> None:
+        dispatcher = self._resident[model][0]
+        waiting = dispatcher.core.waiting
+        for endpoint_state, sleepable in self._sleepable[model]:
+            sleepable.check(running=endpoint_state.endpoint.admin_state.running, waiting=waiting)
+        if not any(sleepable.needs_check for _, sleepable in self._sleepable[model]):
+            dispatcher.on_dispatched(None)
 
     def _resident_body(self, name: str) -> SleeperBody:
         sleepables = [sleepable for _, sleepable in self._sleepable[name]]
@@ -117,18 +134,6 @@ def _sleepable_replicas(dispatcher: Dispatcher) -> list[tuple[EndpointState, Sle
         for endpoint_state in endpoint_states
         if isinstance(endpoint_state.endpoint.replica, SleepableReplica)
     ]
-
-
-def _check(dispatcher: Dispatcher, sleepables: Iterable[tuple[EndpointState, SleepableReplica]]) -> None:
-    waiting = dispatcher.core.waiting
-    for endpoint_state, sleepable in sleepables:
-        sleepable.check(running=endpoint_state.endpoint.admin_state.running, waiting=waiting)
-
-
-def _on_report(sleepable: SleepableReplica, check: Callable[[], None]) -> None:
-    """Checks a sleepable engine after its report: without waiting requests no dispatch follows that would check it."""
-    if not sleepable.is_settled:
-        check()
 
 
 def _loadable_body(loadable: LoadableBody) -> SleeperBody:

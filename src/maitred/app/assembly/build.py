@@ -23,9 +23,9 @@ from maitred.app.request.retry_policy import RetryPolicy
 from maitred.config.tree import Config
 from maitred.console.config import ConsoleConfig
 from maitred.console.pages import pages
-from maitred.console.sessions import COOKIE, ConsoleSessions, SessionIdentity, same_origin
+from maitred.console.sessions import COOKIE, ConsoleSessions, same_origin
 from maitred.core.context import RequestObserver
-from maitred.core.tenancy import Authenticator, Principal
+from maitred.core.tenancy import Principal
 from maitred.dispatch.request import AnyEndpoint
 from maitred.identity.identity import Identity
 from maitred.observe.logs import RequestLog
@@ -97,7 +97,7 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         trials=parts.rollout_observer,
         grammars=resources.grammars,
     )
-    console_routes, identity = open_console(
+    console_routes = open_console(
         config.console, access.identity, parts.sessions, CallerUsage(stores.usage, admission, clock)
     )
     traces = resources.traces
@@ -105,7 +105,7 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
     edge = build_app(
         config.server,
         pipeline,
-        identity,
+        access.identity,
         parts.in_flight,
         watching,
         metrics.render,
@@ -140,13 +140,14 @@ def open_console(
     identity: Identity,
     sessions: ConsoleSessions,
     own_use: Callable[[Principal], Awaitable[OwnUseBody]],
-) -> tuple[list[Route], Authenticator]:
-    """Returns the console's routes and the authenticator; without a console, no routes and the given one."""
+) -> list[Route]:
+    """Returns the console's routes, and makes its sessions count; without a console, no routes and no sessions."""
+    identity.accept_sessions(sessions.owner if config.enabled else None)
     if not config.enabled:
-        return [], identity
+        return []
     routes = ConsoleRoutes(
         *(pages(), sessions, identity, identity.refresh_principal, same_origin, own_use),
         cookie=COOKIE,
         session_s=config.session_s,
     )
-    return routes.routes(), SessionIdentity(identity, sessions)
+    return routes.routes()

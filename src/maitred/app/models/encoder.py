@@ -90,7 +90,7 @@ async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncI
             name, [Endpoint(settings.engine_address or "local", engine.client)], config.dispatch, clock
         )
         async with running(dispatcher.run(), "encoder dispatch"):
-            yield EncoderModels([ServedEncoder(ServedModel(name, engine.client, tokenizer), engine, dispatcher)])
+            yield EncoderModels([ServedEncoder(ServedModel(name, [engine.client], tokenizer), engine, dispatcher)])
 
 
 def _check_reads(folder: Path) -> None:

@@ -159,7 +159,7 @@ def open_local_models(config: Config, clock: Clock) -> OnDemandModelSet:
         tokenizer = Tokenizer.load(folder)
         answers = AnswerFormat.of(tokenizer, model.tool_parser, model.reasoning_parser)
         defaults = GenerationDefaults.of(folder, model.generation_config)
-        models.append(ServedModel(name, ModelDescription(replicas[name]), tokenizer, answers, defaults))
+        models.append(ServedModel(name, [ModelDescription(replicas[name])], tokenizer, answers, defaults))
     return OnDemandModelSet(residence, replicas, models)
 
 

@@ -211,7 +211,7 @@ async def test_engines_of_our_own_are_hedged_and_the_answer_is_billed_once():
     dispatcher.hedging._budget = 1.0
     services = Desk()
     pipeline = Pipeline(
-        Router(Catalog([ServedModel("m", quick, TOKENIZER)])),
+        Router(Catalog([ServedModel("m", [quick], TOKENIZER)])),
         LocalFlowController({"m": dispatcher}, services.admission, SystemClock()),
     )
     context = RequestContext("req-1", 0.0)

@@ -120,7 +120,7 @@ def ids(text):
 
 def pipeline(replica, **options):
     dispatcher = Dispatcher("m", [Endpoint("local", replica)], DispatchConfig(recoveries=0), SystemClock())
-    catalog = Catalog([ServedModel("m", replica, TOKENIZER)])
+    catalog = Catalog([ServedModel("m", [replica], TOKENIZER)])
     return Pipeline(
         Router(catalog),
         LocalFlowController({"m": dispatcher}, Desk().admission, FrozenClock()),
@@ -157,7 +157,7 @@ async def test_tokens_become_text_and_the_end_token_is_counted_not_shown():
 
 async def test_what_a_request_leaves_open_is_as_the_model_has_it():
     replica = MemoryReplica([TokenDelta(0, [EOS], finish=STOP)])
-    model = ServedModel("m", replica, TOKENIZER, defaults=GenerationDefaults(temperature=0.3, top_k=5))
+    model = ServedModel("m", [replica], TOKENIZER, defaults=GenerationDefaults(temperature=0.3, top_k=5))
     dispatcher = Dispatcher("m", [Endpoint("local", replica)], DispatchConfig(recoveries=0), SystemClock())
     spine = Pipeline(
         Router(Catalog([model])),
@@ -314,7 +314,7 @@ async def test_what_expires_before_anything_of_it_was_computed_costs_nothing(beg
     dispatcher = Dispatcher("m", [Endpoint("local", replica)], DispatchConfig(), SystemClock())
     desk, tally = Desk(), RequestContext("req", 0.0)
     spine = Pipeline(
-        Router(Catalog([ServedModel("m", replica, TOKENIZER)])),
+        Router(Catalog([ServedModel("m", [replica], TOKENIZER)])),
         LocalFlowController({"m": dispatcher}, desk.admission, SystemClock()),
     )
     asked = msgspec.structs.replace(ask(prompt=[[5] * 40], n=2), partial=True)
@@ -419,7 +419,7 @@ async def test_a_model_without_a_template_cannot_chat():
     tokenizer = Tokenizer.load(BUNDLED_MODEL)
     tokenizer.chat_template = None
     spine = Pipeline(
-        Router(Catalog([ServedModel("m", MemoryReplica(), tokenizer)])),
+        Router(Catalog([ServedModel("m", [MemoryReplica()], tokenizer)])),
         LocalFlowController({}, Desk().admission, SystemClock()),
     )
     with pytest.raises(InvalidRequest, match="no chat template"):

@@ -64,7 +64,7 @@ class House:
         config = DispatchConfig(headroom=0.0, **dispatch)
         self.dispatcher = Dispatcher("m", posts, config, self.clock, draw=lambda: draw)
         self.desk = admission_desk.Desk()
-        catalog = Catalog([ServedModel("m", replicas[-1], TOKENIZER)])
+        catalog = Catalog([ServedModel("m", [replicas[-1]], TOKENIZER)])
         self.pipeline = Pipeline(
             Router(catalog),
             LocalFlowController({"m": self.dispatcher}, self.desk.admission, self.clock),
