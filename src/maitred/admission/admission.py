@@ -15,10 +15,9 @@ from maitred.admission.budgets import BudgetState, OnSoftBudget, SoftBudgets, bu
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.grant import Grant, GrantServices
 from maitred.admission.leases import Leases
-from maitred.admission.limit_plans import LimitPlanCache
+from maitred.admission.limit_plans import LimitPlanCache, RequestedOutput, output_limit
 from maitred.admission.limit_status import LimitUsage, limit_usage, rate_limit_status
 from maitred.admission.policy.claims import LimitDemand
-from maitred.admission.policy.output import RequestedOutput, output_limit
 from maitred.admission.policy.refusal import RequestedTokens, make_refusal
 from maitred.admission.policy.retries import RetryTurns
 from maitred.admission.prices import PriceList

@@ -26,6 +26,7 @@ from functools import partial
 
 from maitred.admission.admission import Admission
 from maitred.admission.policy.retries import RetryBudget
+from maitred.api.app import GatewayApp
 from maitred.api.in_flight import InFlightLimiter
 from maitred.app.admin.live import LiveState
 from maitred.app.admin.pins import PinAdmin
@@ -68,14 +69,13 @@ class Gateway:
         first: The first generation of the configuration.
 
     Attributes:
-        application: The ASGI application.
         in_flight: The limiter of requests in flight.
         registry: The models and engines that the gateway itself runs.
         controller: The server that API workers send requests to, if there are workers.
     """
 
     def __init__(self, parts: GatewayServices, first: ConfigGeneration) -> None:
-        self.application = GenerationSwitch(first, self._retire)
+        self._generations = GenerationSwitch(first, self._retire)
         self.in_flight = parts.in_flight
         self.registry = parts.registry
         self.controller = parts.controller
@@ -83,6 +83,11 @@ class Gateway:
         self._services = parts
         self._gc_sweep = GcSweep()
         self._listeners: list[Callable[[Config], None]] = []
+
+    @property
+    def application(self) -> GatewayApp:
+        """ASGI application of new requests; it changes with the configuration, before `watch` tells of that."""
+        return self._generations.current.app
 
     def watch(self, listener: Callable[[Config], None]) -> None:
         """Calls `listener` with every configuration that is applied, for code outside the gateway.
@@ -101,7 +106,7 @@ class Gateway:
             ConfigInvalid: A setting refers to something that cannot be used.
             StoreUnavailable: The declared tenants or rollouts cannot be stored.
         """
-        parts, before = self._services, self.application.current.config
+        parts, before = self._services, self._generations.current.config
         resources = parts.resources
         served = await resources.upstreams.prepare(config.models, config.health)
         draft = draft_generation(config, served, parts.registry, resources.local, parts.live, parts.metrics.requests)
@@ -114,7 +119,7 @@ class Gateway:
         parts.queues.reconfigure(config, draft.endpoints, draft.ladders)
         parts.rollouts.reconfigure(draft.router.names, states)
         generation = build_generation(draft, parts)
-        self.application.switch_to(generation)
+        self._generations.switch_to(generation)
         self.controller.reconfigure(generation.flow_controller, generation.observers)
         for listener in self._listeners:
             listener(config)

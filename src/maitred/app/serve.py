@@ -71,7 +71,7 @@ async def serve(
             path=None if ipc is None else ipc.worker_address,
         )
         shutdown = Shutdown(gateway.in_flight, config.server.drain_grace_s)
-        gateway.watch(lambda config: server.reconfigure(config.server.stall_grace_s))
+        gateway.watch(lambda config: server.reconfigure(gateway.application, config.server.stall_grace_s))
         gateway.watch(lambda config: shutdown.reconfigure(config.server.drain_grace_s))
         await gateway.controller.open(earlier, resources.stores.ledger.surviving_ids)
         with shutdown.on_signals(), reloader.on_signals():

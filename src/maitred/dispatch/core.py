@@ -24,14 +24,13 @@ from maitred.core.errors import (
 from maitred.core.request import WaitCause
 from maitred.dispatch.capacity import CapacityAllocator, untried_endpoints
 from maitred.dispatch.config import DispatchConfig
-from maitred.dispatch.counters import DispatchCounters
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.forecasts import ForecastCache
 from maitred.dispatch.load_reports import LoadReports
 from maitred.dispatch.policy.credits import Cost, request_cost
 from maitred.dispatch.policy.outputs import OutputLengths
 from maitred.dispatch.policy.quotas import Quota
-from maitred.dispatch.pool_queue import Allocation, PoolQueue, QueuedRequest, QueueState
+from maitred.dispatch.pool_queue import Allocation, DispatchCounters, PoolQueue, QueuedRequest, QueueState
 from maitred.dispatch.predictor import LatencyPredictor
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest
 from maitred.dispatch.selector import ReplicaSelector

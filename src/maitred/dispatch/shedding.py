@@ -12,12 +12,11 @@ from maitred.core.errors import DeadlineUnmeetable, QueueFull
 from maitred.core.flow import Flow, QueuePosition
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.counters import DispatchCounters
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.forecasts import due_s
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.retry_after import RetryAfterTurns
-from maitred.dispatch.pool_queue import QueuedRequest
+from maitred.dispatch.pool_queue import DispatchCounters, QueuedRequest
 from maitred.dispatch.request import DispatchRequest
 
 _Rejection = QueueFull | DeadlineUnmeetable

@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+import httpx
+
 from maitred.api.http import protocol as http_protocol
 from tests.support.gateway import gateway
 
@@ -123,3 +125,21 @@ async def answer_of(reader):
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
     return head.partition(b"\r\n")[0], await reader.readexactly(int(length.partition(b":")[2]))
+
+
+async def test_a_connection_that_is_kept_open_reaches_the_application_of_now():
+    async def teapot(scope, receive, send):
+        await send({"type": "http.response.start", "status": 418, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    def port_of(response):
+        return response.extensions["network_stream"].get_extra_info("client_addr")[1]
+
+    async with gateway() as system:
+        before = await system.client.get("/health/ready")
+        system.server.reconfigure(teapot, 30.0)
+        after = await system.client.get("/health/ready")
+        assert (before.status_code, after.status_code) == (200, 418)
+        assert port_of(before) == port_of(after)
+        async with httpx.AsyncClient(base_url=system.url) as newcomer:
+            assert (await newcomer.get("/health/ready")).status_code == 418

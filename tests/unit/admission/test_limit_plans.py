@@ -4,8 +4,7 @@ import msgspec
 
 from maitred.admission import limit_plans as plans
 from maitred.admission.config import PriceConfig
-from maitred.admission.limit_plans import LimitPlanCache
-from maitred.admission.policy.output import PerRequestLimits
+from maitred.admission.limit_plans import LimitPlanCache, PerRequestLimits
 from maitred.admission.policy.rules import LimitRule
 from maitred.admission.prices import PriceList
 from tests.support.admission_services import ALICE, BOB, SATURDAY_S, limit

@@ -17,7 +17,6 @@ difference. The parser handles all other data, and every first request of a conn
 import asyncio
 import re
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Self
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -204,10 +203,9 @@ class FastPathProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as uvicorn's
         self._running = cycle
         COHORT.expect(CohortStage.COME)
-        super()._start_asgi_task(cycle, partial(_run_request, app))
+        super()._start_asgi_task(cycle, self._run_request)
 
-
-def _run_request(app: Any, scope: Any, receive: Any, send: Any) -> Any:  # noqa: ANN401 - as ASGI's
-    """Starts the task of a request: records its arrival, and calls the application."""
-    COHORT.arrive(CohortStage.COME)
-    return app(scope, receive, send)
+    def _run_request(self, scope: Any, receive: Any, send: Any) -> Any:  # noqa: ANN401 - as ASGI's
+        """Starts the task of a request: records its arrival, and calls the application of this moment."""
+        COHORT.arrive(CohortStage.COME)
+        return self.app(scope, receive, send)

@@ -86,8 +86,11 @@ class HttpServer(uvicorn.Server):
         state = {"server_state": self.server_state, "app_state": self.lifespan.state}
         return self.config.http_protocol_class(config=self.config, **state)  # type: ignore[call-arg]
 
-    def reconfigure(self, stall_grace_s: float) -> None:
-        """Sets the stall grace of new connections; existing connections keep theirs."""
+    def reconfigure(self, application: Application, stall_grace_s: float) -> None:
+        """Sets the application of new requests, and the stall grace of new connections; existing ones keep theirs."""
+        self.config.app = self.config.loaded_app = application
+        for connection in self.server_state.connections:
+            cast("HttpProtocol", connection).app = application
         self.config.http_protocol_class = _protocol(stall_grace_s)
 
     @contextlib.contextmanager

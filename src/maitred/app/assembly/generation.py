@@ -1,6 +1,6 @@
 """Generations of the configuration: the parts made from one configuration, and their replacement.
 
-    clients -> GenerationSwitch -> the current generation -> queues, counters, stores, connections
+    clients -> HttpServer -> the current generation -> queues, counters, stores, connections
                      `-> earlier generations ----'   (these stay, and are reconfigured)
 
 A *generation* is everything that is made from a configuration and holds no state: routes, names, prices, ladders,
@@ -10,12 +10,11 @@ use, such as a server that is not configured any more, are released when the las
 ended.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from maitred.api.app import GatewayApp
-from maitred.api.exchange import Receive, Scope, Send
 from maitred.app.models.upstreams import UpstreamModels
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.config.tree import Config
@@ -44,7 +43,7 @@ class ConfigGeneration:
 
 
 class GenerationSwitch:
-    """ASGI application that passes each request to the generation that is current when the request comes.
+    """Switch between generations: the current one, and earlier ones that still have requests.
 
     Args:
         first: The first generation.
@@ -65,10 +64,6 @@ class GenerationSwitch:
     def alive(self) -> int:
         """Number of generations in use: the current one, and earlier ones that still have requests."""
         return len(self._alive)
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Passes a request to the current generation; the entry point of ASGI."""
-        return self._current.app(scope, receive, send)
 
     def switch_to(self, generation: ConfigGeneration) -> None:
         """Makes this generation current: new requests belong to it."""

@@ -71,6 +71,8 @@ def answer_reader(
     answers: AnswerFormat, tokenizer: Tokenizer, prompt: Sequence[int], rules: ToolRules | None
 ) -> AnswerParser | None:
     """Makes the parser of answers to a prompt; None: the answers are plain text."""
+    if rules is None and answers.reasoning is None:
+        return None
     calls = None if rules is None else answers.call_parser({tool.name for tool in rules.callable})
     reasoning = answers.reasoning_parser(inside=answers.opens_thought(tokenizer, prompt))
     if calls is None and reasoning is None:

@@ -31,6 +31,7 @@ class EngineStream:
         "_cancelled_choices",
         "_engine_paused",
         "_failure",
+        "_is_closed",
         "_listener",
         "_pause_at_tokens",
         "_pause_requested",
@@ -62,6 +63,7 @@ class EngineStream:
         self._cancelled_choices: set[int] = set()
         self._pending: list[TokenDelta] = []
         self._failure: Exception | None = None
+        self._is_closed = False
         self._waiter: asyncio.Future[None] | None = None
         self._listener: Callable[[Sequence[TokenDelta]], bool] | None = None
         self._send_cancel = send_cancel
@@ -87,6 +89,9 @@ class EngineStream:
         while not self._pending:
             if self._failure is not None:
                 raise self._failure
+            if self._is_closed:
+                # Without an error, this read would look like the end of a complete response.
+                raise Bug("A token stream was read after its context was left.")
             if not self._running_choices:
                 raise StopAsyncIteration
             if self._waiter is not None:
@@ -186,8 +191,7 @@ class EngineStream:
             self._running_choices.clear()
             self._send_cancel(self.wire_id, None)
         self._pending, self._listener = [], None
-        # Without the error, a read after `close` would look like the end of a complete response.
-        self._failure = self._failure or Bug("A token stream was read after its context was left.")
+        self._is_closed = True
         self._wake_reader()
 
     def _wake_reader(self) -> None:

@@ -36,7 +36,7 @@ async def test_a_regime_is_over_when_the_last_of_its_requests_has_ended():
     reception = GenerationSwitch(first, lambda regimes: living.append([*regimes]))
 
     def ask():
-        return asyncio.create_task(reception(SCOPE, None, None))
+        return asyncio.create_task(reception.current.app(SCOPE, None, None))
 
     early = [ask(), ask()]
     await asyncio.sleep(0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.admission.policy.output import OutputLimit, RequestedOutput, output_limit, per_request_limits
+from maitred.admission.limit_plans import OutputLimit, RequestedOutput, output_limit, per_request_limits
 from maitred.admission.policy.rules import LimitRule
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from tests.support.admission_services import limit
