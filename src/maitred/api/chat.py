@@ -71,12 +71,10 @@ class ChatFormatter:
         self._include_usage = request.include_usage
         self._of_functions = not request.tools and bool(request.functions)
         self._hidden = REASONING_FIELDS if request.include_reasoning is False else ()
-        self._templates: EventTemplates
-        """Templates of a stream's events, made when it starts."""
+        self._templates = EventTemplates()
 
     def start(self) -> bytes:
         """Returns the first event of every choice, which names the role of the speaker."""
-        self._templates = EventTemplates()
         opening = ChatDelta(role="assistant", content="")
         events = b""
         for index in range(self._choices):

@@ -289,20 +289,15 @@ class HttpExchange:
                 return
             own = [*_EVENT_STREAM, *self.answer_headers]
             await self._send({"type": "http.response.start", "status": 200, "headers": self._headers(own)})
-        if self.ready and events:
+        if self.connection.ready and events:
             self.write(events)
             return
         if events:
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
         self.sent_s = time.monotonic()
 
-    @property
-    def ready(self) -> bool:
-        """Whether the exchange can `write` to its stream without waiting."""
-        return self.connection.ready
-
     def write(self, events: bytes) -> None:
-        """Writes events without waiting; call it only while the exchange is `ready`."""
+        """Writes events without waiting; call it only while its connection is `ready`."""
         self.connection.write(events)
         self.sent_s = time.monotonic()
 
@@ -313,7 +308,7 @@ class HttpExchange:
     async def finish(self, events: bytes = b"") -> None:
         """Ends a stream as complete."""
         events += self.dialect.done
-        if self.ready:
+        if self.connection.ready:
             self.state = ResponseState.COMPLETE
             self.connection.end(events)
             return

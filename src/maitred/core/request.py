@@ -130,7 +130,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
     """Trace id of the request; empty: the request is not traced."""
 
     @property
-    def begun(self) -> dict[int, list[int]]:
+    def previous_outputs(self) -> dict[int, list[int]]:
         """Returns the choices that run, each with its existing output tokens."""
         if self.resumes is not None:
             return self.resumes

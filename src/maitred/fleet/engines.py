@@ -78,7 +78,7 @@ class SleepableReplica:
     @property
     def needs_check(self) -> bool:
         """Whether a change can call for an order: the engine sleeps, or has not carried out its last order."""
-        return self.is_draining or self._ordered_asleep is not None or self.client.is_asleep
+        return self.is_draining or self._ordered_asleep is not None or self.load().asleep
 
     def sleep(self) -> None:
         """Orders the engine to sleep once no request runs and none waits.

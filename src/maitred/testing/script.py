@@ -86,7 +86,7 @@ class ChoiceRun:
         self.request = request
         self.index = index
         self.answer = answer
-        self._sent = len(request.begun[index])
+        self._sent = len(request.previous_outputs[index])
         self._waited = 0
 
     @property

@@ -254,8 +254,8 @@ class _Connection(asyncio.Protocol):
         if answer.fault is AnswerFault.REJECT:
             self._send_step([], [Rejection(request.id, answer.rejection, answer.retryable)])
             return
-        self._engine.count(prompt_tokens=len(request.prompt) * len(request.begun))
-        for index in request.begun:
+        self._engine.count(prompt_tokens=len(request.prompt) * len(request.previous_outputs))
+        for index in request.previous_outputs:
             self._runs[request.id, index] = ChoiceRun(request, index, answer)
         self._schedule()
 

@@ -1,6 +1,5 @@
 """Sampling defaults that a model's authors recommend: ``generation_config.json`` beside its weights."""
 
-from collections.abc import Set
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -8,12 +7,9 @@ import msgspec
 from msgspec import Meta
 
 from maitred.core.errors import ConfigInvalid
-from maitred.core.request import SamplingParams
 
 DEFAULTED = frozenset({"temperature", "top_p", "top_k", "min_p", "repetition_penalty"})
 """Fields that a file can set; requests, files and `SamplingParams` use the same names."""
-
-_PLAIN = SamplingParams(max_tokens=0, seed=0)
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True):
@@ -49,14 +45,3 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
             raise ConfigInvalid(
                 f"{path} cannot be read: {error}. Mend it, or set generation_config to none so that it does not count."
             ) from error
-
-    def settle(self, sampling: SamplingParams, left_open: Set[str]) -> SamplingParams:
-        """Returns the sampling parameters with these defaults in the fields that the caller has not set."""
-        changed: dict[str, float | int] = {}
-        for field in left_open:
-            value = getattr(self, field)
-            if value is None:
-                value = getattr(_PLAIN, field)
-            if getattr(sampling, field) != value:
-                changed[field] = value
-        return msgspec.structs.replace(sampling, **changed) if changed else sampling

@@ -33,7 +33,6 @@ def ending(choice):
 def test_it_is_told(shape, reason, told):
     whole = json.loads(shape.whole([CollectedChoice(["Hi"], finish=reason)], Usage(1, 1)))
     assert ending(whole["choices"][0]) == told
-    shape.start()
     events = shape.events([TextDelta(0, "Hi"), TextDelta(0, "", reason)]).decode().strip().split("\n\n")
     ends = [ending(json.loads(event.removeprefix("data: "))["choices"][0]) for event in events]
     assert ends == [{"finish_reason": None}, told]

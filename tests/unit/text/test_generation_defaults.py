@@ -2,7 +2,9 @@
 
 import pytest
 
+from maitred.app.request.validation import with_defaults
 from maitred.core.errors import ConfigInvalid
+from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
 from maitred.text.generation_defaults import DEFAULTED, GenerationDefaults
 
@@ -15,8 +17,13 @@ def defaults(folder, text=SAID, source="auto"):
 
 
 def settled(said, left_open=DEFAULTED, **sampling):
-    params = said.settle(SamplingParams(max_tokens=0, seed=0, **sampling), frozenset(left_open))
+    params = with_defaults(request(frozenset(left_open), **sampling), said).sampling
     return {field: getattr(params, field) for field in DEFAULTED}
+
+
+def request(left_open=frozenset(DEFAULTED), **sampling):
+    sampling = SamplingParams(max_tokens=0, seed=0, **sampling)
+    return InferenceRequest(model="m", prompts=["Hi"], sampling=sampling, unset_fields=left_open)
 
 
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -33,9 +40,9 @@ def test_what_a_request_names_stays(tmp_path):
 
 
 def test_the_next_model_does_not_inherit_those_of_the_one_before(tmp_path):
-    first = defaults(tmp_path).settle(SamplingParams(max_tokens=0, seed=0), frozenset(DEFAULTED))
-    second = GenerationDefaults(top_k=5).settle(first, frozenset(DEFAULTED))
-    assert {field: getattr(second, field) for field in DEFAULTED} == PLAIN | {"top_k": 5}
+    first = with_defaults(request(), defaults(tmp_path))
+    second = with_defaults(first, GenerationDefaults(top_k=5))
+    assert {field: getattr(second.sampling, field) for field in DEFAULTED} == PLAIN | {"top_k": 5}
 
 
 @pytest.mark.parametrize("text", ["{}", None])

@@ -50,7 +50,7 @@ class SleepableModelAdmin:
         self._sleepable = {name: _sleepable_replicas(dispatcher) for name, (dispatcher, _) in resident.items()}
         for name, replicas in self._sleepable.items():
             for _, sleepable in replicas:
-                sleepable.on_change(partial(self._on_report, name))
+                sleepable.on_change(partial(self._on_report, name, sleepable))
 
     def all(self) -> list[SleeperBody]:
         """Lists every model that can sleep."""
@@ -83,19 +83,20 @@ class SleepableModelAdmin:
 
     def _finish_command(self, model: str, action: str) -> SleeperBody:
         _log.info("The model %s %s.", model, action)
-        self._on_report(model)
+        for _, sleepable in self._sleepable[model]:
+            self._on_report(model, sleepable)
         self._resident[model][0].dispatch_ready()
         return self._resident_body(model)
 
-    def _on_report(self, model: str) -> None:
-        """Checks the engines of a model after a report or an order, if one of them needs it.
+    def _on_report(self, model: str, sleepable: SleepableReplica) -> None:
+        """Checks the engines of a model after a report of one or an order to it, if it needs that.
 
-        It is then checked after every dispatch too, until none needs it: an engine that is awake and has no order costs
-        requests nothing.
+        They are then checked after every dispatch too, until none needs it. So an engine that is awake and has no order
+        costs requests nothing.
         """
-        if any(sleepable.needs_check for _, sleepable in self._sleepable[model]):
-            self._check(model)
+        if sleepable.needs_check:
             self._resident[model][0].on_dispatched(partial(self._check, model))
+            self._check(model)
 
     def _check(self, model: str) -> None:
         dispatcher = self._resident[model][0]

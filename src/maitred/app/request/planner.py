@@ -24,6 +24,7 @@ from maitred.app.request.validation import (
     check_size,
     constrain,
     rules_for,
+    with_defaults,
     with_scores,
     with_tools,
 )
@@ -142,7 +143,7 @@ class RequestPlanner:
         tool_rules = rules_for(model, request)
         request = with_tools(with_scores(request), tool_rules)
         if model.defaults != _NO_DEFAULTS:
-            request = replace(request, sampling=model.defaults.settle(request.sampling, request.unset_fields))
+            request = with_defaults(request, model.defaults)
         check_needs(request)
         check_sampling(card, request, self._max_choices)
         check_size(card, model.tokenizer, request)

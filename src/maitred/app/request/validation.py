@@ -13,14 +13,17 @@ from maitred.core.errors import ContextLengthExceeded, InvalidRequest, Unsupport
 from maitred.core.grammar import Constraint, Grammar
 from maitred.core.inference import Conversation, InferenceRequest
 from maitred.core.replica import ModelCard
+from maitred.core.request import SamplingParams
 from maitred.core.tools import Tool, ToolRules
 from maitred.routing.catalog import ServedModel
 from maitred.text.answer_format import AnswerFormat
 from maitred.text.answer_grammar import answer_grammar
+from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
 from maitred.wire.openai.sampling import CONSTRAINT_FIELDS as STRUCTURED_FIELDS
 from maitred.wire.openai.sampling import TOOL_FIELDS
 
+_API_DEFAULTS = SamplingParams(max_tokens=0, seed=0)
 _MAX_CHOICES = 2_048
 """Most choices of one request, so that one request cannot fill the engine's queue."""
 
@@ -233,6 +236,21 @@ def with_tools(request: InferenceRequest, rules: ToolRules | None) -> InferenceR
         for prompt in request.prompts
     ]
     return replace(request, prompts=prompts, needs=tuple(need for need in request.needs if need not in TOOL_FIELDS))
+
+
+def with_defaults(request: InferenceRequest, defaults: GenerationDefaults) -> InferenceRequest:
+    """Returns the request with the model's sampling defaults in the fields that the caller has not set.
+
+    They may hold the defaults of another model, which the request was prepared for before.
+    """
+    changed: dict[str, float | int] = {}
+    for field in request.unset_fields:
+        value = getattr(defaults, field)
+        if value is None:
+            value = getattr(_API_DEFAULTS, field)
+        if getattr(request.sampling, field) != value:
+            changed[field] = value
+    return replace(request, sampling=replace(request.sampling, **changed)) if changed else request
 
 
 def with_scores(request: InferenceRequest) -> InferenceRequest:

@@ -51,7 +51,7 @@ class SequenceFactory:
         self._check(request)
         scope = shared_scope(request.cache_scope) if self._prefix_cache else f"request:{self._next_key}"
         sequences = []
-        for index in request.begun:
+        for index in request.previous_outputs:
             table = BlockTable(self._pool, self._block_tokens, scope)
             sequence = Sequence(self._next_key, request, index, table, self._eos)
             sequence.arrived_s = now_s

@@ -55,11 +55,11 @@ class EngineStream:
         pause_at_tokens: int = PAUSE_AT_TOKENS,
     ) -> None:
         self.wire_id = wire_id
-        previous_outputs = request.begun
-        self._running_choices = set(previous_outputs)
-        self._remaining_tokens = request.sampling.max_tokens * len(previous_outputs) - sum(
-            map(len, previous_outputs.values())
-        )
+        choice_count, resumes = request.sampling.n, request.resumes
+        self._running_choices = set(range(choice_count) if resumes is None else resumes)
+        self._remaining_tokens = request.sampling.max_tokens * len(self._running_choices)
+        if resumes is not None:
+            self._remaining_tokens -= sum(map(len, resumes.values()))
         self._cancelled_choices: set[int] = set()
         self._pending: list[TokenDelta] = []
         self._failure: Exception | None = None
