@@ -289,15 +289,20 @@ class HttpExchange:
                 return
             own = [*_EVENT_STREAM, *self.answer_headers]
             await self._send({"type": "http.response.start", "status": 200, "headers": self._headers(own)})
-        if self.connection.ready and events:
+        if self.ready and events:
             self.write(events)
             return
         if events:
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
         self.sent_s = time.monotonic()
 
+    @property
+    def ready(self) -> bool:
+        """Whether the exchange can `write` to its stream without waiting."""
+        return self.connection.ready
+
     def write(self, events: bytes) -> None:
-        """Writes events without waiting; call it only while its connection is `ready`."""
+        """Writes events without waiting; call it only while the exchange is `ready`."""
         self.connection.write(events)
         self.sent_s = time.monotonic()
 
@@ -308,7 +313,7 @@ class HttpExchange:
     async def finish(self, events: bytes = b"") -> None:
         """Ends a stream as complete."""
         events += self.dialect.done
-        if self.connection.ready:
+        if self.ready:
             self.state = ResponseState.COMPLETE
             self.connection.end(events)
             return

@@ -184,7 +184,7 @@ class _ExchangeSink:
 
     @property
     def open(self) -> bool:
-        return self._exchange.connection.ready
+        return self._exchange.ready
 
     def send(self, parts: Sequence[TextDelta]) -> None:
         if events := self._formatter.events(parts):
