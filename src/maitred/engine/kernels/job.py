@@ -14,14 +14,15 @@ begins.
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numba import types
 from numba.extending import intrinsic
 
 from maitred.engine.compiled import compiled_entry
-from maitred.engine.kernels.torch_library import torch_library
 
 NEXT, SLOT, COUNT = range(3)
 """Indices of the fields that all jobs begin with: next part, next thread number, and number of parts."""
@@ -66,6 +67,15 @@ def make_job(fields: Sequence[int], count: int = 0) -> "ctypes.Array[ctypes.c_in
 def bits_of(number: float) -> int:
     """Returns an fp32 number as a job's field; `maitred.engine.kernels.simd.float_of_bits` reads it."""
     return int(np.float32(number).view(np.int32))
+
+
+@cache
+def torch_library() -> ctypes.CDLL | None:
+    """Loads torch's CPU library, which contains OpenMP and possibly MKL; None: this torch has no such file."""
+    try:
+        return ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
+    except (OSError, StopIteration):
+        return None
 
 
 @cache
