@@ -9,6 +9,8 @@ The threads are those of OpenMP, on which torch and MKL compute too. They are st
 code uses (``GOMP_parallel``, GNU's libgomp ABI). In a step, attention lies between two products. If attention had its
 own threads, OpenMP's threads would still spin on the cores that it needs, and would be asleep when the next product
 begins.
+
+The simplest job is here as well: `pick_rows` copies rows.
 """
 
 import ctypes
@@ -19,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import types
+from numba import carray, types
 from numba.extending import intrinsic
 
 from maitred.engine.compiled import compiled_entry
@@ -128,3 +130,23 @@ def numbers(typing_context: Any, address: Any, kind: Any) -> Any:  # noqa: ANN40
         return builder.inttoptr(arguments[0], context.get_value_type(target))
 
     return target(types.int64, kind), generate
+
+
+@cache
+def pick_rows() -> CompiledEntry:
+    """Compiles a copy of rows by index. Fields: rows, their width, int64 indices of the selected rows, result."""
+    own, rows_at_a_time = COUNT + 1, ROWS_AT_A_TIME
+
+    def pick(address: Any) -> None:  # noqa: ANN401 - a C pointer
+        job = carray(address, own + 4)
+        width, picks = job[own + 1], carray(longs(job[own + 2]), job[COUNT])
+        first = take(job, NEXT, rows_at_a_time)
+        while first < job[COUNT]:
+            for number in range(first, min(first + rows_at_a_time, job[COUNT])):
+                row = carray(floats(job[own] + picks[number] * width * 4), width)
+                result = carray(floats(job[own + 3] + number * width * 4), width)
+                for i in range(width):
+                    result[i] = row[i]
+            first = take(job, NEXT, rows_at_a_time)
+
+    return CompiledEntry(pick)
