@@ -23,7 +23,7 @@ from maitred.load.analysis.sweep import Sweep, SweepTrial, sweep
 from maitred.load.measure.result import LoadResult
 from maitred.load.play.driver import run
 from maitred.load.report.html import render
-from maitred.load.report.plots import draw
+from maitred.load.report.outline import draw
 from maitred.load.spec import ArrivalsSpec, LoadSpec, LoadTarget, ObjectivesSpec, ShapeSpec, StopCondition
 from maitred.load.workload.generator import make_workload
 from maitred.testing.server_process import ServerProcess, serving

@@ -2,7 +2,7 @@
 
 import gc
 
-from maitred.engine.threads import wait_briefly_at_barriers
+from maitred.engine.lean_torch import wait_briefly_at_barriers
 
 wait_briefly_at_barriers()
 

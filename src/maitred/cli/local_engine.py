@@ -16,8 +16,7 @@ from maitred.core.errors import CallerError, ConfigInvalid, MaitredError
 from maitred.core.flow import ServiceWeights
 from maitred.core.parent_watch import follow_parent
 from maitred.engine.config import EngineConfig
-from maitred.engine.lean_torch import import_lean_torch
-from maitred.engine.threads import wait_briefly_at_barriers
+from maitred.engine.lean_torch import import_lean_torch, wait_briefly_at_barriers
 from maitred.fleet.process import EngineArgs
 from maitred.observe.config import LogConfig
 from maitred.observe.logs import configure_logging

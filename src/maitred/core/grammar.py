@@ -1,4 +1,8 @@
-"""Constraints on an answer: the form from the caller and the form for the engine."""
+"""Constraints on an answer: the form from the caller, the form for the engine, and the result of a compilation.
+
+The gateway and the process that compiles exchange these forms. The gateway reads them without an import of the
+compiler.
+"""
 
 from typing import Any, Literal
 
@@ -37,3 +41,14 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     param: str
     strict: bool = True
     whitespace: str | None = None
+
+
+class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
+    """Result of a compilation: a grammar, or what is wrong with the constraint."""
+
+    grammar: Grammar | None = None
+    fault: str = ""
+
+
+GRAMMAR_LENGTH_BYTES = 4
+"""Size in bytes of the length before each constraint to the compiling process, and before each of its results."""

@@ -14,7 +14,7 @@ from maitred.core.flow import ServiceWeights
 from maitred.core.replica import ModelCard
 from maitred.engine.block_table_rows import BlockTableRows
 from maitred.engine.config import EngineConfig
-from maitred.engine.device import ComputeDevice, PrecisionPlan
+from maitred.engine.device import ComputeDevice, PrecisionPlan, step_threads
 from maitred.engine.engine import Engine
 from maitred.engine.grammar.compiler import GrammarCompiler, load_vocabulary
 from maitred.engine.grammar.constraints import Constraints
@@ -32,7 +32,6 @@ from maitred.engine.scheduler.step_times import TimedStep
 from maitred.engine.sleep import LoadedModelMemory, ModelMemory, SleepController
 from maitred.engine.speculate.build import find_draft_model, make_speculator
 from maitred.engine.speculate.draft_model import DraftModel
-from maitred.engine.threads import step_threads
 from maitred.engine.trials.cache import StepTimeCache
 from maitred.engine.trials.first_steps import StepBounds, known_steps, steps_key
 from maitred.engine.weights_cache.cached import cache_folder

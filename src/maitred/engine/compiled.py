@@ -1,4 +1,6 @@
-"""Numba's compiler behind typed functions: exact arithmetic for sampling, relaxed arithmetic for the model.
+"""Numba's compiler behind typed functions, and the vector registers of the processor that it compiles for.
+
+Functions have exact arithmetic for sampling, and relaxed arithmetic for the model.
 
 Numba caches the machine code (beside the source, or under ``NUMBA_CACHE_DIR``, or in the user's cache folder), so only
 the first engine on a machine waits for the compiler. Numba detects a stale entry by the modification time of the file
@@ -8,6 +10,9 @@ plain references fail.
 
 Cached machine code is loaded without Numba's type system. Its about seventy modules are imported only when something
 has to be compiled.
+
+By the vector registers, kernels choose the size of their tiles. If the sums of a tile do not fit into the registers,
+they are kept in memory: the result is the same, several times slower.
 """
 
 import sys
@@ -15,9 +20,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
+import llvmlite.binding
 import numba
 from numba import types
-from numba.core import ccallback, dispatcher
+from numba.core import ccallback, config, dispatcher
 from numba.core.caching import FunctionCache
 from numba.core.runtime import rtsys
 
@@ -89,3 +95,22 @@ def _compile(function: F, **options: Any) -> F:  # noqa: ANN401 - Numba's own op
         return cast(F, numba.njit(cache=True, nogil=True, **options)(function))
     except RuntimeError:  # neither the package's folder nor the user's cache is writable
         return cast(F, numba.njit(nogil=True, **options)(function))
+
+
+def processor_features() -> frozenset[str]:
+    """Returns the instruction sets that compiled code may use, in LLVM's names.
+
+    ``NUMBA_CPU_FEATURES`` has precedence over the host's own.
+    """
+    named = config.CPU_FEATURES
+    if named is not None:
+        return frozenset(word[1:] for word in named.split(",") if word.startswith("+"))
+    return frozenset(name for name, has in llvmlite.binding.get_host_cpu_features().items() if has)
+
+
+_WIDE = "avx512f" in processor_features()
+
+VECTOR_LANES = 16 if _WIDE else 8
+"""Fp32 numbers of a vector register."""
+REGISTERS = 32 if _WIDE else 16
+"""Vector registers. Processors without AVX-512 and AVX2 hold as much in other forms, or are slower with any tile."""

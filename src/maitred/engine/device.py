@@ -1,6 +1,7 @@
-"""Device and number formats that a model runs with."""
+"""Device, threads and number formats that a model runs with."""
 
 import logging
+import os
 from dataclasses import dataclass
 
 import psutil
@@ -52,6 +53,20 @@ class ComputeDevice:
     def on_gpu(self) -> bool:
         """Whether the device is a GPU, with its own memory, streams and graphs."""
         return self.device.type == "cuda"
+
+
+def step_threads(configured: int, share: float = 1.0) -> int:
+    """Returns the configured threads; for 0 a share of the usable cores minus one, at least one.
+
+    Other processes need the core that is left; see `maitred.engine.lean_torch`.
+
+    Args:
+        configured: Number that the operator configured; 0: automatic.
+        share: Share of the machine that this engine may use.
+    """
+    cores = len(os.sched_getaffinity(0)) - 1
+    # 1e-9 compensates rounding: three shares of a third use three cores
+    return configured or max(1, int(cores * share + 1e-9))
 
 
 def kv_bytes_on_cpu() -> int:

@@ -1,4 +1,6 @@
-"""Import of torch without parts that a CPU engine never uses, which saves nearly half of its time.
+"""Preparation of torch: its import without parts that a CPU engine never uses, and how its threads wait.
+
+The lean import takes little more than half of the time.
 
 Torch has kernels in Python for tensors on the "meta" device, which have a shape but no data. Each import of torch
 declares some hundreds of them. Only compiling and exporting models need these kernels; computing on a CPU works without
@@ -6,9 +8,18 @@ them. A CPU engine also works without the exporter, layers for quantised trainin
 which are Python code on top of torch. So an engine replaces these modules by empty ones while it imports torch. It
 calls `complete_torch` where they are needed: on a GPU, and where a checkpoint is converted. Torch's random generators
 are imported with the kernels for "meta" tensors.
+
+A matrix product on several threads is as slow as the slowest of them. When another process takes one of the cores for a
+moment, all other threads wait at the barrier. If they spin there, which is OpenMP's default, they also take the CPU
+time that the last thread needs. On two cores that other work also used, two spinning threads were three to six times
+*slower* than one. If they sleep at once, every product of a step begins with waking a thread. This takes a tenth to a
+quarter of a step of a small model on an idle machine (`benchmarks/LOG.md`). So `maitred.engine.device.step_threads`
+leaves one core for other processes. Waiting threads spin for about the time between two products, and then sleep. This
+costs little on an idle machine and avoids the slowdown on a busy one.
 """
 
 import importlib
+import os
 import sys
 from types import ModuleType
 
@@ -23,6 +34,19 @@ _LEFT_OUT = (
     "torch.nn.quantized",
     "torch.quantization",
 )
+_SPINS = 20_000
+"""Number of spins: about a millisecond on a processor whose ``pause`` takes 140 cycles."""
+
+
+def wait_briefly_at_barriers() -> None:
+    """Lets waiting OpenMP threads spin briefly and then sleep, unless the operator set a policy.
+
+    Call before torch is imported. Only GNU's OpenMP uses the number of spins; other implementations use only the
+    policy.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))
 
 
 def import_lean_torch() -> None:

@@ -15,7 +15,7 @@ from maitred.core.flow import ServiceWeights
 from maitred.core.replica import ModelCard
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
-from maitred.engine.device import ComputeDevice, PrecisionPlan
+from maitred.engine.device import ComputeDevice, PrecisionPlan, step_threads
 from maitred.engine.encoder.build import build_encoder
 from maitred.engine.encoder.shape import is_encoder
 from maitred.engine.lean_torch import complete_torch
@@ -23,7 +23,6 @@ from maitred.engine.models.digest import fingerprint_of
 from maitred.engine.nvml import Gpu, open_gpu
 from maitred.engine.process_stats import ProcessStats
 from maitred.engine.server import EngineServer, StepEngine
-from maitred.engine.threads import step_threads
 from maitred.wire.address import TcpAddress, UnixAddress, parse_address
 from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import engine_credentials

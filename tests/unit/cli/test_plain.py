@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from maitred.cli.plain import plain_arguments
+from maitred.cli.main import plain_arguments
 from maitred.cli.serve import serve
 
 PLAIN = [

@@ -1,9 +1,11 @@
+import os
+
 import pytest
 import torch
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import EngineConfig
-from maitred.engine.device import PrecisionPlan
+from maitred.engine.device import PrecisionPlan, step_threads
 from maitred.engine.kernels.linear import torchao_linear
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -59,3 +61,15 @@ def test_a_rounded_cache_where_there_is_no_kernel_for_it_says_what_to_do():
         ConfigInvalid, match=r"int8, which works on a CPU, .* on cuda. Set engine.kv_dtype to auto, or "
     ):
         PrecisionPlan.of(EngineConfig(kv_dtype="int8"), GPU)
+
+
+@pytest.mark.parametrize(
+    ("cores", "engines", "each"), [(16, 1, 15), (16, 3, 5), (16, 4, 3), (2, 1, 1), (2, 3, 1), (1, 1, 1), (31, 10, 3)]
+)
+def test_engines_share_the_cores_and_one_is_left(monkeypatch, cores, engines, each):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert step_threads(0, 1 / engines) == each
+
+
+def test_what_is_configured_is_what_each_engine_takes():
+    assert step_threads(7, 0.25) == 7

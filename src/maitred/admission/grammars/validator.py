@@ -9,10 +9,9 @@ from typing import Self
 import msgspec
 
 from maitred.admission.grammars.config import GrammarsConfig
-from maitred.admission.grammars.result import GrammarResult
 from maitred.admission.grammars.workers import GrammarWorkers
 from maitred.core.errors import InvalidRequest, Saturated
-from maitred.core.grammar import Constraint, Grammar
+from maitred.core.grammar import Constraint, Grammar, GrammarResult
 
 _RETRY_AFTER_S = 1.0
 

@@ -13,8 +13,7 @@ import threading
 
 import msgspec
 
-from maitred.admission.grammars.result import LENGTH_BYTES, GrammarResult
-from maitred.core.grammar import Constraint
+from maitred.core.grammar import GRAMMAR_LENGTH_BYTES, Constraint, GrammarResult
 from maitred.text.grammar.language import STACK_BYTES, GrammarFault
 from maitred.text.grammar.reading import parse_grammar
 
@@ -35,10 +34,10 @@ def _answer_all() -> None:
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
     answer = b""
     while True:
-        answers.write(len(answer).to_bytes(LENGTH_BYTES) + answer)
+        answers.write(len(answer).to_bytes(GRAMMAR_LENGTH_BYTES) + answer)
         answers.flush()
-        length = questions.read(LENGTH_BYTES)
-        if len(length) < LENGTH_BYTES:
+        length = questions.read(GRAMMAR_LENGTH_BYTES)
+        if len(length) < GRAMMAR_LENGTH_BYTES:
             return
         answer = msgspec.msgpack.encode(_try(questions.read(int.from_bytes(length))))
 

@@ -6,7 +6,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 
 import msgspec
 
-from maitred.admission.grammars.result import LENGTH_BYTES, GrammarResult
+from maitred.core.grammar import GRAMMAR_LENGTH_BYTES, GrammarResult
 
 _START_S = 30.0
 _CRASHED = "It is too deeply nested, or too large, to compile. Send a simpler one."
@@ -78,11 +78,11 @@ class GrammarWorkers:
 
 async def _ask(process: Process, question: bytes) -> bytes:
     assert process.stdin is not None
-    process.stdin.write(len(question).to_bytes(LENGTH_BYTES) + question)
+    process.stdin.write(len(question).to_bytes(GRAMMAR_LENGTH_BYTES) + question)
     return await _answer(process)
 
 
 async def _answer(process: Process) -> bytes:
     assert process.stdout is not None
-    length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES))
+    length = int.from_bytes(await process.stdout.readexactly(GRAMMAR_LENGTH_BYTES))
     return await process.stdout.readexactly(length)

@@ -72,8 +72,7 @@ def run(
 def tell(result: "LoadResult", path: Path, *, html: bool, plots: bool) -> list[Path]:
     """Prints the summary and writes the reports; the files that were written."""
     from maitred.cli.load.output import print_document, write_reports
-    from maitred.load.report.outline import outline
-    from maitred.load.report.plots import draw
+    from maitred.load.report.outline import draw, outline
 
     document = outline(result)
     print_document(document, sections=SHOWN)

@@ -9,19 +9,22 @@ The threads are those of OpenMP, on which torch and MKL compute too. They are st
 code uses (``GOMP_parallel``, GNU's libgomp ABI). In a step, attention lies between two products. If attention had its
 own threads, OpenMP's threads would still spin on the cores that it needs, and would be asleep when the next product
 begins.
+
+The simplest job is here as well: `pick_rows` copies rows.
 """
 
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import types
+import torch
+from numba import carray, types
 from numba.extending import intrinsic
 
 from maitred.engine.compiled import compiled_entry
-from maitred.engine.kernels.torch_library import torch_library
 
 NEXT, SLOT, COUNT = range(3)
 """Indices of the fields that all jobs begin with: next part, next thread number, and number of parts."""
@@ -66,6 +69,15 @@ def make_job(fields: Sequence[int], count: int = 0) -> "ctypes.Array[ctypes.c_in
 def bits_of(number: float) -> int:
     """Returns an fp32 number as a job's field; `maitred.engine.kernels.simd.float_of_bits` reads it."""
     return int(np.float32(number).view(np.int32))
+
+
+@cache
+def torch_library() -> ctypes.CDLL | None:
+    """Loads torch's CPU library, which contains OpenMP and possibly MKL; None: this torch has no such file."""
+    try:
+        return ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
+    except (OSError, StopIteration):
+        return None
 
 
 @cache
@@ -118,3 +130,23 @@ def numbers(typing_context: Any, address: Any, kind: Any) -> Any:  # noqa: ANN40
         return builder.inttoptr(arguments[0], context.get_value_type(target))
 
     return target(types.int64, kind), generate
+
+
+@cache
+def pick_rows() -> CompiledEntry:
+    """Compiles a copy of rows by index. Fields: rows, their width, int64 indices of the selected rows, result."""
+    own, rows_at_a_time = COUNT + 1, ROWS_AT_A_TIME
+
+    def pick(address: Any) -> None:  # noqa: ANN401 - a C pointer
+        job = carray(address, own + 4)
+        width, picks = job[own + 1], carray(longs(job[own + 2]), job[COUNT])
+        first = take(job, NEXT, rows_at_a_time)
+        while first < job[COUNT]:
+            for number in range(first, min(first + rows_at_a_time, job[COUNT])):
+                row = carray(floats(job[own] + picks[number] * width * 4), width)
+                result = carray(floats(job[own + 3] + number * width * 4), width)
+                for i in range(width):
+                    result[i] = row[i]
+            first = take(job, NEXT, rows_at_a_time)
+
+    return CompiledEntry(pick)

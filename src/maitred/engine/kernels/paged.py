@@ -18,6 +18,7 @@ import numpy as np
 from numba import carray
 from numba.extending import register_jitable
 
+from maitred.engine.compiled import REGISTERS, VECTOR_LANES
 from maitred.engine.kernels.job import (
     COUNT,
     INT8,
@@ -31,7 +32,6 @@ from maitred.engine.kernels.job import (
     numbers,
     take,
 )  # fmt: skip
-from maitred.engine.kernels.registers import REGISTERS, VECTOR_LANES
 from maitred.engine.kernels.simd import EDITION, add_weighted_rows, copy_numbers, narrow, scale_strip, softmax_strips
 
 _STRIP = 16

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from maitred.engine.kernels.cpu import CPUAttention
 from maitred.engine.kernels.gate import gate_rows
-from maitred.engine.kernels.job import bits_of
+from maitred.engine.kernels.job import bits_of, pick_rows
 from maitred.engine.kernels.linear.form import Linear, TapedLinear
 from maitred.engine.kernels.linear.screened import ScreenedLinear
 from maitred.engine.kernels.norm import norm_fields, norm_heads, norm_rows
-from maitred.engine.kernels.pick import pick_rows
 from maitred.engine.kernels.tape import Tape
 from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.config import ModelConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from maitred import __version__
-from maitred.engine.kernels.registers import VECTOR_LANES
+from maitred.engine.compiled import VECTOR_LANES
 from maitred.engine.models.digest import shape_digest, weights_digest, weights_stamps
 
 _FORMAT = 6

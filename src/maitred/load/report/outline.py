@@ -1,7 +1,7 @@
-"""Outline of the report of a run: its content and order."""
+"""Outline of the report of a run: its content and order, and its figures."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import numpy as np
 from maitred.load.measure.record import UserOutcome
 from maitred.load.measure.result import LoadResult
 from maitred.load.measure.summary import Quantiles
+from maitred.load.report import canvas, over_time, spread
 from maitred.load.report.document import (
     Block,
     CodeBlock,
@@ -43,6 +44,23 @@ DEFINITIONS = Table(
     words=2,
 )
 
+PLOTS: dict[str, Callable[[LoadResult, str], str]] = {
+    plot.__name__.replace("_", "-"): plot
+    for plot in (
+        over_time.ttft_over_time,
+        over_time.itl_over_time,
+        spread.distributions,
+        spread.ttft_by_prompt,
+        over_time.throughput,
+        over_time.arrivals,
+        over_time.goodput,
+        spread.tenants,
+        spread.outcomes,
+        over_time.tester,
+    )
+}
+"""Figures by the name that a `Plot` of the outline has."""
+
 
 def outline(result: LoadResult) -> Document:
     """Builds the whole report of a run."""
@@ -66,6 +84,17 @@ def outline(result: LoadResult) -> Document:
         notes=notes(result),
         sections=[section for section in sections if section.blocks],
     )
+
+
+def draw(result: LoadResult) -> dict[str, str]:
+    """Draws every figure that the run has data for: name -> SVG.
+
+    Raises:
+        Unavailable: matplotlib is not installed.
+    """
+    with canvas.style():
+        drawn = {name: plot(result, name) for name, plot in PLOTS.items()}
+    return {name: text for name, text in drawn.items() if text}
 
 
 def _key_figures(result: LoadResult) -> KeyFigures:

@@ -15,13 +15,12 @@ from maitred.observe.growth import GrowthWatch
 from maitred.observe.metrics.budgets import BudgetMetrics
 from maitred.observe.metrics.dispatch import DispatchMetrics, DispatchState
 from maitred.observe.metrics.engines import EngineMetrics, EngineStates
-from maitred.observe.metrics.feedback import FeedbackMetrics
 from maitred.observe.metrics.process import CpuWaitMetrics, WorkerMetrics, process_resources
 from maitred.observe.metrics.reloads import ReloadMetrics, ReloadState
 from maitred.observe.metrics.replicas import ReplicaMetrics, ReplicaStates
 from maitred.observe.metrics.requests import RequestMetrics, TenantMetrics
 from maitred.observe.metrics.residency import ResidencyMetrics, ResidencyState
-from maitred.observe.metrics.rollouts import RolloutMetrics, RolloutMetricsState
+from maitred.observe.metrics.rollouts import FeedbackMetrics, RolloutMetrics, RolloutMetricsState
 from maitred.observe.metrics.steps import StepMetrics
 from maitred.observe.metrics.stores import AccountMetrics, AccountsState
 from maitred.observe.metrics.upstreams import UpstreamMetrics, UpstreamStates

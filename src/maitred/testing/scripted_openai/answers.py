@@ -10,12 +10,12 @@ from itertools import cycle, islice
 
 import msgspec
 
-from maitred.testing.scripted_openai.framing import END_OF_BODY, chunk, error_object, head, response
-from maitred.testing.scripted_openai.odd_stream import OddStream, StreamEnding, TimedSend
+from maitred.testing.scripted_openai.odd_stream import OddStream, StreamEnding, TimedSend, error_object
 from maitred.testing.scripted_openai.questions import KNOWN_FIELDS, Question
 from maitred.testing.scripted_openai.script import FaultKind, ScriptedFault, ServerScript
 from maitred.wire.sse import DONE, encode_event
 
+END_OF_BODY = b"0\r\n\r\n"
 _question = msgspec.json.Decoder(Question)
 
 
@@ -221,6 +221,23 @@ class AnswerFactory:
                     answer.end = "complete"
         answer.sends, answer.gaps_s = [data], [seconds]
         return answer
+
+
+def response(status: int, body: object, headers: dict[str, str] | None = None) -> bytes:
+    """Makes a whole HTTP response with a JSON body."""
+    data = msgspec.json.encode(body)
+    return head(status, "application/json", {"content-length": str(len(data)), **(headers or {})}) + data
+
+
+def head(status: int, content_type: str, headers: dict[str, str]) -> bytes:
+    """Makes the status line and headers of a response."""
+    lines = [f"HTTP/1.1 {status} Scripted", "server: maitred-scripted", f"content-type: {content_type}"]
+    return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode()
+
+
+def chunk(data: bytes) -> bytes:
+    """Makes one chunk of a chunked body; an empty chunk would end it, so it is left out."""
+    return b"%x\r\n%s\r\n" % (len(data), data) if data else b""
 
 
 _CHUNKED = {"transfer-encoding": "chunked"}

@@ -6,7 +6,6 @@ from enum import Enum, auto
 
 import msgspec
 
-from maitred.testing.scripted_openai.framing import error_object
 from maitred.testing.scripted_openai.script import FaultKind, ScriptedFault
 from maitred.wire.sse import DONE, encode_comment, encode_event
 
@@ -122,6 +121,12 @@ class OddStream:
         del self.sends[after:]
         self.ends_body = ending is StreamEnding.KEEP
         self.ending, self.end = ending, kind
+
+
+def error_object(message: str, status: int, param: str | None = None) -> dict[str, object]:
+    """Makes an error in the API's format."""
+    kind = "invalid_request_error" if status == 400 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
 
 
 def _split(send: TimedSend, rng: random.Random) -> list[TimedSend]:

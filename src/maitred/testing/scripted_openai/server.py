@@ -15,10 +15,9 @@ from collections import deque
 
 import httptools
 
-from maitred.testing.scripted_openai.answers import AnswerFactory, AnswerSchedule
+from maitred.testing.scripted_openai.answers import AnswerFactory, AnswerSchedule, head, response
 from maitred.testing.scripted_openai.chorus import SynchronizedStreams
 from maitred.testing.scripted_openai.connection import ScriptedConnection, ScriptedExchange
-from maitred.testing.scripted_openai.framing import head, response
 from maitred.testing.scripted_openai.odd_stream import StreamEnding
 from maitred.testing.scripted_openai.script import ServerScript
 from maitred.testing.scripted_openai.timetable import DeliverySchedule

@@ -5,11 +5,10 @@ import asyncio
 import pytest
 
 from maitred.admission.grammars.config import GrammarsConfig
-from maitred.admission.grammars.result import GrammarResult
 from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.grammars.workers import GrammarWorkers
 from maitred.core.errors import InvalidRequest, Saturated
-from maitred.core.grammar import Constraint, Grammar
+from maitred.core.grammar import Constraint, Grammar, GrammarResult
 
 GRAMMAR = Grammar("regex", "a")
 

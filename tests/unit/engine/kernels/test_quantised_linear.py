@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maitred.engine.compiled import processor_features
 from maitred.engine.kernels.linear import KINDS, QuantisedLinear, make_linear
 from maitred.engine.kernels.linear.dots import PAIRS, PLAIN, VNNI, best_dot
 from maitred.engine.kernels.linear.job import product
 from maitred.engine.kernels.linear.panels import GROUP_INPUTS
-from maitred.engine.kernels.registers import processor_features
 
 SCHEMES = [(8, False), (8, True), (4, False), (4, True)]
 needs_avx2 = pytest.mark.skipif("avx2" not in processor_features(), reason="has no AVX2")

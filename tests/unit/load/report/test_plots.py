@@ -12,7 +12,7 @@ from maitred.load.measure.record import RequestRecord, RunData, UserOutcome
 from maitred.load.measure.result import LoadResult
 from maitred.load.report import canvas
 from maitred.load.report.canvas import MOST_DOTS
-from maitred.load.report.plots import PLOTS, draw
+from maitred.load.report.outline import PLOTS, draw
 from maitred.load.spec import LoadSpec, ObjectivesSpec
 from tests.support.load_results import synthetic_result
 

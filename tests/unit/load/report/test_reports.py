@@ -12,8 +12,7 @@ from maitred.load.measure.record import UserOutcome
 from maitred.load.measure.result import LoadResult
 from maitred.load.report import html, markdown
 from maitred.load.report.document import CalloutLevel, Table
-from maitred.load.report.outline import outline
-from maitred.load.report.plots import draw
+from maitred.load.report.outline import draw, outline
 from maitred.load.spec import ObjectivesSpec
 from tests.support.load_results import synthetic_result
 

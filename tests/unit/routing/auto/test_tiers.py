@@ -10,7 +10,7 @@ from maitred.core.inference import Conversation, InferenceRequest
 from maitred.core.request import SamplingParams
 from maitred.routing.auto.config import AutoConfig
 from maitred.routing.auto.tasks import Task
-from maitred.routing.auto.tiers import WEIGHTS_PATH, AutoModel
+from maitred.routing.auto.tiers import HEAD_CHARACTERS, TAIL_CHARACTERS, WEIGHTS_PATH, AutoModel, prompt_text
 from maitred.routing.complexity import SURFACE_FEATURES, ComplexityModel
 
 SAMPLING = SamplingParams(max_tokens=1, seed=0)
@@ -92,3 +92,41 @@ def test_a_choice_takes_no_time_that_others_would_notice(text):
         auto.preference_for(request)
         spent_s.append(time.process_time() - began_s)
     assert min(spent_s) < 0.005, "a millisecond where the machine is not busy"
+
+
+def said(role, content):
+    return {"role": role, "content": content}
+
+
+def test_the_last_words_of_the_person_count():
+    told = [said("system", "Be brief."), said("user", "Hi"), said("assistant", "Hello"), said("user", "Why?")]
+    assert prompt_text(Conversation(told)) == "Why?"
+    assert prompt_text(Conversation([*told, said("assistant", "Because"), said("tool", "42")])) == "Why?"
+    parts = [
+        {"type": "text", "text": "What is"},
+        {"type": "image_url", "image_url": {}},
+        {"type": "text", "text": "it?"},
+    ]
+    assert prompt_text(Conversation([said("user", parts)])) == "What is\nit?"
+
+
+def test_what_cannot_be_read_has_no_text():
+    image = [{"type": "image_url", "image_url": {"url": "data:"}}]
+    for messages in ([], [said("system", "Be brief.")], [said("user", image)], [said("user", None)], [said("user", 3)]):
+        assert prompt_text(Conversation(messages)) is None
+    assert prompt_text([1, 2, 3]) is None
+    assert prompt_text(" \n") is None
+
+
+@given(st.text(min_size=1).filter(str.strip), st.integers(1, 2000))
+def test_a_long_text_is_known_by_its_ends(text, times):
+    whole = text * times
+    shown = prompt_text(whole)
+    if len(whole) <= HEAD_CHARACTERS + TAIL_CHARACTERS:
+        assert shown == whole
+    elif shown is not None:
+        assert len(shown) == HEAD_CHARACTERS + TAIL_CHARACTERS + 1
+        assert (whole[:HEAD_CHARACTERS], whole[-TAIL_CHARACTERS:]) == (
+            shown[:HEAD_CHARACTERS],
+            shown[-TAIL_CHARACTERS:],
+        )

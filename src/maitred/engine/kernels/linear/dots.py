@@ -35,7 +35,7 @@ def best_dot(features: frozenset[str]) -> int:
     """Returns the fastest method of a processor.
 
     Args:
-        features: Result of `maitred.engine.kernels.registers.processor_features`.
+        features: Result of `maitred.engine.compiled.processor_features`.
     """
     return VNNI if "avx512vnni" in features else PAIRS if "avx2" in features else PLAIN
 

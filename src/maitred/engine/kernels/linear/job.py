@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numba import carray
 
+from maitred.engine.compiled import processor_features
 from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, CompiledEntry, floats, int8s, ints, take
 from maitred.engine.kernels.linear.dots import best_dot
 from maitred.engine.kernels.linear.tiles import EDITION, MOST_ROWS, PANEL, VECTORS, integer_tile, real_tile
-from maitred.engine.kernels.registers import processor_features
 from maitred.engine.kernels.simd import float_of_bits
 
 FIELDS = (

@@ -25,7 +25,7 @@ from numba import carray, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from maitred.engine.kernels.job import COUNT, NEXT, CompiledEntry, enter_together, floats
+from maitred.engine.kernels.job import COUNT, NEXT, CompiledEntry, enter_together, floats, torch_library
 from maitred.engine.kernels.linear.form import Linear, PlainLinear
 from maitred.engine.kernels.linear.strips import (
     ALL,
@@ -50,7 +50,6 @@ from maitred.engine.kernels.linear.strips import (
     strips_product,
 )
 from maitred.engine.kernels.tape import ALONE, Tape, call, enter
-from maitred.engine.kernels.torch_library import torch_library
 
 _LAYOUT_ROWS = 512
 """Row count that MKL chooses the layout for. Layouts for few rows are slow with many; the reverse costs nothing."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from maitred.engine.compiled import VECTOR_LANES
 from maitred.engine.kernels.linear.dots import LANES
 from maitred.engine.kernels.linear.quantised import align
 from maitred.engine.kernels.linear.strips import (
@@ -23,7 +24,6 @@ from maitred.engine.kernels.linear.strips import (
     strips_at_a_time,
     strips_product,
 )
-from maitred.engine.kernels.registers import VECTOR_LANES
 from maitred.engine.kernels.tape import Tape
 
 BEST = OF_MKL if VECTOR_LANES == LANES else NARROW

@@ -21,8 +21,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from maitred.engine.compiled import VECTOR_LANES
 from maitred.engine.kernels.linear.dots import LANES, dots
-from maitred.engine.kernels.registers import VECTOR_LANES
 
 VECTORS, MOST_ROWS = (4, 6) if VECTOR_LANES == LANES else (1, 4)
 """Vectors and maximum rows of a tile, whose sums and weights are in registers: 32, or 16 of half the length."""
