@@ -19,7 +19,6 @@ MANY_ARGUMENTS = {
     "api/admin/routes.py": 15,
     "api/application.py": 16,
     "engine/kernels": 21,  # kernels: every argument is a register
-    "observe/metrics/registry.py": 15,
     "cli": 17,  # commands: every argument is an option
 }
 
