@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 from sqlalchemy import text
 
 from maitred.admission.budgets import budget_usage
+from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.admin.routes import admin_routes
 from maitred.api.application import build_app
 from maitred.api.config import ServerConfig
@@ -175,13 +176,11 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
         await rollouts.open({})
         loadables = OnDemandModelAdmin(ModelManager(ResidencyPolicy([], 0, 1.0), clock), clock)
         routes = admin_routes(
-            store,
+            DirectoryAdmin(store, refresh, clock),
             UsageQueries(database),
             lambda subject: budget_usage(subject, directory, counters, clock),
-            refresh,
             ReplicaAdmin({"m": desk.dispatcher, "n": Desk().dispatcher}, clock),
             rollouts,
-            loadables,
             SleepableModelAdmin(loadables, {}),
             PinAdmin({}, clock),
             TimelineBuffer(8, clock),
@@ -189,7 +188,6 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             None,
             WorkerAdmin(tuple, None),
             identity.holds,
-            clock,
         )
         listener = bind(config)
         gate = InFlightLimiter(100)

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from maitred.admission.policy.ladder import DegradationLadder
+from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.admin.routes import admin_routes
 from maitred.api.application import build_app
 from maitred.api.console import ConsoleRoutes, OwnUseBody
@@ -113,17 +114,18 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         embedding=Embedder(draft.router, dispatchers, admission, clock),
         feedback=FeedbackRoutes(stores.feedback, metrics.feedback.on_feedback).routes(),
         admin=admin_routes(
-            *(
-                stores.directory,
-                stores.usage,
-                admission.budgets,
-                parts.controller.reload_directory,
-                parts.replica_admin,
-                parts.rollouts,
-            ),
-            *(parts.sleepable_models.on_demand, parts.sleepable_models, parts.pin_admin, parts.timelines),
-            *(parts.live_state, parts.reloader, parts.worker_admin),
-            *(access.identity.holds, clock),
+            DirectoryAdmin(stores.directory, parts.controller.reload_directory, clock),
+            usage=stores.usage,
+            budgets=admission.budgets,
+            replicas=parts.replica_admin,
+            rollouts=parts.rollouts,
+            sleepables=parts.sleepable_models,
+            pins=parts.pin_admin,
+            timelines=parts.timelines,
+            live=parts.live_state,
+            configuration=parts.reloader,
+            workers=parts.worker_admin,
+            holds=access.identity.holds,
         ),
         console=console_routes,
         answers=parts.idempotency_store,
