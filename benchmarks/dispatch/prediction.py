@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.support.report import Report
 from benchmarks.support.simulated_gateway import Simulation, capacity
 from maitred.dispatch.pool_queue import QueuedRequest
-from maitred.fairness.config import QueueOrderConfig
+from maitred.engine.config import BatchLineConfig
 
 SEED = 20_261_122
 LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 10.0)
@@ -39,9 +39,9 @@ def main() -> int:
     loads, seconds = ((0.8, 1.5, 10.0), 20.0) if arguments.quick else (LOADS, 40.0)
     jitters = dict(list(JITTERS.items())[:1]) if arguments.quick else JITTERS
     report = Report("prediction", seed=SEED, quick=arguments.quick)
-    requests_per_s = capacity(QueueOrderConfig(policy="fifo"))
+    requests_per_s = capacity(BatchLineConfig(policy="fifo"))
     report.figures = {"capacity_requests_per_s": requests_per_s, "objective_s": OBJECTIVE_S}
-    for line in (QueueOrderConfig(), QueueOrderConfig(policy="fifo")):
+    for line in (BatchLineConfig(), BatchLineConfig(policy="fifo")):
         for name, jitter in jitters.items():
             for load in loads:
                 play = Simulation(load * requests_per_s, line, objective_s=OBJECTIVE_S, seed=SEED, jitter=jitter)

@@ -33,10 +33,10 @@ from benchmarks.support.report import Report
 from maitred.core.flow import Flow, FlowLevel
 from maitred.core.replica import StepTimes
 from maitred.core.request import EngineRequest, SamplingParams
+from maitred.engine.config import BatchLineConfig, EngineConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.step_times import StepWork
-from maitred.fairness.fair_queue import QueueOrderConfig
 
 TRACE = Path(__file__).parents[1] / "data" / "arena_27_clients.csv"
 SEED = 0  # nothing is drawn
@@ -46,10 +46,10 @@ A10G_7B = StepTimes(fixed_s=0.0225, token_s=0.00023, context_token_s=0.9e-6, dec
 PROMPT, OUTPUT = 1.0, 2.0
 WINDOW_S, TICK_S = 60.0, 6.0
 LINES = {
-    "fifo": QueueOrderConfig(policy="fifo"),
-    "fair": QueueOrderConfig(),
-    "fair, quantum 2,000": QueueOrderConfig(quantum=2000.0),
-    "deficit": QueueOrderConfig(policy="deficit"),
+    "fifo": BatchLineConfig(policy="fifo"),
+    "fair": BatchLineConfig(),
+    "fair, quantum 2,000": BatchLineConfig(quantum=2000.0),
+    "deficit": BatchLineConfig(policy="deficit"),
 }
 
 
@@ -108,18 +108,12 @@ def read_trace() -> list[Arrival]:
         ]
 
 
-def play(trace: list[Arrival], line: QueueOrderConfig) -> Run:
+def play(trace: list[Arrival], line: BatchLineConfig) -> Run:
     """Plays the trace through the scheduler."""
-    scheduler = Scheduler(
-        BlockPool(POOL_TOKENS // BLOCK_TOKENS),
-        block_tokens=BLOCK_TOKENS,
-        max_sequences=256,
-        step_tokens=512,
-        context_tokens=2048,
-        eos_token_ids=(),
-        prefix_cache=False,
-        line=line,
+    config = EngineConfig(
+        block_tokens=BLOCK_TOKENS, max_sequences=256, guests=0, step_tokens=512, prefix_cache=False, line=line
     )
+    scheduler = Scheduler(BlockPool(POOL_TOKENS // BLOCK_TOKENS), config, context_tokens=2048, eos_token_ids=())
     run = Run()
     now_s, coming = 0.0, 0
     arrivals: dict[int, Arrival] = {}

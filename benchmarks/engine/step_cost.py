@@ -16,11 +16,11 @@ from typing import Any
 from benchmarks.support.report import Report
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.core.request import EngineRequest, SamplingParams
+from maitred.engine.config import BatchLineConfig, EngineConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepWork
-from maitred.fairness.fair_queue import QueueOrderConfig
 
 SEED = 20261121
 RUNNING, WAITING, TENANTS = 256, 10_000, 1_000
@@ -35,7 +35,7 @@ def main() -> int:
     report = Report("step_cost", seed=SEED, quick=arguments.quick)
     steps = 300 if arguments.quick else 2000
     for policy in ("fair", "fifo") if arguments.quick else ("fair", "fifo", "priority", "deficit"):
-        report.figures[policy] = Bench(QueueOrderConfig(policy=policy)).run(steps)
+        report.figures[policy] = Bench(BatchLineConfig(policy=policy)).run(steps)
     for policy, figures in report.figures.items():
         report.require(f"{policy}: ms of a step", figures["step_ms"]["mean"], at_most=2.0)
     return report.finish()
@@ -45,23 +45,17 @@ def main() -> int:
 class Bench:
     """A scheduler under a crowd."""
 
-    config: QueueOrderConfig
+    line: BatchLineConfig
     draw: random.Random = field(default_factory=lambda: random.Random(SEED))
     now_s: float = 0.0
     made: int = 0
     waiting: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(
-            BlockPool(RUNNING * 40),
-            block_tokens=16,
-            max_sequences=RUNNING,
-            step_tokens=768,
-            context_tokens=2048,
-            eos_token_ids=(),
-            line=self.config,
-            itl_objective_s=1.0,
+        config = EngineConfig(
+            block_tokens=16, max_sequences=RUNNING, guests=0, step_tokens=768, line=self.line, itl_objective_s=1.0
         )
+        self.scheduler = Scheduler(BlockPool(RUNNING * 40), config, context_tokens=2048, eos_token_ids=())
 
     def run(self, steps: int) -> dict[str, Any]:
         """Milliseconds of steps, and microseconds of what comes and goes between them."""

@@ -12,9 +12,9 @@ from benchmarks.support.simulated_gateway import CARD, TIMES, NoModel, make_engi
 from maitred.core.clock import SystemClock
 from maitred.core.parent_watch import follow_parent
 from maitred.core.request import TokenLogprobs
+from maitred.engine.config import BatchLineConfig
 from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.server import EngineServer
-from maitred.fairness.config import QueueOrderConfig
 
 
 class PacedModel(NoModel):
@@ -35,7 +35,7 @@ def main() -> None:
     arguments = parser.parse_args()
     follow_parent()
     clock = SystemClock()
-    engine = make_engine(PacedModel(), QueueOrderConfig(policy=arguments.policy), clock)
+    engine = make_engine(PacedModel(), BatchLineConfig(policy=arguments.policy), clock)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(arguments.socket)
     listener.listen()

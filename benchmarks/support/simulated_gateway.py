@@ -22,13 +22,13 @@ from maitred.dispatch.core import DispatchCore
 from maitred.dispatch.pool_queue import QueuedRequest, QueueState
 from maitred.dispatch.request import DispatchRequest, Endpoint
 from maitred.dispatch.shedding import QueueAdmission
+from maitred.engine.config import BatchLineConfig, EngineConfig
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepWork
-from maitred.fairness.config import QueueOrderConfig
 from maitred.wire.frames import TokenOutput
 
 TIMES = StepTimes(fixed_s=0.0047, token_s=0.00011, decode_s=0.0001, chunk_s=0.002)
@@ -70,20 +70,17 @@ class NoModel:
         """See `maitred.engine.engine.PlanRunner`."""
 
 
-def make_engine(model: NoModel, line: QueueOrderConfig, clock: Clock) -> Engine:
+def make_engine(model: NoModel, line: BatchLineConfig, clock: Clock) -> Engine:
     """The engine of production around a model that computes nothing."""
-    scheduler = Scheduler(
-        BlockPool(BLOCKS),
+    config = EngineConfig(
         block_tokens=BLOCK_TOKENS,
         max_sequences=PLACES,
-        overcommit_slots=GUESTS,
+        guests=GUESTS,
         step_tokens=STEP_TOKENS,
-        context_tokens=CONTEXT_TOKENS,
-        eos_token_ids=(),
         prefix_cache=False,
         line=line,
-        itl_objective_s=None,
     )
+    scheduler = Scheduler(BlockPool(BLOCKS), config, context_tokens=CONTEXT_TOKENS, eos_token_ids=())
     return Engine(scheduler, model, clock, vocab_size=CARD.vocab_size, max_choices=CARD.max_choices)
 
 
@@ -126,7 +123,7 @@ class Simulation:
     """
 
     def __init__(
-        self, requests_per_s: float, line: QueueOrderConfig, *, objective_s: float, seed: int, jitter: float = 0.0
+        self, requests_per_s: float, line: BatchLineConfig, *, objective_s: float, seed: int, jitter: float = 0.0
     ) -> None:
         self.answered: list[tuple[QueuedRequest, float]] = []
         self.output_tokens = 0
@@ -278,7 +275,7 @@ class Simulation:
         self._turn()
 
 
-def capacity(line: QueueOrderConfig) -> float:
+def capacity(line: BatchLineConfig) -> float:
     """Requests per second that the engine can serve when there are always some."""
     crowd = Simulation(100.0, line, objective_s=1e9, seed=0)
     for _ in crowd.run(5):

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport, ModelCard, StepTimes
 from maitred.core.request import EngineRequest, TokenLogprobs
+from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.plan import StepPlan
@@ -68,14 +69,8 @@ class SimulatedReplica:
         self.name = name
         self.stepping = False
         self.busy_s = 0.0
-        scheduler = Scheduler(
-            BlockPool(blocks),
-            block_tokens=BLOCK_TOKENS,
-            max_sequences=MAX_SEQUENCES,
-            step_tokens=STEP_TOKENS,
-            context_tokens=CONTEXT_TOKENS,
-            eos_token_ids=(-1,),
-        )
+        config = EngineConfig(block_tokens=BLOCK_TOKENS, max_sequences=MAX_SEQUENCES, guests=0, step_tokens=STEP_TOKENS)
+        scheduler = Scheduler(BlockPool(blocks), config, context_tokens=CONTEXT_TOKENS, eos_token_ids=(-1,))
         self._paper = Paper()
         self.engine = Engine(scheduler, self._paper, clock, vocab_size=1 << 30, max_choices=1)
         self._card = ModelCard(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.admin.routes import admin_routes
 from maitred.cli.app import app
 from maitred.core.clock import SystemClock
@@ -17,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "admin.md").read_text(encoding="utf
 
 
 def test_every_route_is_named_and_no_other() -> None:
-    routes = admin_routes(*[None] * 14, SystemClock())  # type: ignore[arg-type]
+    routes = admin_routes(DirectoryAdmin(None, None, SystemClock()), *[None] * 11)  # type: ignore[arg-type]
     real = {f"{route.method} {route.path}" for route in routes}
     assert real == set(re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE) /admin/v1[^`? ]*)`", PAGE))
 

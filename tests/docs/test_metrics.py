@@ -23,11 +23,12 @@ from maitred.observe.config import SloConfig
 from maitred.observe.metrics.budgets import BudgetUse
 from maitred.observe.metrics.engines import EngineState
 from maitred.observe.metrics.registry import Metrics
-from maitred.observe.metrics.reloads import ReloadState
-from maitred.observe.metrics.residency import ResidencyState, ResidentState
-from maitred.observe.metrics.rollouts import RolloutMetricsState
-from maitred.observe.metrics.stores import AccountsState
-from maitred.observe.metrics.upstreams import UpstreamState
+from maitred.observe.metrics.reloads import ReloadMetrics, ReloadState
+from maitred.observe.metrics.replicas import ReplicaMetrics
+from maitred.observe.metrics.residency import ResidencyMetrics, ResidencyState, ResidentState
+from maitred.observe.metrics.rollouts import RolloutMetrics, RolloutMetricsState
+from maitred.observe.metrics.stores import AccountMetrics, AccountsState
+from maitred.observe.metrics.upstreams import UpstreamMetrics, UpstreamState
 from maitred.testing.script import SCRIPTED_CARD
 from tests.support.clock import FakeClock
 from tests.support.dispatchers import Desk
@@ -61,15 +62,21 @@ def rendered():
     metrics = Metrics(
         lambda: 0,
         lambda: {("m", "r"): EngineState(True, 0, LOAD, CARD)},
-        accounts,
         queues,
-        lambda: {("m", "there"): UpstreamState(True, 1, 2, 3, 0.5)},
-        lambda: ResidencyState(1 << 30, {"m": ResidentState(True, False, False, 9, 8, 1, 2.0, 0, 0, 0, 0, 2.0)}),
-        ReplicaAdmin({"m": Desk().dispatcher}, SystemClock()).all,
-        lambda: RolloutMetricsState(
-            {"m": 0.1}, {("m", "stable"): 1}, {("m", "ttft"): 0.0}, {("m", "agreed"): 1}, {("m", "aborted"): 1}
-        ),
-        lambda: ReloadState({"applied": 1}),
+        [
+            UpstreamMetrics(lambda: {("m", "there"): UpstreamState(True, 1, 2, 3, 0.5)}),
+            ResidencyMetrics(
+                lambda: ResidencyState(1 << 30, {"m": ResidentState(True, False, False, 9, 8, 1, 2.0, 0, 0, 0, 0, 2.0)})
+            ),
+            ReplicaMetrics(ReplicaAdmin({"m": Desk().dispatcher}, SystemClock()).all),
+            RolloutMetrics(
+                lambda: RolloutMetricsState(
+                    {"m": 0.1}, {("m", "stable"): 1}, {("m", "ttft"): 0.0}, {("m", "agreed"): 1}, {("m", "aborted"): 1}
+                )
+            ),
+            ReloadMetrics(lambda: ReloadState({"applied": 1})),
+            AccountMetrics(accounts),
+        ],
         workers=lambda: [(1, os.getpid())],
         slos={"prompt": SLO},
         clock=clock,

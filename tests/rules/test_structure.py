@@ -16,11 +16,7 @@ LATE_STARTS = 1
 The one that is left is a question to a budget, asked when a retry is due."""
 MOST_ARGUMENTS = 12
 MANY_ARGUMENTS = {
-    "api/admin/routes.py": 15,
-    "api/application.py": 16,
     "engine/kernels": 21,  # kernels: every argument is a register
-    "engine/scheduler/scheduler.py": 17,
-    "observe/metrics/registry.py": 15,
     "cli": 17,  # commands: every argument is an option
 }
 

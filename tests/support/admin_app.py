@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 from sqlalchemy import text
 
 from maitred.admission.budgets import budget_usage
+from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.admin.routes import admin_routes
-from maitred.api.application import build_app
 from maitred.api.config import ServerConfig
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
@@ -49,6 +49,7 @@ from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
 from maitred.store.rollouts import RolloutStore
 from maitred.store.usage import UsageQueries
+from tests.support.applications import make_app
 from tests.support.dispatchers import Desk
 
 ADMIN_KEY = "sk-mtd-admin00000000000-" + "a" * 43
@@ -175,13 +176,11 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
         await rollouts.open({})
         loadables = OnDemandModelAdmin(ModelManager(ResidencyPolicy([], 0, 1.0), clock), clock)
         routes = admin_routes(
-            store,
+            DirectoryAdmin(store, refresh, clock),
             UsageQueries(database),
             lambda subject: budget_usage(subject, directory, counters, clock),
-            refresh,
             ReplicaAdmin({"m": desk.dispatcher, "n": Desk().dispatcher}, clock),
             rollouts,
-            loadables,
             SleepableModelAdmin(loadables, {}),
             PinAdmin({}, clock),
             TimelineBuffer(8, clock),
@@ -189,11 +188,10 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             None,
             WorkerAdmin(tuple, None),
             identity.holds,
-            clock,
         )
         listener = bind(config)
         gate = InFlightLimiter(100)
-        edge = build_app(config, NoModels(), identity, gate, [], lambda: b"", clock, admin=routes)
+        edge = make_app(config, NoModels(), identity, gate, clock, further=routes)
         server = HttpServer(edge)
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         async with httpx.AsyncClient(base_url=format_url(listener), timeout=20, headers=headers) as client:

@@ -14,7 +14,6 @@ import msgspec
 
 from maitred.admission.admission import Admission
 from maitred.admission.config import AdmissionConfig
-from maitred.api.application import build_app
 from maitred.api.config import ServerConfig
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
@@ -43,6 +42,7 @@ from maitred.testing.script import ECHO, SCRIPTED_CARD, ScriptedAnswer
 from maitred.testing.scripted_engine import ScriptedEngine
 from maitred.text.tokenizer import Tokenizer
 from tests.support.admission_services import Limits, PaperLedger
+from tests.support.applications import make_app
 
 TOKENIZER = Tokenizer.load(BUNDLED_MODEL)
 MODEL = "tiny"
@@ -136,7 +136,16 @@ async def gateway(
                 Router(Catalog([model])), LocalFlowController({MODEL: dispatcher}, admission, clock), clock=clock
             )
             observers: list[RequestObserver] = [metrics.requests]
-            edge = build_app(config, pipeline, Anyone(), gate, observers, metrics.render, clock, answers=kept)
+            edge = make_app(
+                config,
+                pipeline,
+                Anyone(),
+                gate,
+                clock,
+                observers=observers,
+                render_metrics=metrics.render,
+                answers=kept,
+            )
             server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
             system = Gateway(
                 *(

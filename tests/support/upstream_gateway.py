@@ -13,7 +13,6 @@ from maitred.admission.admission import Admission
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.policy.ladder import DegradationLadder
 from maitred.admission.policy.retries import RetryBudget
-from maitred.api.application import build_app
 from maitred.api.config import ServerConfig
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
@@ -45,6 +44,7 @@ from maitred.routing.prefix import PrefixCacheBalancer
 from maitred.routing.rollout.live import LiveRollouts
 from maitred.store.counters.memory import MemoryCounters
 from tests.support.admission_services import Limits, PaperLedger
+from tests.support.applications import make_app
 from tests.support.gateway import Anyone
 from tests.support.rollout_store import PaperRollouts
 
@@ -165,7 +165,7 @@ async def upstream_gateway(
             trials=trials,
         )
         observers = []
-        edge = build_app(config, pipeline, Anyone(principal), gate, observers, bytes, clock)
+        edge = make_app(config, pipeline, Anyone(principal), gate, clock, observers=observers)
         server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
         async with httpx.AsyncClient(base_url=format_url(listener), timeout=30) as client:
             system = UpstreamGateway(

@@ -27,7 +27,8 @@ import uvloop
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
 from maitred.admission.request import AdmissionRequest
-from maitred.api.application import build_app
+from maitred.api.application import api_routes, build_app
+from maitred.api.health import ServiceRoutes
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
 from maitred.app.address import bind
@@ -189,11 +190,11 @@ async def _serve(config: Config, step: Step, folder: Path) -> None:
         metrics = Metrics(lambda: gate.count, dict)
         edge = build_app(
             config.server,
-            pipeline,
+            api_routes(config.server, pipeline, ServiceRoutes(pipeline, gate, metrics.render)),
             parts.identity,
             gate,
             [metrics.requests, RequestLog()],
-            metrics.render,
+            pipeline.rate_limit_status,
             clock,
         )
         server = HttpServer(edge)

@@ -59,8 +59,9 @@ class ServiceRoutes:
         answering: InferenceService,
         in_flight: InFlightLimiter,
         render_metrics: Callable[[str], tuple[bytes, str]],
-        stores_up: Callable[[], Mapping[str, bool]],
-        check_stores: Callable[[], None],
+        *,
+        stores_up: Callable[[], Mapping[str, bool]] = dict,
+        check_stores: Callable[[], None] = lambda: None,
     ) -> None:
         self._answering = answering
         self._gate = in_flight

@@ -54,6 +54,12 @@ from maitred.core.rollout import RolloutState
 from maitred.fleet.engines import ManagedEngine
 from maitred.observe.live_diagnosis import LiveDiagnosis
 from maitred.observe.metrics.registry import Metrics
+from maitred.observe.metrics.reloads import ReloadMetrics
+from maitred.observe.metrics.replicas import ReplicaMetrics
+from maitred.observe.metrics.residency import ResidencyMetrics
+from maitred.observe.metrics.rollouts import RolloutMetrics
+from maitred.observe.metrics.stores import AccountMetrics
+from maitred.observe.metrics.upstreams import UpstreamMetrics
 from maitred.observe.observer_batch import ObserverBatch
 from maitred.observe.recent import RecentTraffic
 from maitred.observe.timelines import TimelineBuffer
@@ -189,13 +195,15 @@ async def open_gateway(
         metrics = Metrics(
             lambda: in_flight.count,
             registry.states,
-            accounts.state,
             lambda: {name: dispatcher.snapshot() for name, dispatcher in queues.all.items()},
-            resources.upstreams.states,
-            on_demand.state,
-            replicas.all,
-            lambda: rollouts.state(trials.shadows.ends),
-            lambda: reloader.state,
+            [
+                UpstreamMetrics(resources.upstreams.states),
+                ResidencyMetrics(on_demand.state),
+                ReplicaMetrics(replicas.all),
+                RolloutMetrics(lambda: rollouts.state(trials.shadows.ends)),
+                ReloadMetrics(lambda: reloader.state),
+                AccountMetrics(accounts.state),
+            ],
             tasks=lambda: len(asyncio.all_tasks()),
             workers=lambda: controller.workers,
             config=config.metrics,

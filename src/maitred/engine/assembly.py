@@ -26,7 +26,6 @@ from maitred.engine.models.host_blocks import HostBlocks
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.runner import ForwardModel, ModelRunner
 from maitred.engine.sampling.sampler import Sampler
-from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.step_times import TimedStep
 from maitred.engine.sleep import LoadedModelMemory, ModelMemory, SleepController
@@ -90,12 +89,12 @@ def build(
         )
 
     runner = runner_of(forward)
-    scheduler = _make_scheduler(
-        config,
-        kv,
+    scheduler = Scheduler(
         BlockPool(kv.blocks, SwapSpace(slots) if slots else None),
-        weights,
+        config,
+        context_tokens=kv.context_tokens,
         eos_token_ids=shape.eos_token_ids,
+        weights=weights,
         known_steps=_try_steps(model, loader, kv, decoder, cache, runner, runner_of),
         block_copy_s=math.inf if host_blocks is None else host_blocks.seconds_per_block(cache, block=0),
     )
@@ -131,37 +130,6 @@ def build(
 
 def _restore_draft(author: DraftModel, loader: ModelLoader, folder: Path, kv: KVCachePlan) -> None:
     author.reload(*loader.warmed_up(loader.model(folder).decoder, kv.blocks))
-
-
-def _make_scheduler(
-    config: EngineConfig,
-    kv: KVCachePlan,
-    pool: BlockPool,
-    weights: ServiceWeights,
-    *,
-    eos_token_ids: tuple[int, ...],
-    known_steps: list[TimedStep],
-    block_copy_s: float,
-) -> Scheduler:
-    return Scheduler(
-        pool,
-        block_tokens=config.block_tokens,
-        max_sequences=config.max_sequences,
-        overcommit_slots=config.most_overcommit_slots,
-        step_tokens=config.step_tokens,
-        context_tokens=kv.context_tokens,
-        eos_token_ids=eos_token_ids,
-        prefix_cache=config.prefix_cache,
-        line=config.line,
-        weights=weights,
-        itl_objective_s=config.itl_objective_s,
-        min_sequences=config.min_sequences,
-        kv_shares=config.kv_shares,
-        window=BatchingWindow(config.batching_window_s, config.batching_window_requests),
-        known_steps=known_steps,
-        block_copy_s=block_copy_s,
-        pins=config.pins,
-    )
 
 
 def _try_steps(

@@ -10,9 +10,9 @@ from maitred.core.replica import ModelCard
 from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.server import EngineServer
 from maitred.wire.frames import Cancel, EngineHello, FrameReader, Pause, Step, Submit, ToGateway, encode_frame
+from tests.support.schedulers import make_scheduler
 
 VOCAB_SIZE = 1000
 CARD = ModelCard(
@@ -91,7 +91,7 @@ class Gateway:
 class Serving:
     def __init__(self):
         self.pool = BlockPool(64)
-        scheduler = Scheduler(
+        scheduler = make_scheduler(
             self.pool, block_tokens=4, max_sequences=8, step_tokens=32, context_tokens=256, eos_token_ids=(0,)
         )
         self.runner = CountingRunner()

@@ -12,9 +12,9 @@ from maitred.engine.engine import Engine
 from maitred.engine.kv import blocks
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
-from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.routing.prefix import PrefixCacheBalancer
 from tests.support.clock import FakeClock
+from tests.support.schedulers import make_scheduler
 
 BLOCK_TOKENS, BLOCKS = 4, 24
 SYSTEMS = [[1] * 12, [1] * 8 + [2] * 12, [3] * 9]
@@ -38,7 +38,7 @@ class Succession:
 
 
 def engine(*, blocks=BLOCKS):
-    scheduler = Scheduler(
+    scheduler = make_scheduler(
         BlockPool(blocks),
         block_tokens=BLOCK_TOKENS,
         max_sequences=4,

@@ -17,13 +17,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from maitred.core.flow import Flow, FlowLevel, PriorityClass, ServiceWeights
 from maitred.core.request import EngineRequest, FinishReason, PinRequest, SamplingParams
-from maitred.engine.config import KVShareConfig, PinsConfig
+from maitred.engine.config import BatchLineConfig, KVShareConfig, PinsConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.swap import BlockCopy, SwapSpace
-from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS, Sequence
-from maitred.fairness.fair_queue import QueueOrderConfig
 from tests.support.charges import listen
+from tests.support.schedulers import make_scheduler
 
 EOS = 7
 VOCABULARY = 8
@@ -94,16 +93,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.context = min(blocks * block_tokens, 30)
         self.swap = SwapSpace(swap_slots) if swap_slots else None
         self.pool = BlockPool(blocks, self.swap)
-        self.scheduler = Scheduler(
+        self.scheduler = make_scheduler(
             self.pool,
             block_tokens=block_tokens,
             max_sequences=max_sequences,
-            overcommit_slots=guests,
+            guests=guests,
             step_tokens=self.step_tokens,
             context_tokens=self.context,
             eos_token_ids=(EOS,),
             prefix_cache=prefix_cache,
-            line=QueueOrderConfig(policy=policy),
+            line=BatchLineConfig(policy=policy),
             kv_shares=shares,
             block_copy_s=0.0,
             pins=PinsConfig(share=0.6, share_each=0.4),

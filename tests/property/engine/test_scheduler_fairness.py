@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.core.replica import StepTimes, pairs_of
 from maitred.core.request import EngineRequest, FinishReason, SamplingParams
-from maitred.engine.config import KVShareConfig
+from maitred.engine.config import BatchLineConfig, KVShareConfig
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.step_times import StepWork
-from maitred.fairness.fair_queue import QueueOrderConfig
 from tests.support.charges import listen
+from tests.support.schedulers import make_scheduler
 
 TIMES = StepTimes(4.4e-3, 1.3e-4, 6e-7, 1e-4, 7e-4, 1.6e-7)
 """The bundled model on one core, roughly."""
@@ -37,7 +36,7 @@ class Machine:
         options = {
             "max_sequences": 8, "step_tokens": 128, "context_tokens": blocks * block_tokens, "eos_token_ids": (),
         } | options  # fmt: skip
-        self.scheduler = Scheduler(self.pool, block_tokens=block_tokens, **options)
+        self.scheduler = make_scheduler(self.pool, block_tokens=block_tokens, **options)
         self.rng = random.Random(seed)
         self.noise = noise
         self.now_s = 0.0
@@ -212,7 +211,7 @@ def test_two_backlogged_tenants_never_drift_apart(weights, shapes, blocks, max_s
 def test_two_backlogged_classes_share_by_weight_though_the_more_urgent_goes_first_in_every_step(
     classes, shapes, max_sequences
 ):
-    line = QueueOrderConfig(ageing_s=None)
+    line = BatchLineConfig(ageing_s=None)
     machine = Machine(blocks=64, max_sequences=max_sequences, step_tokens=32, line=line)
     flows = [flow(str(priority), priority=priority) for priority in classes[:2]]
     weights = [line.class_weights[priority] for priority in classes[:2]]
@@ -258,7 +257,7 @@ def test_a_light_tenant_hardly_waits_behind_a_flood():
 )
 def test_whatever_is_in_the_way_a_background_request_ends_within_its_ageing(priority, prompt, ageing_s, policy):
     machine = Machine(
-        blocks=40, max_sequences=4, step_tokens=64, line=QueueOrderConfig(policy=policy, ageing_s=ageing_s)
+        blocks=40, max_sequences=4, step_tokens=64, line=BatchLineConfig(policy=policy, ageing_s=ageing_s)
     )
     (patient,) = machine.add(flow("patient", priority=priority), prompt=prompt, output=10)
     urgent = [flow(f"u{i}", priority=PriorityClass.INTERACTIVE) for i in range(3)]

@@ -5,12 +5,13 @@ from pathlib import Path
 
 from jsonschema import Draft202012Validator
 
+from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.admin.routes import admin_routes
 from maitred.api.openapi import describe
 from maitred.core.clock import SystemClock
 from maitred.core.tenancy import Scope
 
-ROUTES = admin_routes(*[None] * 14, SystemClock())
+ROUTES = admin_routes(DirectoryAdmin(None, None, SystemClock()), *[None] * 11)
 API = json.loads(describe(ROUTES))
 OPERATIONS = {
     f"{method.upper()} {path}": operation

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import jsonschema
 
-from maitred.api.application import build_app
 from maitred.api.config import ServerConfig
 from maitred.api.in_flight import InFlightLimiter
 from maitred.core.clock import SystemClock
+from tests.support.applications import make_app
 
 
 async def document():
@@ -17,15 +17,7 @@ async def document():
     async def send(message):
         sent.append(message)
 
-    edge = build_app(
-        ServerConfig(),
-        SimpleNamespace(rate_limit_status=None),
-        None,
-        InFlightLimiter(1),
-        [],
-        lambda: b"",
-        SystemClock(),
-    )
+    edge = make_app(ServerConfig(), SimpleNamespace(rate_limit_status=None), None, InFlightLimiter(1), SystemClock())
     scope = {"type": "http", "method": "GET", "path": "/openapi.json", "headers": []}
     await edge(scope, None, send)
     return json.loads(sent[1]["body"])

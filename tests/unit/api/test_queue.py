@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from maitred.api.application import build_app
 from maitred.api.config import ServerConfig
 from maitred.api.in_flight import InFlightLimiter
 from maitred.core.context import Outcome
@@ -22,6 +21,7 @@ from maitred.core.errors import (
 )
 from maitred.core.flow import PriorityClass, QueuePosition
 from maitred.core.tenancy import Principal, Scope
+from tests.support.applications import make_app
 from tests.support.clock import FakeClock
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"x"}]}'
@@ -40,9 +40,7 @@ class House:
         self.asks = []
         self.tallies = []
         self.clock = FakeClock()
-        self.app = build_app(
-            ServerConfig(**config), self, self, InFlightLimiter(capacity), [self], lambda: b"", self.clock
-        )
+        self.app = make_app(ServerConfig(**config), self, self, InFlightLimiter(capacity), self.clock, observers=[self])
 
     async def identify(self, header):
         return self.caller

@@ -42,7 +42,9 @@ def fresh():
     ],
 )
 async def test_a_gateway_that_refuses_everybody_for_want_of_a_store_is_not_ready(up, check, expected):
-    routes = ServiceRoutes(Answers(), InFlightLimiter(1), lambda accept: (b"", ""), lambda: {"database": up}, check)
+    routes = ServiceRoutes(
+        Answers(), InFlightLimiter(1), lambda accept: (b"", ""), stores_up=lambda: {"database": up}, check_stores=check
+    )
     probe = Probe()
     await routes.ready(probe)
     assert (probe.status, msgspec.json.decode(probe.body, type=HealthStatus)) == expected

@@ -5,8 +5,8 @@ import pytest
 from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.scheduler.scheduler import Scheduler
 from tests.support.clock import FakeClock
+from tests.support.schedulers import make_scheduler
 
 
 class CountingRunner:
@@ -33,7 +33,7 @@ class Bench:
     def __init__(self, *, max_sequences=4, blocks=64, **options):
         self.clock = FakeClock()
         self.runner = CountingRunner(self.clock)
-        scheduler = Scheduler(
+        scheduler = make_scheduler(
             BlockPool(blocks),
             block_tokens=4,
             max_sequences=max_sequences,

@@ -5,8 +5,8 @@ import pytest
 from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.scheduler.scheduler import Scheduler
 from tests.support.clock import FakeClock
+from tests.support.schedulers import make_scheduler
 
 STEP_S = 0.01
 
@@ -31,7 +31,7 @@ def clock():
 
 @pytest.fixture
 def engine(clock):
-    scheduler = Scheduler(
+    scheduler = make_scheduler(
         BlockPool(64), block_tokens=4, max_sequences=8, step_tokens=64, context_tokens=256, eos_token_ids=()
     )
     return Engine(scheduler, SleepingRunner(clock), clock, vocab_size=100, max_choices=8)

@@ -3,6 +3,7 @@
 from maitred.observe.diagnosis.finding import FindingKind
 from maitred.observe.live_diagnosis import LiveDiagnosis
 from maitred.observe.metrics.registry import Metrics
+from maitred.observe.metrics.stores import AccountMetrics, AccountsState
 from maitred.observe.samples import MetricSamples, MetricSeries, parse_metrics
 from tests.support.clock import FakeClock
 
@@ -73,7 +74,7 @@ def test_looks_are_no_more_frequent_than_they_need_be():
 
 
 def test_a_gateway_reads_of_itself_what_others_read_in_its_scrape():
-    metrics = Metrics(lambda: 3, dict)
+    metrics = Metrics(lambda: 3, dict, collectors=[AccountMetrics(AccountsState)])
     inside = metrics.samples()
     outside = MetricSamples(parse_metrics(metrics.render()[0].decode()))
     for name in ("maitred_in_flight", "maitred_stalled_requests_total", "maitred_ledger_backlog"):

@@ -1,7 +1,7 @@
 """Routes of models in memory: models that are loaded on demand, and models that can sleep."""
 
 from maitred.api.admin.directory_admin import DirectoryAdmin
-from maitred.api.admin.service import OnDemandModels, SleepableModels
+from maitred.api.admin.service import SleepableModels
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Handler, Route
 from maitred.core.tenancy import Scope
@@ -17,13 +17,11 @@ class OnDemandModelRoutes:
 
     Args:
         admin: The parts that admin routes share.
-        loadables: The models of this gateway that are loaded on demand.
         sleepables: The models that can sleep: those loaded on demand, and those that are always resident.
     """
 
-    def __init__(self, admin: DirectoryAdmin, loadables: OnDemandModels, sleepables: SleepableModels) -> None:
+    def __init__(self, admin: DirectoryAdmin, sleepables: SleepableModels) -> None:
         self._admin = admin
-        self._on_demand = loadables
         self._sleepable = sleepables
 
     def routes(self) -> list[Route]:
@@ -54,24 +52,24 @@ class OnDemandModelRoutes:
 
     async def list(self, exchange: HttpExchange) -> None:
         """Answers with all models that are loaded on demand."""
-        await self._admin.reply(exchange, self._on_demand.all())
+        await self._admin.reply(exchange, self._sleepable.on_demand.all())
 
     async def load(self, exchange: HttpExchange) -> None:
         """Loads a model; its `state` in the list shows when it is loaded."""
-        await self._admin.reply(exchange, self._on_demand.load(decode_body(exchange.body, NameModel).model))
+        await self._admin.reply(exchange, self._sleepable.on_demand.load(decode_body(exchange.body, NameModel).model))
 
     async def unload(self, exchange: HttpExchange) -> None:
         """Unloads a model; its `state` in the list shows when its memory is free."""
         named = decode_body(exchange.body, UnloadModel)
-        await self._admin.reply(exchange, self._on_demand.unload(named.model, hold=named.hold))
+        await self._admin.reply(exchange, self._sleepable.on_demand.unload(named.model, hold=named.hold))
 
     async def pin(self, exchange: HttpExchange) -> None:
         """Loads a model and keeps it in memory."""
-        await self._admin.reply(exchange, self._on_demand.pin(decode_body(exchange.body, NameModel).model))
+        await self._admin.reply(exchange, self._sleepable.on_demand.pin(decode_body(exchange.body, NameModel).model))
 
     async def unpin(self, exchange: HttpExchange) -> None:
         """Lets a model be unloaded again when memory is needed."""
-        await self._admin.reply(exchange, self._on_demand.unpin(decode_body(exchange.body, NameModel).model))
+        await self._admin.reply(exchange, self._sleepable.on_demand.unpin(decode_body(exchange.body, NameModel).model))
 
     async def list_sleepable(self, exchange: HttpExchange) -> None:
         """Answers with all models that can sleep."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from maitred.api.admin.budgets import BudgetRoutes, Budgets
 from maitred.api.admin.config import ConfigRoutes
-from maitred.api.admin.directory_admin import DirectoryAdmin, Refresh
+from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.admin.keys import KeyRoutes
 from maitred.api.admin.limits import LimitRoutes
 from maitred.api.admin.live import LiveRoutes
@@ -16,7 +16,6 @@ from maitred.api.admin.rollouts import RolloutRoutes
 from maitred.api.admin.service import (
     ConfigService,
     LiveService,
-    OnDemandModels,
     PinService,
     ReplicaService,
     RolloutService,
@@ -28,20 +27,16 @@ from maitred.api.admin.tenants import TenantRoutes
 from maitred.api.admin.usage import UsageRoutes
 from maitred.api.admin.workers import WorkerRoutes
 from maitred.api.routes import Route
-from maitred.core.clock import Clock
 from maitred.core.tenancy import Principal
-from maitred.store.directory import DirectoryStore
 from maitred.store.usage import UsageQueries
 
 
 def admin_routes(
-    book: DirectoryStore,
+    admin: DirectoryAdmin,
     usage: UsageQueries,
     budgets: Budgets,
-    refresh: Refresh,
     replicas: ReplicaService,
     rollouts: RolloutService,
-    loadables: OnDemandModels,
     sleepables: SleepableModels,
     pins: PinService,
     timelines: TimelineStore,
@@ -49,30 +44,25 @@ def admin_routes(
     configuration: ConfigService,
     workers: WorkerService,
     holds: Callable[[Principal], bool],
-    clock: Clock,
 ) -> list[Route]:
     """Returns the admin routes.
 
     Each route needs the scope admin, except the live state, of which other callers see a part.
 
     Args:
-        book: Store of tenants, keys and limits.
+        admin: Reads and changes tenants, keys and limits.
         usage: Queries of the usage ledger.
         budgets: Returns the state of the budgets of a subject.
-        refresh: Applies the changes in the store to this gateway at once; called after every change.
         replicas: The replicas of this gateway.
         rollouts: The rollouts of new model versions.
-        loadables: The models that are loaded on demand.
-        sleepables: The models that can sleep.
+        sleepables: The models that can sleep, and those of them that are loaded on demand.
         pins: The pinned prefixes.
         timelines: The timelines of the last requests.
         live: The service of the live state.
         configuration: The configuration of this gateway.
         workers: The API workers of this gateway, if there are several.
         holds: Returns whether an accepted principal would still be accepted.
-        clock: Clock for expiry times, and for relative times such as ``-7d``.
     """
-    admin = DirectoryAdmin(book, refresh, clock)
     return [
         *TenantRoutes(admin).routes(),
         *KeyRoutes(admin).routes(),
@@ -81,7 +71,7 @@ def admin_routes(
         *UsageRoutes(admin, usage).routes(),
         *ReplicaRoutes(admin, replicas).routes(),
         *RolloutRoutes(admin, rollouts).routes(),
-        *OnDemandModelRoutes(admin, loadables, sleepables).routes(),
+        *OnDemandModelRoutes(admin, sleepables).routes(),
         *PinRoutes(admin, pins).routes(),
         *RequestRoutes(admin, timelines).routes(),
         *LiveRoutes(admin, live, holds).routes(),

@@ -91,6 +91,11 @@ class SleepableModels(Protocol):
     Commands raise ResourceNotFound if no such model can sleep, and Conflict if the model is pinned.
     """
 
+    @property
+    def on_demand(self) -> OnDemandModels:
+        """Service for those that are loaded on demand."""
+        ...
+
     def all(self) -> list[SleeperBody]:
         """Lists the models that can sleep, as they are now."""
         ...

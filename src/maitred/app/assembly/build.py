@@ -4,10 +4,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from maitred.admission.policy.ladder import DegradationLadder
+from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.admin.routes import admin_routes
-from maitred.api.application import build_app
+from maitred.api.application import api_routes, build_app
 from maitred.api.console import ConsoleRoutes, OwnUseBody
 from maitred.api.feedback import FeedbackRoutes
+from maitred.api.health import ServiceRoutes
 from maitred.api.routes import Route
 from maitred.app.admin.caller_usage import CallerUsage
 from maitred.app.assembly.generation import ConfigGeneration
@@ -102,33 +104,43 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
     )
     traces = resources.traces
     watching: list[RequestObserver] = [parts.observer_batch, RequestLog(), *([] if traces is None else [traces])]
-    edge = build_app(
-        config.server,
+    admin = admin_routes(
+        DirectoryAdmin(stores.directory, parts.controller.reload_directory, clock),
+        usage=stores.usage,
+        budgets=admission.budgets,
+        replicas=parts.replica_admin,
+        rollouts=parts.rollouts,
+        sleepables=parts.sleepable_models,
+        pins=parts.pin_admin,
+        timelines=parts.timelines,
+        live=parts.live_state,
+        configuration=parts.reloader,
+        workers=parts.worker_admin,
+        holds=access.identity.holds,
+    )
+    service = ServiceRoutes(
         pipeline,
-        access.identity,
         parts.in_flight,
-        watching,
         metrics.render,
-        clock,
-        embedding=Embedder(draft.router, dispatchers, admission, clock),
-        feedback=FeedbackRoutes(stores.feedback, metrics.feedback.on_feedback).routes(),
-        admin=admin_routes(
-            *(
-                stores.directory,
-                stores.usage,
-                admission.budgets,
-                parts.controller.reload_directory,
-                parts.replica_admin,
-                parts.rollouts,
-            ),
-            *(parts.sleepable_models.on_demand, parts.sleepable_models, parts.pin_admin, parts.timelines),
-            *(parts.live_state, parts.reloader, parts.worker_admin),
-            *(access.identity.holds, clock),
-        ),
-        console=console_routes,
-        answers=parts.idempotency_store,
         stores_up=parts.store_health.stores_up,
         check_stores=parts.store_health.check_stores,
+    )
+    routes = api_routes(
+        config.server,
+        pipeline,
+        service,
+        embedding=Embedder(draft.router, dispatchers, admission, clock),
+        further=[*FeedbackRoutes(stores.feedback, metrics.feedback.on_feedback).routes(), *admin],
+    )
+    edge = build_app(
+        config.server,
+        [*routes, *console_routes],
+        identity=access.identity,
+        in_flight=parts.in_flight,
+        observers=watching,
+        standing=pipeline.rate_limit_status,
+        clock=clock,
+        answers=parts.idempotency_store,
         retry_budget=parts.retry_budget,
         begin=None if traces is None else traces.start_trace,
     )

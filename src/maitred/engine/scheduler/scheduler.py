@@ -30,14 +30,14 @@ computes the step, and calls `commit`; all other calls come between steps.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from msgspec import Struct
 
 from maitred.core.flow import ServiceWeights
 from maitred.core.replica import StepTimes
 from maitred.core.request import EngineRequest, FinishReason, WaitCause
-from maitred.engine.config import KVShareConfig, PinsConfig
+from maitred.engine.config import EngineConfig, PinsConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.accounts import FlowCharges
 from maitred.engine.scheduler.batch import RunningBatch
@@ -55,7 +55,7 @@ from maitred.engine.scheduler.step_size import StepSizer
 from maitred.engine.scheduler.step_times import StepWork, TimedStep
 from maitred.engine.scheduler.victims import SwapPolicy
 from maitred.engine.scheduler.wait_queue import WaitQueue
-from maitred.fairness.fair_queue import FairQueue, QueueOrderConfig, make_queue
+from maitred.fairness.fair_queue import FairQueue, make_queue
 
 
 class SequenceStep(Struct, gc=False):
@@ -74,84 +74,63 @@ class Scheduler:
 
     Args:
         pool: The KV blocks.
-        block_tokens: Tokens per block.
-        max_sequences: Maximum running sequences, without overcommitted ones.
-        overcommitted: Maximum overcommitted sequences (see `OvercommitSlots`), limited to `step_tokens -
-            max_sequences`.
-        step_tokens: Maximum tokens per step; at least `max_sequences`.
+        config: The `engine` section, for its settings of batch, queue order, KV shares and pins.
         context_tokens: Maximum tokens of prompt and answer together.
         eos_token_ids: End-of-sequence tokens of the model.
-        prefix_cache: Whether requests share prefixes. The choices of one request always do.
-        line: Order of the waiting queue.
         weights: Service per token when flows are compared.
-        itl_objective_s: Default inter-token latency objective in seconds; None: steps are as large as `step_tokens`
-            allows.
-        min_sequences: Sequences that may run even if the steps are slow.
-        kv_shares: Floors and ceilings of the tenants' KV blocks.
-        window: Batching window, which decides when a batch may begin.
         known_steps: Steps of this model on this machine that were measured before.
         block_copy_s: See `SwapPolicy`.
-        pins: Limits of the pinned prefixes.
     """
 
     def __init__(
         self,
         pool: BlockPool,
+        config: EngineConfig,
         *,
-        block_tokens: int,
-        max_sequences: int,
-        overcommit_slots: int = 0,
-        step_tokens: int,
         context_tokens: int,
         eos_token_ids: tuple[int, ...],
-        prefix_cache: bool = True,
-        line: QueueOrderConfig = QueueOrderConfig(),  # noqa: B008 - frozen
         weights: ServiceWeights = ServiceWeights(),  # noqa: B008 - frozen
-        itl_objective_s: float | None = None,
-        min_sequences: int = 1,
-        kv_shares: Mapping[str, KVShareConfig] | None = None,
-        window: BatchingWindow | None = None,
         known_steps: Iterable[TimedStep] = (),
         block_copy_s: float = math.inf,
-        pins: PinsConfig = PinsConfig(),  # noqa: B008 - frozen
     ) -> None:
+        block_tokens, step_tokens, max_sequences = config.block_tokens, config.step_tokens, config.max_sequences
         if step_tokens < max_sequences:
             raise ValueError("step_tokens must be at least max_sequences: a step decodes every running sequence.")
-        self._by_class = line.policy in ("fair", "priority")
+        self._by_class = config.line.policy in ("fair", "priority")
         self._step_tokens = step_tokens
         self._service_unit = step_tokens * weights.prompt
         self.block_tokens = block_tokens
-        self._window = window or BatchingWindow({}, 2)
+        self._window = BatchingWindow(config.batching_window_s, config.batching_window_requests)
         self._pace = StepSizer(
             step_tokens=step_tokens,
             max_sequences=max_sequences,
-            min_sequences=min_sequences,
-            itl_objective_s=itl_objective_s,
+            min_sequences=config.min_sequences,
+            itl_objective_s=config.itl_objective_s,
             known=known_steps,
         )
-        order: FairQueue[Sequence] = make_queue(line)
-        residency = KVShares(kv_shares or {}, pool.total)
+        order: FairQueue[Sequence] = make_queue(config.line)
+        residency = KVShares(config.kv_shares, pool.total)
         self._intake = SequenceFactory(
             pool,
             residency,
             block_tokens=block_tokens,
             context_tokens=context_tokens,
             eos_token_ids=eos_token_ids,
-            prefix_cache=prefix_cache,
+            prefix_cache=config.prefix_cache,
         )
-        wait_queue = WaitQueue(order, weights, residency, block_tokens=block_tokens, by_prefix=line.quantum > 0)
-        overcommit = OvercommitSlots(min(overcommit_slots, step_tokens - max_sequences))
+        wait_queue = WaitQueue(order, weights, residency, block_tokens=block_tokens, by_prefix=config.line.quantum > 0)
+        overcommit = OvercommitSlots(min(config.most_overcommit_slots, step_tokens - max_sequences))
         self._state = SchedulerState(
             *(
                 pool,
                 order,
                 wait_queue,
-                RunningBatch(itl_objective_s),
+                RunningBatch(config.itl_objective_s),
                 FlowCharges(order, weights),
                 residency,
                 overcommit,
             ),
-            pins=PinTable(pool, residency, pins if prefix_cache else PinsConfig(share=0), block_tokens),
+            pins=PinTable(pool, residency, config.pins if config.prefix_cache else PinsConfig(share=0), block_tokens),
             comes_back=SwapPolicy(block_copy_s, lambda: self._pace.times).pays,
         )
         self._planned_s = 0.0

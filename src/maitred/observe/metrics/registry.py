@@ -7,6 +7,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, exposition
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
 
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.context import RequestObserver
@@ -16,14 +17,9 @@ from maitred.observe.metrics.budgets import BudgetMetrics
 from maitred.observe.metrics.dispatch import DispatchMetrics, DispatchState
 from maitred.observe.metrics.engines import EngineMetrics, EngineStates
 from maitred.observe.metrics.process import CpuWaitMetrics, WorkerMetrics, process_resources
-from maitred.observe.metrics.reloads import ReloadMetrics, ReloadState
-from maitred.observe.metrics.replicas import ReplicaMetrics, ReplicaStates
 from maitred.observe.metrics.requests import RequestMetrics, TenantMetrics
-from maitred.observe.metrics.residency import ResidencyMetrics, ResidencyState
-from maitred.observe.metrics.rollouts import FeedbackMetrics, RolloutMetrics, RolloutMetricsState
+from maitred.observe.metrics.rollouts import FeedbackMetrics
 from maitred.observe.metrics.steps import StepMetrics
-from maitred.observe.metrics.stores import AccountMetrics, AccountsState
-from maitred.observe.metrics.upstreams import UpstreamMetrics, UpstreamStates
 from maitred.observe.metrics.vllm_names import vllm_families
 from maitred.observe.observer_batch import ObserverBatch
 from maitred.observe.samples import MetricSamples, parse_series
@@ -38,8 +34,8 @@ class Metrics:
 
     Args:
         in_flight: Requests that are being answered.
-        engines, accounts, queues, upstreams, residency, replicas, rollouts, reloads: Sources of state, read at each
-            scrape.
+        engines, queues: States of the engines and of the models' queues, read at each scrape.
+        collectors: Collectors of the gateway's other state, such as `AccountMetrics` of its stores.
         tasks: Tasks of the event loop.
         workers: Numbers and process ids of API workers.
         config: Settings of the metrics.
@@ -60,13 +56,8 @@ class Metrics:
         self,
         in_flight: Callable[[], int],
         engines: Callable[[], EngineStates],
-        accounts: Callable[[], AccountsState] = AccountsState,
         queues: Callable[[], Mapping[str, DispatchState]] = dict,
-        upstreams: UpstreamStates = dict,
-        residency: Callable[[], ResidencyState] = ResidencyState,
-        replicas: ReplicaStates = tuple,
-        rollouts: Callable[[], RolloutMetricsState] = RolloutMetricsState,
-        reloads: Callable[[], ReloadState] = ReloadState,
+        collectors: Iterable[Collector] = (),
         *,
         tasks: Callable[[], int] = lambda: 0,
         workers: Callable[[], Sequence[tuple[int, int]]] = tuple,
@@ -92,12 +83,8 @@ class Metrics:
         self._batch.add_observers(*self.observers)
         self._registry.register(EngineMetrics(in_flight, engines, tasks))
         self._registry.register(DispatchMetrics(queues))
-        self._registry.register(UpstreamMetrics(upstreams))
-        self._registry.register(ResidencyMetrics(residency))
-        self._registry.register(ReplicaMetrics(replicas))
-        self._registry.register(RolloutMetrics(rollouts))
-        self._registry.register(ReloadMetrics(reloads))
-        self._registry.register(AccountMetrics(accounts))
+        for collector in collectors:
+            self._registry.register(collector)
         self.growth = GrowthWatch(in_flight, engines, clock, lambda: {**process_resources(), "tasks": tasks()})
         self._registry.register(self.growth)
         self._registry.register(CpuWaitMetrics())

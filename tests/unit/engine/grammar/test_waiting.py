@@ -12,9 +12,9 @@ from maitred.engine.engine import Engine
 from maitred.engine.grammar.compiler import GrammarCompiler
 from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.text.grammar.language import GrammarFault
 from tests.support.clock import FakeClock
+from tests.support.schedulers import make_scheduler
 
 
 class CountingRunner:
@@ -34,7 +34,7 @@ class Bench:
         self.failure = None
         self.compiler = GrammarCompiler(self.vocabulary, most_unused=most_unused)
         self.constraints = Constraints(self.compiler, 4096, (4,))
-        scheduler = Scheduler(
+        scheduler = make_scheduler(
             BlockPool(16), block_tokens=4, max_sequences=2, step_tokens=16, context_tokens=64, eos_token_ids=(4,)
         )
         self.engine = Engine(
@@ -123,7 +123,9 @@ def test_only_so_many_grammars_that_nobody_uses_are_kept():
 
 def test_an_engine_without_a_vocabulary_says_so():
     engine = Engine(
-        Scheduler(BlockPool(4), block_tokens=4, max_sequences=1, step_tokens=4, context_tokens=8, eos_token_ids=()),
+        make_scheduler(
+            BlockPool(4), block_tokens=4, max_sequences=1, step_tokens=4, context_tokens=8, eos_token_ids=()
+        ),
         *(CountingRunner(), FakeClock()),
         vocab_size=10,
         max_choices=1,

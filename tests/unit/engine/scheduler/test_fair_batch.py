@@ -5,27 +5,24 @@ import pytest
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.core.replica import pairs_of
 from maitred.core.request import EngineRequest, FinishReason, SamplingParams
-from maitred.engine.config import KVShareConfig
+from maitred.engine.config import BatchLineConfig, EngineConfig, KVShareConfig
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS
 from maitred.engine.scheduler.step_times import StepWork
-from maitred.fairness.fair_queue import QueueOrderConfig
 from tests.support.charges import listen
 
 
 def make_scheduler(*, blocks=64, block_tokens=4, max_sequences=8, step_tokens=16, policy="fair", **options):
-    return Scheduler(
-        BlockPool(blocks),
+    config = EngineConfig(
         block_tokens=block_tokens,
         max_sequences=max_sequences,
         step_tokens=step_tokens,
-        context_tokens=blocks * block_tokens,
-        eos_token_ids=(99,),
-        line=QueueOrderConfig(policy=policy),
+        guests=0,
+        line=BatchLineConfig(policy=policy),
         **options,
     )
+    return Scheduler(BlockPool(blocks), config, context_tokens=blocks * block_tokens, eos_token_ids=(99,))
 
 
 class Charges:
@@ -432,8 +429,7 @@ def test_what_a_ceiling_can_never_hold_is_refused():
 
 
 def test_a_window_holds_a_first_step_back_until_enough_wait():
-    window = BatchingWindow({PriorityClass.BATCH: 2.0}, 3)
-    scheduler = make_scheduler(window=window)
+    scheduler = make_scheduler(batching_window_s={PriorityClass.BATCH: 2.0}, batching_window_requests=3)
     first = add(scheduler, "a", priority=PriorityClass.BATCH)
     assert scheduler.max_idle_s(0.5) == 1.5
     plan, _ = step(scheduler, 0.5)

@@ -6,23 +6,23 @@ import pytest
 
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.core.request import EngineRequest, SamplingParams
+from maitred.engine.config import BatchLineConfig
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.scheduler.scheduler import Scheduler
-from maitred.fairness.fair_queue import QueueOrderConfig
+from tests.support.schedulers import make_scheduler
 
 PLACES = 8
 
 
 def make(step_tokens):
-    return Scheduler(
+    return make_scheduler(
         BlockPool(256),
         block_tokens=4,
         max_sequences=PLACES,
-        overcommit_slots=2,
+        guests=2,
         step_tokens=step_tokens,
         context_tokens=256,
         eos_token_ids=(99,),
-        line=QueueOrderConfig(),
+        line=BatchLineConfig(),
     )
 
 

@@ -6,7 +6,7 @@ from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.core.request import EngineRequest, PinRequest, SamplingParams
 from maitred.engine.config import KVShareConfig, PinsConfig
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.scheduler.scheduler import Scheduler
+from tests.support.schedulers import make_scheduler
 
 BLOCK = 4
 
@@ -16,7 +16,7 @@ class Desk:
 
     def __init__(self, *, blocks=20, **options):
         self.pool = BlockPool(blocks)
-        self.scheduler = Scheduler(
+        self.scheduler = make_scheduler(
             self.pool,
             block_tokens=BLOCK,
             max_sequences=4,
@@ -145,13 +145,13 @@ def test_an_engine_that_falls_asleep_forgets_them():
     assert desk.run([*range(1, 9), 50]) == 0
 
 
-@pytest.mark.parametrize("shares", [None, {"acme": KVShareConfig(ceiling=0.5)}])
+@pytest.mark.parametrize("shares", [{}, {"acme": KVShareConfig(ceiling=0.5)}])
 def test_an_answer_that_grows_alone_is_not_thrown_out_for_pins(shares):
     desk = Desk(kv_shares=shares)
     desk.run(list(range(1, 25)), pin=PinRequest("a", 60.0))
     desk.run(list(range(31, 39)), pin=PinRequest("b", 90.0))
     assert desk.scheduler.pins.blocks == 8
-    room = desk.pool.total if shares is None else desk.pool.total // 2
+    room = desk.pool.total // 2 if shares else desk.pool.total
     desk.run(list(range(50, 54)), max_tokens=(room - 1) * BLOCK)
     assert desk.scheduler.counters.preemptions == 0
     assert desk.scheduler.pins.given_up == 2

@@ -1,20 +1,20 @@
 import pytest
 
 from maitred.core.request import EngineRequest, FinishReason, SamplingParams
+from maitred.engine.config import EngineConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
 
 
 def make_scheduler(*, blocks=64, block_tokens=4, max_sequences=8, step_tokens=16, prefix_cache=True):
-    return Scheduler(
-        BlockPool(blocks),
+    config = EngineConfig(
         block_tokens=block_tokens,
         max_sequences=max_sequences,
         step_tokens=step_tokens,
-        context_tokens=blocks * block_tokens,
-        eos_token_ids=(99,),
+        guests=0,
         prefix_cache=prefix_cache,
     )
+    return Scheduler(BlockPool(blocks), config, context_tokens=blocks * block_tokens, eos_token_ids=(99,))
 
 
 def make_request(prompt, *, max_tokens=4, n=1, **sampling):
