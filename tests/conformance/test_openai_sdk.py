@@ -163,7 +163,7 @@ async def test_a_key_makes_a_repeat_safe_whole_and_streamed():
         assert conflict.code == "idempotency_conflict"
         assert len(system.engine.submitted) == 3
         # The client would have tried again three times, had it not been told that it cannot help.
-        assert len(system.tallies) == 6
+        assert len(system.contexts) == 6
 
 
 async def test_an_impatient_client_retries_into_its_own_answer():
@@ -174,7 +174,7 @@ async def test_an_impatient_client_retries_into_its_own_answer():
             model=MODEL, messages=USER, extra_headers={"Idempotency-Key": "k"}
         )
         assert completion.choices[0].message.content == TEXT
-        await system.wait_until(lambda: len(system.tallies) > 1)
+        await system.wait_until(lambda: len(system.contexts) > 1)
         assert len(system.engine.submitted) == 1
 
 
@@ -204,4 +204,4 @@ async def test_the_client_does_not_come_back_beyond_its_budget_of_retries():
                 await client.chat.completions.create(model=MODEL, messages=USER)
         assert caught.value.response.headers["x-should-retry"] == "false"
         # It came, was granted one retry, came back, and then let it be.
-        assert [tally.status for tally in system.tallies] == [429, 429]
+        assert [context.status for context in system.contexts] == [429, 429]

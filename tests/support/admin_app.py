@@ -49,7 +49,7 @@ from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
 from maitred.store.rollouts import RolloutStore
 from maitred.store.usage import UsageQueries
-from tests.support.dispatchers import Desk
+from tests.support.dispatchers import DispatchSetup
 
 ADMIN_KEY = "sk-mtd-admin00000000000-" + "a" * 43
 ADMIN_ID = "admin00000000000"
@@ -58,7 +58,7 @@ ADMIN_ID = "admin00000000000"
 class NoModels:
     """A system that answers no inference; the administration needs none."""
 
-    async def rate_limit_status(self, tally: object) -> None:
+    async def rate_limit_status(self, context: object) -> None:
         return None
 
 
@@ -167,7 +167,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
                 raise StoreUnavailable
             await refresher.load()
 
-        desk = Desk(replicas=2)
+        setup = DispatchSetup(replicas=2)
         names = NameResolver(
             RoutingConfig(aliases={"other": "m"}).make_routes_config({"m": PoolConfig(), "m2": PoolConfig()})
         )
@@ -179,7 +179,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             UsageQueries(database),
             lambda subject: budget_usage(subject, directory, counters, clock),
             refresh,
-            ReplicaAdmin({"m": desk.dispatcher, "n": Desk().dispatcher}, clock),
+            ReplicaAdmin({"m": setup.dispatcher, "n": DispatchSetup().dispatcher}, clock),
             rollouts,
             loadables,
             SleepableModelAdmin(loadables, {}),

@@ -459,34 +459,34 @@ def killed_life(script, *arguments, after_s):
 
 async def test_killed_at_any_moment_nothing_recorded_is_lost_or_doubled(tmp_path):
     """A child says what it has recorded; whatever it said must be in the ledger, once, after it was killed."""
-    folder, said, chance = tmp_path / "journal", [], random.Random(7)
+    folder, recorded, chance = tmp_path / "journal", [], random.Random(7)
     config = StoreConfig(folder=str(tmp_path / "data"))
     async with opened(config, folder) as (database, ledger):
         for life in range(50):
-            said += killed_life(KILLED, folder, life * 100_000, after_s=chance.uniform(0, 0.01))
+            recorded += killed_life(KILLED, folder, life * 100_000, after_s=chance.uniform(0, 0.01))
             if chance.random() < 0.3:
                 await ledger.replay()
         await ledger.replay()
         assert await ledger.replay() == 0
         rows = await stored(database)
     finished = [row["id"] for row in rows if row["outcome"] == "finished"]
-    assert len(said) > 100
-    assert set(said) <= set(finished)
-    assert len(finished) <= len(said) + 50  # at most the one that each was killed over before it could say so
+    assert len(recorded) > 100
+    assert set(recorded) <= set(finished)
+    assert len(finished) <= len(recorded) + 50  # at most the one that each was killed over before it could say so
     assert len(rows) <= len(finished) + 50
     assert not (folder / "damaged").exists()
 
 
 async def test_killed_while_it_writes_every_event_counts_once(tmp_path):
     """Each child adopts what the one before has left, half written or not."""
-    folder, data, said, chance = tmp_path / "journal", tmp_path / "data", [], random.Random(11)
+    folder, data, recorded, chance = tmp_path / "journal", tmp_path / "data", [], random.Random(11)
     for life in range(8):
-        said += killed_life(WRITING, data, folder, life * 100_000, after_s=chance.uniform(0, 0.3))
+        recorded += killed_life(WRITING, data, folder, life * 100_000, after_s=chance.uniform(0, 0.3))
     async with opened(StoreConfig(folder=str(data)), folder) as (database, ledger):
         await ledger.replay()
         rows = await stored(database)
     finished = [row["id"] for row in rows if row["outcome"] == "finished"]
-    assert len(said) > 100
-    assert set(said) <= set(finished)
-    assert len(finished) <= len(said) + 8
+    assert len(recorded) > 100
+    assert set(recorded) <= set(finished)
+    assert len(finished) <= len(recorded) + 8
     assert len(rows) <= len(finished) + 8

@@ -252,15 +252,15 @@ def test_what_happened_to_it_is_told_slice_by_slice(server):
     texts = ["hello world"] * 70  # of 4 tokens each: more than a slice
     body = {"model": "tiny-encoder", "input": texts}
     httpx.post(f"{server.url}/v1/embeddings", json=body, headers={"x-request-id": "slices"}).raise_for_status()
-    story = explained(server, "slices")
-    assert (story["outcome"], story["route"], story["parameters"]) == ("finished", "/v1/embeddings", {})
+    timeline = explained(server, "slices")
+    assert (timeline["outcome"], timeline["route"], timeline["parameters"]) == ("finished", "/v1/embeddings", {})
     named = {}
-    for chapter in story["chapters"]:
-        named.setdefault(chapter["name"], []).append(chapter)
+    for span in timeline["chapters"]:
+        named.setdefault(span["name"], []).append(span)
     assert [*named] == ["resolve", "plan", "admission", "queue", "routing", "attempt", "settlement"]
     (plan,) = named["plan"]
     assert (plan["facts"]["texts"], plan["facts"]["slices"]) == (70, len(named["attempt"]))
-    assert plan["facts"]["prompt_tokens"] == story["prompt_tokens"] == 280
+    assert plan["facts"]["prompt_tokens"] == timeline["prompt_tokens"] == 280
     engines = []
     for attempt in named["attempt"]:
         (engine,) = attempt["inside"]

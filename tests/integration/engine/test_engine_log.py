@@ -29,9 +29,9 @@ def test_its_lines_are_lines_of_the_gateways_log(shape):
     assert len(lines) == 2, log
     for line in lines:
         if shape == "json":
-            said = json.loads(line)
-            assert (said["level"], said["logger"]) == ("debug", "maitred.engine")
-            assert (said["request_id"], said["trace_id"]) == ("told-1", TRACE_ID)
+            record = json.loads(line)
+            assert (record["level"], record["logger"]) == ("debug", "maitred.engine")
+            assert (record["request_id"], record["trace_id"]) == ("told-1", TRACE_ID)
         else:
             assert " DEBUG   maitred.engine  engine " in line
             assert line.endswith(f"[told-1 {TRACE_ID}]")

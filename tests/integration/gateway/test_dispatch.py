@@ -144,14 +144,14 @@ async def full(caller):
 
 
 async def test_a_waiting_request_says_where_it_stands_to_its_own_organisation_only(callers):
-    crowd, light, _ = callers
+    heavy, light, _ = callers
     async with asyncio.TaskGroup() as tasks:
-        async with full(crowd):
-            first = tasks.create_task(crowd.ask("place-first"))
-            await crowd.waits("place-first")
-            second = tasks.create_task(crowd.ask("place-second"))
-            behind = await crowd.waits("place-second")
-            place = await crowd.waits("place-first")
+        async with full(heavy):
+            first = tasks.create_task(heavy.ask("place-first"))
+            await heavy.waits("place-first")
+            second = tasks.create_task(heavy.ask("place-second"))
+            behind = await heavy.waits("place-second")
+            place = await heavy.waits("place-first")
             stranger = await light.place("place-first")
         answers = [await first, await second]
     assert place["id"] == "place-first"
@@ -160,18 +160,18 @@ async def test_a_waiting_request_says_where_it_stands_to_its_own_organisation_on
     assert stranger.status_code == 404
     assert [answer.status_code for answer in answers] == [200, 200]
     assert int(answers[1].headers["x-maitred-queue-position"]) >= 1
-    assert (await crowd.place("place-first")).status_code == 404
+    assert (await heavy.place("place-first")).status_code == 404
 
 
 async def test_a_light_tenant_does_not_wait_behind_a_crowd(callers):
-    crowd, light, _ = callers
-    async with asyncio.TaskGroup() as tasks, full(crowd):
+    heavy, light, _ = callers
+    async with asyncio.TaskGroup() as tasks, full(heavy):
         for number in range(12):
-            tasks.create_task(crowd.ask(f"crowd-{number}", tokens=60))
-            await crowd.waits(f"crowd-{number}")
+            tasks.create_task(heavy.ask(f"crowd-{number}", tokens=60))
+            await heavy.waits(f"crowd-{number}")
         tasks.create_task(light.ask("light", tokens=60))
         await light.waits("light")
-    later = sum(ended_s > light.ended["light"] for ended_s in crowd.ended.values())
+    later = sum(ended_s > light.ended["light"] for ended_s in heavy.ended.values())
     assert later >= 9, f"the light tenant came before {later} of 12"
 
 
@@ -179,34 +179,34 @@ async def test_a_light_tenant_is_a_guest_while_a_crowd_holds_all_places(keys, tm
     path = tmp_path / "maitred.yaml"
     path.write_text(CONFIG.replace("guests: 0", "guests: 1"))
     with serving("--config", str(path), environment=keys) as server:
-        async with calling(server, keys) as (crowd, light, _), asyncio.TaskGroup() as tasks, full(crowd):
-            waiting = tasks.create_task(crowd.ask("crowd", tokens=20))
-            await crowd.waits("crowd")
+        async with calling(server, keys) as (heavy, light, _), asyncio.TaskGroup() as tasks, full(heavy):
+            waiting = tasks.create_task(heavy.ask("crowd", tokens=20))
+            await heavy.waits("crowd")
             answer = await light.ask("light", tokens=20)
             assert answer.headers["x-maitred-predicted-wait-ms"] == "0"
             assert answer.json()["usage"]["completion_tokens"] == 20
             assert not waiting.done()
-            assert (await crowd.place("crowd")).status_code == 200, "it waits for the crowd's own answers to end"
+            assert (await heavy.place("crowd")).status_code == 200, "it waits for the crowd's own answers to end"
         assert server.stop() == 0
 
 
 async def test_the_urgent_go_first_and_a_ceiling_caps_what_may_be_asked(callers):
-    crowd, _, modest = callers
-    async with asyncio.TaskGroup() as tasks, full(crowd):
-        background = tasks.create_task(crowd.ask("background", tokens=60, headers={"x-maitred-priority": "1"}))
-        await crowd.waits("background")
+    heavy, _, modest = callers
+    async with asyncio.TaskGroup() as tasks, full(heavy):
+        background = tasks.create_task(heavy.ask("background", tokens=60, headers={"x-maitred-priority": "1"}))
+        await heavy.waits("background")
         capped = tasks.create_task(modest.ask("capped", tokens=60, priority=10))
         await modest.waits("capped")
-        urgent = tasks.create_task(crowd.ask("urgent", tokens=60, headers={"x-maitred-priority": "interactive"}))
-        assert (await crowd.waits("urgent"))["position"] == 0
+        urgent = tasks.create_task(heavy.ask("urgent", tokens=60, headers={"x-maitred-priority": "interactive"}))
+        assert (await heavy.waits("urgent"))["position"] == 0
     granted = [task.result().headers["x-maitred-priority"] for task in (urgent, capped, background)]
     assert granted == ["interactive", "batch", "background"]
-    assert crowd.ended["urgent"] < crowd.ended["background"]
+    assert heavy.ended["urgent"] < heavy.ended["background"]
 
 
 async def test_who_would_be_served_too_late_is_told_at_once_when_to_come_back(callers):
-    crowd, light, _ = callers
-    async with full(crowd):
+    heavy, light, _ = callers
+    async with full(heavy):
         began_s = time.monotonic()
         refused = await light.ask("late", headers={"x-maitred-ttft-ms": "5"})
         took_s = time.monotonic() - began_s
@@ -235,11 +235,11 @@ async def test_a_shorter_answer_is_given_where_a_whole_one_would_come_too_late(k
     with serving("--config", str(path), environment=keys) as server:
         headers = {"authorization": f"Bearer {keys['CROWD_KEY']}"}
         async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=PATIENCE_S) as client:
-            crowd = Caller(client)
-            async with full(crowd):
+            heavy = Caller(client)
+            async with full(heavy):
                 soon = {"x-maitred-ttft-ms": "200"}
-                refused = await crowd.ask("declined", tokens=1_500, headers=soon)
-                given = await crowd.ask("shorter", tokens=1_500, headers={**soon, "x-maitred-no-degradation": "false"})
+                refused = await heavy.ask("declined", tokens=1_500, headers=soon)
+                given = await heavy.ask("shorter", tokens=1_500, headers={**soon, "x-maitred-no-degradation": "false"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "deadline_unmeetable")
         assert given.status_code == 200, given.text
         assert given.headers["x-maitred-degraded"] == "max_tokens=4"
@@ -248,8 +248,8 @@ async def test_a_shorter_answer_is_given_where_a_whole_one_would_come_too_late(k
 
 
 async def test_who_leaves_the_queue_leaves_nothing(callers):
-    crowd, light, _ = callers
-    async with full(crowd):
+    heavy, light, _ = callers
+    async with full(heavy):
         waiting = [asyncio.create_task(light.ask(f"leaver-{number}", n=1 + number % 2)) for number in range(9)]
         await light.waits("leaver-8")
         for task in waiting:
@@ -261,10 +261,10 @@ async def test_who_leaves_the_queue_leaves_nothing(callers):
 
 
 async def test_streams_tell_while_they_wait_and_account_for_it(callers):
-    crowd, light, _ = callers
+    heavy, light, _ = callers
     async with AsyncExitStack() as stack:
         holding = await stack.enter_async_context(AsyncExitStack())
-        await holding.enter_async_context(full(crowd))
+        await holding.enter_async_context(full(heavy))
         body = _body("told", 5) | {"stream": True}
         headers = {"x-request-id": "told", "x-maitred-explain": "true"}
         sending = asyncio.create_task(

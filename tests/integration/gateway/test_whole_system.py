@@ -40,8 +40,8 @@ async def test_the_same_seed_gives_the_same_answer_whole_or_streamed_alone_or_in
         return [choice.message.content for choice in answer.choices]
 
     alone = await whole()
-    crowd = await asyncio.gather(*(whole() for _ in range(6)))
-    assert all(answer == alone for answer in crowd)
+    together = await asyncio.gather(*(whole() for _ in range(6)))
+    assert all(answer == alone for answer in together)
     texts = ["", ""]
     stream = await client.chat.completions.create(model=MODEL, messages=USER, max_tokens=40, seed=5, n=2, stream=True)
     async for chunk in stream:

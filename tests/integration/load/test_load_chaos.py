@@ -291,9 +291,9 @@ async def test_a_link_that_breaks_and_clients_that_leave():
         )
     )
     assert rehearsal.broken == []
-    said = [" ".join(entry.said) for entry in rehearsal.faults]
-    assert said[2] == "10 users: 10 cancelled"
-    assert said[3] == "3 users: 3 complete"
+    notes = [" ".join(entry.said) for entry in rehearsal.faults]
+    assert notes[2] == "10 users: 10 cancelled"
+    assert notes[3] == "3 users: 3 complete"
 
 
 @on_uvloop

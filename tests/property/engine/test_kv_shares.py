@@ -66,7 +66,7 @@ class Batch:
 
 def shares():
     share = st.builds(
-        lambda floor, more: KVShareConfig(floor=floor, ceiling=min(1.0, floor + more)),
+        lambda guarantee, more: KVShareConfig(floor=guarantee, ceiling=min(1.0, guarantee + more)),
         st.sampled_from([0.0, 0.1, 0.25, 0.33]),
         st.floats(0.05, 1),
     )

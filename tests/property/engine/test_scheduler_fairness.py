@@ -306,12 +306,12 @@ def test_nothing_is_left_whatever_happens(data):
     for _ in range(data.draw(st.integers(5, 60))):
         match data.draw(st.sampled_from(["add", "step", "step", "step", "cancel", "pause", "resume", "wait"])):
             case "add":
-                room = blocks * 4
-                prompt = data.draw(st.integers(1, room - 1))
+                capacity = blocks * 4
+                prompt = data.draw(st.integers(1, capacity - 1))
                 machine.add(
                     flow(data.draw(st.sampled_from("abc")), priority=data.draw(st.sampled_from(PriorityClass))),
                     prompt=prompt,
-                    output=data.draw(st.integers(1, min(20, room - prompt))),
+                    output=data.draw(st.integers(1, min(20, capacity - prompt))),
                     n=data.draw(st.integers(1, 3)),
                     same=data.draw(st.booleans()),
                     deadline_in_s=data.draw(st.none() | st.floats(0.001, 0.5)),

@@ -77,7 +77,7 @@ def test_a_limit_that_refuses_says_which_it_is():
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (reached(retry_after_s=2.0), False),
         (reached(retry_after_s=None), True),
@@ -85,8 +85,8 @@ def test_a_limit_that_refuses_says_which_it_is():
         (errors.Saturated(retry_after_s=1.0), False),
     ],
 )
-def test_clients_are_told_when_retrying_cannot_help(error, told):
-    assert ((b"x-should-retry", b"false") in error_headers(error)) is told
+def test_clients_are_told_when_retrying_cannot_help(error, expected):
+    assert ((b"x-should-retry", b"false") in error_headers(error)) is expected
 
 
 def test_who_is_not_known_is_told_how_to_say_who_they_are():

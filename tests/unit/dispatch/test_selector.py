@@ -15,7 +15,7 @@ from maitred.dispatch.request import Endpoint
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig
 from maitred.routing.prefix import PrefixCacheBalancer
-from tests.support.dispatchers import CARD, SaidReplica, errand
+from tests.support.dispatchers import CARD, ScriptedReplica, make_dispatch_request
 
 TIMES = StepTimes(fixed_s=0.01, token_s=0.001)
 
@@ -27,11 +27,11 @@ class Pool:
         load = {"free_blocks": 10_000, "total_blocks": 10_000, "times": times}
         self.replicas = {}
         for number in range(count):
-            replica = self.replicas[f"r{number}"] = SaidReplica(CARD)
+            replica = self.replicas[f"r{number}"] = ScriptedReplica(CARD)
             replica.say(**load)
         placement = PrefixCacheBalancer(Balancer(BalanceConfig(**settings), ServiceWeights(), random.Random(1).random))
-        posts = [Endpoint(name, replica) for name, replica in self.replicas.items()]
-        self.floor = DispatchCore(posts, DispatchConfig(headroom=0.0), placement)
+        endpoints = [Endpoint(name, replica) for name, replica in self.replicas.items()]
+        self.core = DispatchCore(endpoints, DispatchConfig(headroom=0.0), placement)
         self.now_s = 1_000_000.0
         self.made = 0
 
@@ -39,14 +39,14 @@ class Pool:
         """Where a request goes; it has ended when this returns."""
         self.made += 1
         self.now_s += 1.0
-        asked = errand(self.made, org, tokens=len(prompt), arrived_s=self.now_s, **fields)
+        asked = make_dispatch_request(self.made, org, tokens=len(prompt), arrived_s=self.now_s, **fields)
         asked.prompts[:] = [prompt]
-        ticket = self.floor.new_entry(asked)
-        self.floor.join(ticket, self.now_s)
-        assert self.floor.dispatch_ready(self.now_s) == [ticket]
-        assert ticket.state is QueueState.RELEASED
-        name = ticket.allocation.endpoint_state.endpoint.name
-        self.floor.leave(ticket, self.now_s, finished=True)
+        queued = self.core.new_entry(asked)
+        self.core.join(queued, self.now_s)
+        assert self.core.dispatch_ready(self.now_s) == [queued]
+        assert queued.state is QueueState.RELEASED
+        name = queued.allocation.endpoint_state.endpoint.name
+        self.core.leave(queued, self.now_s, finished=True)
         return name
 
 
@@ -125,16 +125,16 @@ class Alone(Pool):
         super().__init__(1)
         self.replicas["r0"].say(step_tokens=10_000)
         keys = b"".join(chain(shared_scope(org), known, 16))
-        self.placement = self.floor.selector.balancer
+        self.placement = self.core.selector.balancer
         self.placement.on_block_update("r0", BlockUpdate(1, 16, 1_000, stored=keys, whole=True))
 
     def foreseen_s(self, prompt, org="acme"):
         """What is foretold of the prompt's first token where nobody waits and nothing runs."""
-        asked = errand(1, org, tokens=len(prompt), arrived_s=self.now_s)
+        asked = make_dispatch_request(1, org, tokens=len(prompt), arrived_s=self.now_s)
         asked.prompts[:] = [prompt]
-        ticket = self.floor.new_entry(asked)
-        assert self.floor.dispatch_now(ticket, self.now_s)
-        return ticket.prefill_s
+        queued = self.core.new_entry(asked)
+        assert self.core.dispatch_now(queued, self.now_s)
+        return queued.prefill_s
 
 
 def test_what_the_engine_holds_of_a_prompt_is_not_foretold_to_take_time():
@@ -155,11 +155,11 @@ def test_what_the_engine_holds_of_a_prompt_counts_while_others_wait():
     pool.replicas["r0"].say(free_sequences=0, running=4)
     waits = {}
     for seed in (1, 2):
-        asked = errand(seed, "acme", tokens=640, arrived_s=pool.now_s)
+        asked = make_dispatch_request(seed, "acme", tokens=640, arrived_s=pool.now_s)
         asked.prompts[:] = [text(seed)]
-        ticket = pool.floor.new_entry(asked)
-        pool.floor.forecast_cache.predict(ticket, pool.floor.refresh(pool.now_s), pool.now_s)
-        waits[seed] = ticket.prefill_s
+        queued = pool.core.new_entry(asked)
+        pool.core.forecast_cache.predict(queued, pool.core.refresh(pool.now_s), pool.now_s)
+        waits[seed] = queued.prefill_s
     assert waits[2] - waits[1] == pytest.approx(0.624)
 
 
@@ -168,6 +168,6 @@ def test_of_a_prompt_whose_tokens_nobody_knows_as_much_is_computed_as_usual():
     for prompt in (TruncatedPrompt((), 640), text(2)):
         pool = Alone(text(1))
         for _ in range(200):
-            pool.floor.predictor.on_prompt(100, 50)
+            pool.core.predictor.on_prompt(100, 50)
         foreseen_s.append(pool.foreseen_s(prompt))
     assert foreseen_s == [pytest.approx(0.01 + 0.320, rel=0.01), pytest.approx(0.01 + 0.640)]

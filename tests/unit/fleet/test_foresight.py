@@ -38,12 +38,12 @@ def test_the_longer_a_pause_the_sooner_its_end_is_the_models():
     for _ in range(4):
         one.call("a")
         one.until(one.now_s + 2.0)
-    said = []
+    predicted = []
     while one.residents.evictable_from_s(one.residents["a"], one.now_s, one.demands()) > one.now_s:
-        said.append(asked(one, "b"))
+        predicted.append(asked(one, "b"))
         one.tick()
-    assert said == sorted(said, reverse=True)
-    assert said[-1] < 6.0 < said[0]
+    assert predicted == sorted(predicted, reverse=True)
+    assert predicted[-1] < 6.0 < predicted[0]
 
 
 def test_a_load_that_is_late_is_said_to_take_longer_the_later_it_is_and_so_are_those_after_it():
@@ -68,7 +68,9 @@ def errors_of(traffic, seeds=24):
         traffic(one, draw)
         one.until(one.now_s + 60)
         waits = [(call.predicted_s, call.waited_s) for call in one.calls]
-        errors += [abs(said - came) / max(came, TICK_S) for said, came in waits if max(said, came) >= LEAST_S]
+        errors += [
+            abs(predicted - came) / max(came, TICK_S) for predicted, came in waits if max(predicted, came) >= LEAST_S
+        ]
     return sorted(errors)
 
 

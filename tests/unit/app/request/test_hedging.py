@@ -20,7 +20,7 @@ from maitred.dispatch.config import DispatchConfig, HedgingConfig
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.request import Endpoint
 from maitred.routing.catalog import Catalog, ServedModel
-from tests.support.admission_services import Desk
+from tests.support.admission_services import AdmissionSetup
 from tests.unit.app.request.test_pipeline import EOS, TOKENIZER, MemoryReplica, MemoryStream, ask, ids
 
 
@@ -209,7 +209,7 @@ async def test_engines_of_our_own_are_hedged_and_the_answer_is_billed_once():
     dispatcher = Dispatcher("m", [Endpoint("silent", silent), Endpoint("quick", quick)], config, SystemClock())
     dispatcher.hedging._ttft_samples_s.extend([0.001] * 20)
     dispatcher.hedging._budget = 1.0
-    services = Desk()
+    services = AdmissionSetup()
     pipeline = Pipeline(
         Router(Catalog([ServedModel("m", quick, TOKENIZER)])),
         LocalFlowController({"m": dispatcher}, services.admission, SystemClock()),

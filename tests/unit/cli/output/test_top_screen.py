@@ -60,5 +60,5 @@ def test_a_soft_limit_is_told_from_a_hard_one():
     ]
     counts = dict.fromkeys(("waiting", "running", "requests", "refused", "prompt_tokens", "output_tokens"), 0)
     lines = shown(tenants=[TenantUseBody(tenant="acme", **counts, limits=limits)]).splitlines()
-    told = [line.split("50%")[1].strip() for line in lines if "50%" in line]
-    assert told == ["usd_per_month", "soft usd_per_month"]
+    budgets = [line.split("50%")[1].strip() for line in lines if "50%" in line]
+    assert budgets == ["usd_per_month", "soft usd_per_month"]

@@ -58,7 +58,7 @@ def requests(count=24, **fields):
 
 
 def answers(engine, asked, between=lambda engine, step: None):
-    told, scores, finishes = {}, {}, {}
+    outputs, scores, finishes = {}, {}, {}
     for request in asked:
         engine.submit("owner", request)
     step = 0
@@ -67,13 +67,13 @@ def answers(engine, asked, between=lambda engine, step: None):
         step += 1
         for output in engine.step().get("owner", []):
             key = output.request_id, output.delta.index
-            told.setdefault(key, []).extend(output.delta.tokens)
+            outputs.setdefault(key, []).extend(output.delta.tokens)
             scores.setdefault(key, []).extend(entry.logprob for entry in output.delta.logprobs or [])
             if output.delta.finish:
                 finishes[key] = output.delta.finish
     load = engine.load()
     assert load.free_blocks == load.total_blocks
-    return told, scores, finishes
+    return outputs, scores, finishes
 
 
 def read_lengths(engine):

@@ -170,15 +170,15 @@ def test_losses_come_first(rich: LoadResult) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requests", "outcome", "said"),
+    ("requests", "outcome", "phrase"),
     [(0, UserOutcome.COMPLETE, "Nothing was measured"), (5, UserOutcome.REFUSED, "None of 5 requests")],
 )
-def test_nothing_answered(requests: int, outcome: UserOutcome, said: str) -> None:
+def test_nothing_answered(requests: int, outcome: UserOutcome, phrase: str) -> None:
     result = synthetic_result(1, requests=requests)
     result.summary = msgspec.structs.replace(result.summary, outcomes={outcome.value: requests})
     document = outline(result)
     assert document.verdict.tone is CalloutLevel.BAD
-    assert said in document.verdict.text
+    assert phrase in document.verdict.text
 
 
 def test_a_short_run_says_so() -> None:

@@ -7,25 +7,36 @@ from maitred.core.inference import Conversation
 from maitred.routing.auto.prompt import HEAD_CHARACTERS, TAIL_CHARACTERS, prompt_text
 
 
-def said(role, content):
+def message(role, content):
     return {"role": role, "content": content}
 
 
 def test_the_last_words_of_the_person_count():
-    told = [said("system", "Be brief."), said("user", "Hi"), said("assistant", "Hello"), said("user", "Why?")]
-    assert prompt_text(Conversation(told)) == "Why?"
-    assert prompt_text(Conversation([*told, said("assistant", "Because"), said("tool", "42")])) == "Why?"
+    turns = [
+        message("system", "Be brief."),
+        message("user", "Hi"),
+        message("assistant", "Hello"),
+        message("user", "Why?"),
+    ]
+    assert prompt_text(Conversation(turns)) == "Why?"
+    assert prompt_text(Conversation([*turns, message("assistant", "Because"), message("tool", "42")])) == "Why?"
     parts = [
         {"type": "text", "text": "What is"},
         {"type": "image_url", "image_url": {}},
         {"type": "text", "text": "it?"},
     ]
-    assert prompt_text(Conversation([said("user", parts)])) == "What is\nit?"
+    assert prompt_text(Conversation([message("user", parts)])) == "What is\nit?"
 
 
 def test_what_cannot_be_read_has_no_text():
     image = [{"type": "image_url", "image_url": {"url": "data:"}}]
-    for messages in ([], [said("system", "Be brief.")], [said("user", image)], [said("user", None)], [said("user", 3)]):
+    for messages in (
+        [],
+        [message("system", "Be brief.")],
+        [message("user", image)],
+        [message("user", None)],
+        [message("user", 3)],
+    ):
         assert prompt_text(Conversation(messages)) is None
     assert prompt_text([1, 2, 3]) is None
     assert prompt_text(" \n") is None

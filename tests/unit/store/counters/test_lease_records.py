@@ -7,9 +7,9 @@ BUDGET = LimitClaim("day", CounterKind.BUDGET, 1000, 10, per_output=2, ends_s=50
 POOL = LimitClaim("pool", CounterKind.POOL, 10, 1)
 
 
-def held_by(lease="a", now_s=0.0, *, told=True, local=False):
+def held_by(lease="a", now_s=0.0, *, reported=True, local=False):
     holdings = LeaseRecords()
-    holdings.add(Reservation(lease, [BUDGET, POOL], 50, 1, 30.0), 40, now_s, reported=told, from_slice=local)
+    holdings.add(Reservation(lease, [BUDGET, POOL], 50, 1, 30.0), 40, now_s, reported=reported, from_slice=local)
     return holdings
 
 
@@ -46,7 +46,7 @@ def test_an_expired_lease_returns_to_the_slices_once_and_is_forgotten_late():
 
 
 def test_what_redis_was_not_told_is_not_forgotten():
-    holdings = held_by(told=False, local=True)
+    holdings = held_by(reported=False, local=True)
     holdings.expire(30.0 + 10 * LATE_SETTLE_S)
     assert holdings.unreported_leases(10) == ["a"]
 

@@ -299,7 +299,7 @@ def test_a_body_names_its_priority_by_number_or_by_service_tier(decoded, fields,
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ({}, {}),
         ({"enable_thinking": False}, {"enable_thinking": False}),
@@ -314,8 +314,8 @@ def test_a_body_names_its_priority_by_number_or_by_service_tier(decoded, fields,
         ),
     ],
 )
-def test_what_a_template_is_told(fields, told):
-    assert chat(**fields).template_arguments() == told
+def test_what_a_template_is_told(fields, expected):
+    assert chat(**fields).template_arguments() == expected
 
 
 def test_servers_of_others_are_told_it_in_the_words_that_they_know():

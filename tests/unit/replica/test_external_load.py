@@ -38,6 +38,6 @@ def test_it_is_never_below_nothing_nor_from_the_future(pages):
     for running, waiting, ours, passed_s in pages:
         now_s += passed_s
         server.on_report(ServerLoad(running, waiting), ours, now_s)
-        said = server.estimate(now_s + passed_s)
-        assert 0 <= said.waiting <= said.requests <= (running or 0) + (waiting or 0) + 18
-        assert said.late_s >= 0
+        estimate = server.estimate(now_s + passed_s)
+        assert 0 <= estimate.waiting <= estimate.requests <= (running or 0) + (waiting or 0) + 18
+        assert estimate.late_s >= 0
