@@ -67,7 +67,7 @@ async def test_the_events_come_in_their_order():
         assert events[-2].usage.output_tokens == len(ANSWER.tokens)
 
 
-async def test_a_stream_says_done_in_its_own_way_only():
+async def test_a_stream_ends_with_the_event_of_its_api_only():
     async with gateway([ANSWER]) as system:
         headers = {"anthropic-version": "2023-06-01"}
         answer = await system.client.post("/v1/messages", json={**ASKED, "stream": True}, headers=headers)
@@ -191,7 +191,7 @@ async def test_the_version_must_be_the_one_that_is_spoken(version, path):
         assert "anthropic-version" in answer.json()["error"]["message"]
 
 
-async def test_a_full_house_is_overloaded_and_passes():
+async def test_a_full_gateway_answers_overloaded_and_the_sdk_retries():
     async with gateway([ScriptedAnswer(tokens=tokens_of(TEXT) * 4)], step_s=0.02, max_in_flight=1) as system:
         async with async_client(system) as client:
             first = asyncio.create_task(client.messages.create(**ASKED))

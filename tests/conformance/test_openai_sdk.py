@@ -99,7 +99,7 @@ async def test_errors_become_the_clients_exceptions():
         assert bad.value.type == "invalid_request_error"
 
 
-async def test_a_full_house_is_a_rate_limit_error_and_passes():
+async def test_a_full_gateway_is_a_rate_limit_error_and_the_sdk_retries():
     async with gateway([ScriptedAnswer(tokens=tokens_of(TEXT) * 4)], step_s=0.02, max_in_flight=1) as system:
         async with async_client(system) as client:
             first = asyncio.create_task(client.chat.completions.create(model=MODEL, messages=USER))
@@ -178,7 +178,7 @@ async def test_an_impatient_client_retries_into_its_own_answer():
         assert len(system.engine.submitted) == 1
 
 
-async def test_what_a_request_says_of_its_urgency_and_what_it_is_told():
+async def test_priority_headers_of_a_request_and_headers_of_its_response():
     async with gateway([ANSWER]) as system, async_client(system) as client:
         raw = await client.chat.completions.with_raw_response.create(
             model=MODEL,

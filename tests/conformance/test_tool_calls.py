@@ -118,7 +118,7 @@ async def test_calls_as_anthropic_has_them(tokenizers, family, streams):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_calls_and_results_are_told_to_the_model(tokenizers, family):
+async def test_calls_and_results_reach_the_model(tokenizers, family):
     tokenizer = tokenizers[family]
     calls = [
         {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -141,7 +141,7 @@ async def test_calls_and_results_are_told_to_the_model(tokenizers, family):
         assert read.index("A bird.") < read.rindex('"name": "go"') < read.index("Done.")
 
 
-async def test_tools_that_must_not_be_called_are_not_told_of(tokenizers):
+async def test_tools_that_must_not_be_called_are_not_in_the_prompt(tokenizers):
     written = WRITTEN["hermes"] % GIVEN
     async with system(tokenizers["hermes"], written) as running, openai_client(running) as client:
         asked = {"model": MODEL, "messages": USER, "tools": TOOLS, "tool_choice": "none"}
@@ -259,7 +259,7 @@ async def test_tokens_are_counted_with_tools(tokenizers):
         ({"tool_choice": "required"}, "tool_choice"),
     ],
 )
-async def test_what_is_wrong_with_tools_is_said(tokenizers, fields, param):
+async def test_faults_of_tools_are_reported(tokenizers, fields, param):
     async with system(tokenizers["hermes"], "Yes.") as running:
         answer = await running.client.post("/v1/chat/completions", json={"model": MODEL, "messages": USER, **fields})
         assert answer.status_code == 400

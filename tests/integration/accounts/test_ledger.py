@@ -125,7 +125,7 @@ async def test_spent_is_exact_at_every_moment_of_a_write(store_config, tmp_path)
         await writing
 
 
-async def test_what_was_taken_from_rates_is_told_by_the_second(store_config, tmp_path):
+async def test_the_ledger_sums_what_was_taken_from_rates_by_second(store_config, tmp_path):
     start_s = 1_000_000.0
     async with opened(store_config, tmp_path / "journal") as (database, ledger):
         assert await ledger.rate_usage_since(start_s) == RecentRateUsage(-math.inf, {})
@@ -164,7 +164,7 @@ async def test_what_orphans_had_reserved_was_taken(store_config, tmp_path):
     assert sum(amount for _, amount in taken.counters["a"]) == 43
 
 
-async def test_a_hundred_thousand_lines_are_told_in_a_few_sums(store_config, tmp_path):
+async def test_a_hundred_thousand_lines_are_summed_into_a_few_rows(store_config, tmp_path):
     counters = dict.fromkeys(["requests|key", "tokens|key", "requests|team", "tokens|team"], 1)
     async with opened(store_config, tmp_path / "journal") as (database, ledger):
         row = {**msgspec.structs.asdict(usage_event(0, taken=counters)), "outcome": "finished"}

@@ -158,7 +158,7 @@ def test_the_stream_begins_with_the_history_and_ends_with_the_key(closed):
         assert client.get("/admin/v1/live", headers=token).status_code == 401
 
 
-def test_only_so_many_watch_and_who_leaves_makes_room(closed):
+def test_the_number_of_viewers_is_limited_and_a_viewer_that_leaves_admits_another(closed):
     def watching():
         return closed.admin.stream("GET", "/admin/v1/live", headers={"accept": "text/event-stream"})
 

@@ -204,7 +204,7 @@ def test_a_key_for_inference_gets_the_playground_and_its_own_use(opened, system)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_stands_in_anybodys_way(opened, system, scheme):
+def test_the_console_has_no_accessibility_violations(opened, system, scheme):
     page = opened(color_scheme=scheme)
     log_in(page, system.admin_key)
     # A driver's script passes by the page's policy; one that the page loaded would not.

@@ -39,7 +39,7 @@ def test_its_lines_are_lines_of_the_gateways_log(shape):
     assert "Featherstonehaugh" not in log
 
 
-def test_by_default_nothing_is_said_of_what_goes_well():
+def test_by_default_nothing_is_logged_of_successful_requests():
     with serving(settings=SMALL) as server:
         ask(server, "told-2")
         server.stop()

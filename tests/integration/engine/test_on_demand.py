@@ -211,7 +211,7 @@ def test_a_model_that_turns_out_too_large_is_ended_again():
     run(work())
 
 
-def test_who_cannot_wait_for_a_load_is_told_when_to_come_and_finds_it_loaded():
+def test_a_request_that_cannot_wait_for_a_load_gets_retry_after_and_then_finds_it_loaded():
     async def work():
         config = DispatchConfig(max_wait_s={PriorityClass.STANDARD: 0.5})
         async with living(Machine({"a": scripted}, places=1, dispatch=config)) as machine:
@@ -305,7 +305,7 @@ def test_a_model_that_is_held_refuses_until_it_is_loaded_by_hand():
     run(work())
 
 
-def test_a_pinned_model_stays_and_what_is_in_the_way_is_named():
+def test_a_pinned_model_stays_and_an_error_names_what_prevents_a_load():
     async def work():
         async with living(Machine(dict.fromkeys("abc", scripted), places=2)) as machine:
             admin = admin_of(machine)
@@ -365,7 +365,7 @@ def configured(folder, **settings):
     return str(path)
 
 
-def test_two_models_share_room_for_one(tmp_path):
+def test_two_models_share_memory_for_one(tmp_path):
     body = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
     with serving("--config", configured(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         listed = {entry["id"]: entry["max_model_len"] for entry in client.get("/v1/models").json()["data"]}

@@ -90,7 +90,7 @@ async def test_in_the_queue(path, stream):
         await system.wait_until(lambda: system.gate.count == 0)
 
 
-async def test_a_stream_that_waits_in_the_queue_is_told_where_it_stands():
+async def test_a_stream_that_waits_in_the_queue_gets_its_position():
     async with gateway([NEVER], heartbeat_s=0.05) as system:
         running = asyncio.create_task(
             system.client.post("/v1/completions", json=body_for("/v1/completions", prompt=["x"] * 16, n=8))

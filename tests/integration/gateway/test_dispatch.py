@@ -163,7 +163,7 @@ async def test_a_waiting_request_says_where_it_stands_to_its_own_organisation_on
     assert (await heavy.place("place-first")).status_code == 404
 
 
-async def test_a_light_tenant_does_not_wait_behind_a_crowd(callers):
+async def test_a_light_tenant_does_not_wait_behind_many_requests_of_another(callers):
     heavy, light, _ = callers
     async with asyncio.TaskGroup() as tasks, full(heavy):
         for number in range(12):
@@ -175,7 +175,7 @@ async def test_a_light_tenant_does_not_wait_behind_a_crowd(callers):
     assert later >= 9, f"the light tenant came before {later} of 12"
 
 
-async def test_a_light_tenant_is_a_guest_while_a_crowd_holds_all_places(keys, tmp_path):
+async def test_a_light_tenant_gets_an_overcommit_slot_while_another_holds_all_slots(keys, tmp_path):
     path = tmp_path / "maitred.yaml"
     path.write_text(CONFIG.replace("guests: 0", "guests: 1"))
     with serving("--config", str(path), environment=keys) as server:
@@ -204,7 +204,7 @@ async def test_the_urgent_go_first_and_a_ceiling_caps_what_may_be_asked(callers)
     assert heavy.ended["urgent"] < heavy.ended["background"]
 
 
-async def test_who_would_be_served_too_late_is_told_at_once_when_to_come_back(callers):
+async def test_a_request_that_would_be_late_is_rejected_at_once_with_retry_after(callers):
     heavy, light, _ = callers
     async with full(heavy):
         began_s = time.monotonic()

@@ -48,7 +48,7 @@ def ask(server, request_id, **fields):
     ).raise_for_status()
 
 
-def test_the_whole_way_of_a_request(server, admin):
+def test_the_whole_timeline_of_a_request(server, admin):
     ask(server, "first")
     ask(server, "second", temperature=0.5)
     result = explain(server, admin, "second", "--json")
@@ -88,7 +88,7 @@ def test_for_people_it_is_a_table_without_a_word_of_the_prompt(server, admin):
     assert "Featherstonehaugh" not in explain(server, admin, "for-people", "--json").stdout
 
 
-def test_a_refusal_has_its_story_too(server, admin):
+def test_a_refused_request_has_a_timeline_too(server, admin):
     with pytest.raises(httpx.HTTPStatusError):
         ask(server, "refused", model="unheard-of")
     timeline = json.loads(explain(server, admin, "refused", "--json").stdout)

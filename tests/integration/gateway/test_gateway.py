@@ -167,7 +167,7 @@ async def test_a_slow_reader_holds_up_nobody_else():
         assert system.contexts[-1].outcome is Outcome.CANCELLED
 
 
-async def test_a_full_house_refuses_with_a_time_to_come_back():
+async def test_a_full_gateway_rejects_with_retry_after():
     async with gateway([ScriptedAnswer(tokens=HELLO * 30)], step_s=0.05, max_in_flight=1) as system:
         first = asyncio.create_task(system.chat(max_tokens=400))
         await system.wait_until(lambda: system.gate.count == 1)
@@ -186,7 +186,7 @@ async def test_a_full_house_refuses_with_a_time_to_come_back():
         await asyncio.wait([first])
 
 
-async def test_a_draining_house_finishes_what_it_began():
+async def test_a_draining_gateway_finishes_what_it_began():
     async with gateway([ScriptedAnswer(tokens=HELLO)], step_s=0.05) as system:
         first = asyncio.create_task(system.chat(max_tokens=400))
         await system.wait_until(lambda: system.gate.count == 1)

@@ -231,7 +231,7 @@ async def test_a_stream_that_broke_off_is_not_kept():
         assert (await ask(system, "k")).json()["error"]["code"] == "replica_unavailable"
 
 
-async def test_a_full_house_is_not_remembered():
+async def test_a_rejection_by_a_full_gateway_is_not_recorded():
     async with gateway([LONG], step_s=STEP_S, max_in_flight=1) as system:
         other = asyncio.create_task(ask(system, "other"))
         await system.wait_until(lambda: system.gate.count == 1)
@@ -354,7 +354,7 @@ async def test_without_a_key_everything_is_as_ever():
         assert len(system.kept) == 0
 
 
-async def test_a_crowd_that_comes_and_goes_leaves_nothing_behind():
+async def test_many_requests_that_come_and_go_leave_nothing_behind():
     chance = random.Random(11)
 
     async def client(system: Gateway) -> None:

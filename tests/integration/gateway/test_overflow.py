@@ -111,7 +111,7 @@ async def test_no_more_leave_than_the_budget_for_the_provider_pays():
             assert system.admission.leases.active == 0
 
 
-async def test_who_may_not_leave_waits_while_others_make_room():
+async def test_a_request_that_may_not_move_waits_while_others_are_moved():
     with scripted_openai(SLOW) as own, scripted_openai(QUICK) as cloud:
         async with before(own, cloud) as system:
             answers = await send_together(system, **{"x-maitred-local-only": "true"})

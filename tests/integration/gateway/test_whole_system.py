@@ -34,7 +34,7 @@ async def wait_until(condition, timeout_s=10.0):
         await asyncio.sleep(0.02)
 
 
-async def test_the_same_seed_gives_the_same_answer_whole_or_streamed_alone_or_in_a_crowd(client):
+async def test_the_same_seed_gives_the_same_answer_whole_or_streamed_alone_or_in_a_batch(client):
     async def whole():
         answer = await client.chat.completions.create(model=MODEL, messages=USER, max_tokens=40, seed=5, n=2)
         return [choice.message.content for choice in answer.choices]

@@ -129,7 +129,7 @@ async def test_an_answer_that_follows_its_schema_is_given_as_it_is():
         assert len(system.ledger.events) == 2
 
 
-async def test_the_largest_models_answer_is_given_and_said_to_have_failed():
+async def test_the_largest_models_answer_is_returned_and_marked_as_failed():
     async with serving(schemas=True) as (system, _):
         answer = await ask(system, response_format=SCHEMA)
         assert headers_of(answer) == ("Large.", "l", "s=schema, m=schema, l=schema")
@@ -227,7 +227,7 @@ async def test_the_highest_cost_holds_for_all_models_together():
         assert answer.headers["x-maitred-model"] == "l"
 
 
-async def test_a_limit_that_has_no_room_for_the_larger_model_takes_nothing_away():
+async def test_a_limit_too_small_for_the_larger_model_keeps_the_first_answer():
     budget = Limit(id="day", subject="*", kind=LimitKind.USD_PER_DAY, value=15_000)
     async with serving(s=saying(REFUSED), limited=[budget]) as (system, servers):
         assert headers_of(await ask(system, max_tokens=10)) == (REFUSED, "s", "s=refusal")

@@ -94,7 +94,7 @@ async def test_the_only_server_is_not_asked_before_the_time_that_it_names():
             assert asyncio.get_running_loop().time() - begun_s >= 0.7
 
 
-async def test_a_long_pause_is_told_instead_of_waited_for():
+async def test_a_long_retry_after_is_returned_instead_of_waited_for():
     fault = once(FaultKind.STATUS, status=503, headers={"retry-after": "60"})
     with scripted_openai(fault) as server:
         async with upstream_gateway(f"{server.url}/v1", retries=2, **QUICK) as system:

@@ -194,7 +194,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.engine.up = True
 
     @invariant()
-    def everybody_is_where_they_should_be(self):
+    def credits_match_the_running_requests(self):
         if not hasattr(self, "core"):
             return
         assert self.core.waiting == len(self.waiting)

@@ -100,7 +100,7 @@ class Simulation:
     exact_replicas=st.lists(st.booleans(), min_size=1, max_size=2),
     moves=MOVES,
 )
-def test_to_walk_in_is_to_join_and_be_taken(config, exact_replicas, moves):
+def test_dispatch_now_equals_joining_and_being_dispatched(config, exact_replicas, moves):
     short, long = (
         Simulation(config, exact_replicas, dispatches_now=True),
         Simulation(config, exact_replicas, dispatches_now=False),

@@ -104,7 +104,7 @@ def test_what_is_expected_is_found_until_the_engine_says_what_came_of_it():
     assert follower.cached_tokens("acme", [[1] * 20]) == {"e": 0}, "it has started anew"
 
 
-def test_more_changes_than_are_told_skip_a_number(monkeypatch):
+def test_more_changes_than_an_update_holds_skip_a_sequence_number(monkeypatch):
     monkeypatch.setattr(blocks, "MOST_CHANGES", 3)
     runs, _ = engine()
     assert runs.block_update() is None

@@ -115,7 +115,7 @@ def check(engines, requests, between=lambda engine, step: None):
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(asked=st.lists(st.tuples(prompts, sampling), min_size=2, max_size=24))
-def test_alone_or_in_a_random_crowd(engines, asked):
+def test_answers_alone_equal_answers_in_a_random_batch(engines, asked):
     check(
         engines, [EngineRequest(id=str(i), prompt=prompt, sampling=params) for i, (prompt, params) in enumerate(asked)]
     )

@@ -85,7 +85,7 @@ def shares():
         max_size=60,
     ),
 )
-def test_floors_and_ceilings_hold_and_everybody_runs_in_the_end(shares, total, moves):
+def test_guarantees_and_ceilings_hold_and_every_sequence_runs_in_the_end(shares, total, moves):
     batch = Batch(shares, total)
     for move in moves:
         if isinstance(move, tuple):

@@ -256,7 +256,7 @@ def test_a_light_tenant_hardly_waits_behind_a_flood():
     ageing_s=st.sampled_from([0.5, 2.0]),
     policy=st.sampled_from(["fair", "priority"]),
 )
-def test_whatever_is_in_the_way_a_background_request_ends_within_its_ageing(priority, prompt, ageing_s, policy):
+def test_a_background_request_ends_within_its_ageing_under_any_load(priority, prompt, ageing_s, policy):
     machine = Machine(
         blocks=40, max_sequences=4, step_tokens=64, line=QueueOrderConfig(policy=policy, ageing_s=ageing_s)
     )
@@ -337,7 +337,7 @@ def test_nothing_is_left_whatever_happens(data):
     machine.run_dry()
 
 
-def test_paused_readers_of_a_full_cache_do_not_stand_in_the_way():
+def test_paused_sequences_of_a_full_cache_do_not_block_others():
     machine = Machine(blocks=20, max_sequences=8, step_tokens=64)
     stalled = [machine.add(flow("stalled"), prompt=60, output=100)[0] for _ in range(4)]
     for _ in range(10):
@@ -354,7 +354,7 @@ def test_paused_readers_of_a_full_cache_do_not_stand_in_the_way():
     assert all(s.output_tokens == 100 for s in stalled)
 
 
-def test_nobody_is_told_that_it_is_too_late_who_would_be_in_time():
+def test_no_sequence_that_would_be_in_time_fails_its_deadline():
     machine = trained_machine(blocks=200, step_tokens=128)
     machine.add(flow("a"), prompt=900, output=1, same=True)
     machine.run_dry()
@@ -435,7 +435,7 @@ def test_a_ceiling_keeps_nobody_else_from_the_rest():
     machine.run_dry()
 
 
-def test_a_tenant_comes_to_its_floor_soon_though_others_had_filled_the_cache():
+def test_a_tenant_gets_its_guarantee_soon_though_others_had_filled_the_cache():
     machine = Machine(blocks=40, max_sequences=16, step_tokens=64, kv_shares=SHARES)
     for _ in range(40):
         machine.add(flow("flood"), prompt=40, output=60)

@@ -68,7 +68,7 @@ async def test_without_limits_only_the_ledger_hears_of_a_request():
     assert (begun.id, begun.outcome, begun.prompt_tokens, begun.cost_nusd) == (event.id, Outcome.FAILED, 10, 0)
 
 
-async def test_what_was_granted_by_a_process_that_is_dead_is_held_again_whatever_there_is_room_for():
+async def test_a_grant_of_a_dead_process_is_reserved_again_even_beyond_the_limit():
     setup = AdmissionSetup(limit("tenant:acme", "usd_per_day", 200_000))
     setup.counters.settles_immediately = True
     async with await setup.admission.resume(setup.request(10, 100), "use-1", 100) as grant:
@@ -305,7 +305,7 @@ async def test_the_longest_prompt_counts_for_the_context():
         assert grant.max_tokens == 30
 
 
-async def test_a_limit_on_the_output_is_said():
+async def test_a_limit_on_the_output_clamps_and_reports_it():
     setup = AdmissionSetup(limit("*", "output_tokens", 50))
     context = RequestContext("req-1", 0.0)
     async with setup.admit(10, 100, context=context) as grant:
@@ -371,7 +371,7 @@ async def test_what_is_turned_away_leaves_no_trace_in_the_rates(error):
     assert (await left(setup, "tokens"), await left(setup, "requests")) == (1000, 10)
 
 
-async def test_the_tally_knows_what_nobody_says():
+async def test_usage_that_nobody_recorded_is_taken_from_the_context():
     context = RequestContext("req-1", 900.0)
     context.completion_tokens, context.cached_tokens, context.first_token_s = 7, 4, 950.0
     _, event = await end_with(asyncio.CancelledError(), context=context)

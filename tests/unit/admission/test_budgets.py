@@ -51,7 +51,7 @@ async def test_limits_that_watch_one_fact_see_the_same_spending():
     assert [(state.charged, state.remaining) for state in states] == [(20_000, 80_000), (20_000, -10_000)]
 
 
-async def test_a_soft_budget_refuses_nothing_and_is_told_once():
+async def test_a_soft_budget_refuses_nothing_and_raises_one_alarm():
     soft = limit("tenant:acme", "usd_per_day", 30_000, hard=False)
     setup = AdmissionSetup(soft)
     await spend(setup, 10)
@@ -63,7 +63,7 @@ async def test_a_soft_budget_refuses_nothing_and_is_told_once():
     assert (reading.capacity, reading.used, reading.remaining) == (30_000, 40_000, -10_000)
 
 
-async def test_each_soft_budget_is_told_below_a_hard_one():
+async def test_each_soft_budget_below_a_hard_one_raises_an_alarm():
     limits = [limit("tenant:acme", "usd_per_day", value, hard=value == 60_000) for value in (20_000, 40_000, 60_000)]
     setup = AdmissionSetup(*limits)
     for _ in range(3):
@@ -71,7 +71,7 @@ async def test_each_soft_budget_is_told_below_a_hard_one():
     assert [passed for passed, _ in setup.alarms] == [limits[0].id, limits[1].id]
 
 
-async def test_each_subject_and_each_window_is_told():
+async def test_each_subject_and_each_window_raises_an_alarm():
     setup = AdmissionSetup(limit("key:*", "usd_per_day", 1_000, hard=False))
     for _ in range(2):
         await spend(setup, 10)
@@ -83,7 +83,7 @@ async def test_each_subject_and_each_window_is_told():
     assert len(setup.alarms) == 3
 
 
-async def test_what_was_passed_before_this_gateway_began_is_told():
+async def test_a_budget_that_was_passed_before_this_gateway_began_raises_an_alarm():
     async def spent(counters):
         return dict.fromkeys(counters, 5_000)
 

@@ -51,7 +51,7 @@ async def test_where_nothing_is_held_nothing_is_renewed():
 
 
 @pytest.mark.parametrize("trouble", [StoreUnavailable(), RuntimeError(), OSError()])
-async def test_trouble_with_the_renewal_is_told_and_survived(trouble, caplog):
+async def test_a_failed_renewal_is_logged_and_survived(trouble, caplog):
     setup = LeasesSetup()
     await setup.take("a")
     setup.counters.trouble = trouble
@@ -130,7 +130,7 @@ async def test_at_the_end_what_is_late_gets_a_last_chance(caplog):
     assert "not settled" not in caplog.text
 
 
-async def test_what_is_late_for_ever_is_told(caplog):
+async def test_leases_that_never_settle_are_logged(caplog):
     setup = LeasesSetup()
     setup.counters.trouble = StoreUnavailable()
     running = asyncio.create_task(setup.leases.run())

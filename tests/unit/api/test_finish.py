@@ -30,7 +30,7 @@ def ending(choice):
 
 @pytest.mark.parametrize(("reason", "expected"), ENDS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_it_is_told(shape, reason, expected):
+def test_a_finish_by_deadline_is_marked(shape, reason, expected):
     whole = json.loads(shape.whole([CollectedChoice(["Hi"], finish=reason)], Usage(1, 1)))
     assert ending(whole["choices"][0]) == expected
     events = shape.events([TextDelta(0, "Hi"), TextDelta(0, "", reason)]).decode().strip().split("\n\n")

@@ -138,7 +138,7 @@ async def test_a_fault_of_ours_reaches_everybody_and_is_not_kept():
     assert (len(guarded.ran), len(guarded.store), guarded.store.held_bytes) == (1, 0, 0)
 
 
-async def test_work_that_is_cancelled_is_not_kept_and_those_attached_are_told():
+async def test_cancelled_work_is_not_recorded_and_attached_repeats_fail():
     begun = asyncio.Event()
 
     async def hangs(call):

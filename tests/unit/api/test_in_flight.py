@@ -61,7 +61,7 @@ async def test_some_come_in_even_if_it_is_full_but_not_when_it_closes():
         pass
 
 
-async def test_an_empty_house_drains_at_once():
+async def test_an_empty_gateway_drains_at_once():
     gate = InFlightLimiter(1)
     assert await gate.drain(1000) == 0
     with pytest.raises(Draining), gate.acquire():
@@ -80,7 +80,7 @@ async def test_those_inside_may_finish():
     await request
 
 
-async def test_who_is_still_there_after_the_grace_period_is_told_why():
+async def test_requests_that_outlast_the_grace_period_are_cancelled_with_the_reason():
     gate, door = InFlightLimiter(9), asyncio.Event()
     requests = [asyncio.create_task(inside(gate, door)) for _ in range(3)]
     await asyncio.sleep(0)

@@ -84,7 +84,7 @@ class RefusingGateway:
         return SimpleNamespace(status=sent[0]["status"], headers=headers, body=json.loads(sent[1]["body"]))
 
 
-async def test_a_place_is_told_to_the_organisation_whose_request_it_is():
+async def test_a_position_is_shown_to_the_organisation_of_the_request():
     answer = await RefusingGateway(principal("team", "acme")).ask("/v1/queue/req/1", "GET")
     assert (answer.status, answer.body) == (
         200,
@@ -143,7 +143,7 @@ async def test_a_key_that_was_refused_before_makes_a_retry():
     assert [ask.retries for ask in gateway.asks] == [0, 1]
 
 
-async def test_a_full_house_counts_too():
+async def test_a_rejection_by_a_full_gateway_counts_too():
     gateway = RefusingGateway(principal("acme"), capacity=0, retry_share=0.0, retry_allowance=1)
     answers = [await gateway.ask() for _ in range(2)]
     assert [answer.body["error"]["code"] for answer in answers] == ["saturated"] * 2

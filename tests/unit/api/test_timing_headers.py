@@ -11,7 +11,7 @@ def headers_of(context, *, explain=False):
     return {name.decode(): value.decode() for name, value in headers}
 
 
-def test_a_request_that_came_near_no_queue_is_told_nothing():
+def test_a_request_without_a_queue_gets_no_headers():
     assert headers_of(RequestContext("r", 0.0)) == {}
 
 
@@ -25,7 +25,7 @@ def test_a_prediction_is_rounded_up():
     }
 
 
-def test_waits_are_told_to_those_who_ask_with_the_longest_first():
+def test_waits_are_shown_on_request_with_the_longest_first():
     context = RequestContext("r", 0.0, waited_ms={"slots": 0.04, "tenant_share": 120.26})
     assert headers_of(context) == {}
     assert headers_of(context, explain=True) == {"x-maitred-waited": "tenant_share=120.3, slots=0.0"}
@@ -37,7 +37,7 @@ def test_what_was_taken_is_named_in_characters_that_a_header_can_hold():
     assert headers_of(context) == {"x-maitred-degraded": "max_tokens=64, model=klein??x: ??"}
 
 
-def test_who_answers_is_told_where_the_caller_had_left_it_open():
+def test_the_answering_model_is_named_where_the_caller_left_it_open():
     context = RequestContext("req-1", 0.0, model="groß")
     assert headers_of(context) == {}
     context.selection = ModelSelection("auto", "small", "small", 0.1)

@@ -93,7 +93,7 @@ async def test_the_end_is_for_the_reader():
             await anext(answer)
 
 
-async def test_what_has_no_way_out_waits_for_the_reader():
+async def test_deltas_wait_for_the_reader_while_the_sink_is_closed():
     async with answering(ask()) as (replica, outlet, reading, answer):
         outlet.open = False
         replica.say("b")
@@ -115,7 +115,7 @@ async def test_what_must_be_looked_at_is_read():
         assert outlet.parts == []
 
 
-async def test_a_fault_on_the_way_out_is_raised_by_the_reader():
+async def test_a_failure_of_the_sink_is_raised_by_the_reader():
     async with answering(ask()) as (replica, outlet, reading, _):
         outlet.failure = RuntimeError("no")
         replica.say("b")
@@ -124,7 +124,7 @@ async def test_a_fault_on_the_way_out_is_raised_by_the_reader():
     assert replica.cancelled == [("wire", None)]
 
 
-async def test_a_loss_behind_what_went_out_is_told():
+async def test_a_loss_after_pushed_deltas_is_raised():
     async with answering(ask()) as (replica, outlet, reading, _):
         replica.say("b")
         replica.stream.fail(ReplicaLost())

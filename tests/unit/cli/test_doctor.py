@@ -27,7 +27,7 @@ def test_a_configuration_without_traps(written):
     assert (result.exit_code, result.stdout.startswith("No trap in ")) == (0, True)
 
 
-def test_a_trap_is_told_with_its_evidence_and_remedy(written):
+def test_a_suspicious_setting_is_reported_with_evidence_and_remedy(written):
     result = run("--config", written("server: {heartbeat_s: 60}\n"))
     assert result.exit_code == 1
     head, evidence, remedy = result.stdout.splitlines()

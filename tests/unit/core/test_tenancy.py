@@ -13,7 +13,7 @@ def test_who_has_the_scope_passes():
     require(ANONYMOUS, Scope.METRICS)
 
 
-def test_who_administers_may_read_metrics_but_not_the_other_way_round():
+def test_an_administrator_may_read_metrics_and_a_reader_of_metrics_may_not_administer():
     require(msgspec.structs.replace(CALLER, scopes=frozenset({Scope.ADMIN})), Scope.METRICS)
     with pytest.raises(Forbidden, match="`admin`"):
         require(msgspec.structs.replace(CALLER, scopes=frozenset({Scope.METRICS})), Scope.ADMIN)

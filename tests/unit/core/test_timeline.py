@@ -11,7 +11,7 @@ from maitred.core.trace_context import TraceContext
 from tests.support.clock import FakeClock
 
 
-def test_a_chapter_is_as_long_as_its_block():
+def test_a_span_is_as_long_as_its_block():
     clock, timeline = FakeClock(10.0), RequestTimeline()
     with timeline.span(SpanName.ADMISSION, clock.monotonic_s, asked=3) as span:
         clock.now_s = 12.0
@@ -33,7 +33,7 @@ def test_what_leaves_the_block_is_its_error_by_name(error, code):
     assert timeline.spans[0].ended_s is not None
 
 
-def test_a_chapter_can_be_told_when_it_is_over():
+def test_a_span_can_be_recorded_after_its_end():
     clock, timeline, meanwhile = FakeClock(1.0), RequestTimeline(), RequestTimeline()
     for error in (None, ReplicaLost(), asyncio.CancelledError()):
         telling = meanwhile.span(SpanName.PLAN, clock.monotonic_s, model="a")
@@ -66,7 +66,7 @@ def test_it_does_not_grow_without_end():
     assert len(timeline.spans) == MAX_SPANS
 
 
-def test_who_works_for_a_chapter_is_told_its_span_once_there_is_a_trace():
+def test_a_server_that_works_for_a_span_gets_its_id_once_there_is_a_trace():
     timeline = RequestTimeline()
     span = timeline.begin(SpanName.ATTEMPT, 1.0)
     assert timeline.context_at(span, lambda: "3" * 16) is None

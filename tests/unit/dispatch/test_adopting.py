@@ -28,7 +28,7 @@ def with_replica(endpoint, replica):
     return Endpoint(endpoint.name, replica, endpoint.exact, endpoint.admin_state)
 
 
-async def test_who_waits_is_served_by_the_new_rules_in_the_order_in_which_it_came():
+async def test_waiting_requests_are_dispatched_in_order_of_arrival_under_the_new_settings():
     setup = DispatchSetup()
     async with AsyncExitStack() as running:
         for number in range(4):
@@ -46,7 +46,7 @@ async def test_who_waits_is_served_by_the_new_rules_in_the_order_in_which_it_cam
     setup.assert_empty()
 
 
-async def test_a_replica_that_is_gone_gets_nothing_new_and_keeps_what_it_has():
+async def test_a_removed_replica_gets_no_new_requests_and_finishes_its_own():
     setup = DispatchSetup()
     callers = [QueuedCaller(setup, number) for number in range(4)]
     await turn()
@@ -63,7 +63,7 @@ async def test_a_replica_that_is_gone_gets_nothing_new_and_keeps_what_it_has():
     assert callers[0].endpoint.admin_state.running == 0
 
 
-async def test_who_waits_for_a_replica_that_is_away_goes_to_the_one_that_comes():
+async def test_a_request_that_waits_for_a_lost_replica_goes_to_the_new_one():
     setup = DispatchSetup()
     setup.replica.set_up(False)
     caller = QueuedCaller(setup)
@@ -75,7 +75,7 @@ async def test_who_waits_for_a_replica_that_is_away_goes_to_the_one_that_comes()
     await caller.go()
 
 
-async def test_the_same_replica_in_other_words_keeps_its_account():
+async def test_a_replica_that_is_configured_anew_keeps_its_credits():
     setup = DispatchSetup(exact=False)
     callers = [QueuedCaller(setup, number) for number in range(3)]
     await turn()
@@ -90,14 +90,14 @@ async def test_the_same_replica_in_other_words_keeps_its_account():
     setup.assert_empty()
 
 
-async def test_of_the_same_server_news_are_heard_once_however_often_it_is_told():
+async def test_a_replica_has_one_listener_however_often_it_is_reconfigured():
     setup = DispatchSetup()
     for _ in range(3):
         setup.dispatcher.reconfigure([with_replica(setup.core.endpoint_states[0].endpoint, setup.replica)], PLAIN, None)
     assert len(setup.replica._listeners) == 1
 
 
-async def test_a_lower_bound_refuses_who_comes_and_keeps_who_waits():
+async def test_a_lower_queue_limit_rejects_new_requests_and_keeps_those_that_wait():
     setup = DispatchSetup()
     callers = [QueuedCaller(setup, number) for number in range(8)]
     await turn()
@@ -112,7 +112,7 @@ async def test_a_lower_bound_refuses_who_comes_and_keeps_who_waits():
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_after_any_changes_in_any_order_everybody_was_served_once_and_nothing_is_held(seed):
+async def test_after_any_changes_each_request_was_dispatched_once_and_nothing_is_held(seed):
     draw = random.Random(seed)
     setup = DispatchSetup(replicas=2)
     endpoints = [

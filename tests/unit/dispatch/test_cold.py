@@ -46,7 +46,7 @@ class ColdSetup(DispatchSetup):
         self.wanted += 1
 
 
-async def test_requests_wait_for_it_and_are_told_when_it_comes():
+async def test_requests_wait_for_a_model_that_loads_and_learn_when_it_is_ready():
     setup = ColdSetup()
     place = setup.check(1)
     assert (place.position, place.wait_s, place.ttft_s) == (0, 8.0, 8.0)
@@ -66,7 +66,7 @@ async def test_requests_wait_for_it_and_are_told_when_it_comes():
     assert setup.wanted == 0
 
 
-async def test_what_is_ahead_counts_too_once_its_size_is_known():
+async def test_requests_ahead_add_to_the_predicted_wait_once_their_size_is_known():
     setup = ColdSetup()
     setup.replica.become(None)
     setup.core.refresh(setup.clock.now_s)
@@ -82,7 +82,7 @@ async def test_what_is_ahead_counts_too_once_its_size_is_known():
     setup.assert_empty()
 
 
-def test_who_may_not_wait_so_long_is_refused_and_it_is_wanted_all_the_same():
+def test_a_request_that_may_not_wait_so_long_is_rejected_and_the_load_starts_anyway():
     setup = ColdSetup(max_wait_s={PriorityClass.STANDARD: 5.0})
     with pytest.raises(QueueFull) as refusal:
         setup.check(1)
@@ -95,12 +95,12 @@ def test_who_may_not_wait_so_long_is_refused_and_it_is_wanted_all_the_same():
     assert setup.wanted == 1
 
 
-def test_its_deadline_counts_the_load():
+def test_the_predicted_first_token_includes_the_load():
     setup = ColdSetup()
     assert setup.check(1, deadline_s=NOW_S + 100.0).ttft_s == 8.0
 
 
-async def test_a_load_that_failed_fails_all_who_wait_and_refuses_who_comes():
+async def test_a_failed_load_fails_all_waiting_requests_and_rejects_new_ones():
     setup = ColdSetup()
     async with setup.enqueue(make_dispatch_request(1)) as entry:
         waiting = asyncio.create_task(entry.wait_dispatched())
@@ -115,7 +115,7 @@ async def test_a_load_that_failed_fails_all_who_wait_and_refuses_who_comes():
     setup.assert_empty()
 
 
-async def test_who_outlasts_its_class_is_told_that_it_still_comes():
+async def test_a_request_that_waited_too_long_learns_that_the_model_still_loads():
     setup = ColdSetup(max_wait_s={PriorityClass.STANDARD: 10.0})
     async with setup.enqueue(make_dispatch_request(1)) as entry:
         waiting = asyncio.create_task(entry.wait_dispatched())

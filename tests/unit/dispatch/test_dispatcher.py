@@ -47,7 +47,7 @@ class QueuedCaller:
             await self.task
 
 
-async def test_what_fits_is_granted_at_once():
+async def test_a_request_that_fits_is_dispatched_at_once():
     setup = DispatchSetup()
     async with setup.enqueue() as entry:
         assert (await entry.wait_dispatched()).name == "replica-0"
@@ -58,7 +58,7 @@ async def test_what_fits_is_granted_at_once():
     setup.assert_empty()
 
 
-async def test_what_ran_before_this_process_has_its_place_and_others_wait():
+async def test_a_resumed_request_keeps_its_credits_and_others_wait():
     setup = DispatchSetup()
     setup.replica.say(free_sequences=0, running=4, free_blocks=80)
     entries = [setup.dispatcher.resume(make_dispatch_request(number), "replica-0") for number in range(4)]
@@ -79,7 +79,7 @@ async def test_what_ran_before_this_process_has_its_place_and_others_wait():
     setup.assert_empty()
 
 
-async def test_the_rest_waits_until_the_report_says_that_there_is_room():
+async def test_the_rest_waits_until_a_report_shows_free_slots():
     setup = DispatchSetup()
     callers = [QueuedCaller(setup, number) for number in range(6)]
     await turn()
@@ -101,7 +101,7 @@ async def test_the_rest_waits_until_the_report_says_that_there_is_room():
     setup.assert_empty()
 
 
-async def test_who_leaves_before_the_engine_heard_of_it_makes_room():
+async def test_a_request_that_leaves_before_it_was_submitted_frees_its_credits():
     setup = DispatchSetup()
     callers = [QueuedCaller(setup, number) for number in range(5)]
     await turn()
@@ -128,7 +128,7 @@ async def test_kv_blocks_are_credits_too():
     setup.assert_empty()
 
 
-async def test_what_is_larger_than_the_replica_is_granted_when_it_is_empty():
+async def test_a_request_larger_than_the_replica_is_dispatched_when_the_replica_is_empty():
     setup = DispatchSetup()
     small = QueuedCaller(setup, 1)
     await turn()
@@ -142,7 +142,7 @@ async def test_what_is_larger_than_the_replica_is_granted_when_it_is_empty():
     setup.assert_empty()
 
 
-async def test_cancelled_while_it_waits():
+async def test_a_request_can_be_cancelled_while_it_waits():
     setup = DispatchSetup()
     callers = [QueuedCaller(setup, number) for number in range(5)]
     await turn()
@@ -154,7 +154,7 @@ async def test_cancelled_while_it_waits():
     setup.assert_empty()
 
 
-async def test_cancelled_in_the_moment_of_its_grant():
+async def test_a_request_can_be_cancelled_in_the_moment_of_its_dispatch():
     setup = DispatchSetup()
     first = [QueuedCaller(setup, number) for number in range(4)]
     await turn()
@@ -172,7 +172,7 @@ async def test_cancelled_in_the_moment_of_its_grant():
     setup.assert_empty()
 
 
-async def test_leaving_twice_gives_back_once():
+async def test_leaving_twice_frees_credits_once():
     setup = DispatchSetup()
     async with setup.enqueue() as entry:
         await entry.wait_dispatched()
@@ -180,7 +180,7 @@ async def test_leaving_twice_gives_back_once():
     setup.assert_empty()
 
 
-async def test_who_finds_room_has_it_when_it_has_joined():
+async def test_a_request_that_finds_credits_has_them_as_soon_as_it_has_joined():
     setup = DispatchSetup()
     callers = [QueuedCaller(setup, number) for number in range(5)]
     await asyncio.sleep(0)
@@ -189,7 +189,7 @@ async def test_who_finds_room_has_it_when_it_has_joined():
         await caller.go()
 
 
-async def test_several_places_that_come_free_take_one_turn():
+async def test_several_slots_that_come_free_take_one_dispatch_pass():
     setup = DispatchSetup()
     leaving = [QueuedCaller(setup, number) for number in range(4)]
     waiting = [QueuedCaller(setup, number) for number in range(4, 8)]
@@ -205,7 +205,7 @@ async def test_several_places_that_come_free_take_one_turn():
         await caller.go()
 
 
-async def test_the_deadline_passes_while_it_waits():
+async def test_a_deadline_that_passes_while_a_request_waits_fails_it():
     setup = DispatchSetup()
     callers = [QueuedCaller(setup, number) for number in range(4)]
     await turn()
@@ -224,7 +224,7 @@ async def test_the_deadline_passes_while_it_waits():
     setup.assert_empty()
 
 
-async def test_without_a_replica_new_ones_are_refused_and_old_ones_wait():
+async def test_without_a_replica_new_requests_are_rejected_and_old_ones_wait():
     setup = DispatchSetup()
     callers = [QueuedCaller(setup, number) for number in range(6)]
     await turn()
@@ -248,7 +248,7 @@ async def test_without_a_replica_new_ones_are_refused_and_old_ones_wait():
     setup.assert_empty()
 
 
-async def test_nobody_waits_for_ever_for_a_replica():
+async def test_no_request_waits_for_ever_for_a_replica():
     setup = DispatchSetup(max_wait_s={PriorityClass.STANDARD: 10.0})
     setup.replica.set_up(False)
     caller = QueuedCaller(setup)
@@ -264,7 +264,7 @@ async def test_nobody_waits_for_ever_for_a_replica():
     setup.assert_empty()
 
 
-async def test_the_replica_is_lost_while_it_runs():
+async def test_a_lost_replica_has_all_its_credits_when_it_is_back():
     setup = DispatchSetup()
     with suppress(ReplicaLost):
         async with setup.enqueue() as entry:
@@ -278,7 +278,7 @@ async def test_the_replica_is_lost_while_it_runs():
     setup.assert_empty()
 
 
-async def test_who_comes_back_from_a_lost_replica_goes_first_and_elsewhere_and_is_charged_once():
+async def test_a_requeued_request_goes_first_and_to_another_replica_and_is_charged_once():
     setup = DispatchSetup(replicas=2)
     async with AsyncExitStack() as stack:
         entries = [await stack.enter_async_context(setup.enqueue(number)) for number in range(10)]
@@ -314,7 +314,7 @@ async def test_who_comes_back_from_a_lost_replica_goes_first_and_elsewhere_and_i
     setup.assert_empty()
 
 
-async def test_a_replica_that_fails_though_it_is_ready_rests_while_the_other_serves():
+async def test_a_replica_that_fails_though_it_is_ready_rests_while_the_other_works():
     setup = DispatchSetup(replicas=2)
     setup.dispatcher.draw = lambda: 1.0
     async with setup.enqueue() as entry:
@@ -332,7 +332,7 @@ async def test_a_replica_that_fails_though_it_is_ready_rests_while_the_other_ser
     setup.assert_empty()
 
 
-async def test_nobody_goes_on_for_ever():
+async def test_a_request_is_requeued_a_limited_number_of_times():
     setup = DispatchSetup(recoveries=2)
     async with setup.enqueue() as entry:
         for _ in range(2):
@@ -344,7 +344,7 @@ async def test_nobody_goes_on_for_ever():
     setup.assert_empty()
 
 
-async def test_who_has_begun_waits_for_a_replica_as_long_as_its_class_does_and_no_longer_than_its_answer():
+async def test_a_requeued_request_waits_as_long_as_its_class_does_and_no_longer_than_its_answer_may_take():
     setup = DispatchSetup(max_wait_s={PriorityClass.STANDARD: 10.0})
     async with setup.enqueue(1, deadline_s=1_000_001.0) as entry, setup.enqueue(2) as other:
         for begun in (entry, other):
@@ -367,7 +367,7 @@ async def test_who_has_begun_waits_for_a_replica_as_long_as_its_class_does_and_n
     setup.assert_empty()
 
 
-async def test_who_is_lost_again_and_again_waits_no_longer_in_all_than_its_class_does():
+async def test_all_waits_of_a_request_that_is_requeued_repeatedly_are_bounded_by_its_class():
     setup = DispatchSetup(max_wait_s={PriorityClass.STANDARD: 10.0})
     async with setup.enqueue(1) as entry:
         for _ in range(2):
@@ -401,7 +401,7 @@ async def test_the_emptier_of_two_replicas_is_chosen():
     setup.assert_empty()
 
 
-async def test_a_queue_has_a_length():
+async def test_a_full_queue_rejects_requests():
     setup = DispatchSetup(max_waiting={PriorityClass.STANDARD: 2})
     callers = [QueuedCaller(setup, number) for number in range(6)]
     await turn()
@@ -415,7 +415,7 @@ async def test_a_queue_has_a_length():
     setup.assert_empty()
 
 
-async def test_a_deadline_that_cannot_be_met_is_refused_at_once():
+async def test_a_deadline_that_cannot_be_met_is_rejected_at_once():
     setup = DispatchSetup()
     setup.replica.say(times=StepTimes(fixed_s=0.1, token_s=0.001))
     now_s = setup.clock.now_s
@@ -494,7 +494,7 @@ async def test_headroom_is_kept_for_those_below_their_share():
     setup.assert_empty()
 
 
-async def test_alone_one_tenant_may_use_the_headroom():
+async def test_a_tenant_that_is_alone_may_use_the_headroom():
     setup = DispatchSetup(headroom=0.25)
     flood = [QueuedCaller(setup, number, "flood") for number in range(1, 6)]
     await turn()
@@ -505,7 +505,7 @@ async def test_alone_one_tenant_may_use_the_headroom():
     setup.assert_empty()
 
 
-async def test_who_holds_few_places_is_sent_as_a_guest_when_all_are_taken():
+async def test_a_tenant_that_holds_few_slots_gets_an_overcommit_slot_when_all_slots_are_taken():
     setup = DispatchSetup(headroom=0.25)
     setup.replica.say(guest_places=1)
     flood = [QueuedCaller(setup, number, "flood") for number in range(1, 6)]
@@ -538,7 +538,7 @@ async def test_who_holds_few_places_is_sent_as_a_guest_when_all_are_taken():
     setup.assert_empty()
 
 
-async def test_a_burst_beyond_its_share_of_places_comes_as_guests_while_another_holds_more():
+async def test_a_burst_beyond_its_share_takes_overcommit_slots_while_another_tenant_holds_more():
     setup = DispatchSetup(headroom=0.25)
     setup.replica.say(guest_places=4)
     await QueuedCaller(setup, 0, "third").go()
@@ -565,7 +565,7 @@ async def test_a_burst_beyond_its_share_of_places_comes_as_guests_while_another_
     setup.assert_empty()
 
 
-async def test_who_begins_to_wait_is_not_held_up_by_one_whose_only_request_runs_long():
+async def test_a_new_tenant_is_not_held_up_by_another_whose_only_request_runs_long():
     setup = DispatchSetup(headroom=0.25)
     setup.replica.say(guest_places=2)
     slow = QueuedCaller(setup, 0, "slow")
@@ -590,7 +590,7 @@ async def test_who_begins_to_wait_is_not_held_up_by_one_whose_only_request_runs_
     setup.assert_empty()
 
 
-async def test_nobody_is_a_guest_of_those_who_hold_no_more():
+async def test_nobody_gets_an_overcommit_slot_where_no_tenant_holds_more():
     setup = DispatchSetup(headroom=0.25)
     setup.replica.say(guest_places=2)
     callers = [QueuedCaller(setup, number, f"org-{number}") for number in range(5)]
@@ -602,7 +602,7 @@ async def test_nobody_is_a_guest_of_those_who_hold_no_more():
     setup.assert_empty()
 
 
-async def test_its_place_can_be_asked_for_by_its_organisation_alone():
+async def test_only_its_organisation_can_ask_for_the_position_of_a_request():
     setup = DispatchSetup()
     callers = [QueuedCaller(setup, number) for number in range(5)]
     await turn()
@@ -615,7 +615,7 @@ async def test_its_place_can_be_asked_for_by_its_organisation_alone():
     assert setup.dispatcher.position_of("req-4", "acme") is None
 
 
-async def test_what_others_were_owed_is_no_lack_of_places():
+async def test_a_wait_for_the_turn_of_others_is_not_counted_as_a_lack_of_slots():
     setup = DispatchSetup(line=QueueOrderConfig(policy="fifo"))
     running = [QueuedCaller(setup, number, "acme") for number in range(4)]
     await turn()
@@ -675,7 +675,7 @@ async def test_a_replica_without_reports_gets_as_many_as_its_window():
     setup.assert_empty()
 
 
-async def test_granted_can_be_asked_again_after_it_was_cancelled():
+async def test_wait_dispatched_can_be_called_again_after_it_was_cancelled():
     setup = DispatchSetup()
     first = [QueuedCaller(setup, number) for number in range(4)]
     await turn()
@@ -692,7 +692,7 @@ async def test_granted_can_be_asked_again_after_it_was_cancelled():
     setup.assert_empty()
 
 
-async def test_a_seat_is_for_one_task_and_one_entering():
+async def test_an_entry_has_one_waiting_task_and_is_entered_once():
     setup = DispatchSetup()
     callers = [QueuedCaller(setup, number) for number in range(5)]
     await turn()
@@ -708,7 +708,7 @@ async def test_a_seat_is_for_one_task_and_one_entering():
     setup.assert_empty()
 
 
-async def test_what_is_due_does_not_pile_up():
+async def test_deadlines_of_ended_requests_do_not_pile_up():
     setup = DispatchSetup()
     for number in range(1000):
         async with setup.enqueue(number, deadline_s=setup.clock.now_s + 3600) as entry:
@@ -717,7 +717,7 @@ async def test_what_is_due_does_not_pile_up():
     setup.assert_empty()
 
 
-async def test_the_background_notices_deadlines(monkeypatch):
+async def test_the_background_task_notices_deadlines(monkeypatch):
     setup = DispatchSetup()
     callers = [QueuedCaller(setup, number) for number in range(4)]
     await turn()
@@ -766,7 +766,7 @@ def record_first_tokens(setup, entries, after_s=0.0):
         entry.on_first_token()
 
 
-async def test_what_the_event_loop_was_late_by_is_no_queue_in_a_server():
+async def test_lag_of_the_event_loop_does_not_narrow_the_window_of_a_server():
     setup = DispatchSetup(exact=False)
     endpoint_state = setup.core.endpoint_states[0]
     async with AsyncExitStack() as running:
@@ -784,7 +784,7 @@ async def test_what_the_event_loop_was_late_by_is_no_queue_in_a_server():
     setup.assert_empty()
 
 
-async def test_who_waits_for_a_server_that_takes_ever_more_is_not_refused_for_what_it_takes_now():
+async def test_a_request_for_a_server_whose_window_still_grows_is_not_rejected_for_its_present_size():
     setup = DispatchSetup(exact=False, max_wait_s={PriorityClass.STANDARD: 1.0})
     async with AsyncExitStack() as running:
         entries = [setup.enqueue(number) for number in range(8)]

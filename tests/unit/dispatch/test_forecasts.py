@@ -25,18 +25,18 @@ def forecast(core, now_s, **fields):
     return core.forecast_cache.predict(core.new_entry(make_dispatch_request(**fields)), core.refresh(now_s), now_s)
 
 
-def test_who_asks_and_joins_is_told_the_same(core):
+def test_a_request_that_asks_and_then_joins_gets_the_same_forecast(core):
     assert forecast(core, 0.001) is forecast(core, 0.002)
 
 
-def test_another_request_or_a_later_one_is_not(core):
+def test_another_request_or_a_later_one_gets_its_own_forecast(core):
     first = forecast(core, 0.001)
     assert forecast(core, 0.002, max_tokens=11) is not first
     assert forecast(core, 0.002) is not first
     assert forecast(core, 0.1) is not forecast(core, 0.2)
 
 
-def test_after_a_report_or_when_another_has_joined_it_is_not(core, replica):
+def test_after_a_report_or_another_join_the_forecast_is_made_anew(core, replica):
     first = forecast(core, 0.001)
     replica._load = replace(EMPTY, free_sequences=1)
     second = forecast(core, 0.001)
@@ -47,7 +47,7 @@ def test_after_a_report_or_when_another_has_joined_it_is_not(core, replica):
     assert third.ahead.entries == 1
 
 
-def test_who_waits_is_always_looked_at_anew(core, replica):
+def test_the_forecast_of_a_waiting_request_is_always_made_anew(core, replica):
     replica._load = replace(EMPTY, free_sequences=0)
     waiting = [core.new_entry(make_dispatch_request(name)) for name in ("one", "two")]
     for queued in waiting:
@@ -57,7 +57,7 @@ def test_who_waits_is_always_looked_at_anew(core, replica):
     assert places == [0, 1]
 
 
-def test_who_waits_is_released_when_a_step_begins(replica):
+def test_waiting_requests_are_predicted_to_start_with_a_step(replica):
     core = DispatchCore([Endpoint("local", replica)], DispatchConfig(line=QueueOrderConfig(policy="fifo")))
     times = StepTimes(fixed_s=0.1, token_s=0.001)
     replica._load = replace(EMPTY, running=4, free_sequences=4, times=times)
@@ -71,7 +71,7 @@ def test_who_waits_is_released_when_a_step_begins(replica):
     assert waits.prefill_s == still.prefill_s > at_once.prefill_s
 
 
-async def test_a_wait_is_for_those_that_run_and_not_for_such_as_ran_before():
+async def test_a_predicted_wait_counts_running_requests_and_not_ended_ones():
     """Two long answers hold all blocks, where short ones with long prompts came and went, many at a time."""
     setup = DispatchSetup()
     setup.replica.say(free_sequences=100, times=StepTimes(fixed_s=0.01, token_s=0.001))

@@ -45,13 +45,13 @@ def setup_with_hedging(replicas=2, **config):
         ({"priority": PriorityClass.STANDARD}, False),
     ],
 )
-def test_it_is_for_small_interactive_requests(fields, expected):
+def test_only_small_interactive_requests_are_hedged(fields, expected):
     assert HedgePolicy(ON, "m").is_for(make_dispatch_request(**{**INTERACTIVE, **fields})) is expected
     assert not HedgePolicy(ON, "another").is_for(make_dispatch_request(**INTERACTIVE))
     assert not HedgePolicy(HedgingConfig(), "m").is_for(make_dispatch_request(**INTERACTIVE)), "off"
 
 
-def test_late_is_what_nearly_none_of_the_last_was():
+def test_a_hedge_waits_longer_than_nearly_all_recent_first_tokens_took():
     assert learnt(seconds=[0.1] * 19).after_s is None, "too few are known"
     assert learnt(seconds=[0.1] * 95 + [2.0] * 5).after_s == 0.1
     assert learnt(seconds=[0.1] * 94 + [2.0] * 6).after_s == 2.0
@@ -60,7 +60,7 @@ def test_late_is_what_nearly_none_of_the_last_was():
 
 
 @given(st.floats(0.01, 0.5), st.lists(st.booleans(), max_size=400))
-def test_copies_are_never_more_than_their_part(share, wants):
+def test_hedges_never_exceed_their_share_of_requests(share, wants):
     hedging = HedgePolicy(HedgingConfig(models=["m"], share=share), "m")
     copies = 0
     for number, wanted in enumerate(wants, 1):
@@ -75,7 +75,7 @@ def test_copies_are_never_more_than_their_part(share, wants):
     assert copies <= share * len(wants) + 1e-6, "and nothing more is saved up"
 
 
-def test_a_quiet_hour_does_not_pay_for_a_burst():
+def test_a_quiet_hour_saves_no_hedges_for_a_burst():
     hedging = learnt(seconds=[0.1] * 1000)
     copies = 0
     while hedging.affordable:
@@ -85,7 +85,7 @@ def test_a_quiet_hour_does_not_pay_for_a_burst():
 
 
 @pytest.mark.parametrize("won", [True, False])
-async def test_one_of_both_is_given_up(won):
+async def test_the_losing_replica_is_released(won):
     setup = setup_with_hedging()
     async with setup.enqueue(**INTERACTIVE) as entry:
         first = await entry.wait_dispatched()
@@ -111,7 +111,7 @@ async def test_one_of_both_is_given_up(won):
     assert [endpoint_state.endpoint.admin_state.running for endpoint_state in setup.core.endpoint_states] == [0, 0]
 
 
-async def test_it_is_charged_once():
+async def test_a_hedged_request_is_charged_once():
     service = []
     for hedged in (False, True):
         setup = setup_with_hedging()
@@ -124,7 +124,7 @@ async def test_it_is_charged_once():
     assert service[0] == service[1] > 0
 
 
-async def test_there_is_none_where_others_wait_or_no_room_is():
+async def test_no_hedge_is_sent_while_others_wait_or_nothing_is_free():
     setup = setup_with_hedging()
     async with setup.enqueue(**INTERACTIVE) as entry:
         await entry.wait_dispatched()
@@ -145,7 +145,7 @@ async def test_there_is_none_where_others_wait_or_no_room_is():
     setup.assert_empty()
 
 
-async def test_there_is_none_with_one_replica_nor_once_something_has_come():
+async def test_no_hedge_is_sent_with_one_replica_nor_after_the_first_token():
     setup = setup_with_hedging(replicas=1)
     async with setup.enqueue(**INTERACTIVE) as entry:
         await entry.wait_dispatched()
@@ -161,7 +161,7 @@ async def test_there_is_none_with_one_replica_nor_once_something_has_come():
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["join", "hedge", "won", "lost", "leave", "down", "up"]), st.integers(0, 5))))
-def test_whatever_happens_nothing_is_left(events):
+def test_no_credits_are_held_after_any_sequence_of_events(events):
     setup = setup_with_hedging(replicas=3)
     core, now_s = setup.core, setup.clock.now_s
     requests, hedges = [], {}

@@ -23,7 +23,7 @@ def estimated_loads(core, now_s):
     return [estimate.prompt_tokens for estimate in core.reports.estimate_loads(core.endpoint_states, 100.0, now_s)]
 
 
-def test_an_engine_that_is_silent_with_work_to_do_is_judged_by_its_peers():
+def test_the_load_of_a_busy_engine_without_reports_is_estimated_from_its_peers():
     core, (silent, one, other) = make_core(fresh_s=2.0, half_s=5.0)
     for replica, tokens in ((silent, 9_000), (one, 100), (other, 300)):
         replica.say(running=1, waiting=1, waiting_prompt_tokens=tokens)
@@ -42,14 +42,14 @@ def test_an_engine_that_is_silent_with_work_to_do_is_judged_by_its_peers():
     assert trust["r1"] == trust["r2"] == 1.0
 
 
-def test_an_engine_with_nothing_to_do_owes_no_report():
+def test_the_last_report_of_an_idle_engine_stays_trusted():
     core, replicas = make_core(fresh_s=2.0, half_s=5.0)
     replicas[1].say(running=1, waiting=1, waiting_prompt_tokens=400)
     assert estimated_loads(core, BEGAN_S) == [0, 400, 0]
     assert dispatch_snapshot(core, BEGAN_S + 3_600.0).trust["r0"] == 1.0
 
 
-def test_what_was_sent_there_is_believed_whatever_its_peers_do():
+def test_requests_that_were_sent_to_a_replica_count_whatever_its_peers_report():
     core, replicas = make_core(2, fresh_s=2.0, half_s=5.0)
     dispatched = []
     for number in range(4):

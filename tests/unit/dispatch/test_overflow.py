@@ -72,7 +72,7 @@ async def stack():
         yield each
 
 
-async def test_of_those_that_wait_the_one_with_least_reuse_leaves(stack):
+async def test_the_waiting_request_with_least_cached_tokens_is_moved(stack):
     setup = overloaded_setup(Held(**{"1": 0.9, "2": 0.1, "3": 0.5}))
     await fill(setup, stack)
     await waiting(setup, stack, *(movable(number) for number in (1, 2, 3)))
@@ -83,21 +83,21 @@ async def test_of_those_that_wait_the_one_with_least_reuse_leaves(stack):
     assert leaving_for(setup, new) == ["req-2"]
 
 
-async def test_a_new_request_of_which_least_is_held_leaves_itself(stack):
+async def test_a_new_request_with_least_cached_tokens_is_moved_itself(stack):
     setup = overloaded_setup(Held(**{"1": 0.9, "2": 0.2, "3": 0.5}))
     await fill(setup, stack)
     await waiting(setup, stack, *(movable(number) for number in (1, 2, 3)))
     assert leaving_for(setup, movable(4)) == []
 
 
-async def test_a_request_that_may_not_leave_has_others_make_room(stack):
+async def test_others_are_moved_for_a_request_that_may_not_move(stack):
     setup = overloaded_setup(Held(**{"1": 0.9, "2": 0.2, "3": 0.5}))
     await fill(setup, stack)
     await waiting(setup, stack, *(movable(number) for number in (1, 2, 3)))
     assert leaving_for(setup, movable(4, may=False)) == ["req-2"]
 
 
-async def test_who_may_not_leave_is_never_asked(stack):
+async def test_a_request_that_may_not_move_is_never_asked(stack):
     setup = overloaded_setup()
     await fill(setup, stack)
     await waiting(setup, stack, *(movable(number, may=False) for number in (1, 2, 3)))
@@ -105,7 +105,7 @@ async def test_who_may_not_leave_is_never_asked(stack):
     assert setup.dispatcher.overflow_planner.select_leaving(setup.clock.monotonic_s()) == []
 
 
-async def test_other_tenants_and_other_classes_do_not_leave_for_it(stack):
+async def test_requests_of_other_tenants_and_classes_are_not_moved(stack):
     setup = overloaded_setup()
     await fill(setup, stack)
     await waiting(
@@ -117,7 +117,7 @@ async def test_other_tenants_and_other_classes_do_not_leave_for_it(stack):
     assert leaving_for(setup, movable(5, may=False)) == []
 
 
-async def test_a_look_sends_those_away_who_would_miss_and_then_stops(stack):
+async def test_a_check_moves_requests_that_would_miss_their_objective_and_then_stops(stack):
     setup = overloaded_setup(Held(**{str(number): number / 10 for number in range(1, 9)}))
     await fill(setup, stack)
     entries = await waiting(setup, stack, *(movable(number, within_s=60.0) for number in range(1, 9)))
@@ -159,7 +159,7 @@ async def test_pressure_lasts_until_predictions_have_been_low_for_a_while(stack)
     assert not look(), "it has been calm for long enough: requests stay again"
 
 
-async def test_who_says_no_keeps_its_place_and_is_not_asked_again(stack):
+async def test_a_request_that_declines_keeps_its_position_and_is_not_asked_again(stack):
     setup = overloaded_setup()
     await fill(setup, stack)
     entries = await waiting(setup, stack, *(movable(number) for number in (1, 2)))
@@ -180,7 +180,7 @@ async def test_who_says_no_keeps_its_place_and_is_not_asked_again(stack):
     granted.cancel()
 
 
-async def test_nobody_is_asked_for_what_others_leave_for_already(stack):
+async def test_no_more_requests_are_asked_than_are_needed(stack):
     setup = overloaded_setup(Held(**{"1": 0.9, "2": 0.2, "3": 0.5, "4": 0.95, "5": 0.95}))
     await fill(setup, stack)
     entries = await waiting(setup, stack, *(movable(number) for number in (1, 2, 3)))
@@ -193,7 +193,7 @@ async def test_nobody_is_asked_for_what_others_leave_for_already(stack):
     assert setup.dispatcher.overflow_planner._requested_by_group == {}
 
 
-async def test_who_is_granted_meanwhile_does_not_move(stack):
+async def test_a_request_that_was_dispatched_meanwhile_does_not_move(stack):
     setup = overloaded_setup()
     async with AsyncExitStack() as others:
         await fill(setup, others)

@@ -180,7 +180,7 @@ class Day:
 
 
 @pytest.mark.parametrize("load", [2, 10])
-def test_in_order_of_arrival_times_are_known(load):
+def test_predictions_are_exact_when_requests_run_in_order_of_arrival(load):
     day = Day("fifo", load, tenants=1)
     assert day.goodput >= 0.95 * Day.CAPACITY_PER_S
     assert day.expired <= 0.02 * day.arrived
@@ -188,7 +188,7 @@ def test_in_order_of_arrival_times_are_known(load):
 
 
 @pytest.mark.parametrize("load", [2, 10])
-def test_among_tenants_goodput_holds_and_promises_are_mostly_kept(load):
+def test_with_several_tenants_goodput_holds_and_predictions_are_mostly_kept(load):
     day = Day("fair", load, tenants=5)
     assert day.goodput >= 0.9 * Day.CAPACITY_PER_S
     assert day.expired <= 0.05 * day.arrived
@@ -197,7 +197,7 @@ def test_among_tenants_goodput_holds_and_promises_are_mostly_kept(load):
     assert max(day.come_back_s) < 70
 
 
-def test_below_capacity_nobody_is_refused():
+def test_below_capacity_no_request_is_rejected():
     day = Day("fair", 0.5, tenants=5)
     assert not day.come_back_s
     assert day.expired == 0

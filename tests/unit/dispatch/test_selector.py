@@ -55,7 +55,7 @@ def text(seed, length=640):
     return [words.randrange(100) for _ in range(length)]
 
 
-def test_the_next_turn_goes_where_the_last_one_was():
+def test_the_next_turn_of_a_session_goes_to_the_same_replica():
     pool = Pool(bound=None)
     homes = {}
     for seed in range(6):
@@ -71,7 +71,7 @@ def test_a_session_stays_whatever_it_says():
         assert len({pool.ask(text(seed), session=session) for seed in range(20)}) == 1
 
 
-def test_another_organisation_finds_nothing():
+def test_another_organisation_finds_no_cached_prefix():
     pool = Pool(count=2, bound=None)
     home = pool.ask(text(1))
     assert {pool.ask(text(1), org=f"org-{number}") for number in range(4)} == set(pool.replicas)
@@ -88,7 +88,7 @@ def test_an_engine_that_has_started_anew_holds_nothing():
     assert pool.ask(text(1)) != home, "it is the other one's turn"
 
 
-def test_who_has_much_to_compute_is_passed_over():
+def test_a_replica_with_much_to_compute_is_not_chosen():
     pool = Pool(count=2, bound=None)
     home = pool.ask(text(1))
     pool.replicas[home].say(waiting_prompt_tokens=5_000, running=1)
@@ -111,7 +111,7 @@ def test_the_bound_spreads_what_one_prompt_would_keep_together():
     assert 0.35 < given.count("r0") / len(given) < 0.65
 
 
-def test_a_replica_without_room_is_not_asked():
+def test_a_full_replica_is_not_chosen():
     pool = Pool(count=2, bound=None)
     home = pool.ask(text(1))
     pool.replicas[home].say(free_sequences=0, running=4)
@@ -137,7 +137,7 @@ class Alone(Pool):
         return queued.prefill_s
 
 
-def test_what_the_engine_holds_of_a_prompt_is_not_foretold_to_take_time():
+def test_cached_tokens_add_no_predicted_prefill_time():
     whole_s = pytest.approx(0.01 + 0.640)
     assert Alone(text(1)).foreseen_s(text(2)) == whole_s
     assert Alone(text(1)).foreseen_s(text(1)) == pytest.approx(0.01 + 0.016), "the last token is computed: its block is"
@@ -150,7 +150,7 @@ def test_what_the_engine_holds_of_a_prompt_is_not_foretold_to_take_time():
     assert pool.foreseen_s(text(1)) == whole_s
 
 
-def test_what_the_engine_holds_of_a_prompt_counts_while_others_wait():
+def test_cached_tokens_count_while_others_wait():
     pool = Alone(text(1))
     pool.replicas["r0"].say(free_sequences=0, running=4)
     waits = {}
@@ -163,7 +163,7 @@ def test_what_the_engine_holds_of_a_prompt_counts_while_others_wait():
     assert waits[2] - waits[1] == pytest.approx(0.624)
 
 
-def test_of_a_prompt_whose_tokens_nobody_knows_as_much_is_computed_as_usual():
+def test_a_prompt_with_unknown_tokens_is_predicted_with_the_usual_cached_share():
     foreseen_s = []
     for prompt in (TruncatedPrompt((), 640), text(2)):
         pool = Alone(text(1))

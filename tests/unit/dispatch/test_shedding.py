@@ -48,7 +48,7 @@ async def overloaded():
     return Overloaded()
 
 
-async def test_the_same_moment_is_told_from_closer_by(overloaded):
+async def test_a_rejection_is_repeated_with_a_wait_that_is_shorter_by_the_time_since(overloaded):
     overloaded.slow_down()
     overloaded.setup.clock.now_s += 0.02
     again = overloaded.reject()
@@ -58,32 +58,32 @@ async def test_the_same_moment_is_told_from_closer_by(overloaded):
     assert overloaded.reject(tokens=18).ttft_s == again.ttft_s
 
 
-async def test_it_is_looked_at_anew_after_a_moment(overloaded):
+async def test_a_cached_rejection_expires_after_a_moment(overloaded):
     overloaded.slow_down()
     overloaded.setup.clock.now_s += 0.11
     assert overloaded.reject().ttft_s > overloaded.rejection.ttft_s
 
 
 @pytest.mark.parametrize("other", [{"tokens": 128}, {"tokens": 8, "max_tokens": 4}, {"prompts": 2}, {"org": "other"}])
-async def test_others_are_looked_at_themselves(overloaded, other):
+async def test_requests_of_another_kind_are_predicted_themselves(overloaded, other):
     overloaded.slow_down()
     assert overloaded.reject(**other).ttft_s != overloaded.rejection.ttft_s
 
 
-async def test_who_goes_before_the_refused_one_is_looked_at_itself(overloaded):
+async def test_a_request_that_would_go_before_the_rejected_one_is_predicted_itself(overloaded):
     overloaded.slow_down()
     pressing = overloaded.reject(deadline_s=overloaded.setup.clock.now_s + 0.1)
     assert pressing.position < overloaded.rejection.position
 
 
-async def test_nobody_is_refused_for_what_was_told_to_others_alone(overloaded):
+async def test_no_request_is_rejected_only_for_the_prediction_of_another(overloaded):
     predicted_s = overloaded.rejection.ttft_s
     assert overloaded.reject(deadline_s=overloaded.setup.clock.now_s + predicted_s + 0.01) is None
     overloaded.setup.clock.now_s += 0.04
     assert overloaded.reject(deadline_s=overloaded.setup.clock.now_s + predicted_s - 0.02) is None
 
 
-async def test_it_falls_when_somebody_gives_up_waiting(overloaded):
+async def test_a_cached_rejection_is_dropped_when_a_waiting_request_leaves(overloaded):
     other = overloaded.setup.enqueue(20, "other", deadline_s=overloaded.setup.clock.now_s + 100)
     enter(other)
     overloaded.setup.clock.now_s += 0.11
@@ -94,12 +94,12 @@ async def test_it_falls_when_somebody_gives_up_waiting(overloaded):
     assert overloaded.reject() != rejection
 
 
-async def test_it_falls_when_more_of_its_tenant_wait(overloaded):
+async def test_a_cached_rejection_is_dropped_when_more_of_its_tenant_wait(overloaded):
     enter(overloaded.setup.enqueue(13, deadline_s=overloaded.setup.clock.now_s + 2.0))
     assert overloaded.reject().position == overloaded.rejection.position + 1
 
 
-async def test_it_falls_with_the_settings(overloaded):
+async def test_a_cached_rejection_is_dropped_with_new_settings(overloaded):
     overloaded.slow_down()
     config = DispatchConfig(headroom=0.0, unknown_output_share=1.0)
     overloaded.setup.dispatcher.reconfigure(
@@ -108,14 +108,14 @@ async def test_it_falls_with_the_settings(overloaded):
     assert overloaded.reject().ttft_s > overloaded.rejection.ttft_s
 
 
-async def test_it_falls_when_another_replica_is_ready(overloaded):
+async def test_a_cached_rejection_is_dropped_when_another_replica_is_ready(overloaded):
     first, second = overloaded.setup.replicas
     second.say(times=first.load().times)
     second.set_up(True)
     assert overloaded.reject() != overloaded.rejection
 
 
-async def test_those_of_many_keys_are_forgotten(overloaded):
+async def test_cached_rejections_of_many_keys_are_bounded(overloaded):
     last = overloaded.setup.dispatcher.admission._rejections
     for number in range(1100):
         overloaded.setup.clock.now_s += 0.001
@@ -123,7 +123,7 @@ async def test_those_of_many_keys_are_forgotten(overloaded):
     assert len(last) <= 1024
 
 
-async def test_it_falls_when_nobody_waits_any_more(overloaded):
+async def test_a_cached_rejection_is_dropped_when_nobody_waits(overloaded):
     assert overloaded.reject(org="other") is not None
     while overloaded.entries:
         for entry in [entry for entry in overloaded.entries if entry.queued.state is QueueState.RELEASED]:

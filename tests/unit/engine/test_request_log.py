@@ -31,7 +31,7 @@ def test_an_answer_is_a_line_under_the_id_that_its_client_knows(caplog):
     ]
 
 
-def test_who_leaves_is_a_line_and_who_was_not_told_an_id_has_ours(caplog):
+def test_a_cancelled_choice_is_logged_with_our_id_where_it_has_no_other(caplog):
     bench = Bench()
     with caplog.at_level(logging.DEBUG, ENGINE):
         bench.submit("use-1-0", max_tokens=9, n=2)
@@ -64,7 +64,7 @@ def test_a_step_that_fails_names_those_who_were_in_it(caplog, monkeypatch):
     assert caplog.messages == ["a step failed that had 2 requests in it: poison, bystander"]
 
 
-def test_nothing_is_said_by_default_of_what_goes_well(caplog):
+def test_by_default_nothing_is_logged_of_successful_requests(caplog):
     bench = Bench()
     with caplog.at_level(logging.INFO, ENGINE):
         bench.submit("a", max_tokens=1)

@@ -16,7 +16,7 @@ def run(bench, steps=1):
     return with_stats
 
 
-def test_it_is_told_at_the_first_token_and_at_the_end():
+def test_stats_are_sent_with_the_first_token_and_at_the_end():
     bench = Bench()
     bench.submit("a", prompt=4, max_tokens=3)
     bench.clock.now_s += 0.5

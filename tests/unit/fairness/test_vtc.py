@@ -412,7 +412,7 @@ def test_a_late_refund_to_a_flow_that_is_remembered_counts(line):
     assert served[flow("b")] == served[flow("a")] + 50
 
 
-def test_a_weight_holds_from_when_it_is_said(line):
+def test_a_weight_counts_from_when_it_is_set(line):
     before, after = flow("a"), flow("a", a=4.0)
     add_entries(line, before, 10)
     add_entries(line, flow("b"), 200)

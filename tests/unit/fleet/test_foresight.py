@@ -46,7 +46,7 @@ def test_the_longer_a_pause_the_sooner_its_end_is_the_models():
     assert predicted[-1] < 6.0 < predicted[0]
 
 
-def test_a_load_that_is_late_is_said_to_take_longer_the_later_it_is_and_so_are_those_after_it():
+def test_a_late_load_is_predicted_to_take_longer_and_so_are_those_after_it():
     one = machine([1, 1], 1, loads_s=[12.0, 4.0], turn_loads=0.0, guess_s=4.0)
     one.call("a")
     one.tick()
@@ -103,7 +103,7 @@ def skewed(one, draw):
 
 
 @pytest.mark.parametrize(("traffic", "median", "nine_in_ten"), [(alternating, 0.2, 0.4), (skewed, 0.2, 0.6)])
-def test_most_waits_are_as_was_said(traffic, median, nine_in_ten):
+def test_most_waits_are_as_predicted(traffic, median, nine_in_ten):
     errors = errors_of(traffic)
     assert len(errors) > 300
     assert errors[len(errors) // 2] <= median

@@ -156,7 +156,7 @@ async def test_who_names_a_key_of_ours_is_not_anonymous():
         assert await fixture.refusal(text) == INVALID
 
 
-async def test_nobody_is_told_apart_by_a_directory_that_is_too_old():
+async def test_a_directory_that_is_too_old_identifies_nobody():
     def stale():
         raise StoreUnavailable
 

@@ -30,7 +30,7 @@ def ended(request_id="req-1", ask=ASK):
     return context
 
 
-def test_it_is_told_from_the_arrival_of_the_request():
+def test_a_timeline_begins_with_the_arrival_of_the_request():
     timelines = TimelineBuffer(8, FakeClock())
     timelines.on_request_end(ended())
     timeline = timelines.get("req-1")
@@ -93,7 +93,7 @@ def test_what_asks_no_model_is_not_kept_nor_anything_if_nothing_shall_be():
     assert nothing.latest() == []
 
 
-def test_parameters_are_told_that_were_set():
+def test_parameters_that_were_set_are_shown():
     assert request_parameters(ASK) == {"temperature": 0.2, "stream": True}
     left_open = InferenceRequest(
         model="m", prompts=[""], sampling=ASK.sampling, unset_fields=frozenset({"temperature"}), whole=True

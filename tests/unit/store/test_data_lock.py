@@ -58,7 +58,7 @@ async def test_a_gateway_that_was_killed_keeps_nobody_out(tmp_path):
     await process.wait()
 
 
-async def test_a_lock_that_cannot_be_made_is_said(tmp_path):
+async def test_a_lock_that_cannot_be_made_is_reported(tmp_path):
     (tmp_path / "gateway.lock").mkdir()
     with pytest.raises(StoreUnavailable, match="cannot be taken"):
         async with lock_path(tmp_path / "gateway.lock", exclusive=True):

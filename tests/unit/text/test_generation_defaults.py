@@ -39,7 +39,7 @@ def test_the_next_model_does_not_inherit_those_of_the_one_before(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{}", None])
-def test_where_nothing_is_said_it_is_as_the_api_has_it(tmp_path, text):
+def test_without_defaults_the_values_of_the_api_hold(tmp_path, text):
     defaults_of_model = GenerationDefaults.of(tmp_path) if text is None else defaults(tmp_path, text)
     assert settled(defaults_of_model) == PLAIN
 

@@ -60,7 +60,7 @@ async def test_an_organisation_has_its_part_of_the_work_only():
     assert await second == GRAMMAR
 
 
-async def test_what_was_tried_is_remembered_while_there_is_room():
+async def test_equal_grammars_are_validated_once_until_the_cache_is_full():
     workers = Slow()
     validator = GrammarValidator(GrammarsConfig(cache_bytes=100), workers)
     same = [asyncio.create_task(validator.validate("one", regex("a"))) for _ in range(3)]

@@ -103,7 +103,7 @@ NOUGHTS = [
 @given(reads=requests())
 @example(reads=[head + b"{}" * (b"2" in head) for head in NOUGHTS])
 @settings(max_examples=300, deadline=None)
-def test_both_ways_tell_the_same(reads):
+def test_both_paths_give_the_same_request(reads):
     assert asyncio.run(seen(HttpProtocol, reads)) == asyncio.run(seen(Parsed, reads))
 
 
@@ -117,7 +117,7 @@ async def test_the_third_request_of_a_connection_needs_no_parser(monkeypatch):
     assert taken == [b"[1, 2]"]
 
 
-def test_a_body_is_as_long_as_is_said():
+def test_a_body_has_the_length_that_its_head_declares():
     scope = {"headers": [(b"host", b"here"), (b"content-length", b"2"), (b"x-a", b"1")], "state": {}, "path": "/"}
     head = CachedHead.of(REQUEST % (2, b"{}"), scope)
     assert head is not None

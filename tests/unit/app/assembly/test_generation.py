@@ -30,7 +30,7 @@ class Generation:
         self.answered += 1
 
 
-async def test_a_regime_is_over_when_the_last_of_its_requests_has_ended():
+async def test_a_generation_ends_with_the_last_of_its_requests():
     first, second, third = Generation(), Generation(), Generation()
     current_lists = []
     switch = GenerationSwitch(first, lambda generations: current_lists.append([*generations]))

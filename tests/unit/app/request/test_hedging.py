@@ -139,7 +139,7 @@ async def test_one_that_fails_leaves_it_to_the_other(fails):
     assert race.replicas.open == []
 
 
-async def test_where_both_fail_the_failure_of_the_first_is_told():
+async def test_where_both_fail_the_failure_of_the_first_is_raised():
     race = Race(ScriptedEntry(second := SecondReplica()))
     await race.both_open()
     race.say("b", ReplicaUnavailable())

@@ -231,7 +231,7 @@ async def test_text_that_was_held_back_comes_out_at_the_end():
     assert text_of(parts) == "one two"
 
 
-async def test_choices_of_several_prompts_are_told_apart():
+async def test_choices_of_several_prompts_have_different_indexes():
     a, b = ids(" there"), ids("Hello")
     replica = MemoryReplica(
         [TokenDelta(0, a), TokenDelta(1, b)], [TokenDelta(1, b, finish=LENGTH), TokenDelta(0, a, finish=LENGTH)]
@@ -346,7 +346,7 @@ async def test_echo_begins_with_the_prompt_and_the_stop_string_in_it_does_not_co
     assert text_of(parts) == "Hello there"
 
 
-async def test_log_probabilities_are_told_in_text():
+async def test_log_probabilities_are_given_as_text():
     (token,) = ids("Hello")
     scores = [TokenLogprobs(-0.25, [(token, -0.25), (EOS, -3.0)])]
     parts, _ = await run(MemoryReplica([TokenDelta(0, [token], LENGTH, scores)]), ask(top_logprobs=2))

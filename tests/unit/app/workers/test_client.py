@@ -32,7 +32,7 @@ class Gatherer:
         self.flushed.set()
 
 
-async def test_what_is_gathered_is_told_together_and_once(monkeypatch):
+async def test_gathered_reports_are_sent_together_and_once(monkeypatch):
     monkeypatch.setattr(client_module, "_FLUSH_INTERVAL_S", 0.0)
     line, one, two = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Gatherer(), Gatherer()
     line.schedule_flush(one)

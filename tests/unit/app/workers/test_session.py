@@ -121,7 +121,7 @@ def ended(number, outcome=Outcome.FINISHED):
 
 
 @pytest.mark.parametrize("dispatchers", [{"m": DispatchSetup().dispatcher}])
-async def test_the_story_of_an_answer_is_whole_when_its_end_is_told(worker, observed):
+async def test_the_timeline_is_complete_when_the_end_of_a_request_is_reported(worker, observed):
     session, _ = worker
     await send(session, asks(1))
     # What a request ends with and the news of its end may come in one piece.
@@ -159,7 +159,7 @@ async def test_nothing_is_kept_of_who_leaves_in_the_moment_of_asking(worker, obs
     assert not session._pending_reports
 
 
-async def test_who_has_asked_for_nothing_is_told_of_at_once(worker, observed):
+async def test_a_request_that_needed_no_admission_is_reported_at_once(worker, observed):
     session, _ = worker
     session.connection.data_received(encode_frame(ended(1)))
     assert [context.request_id for context in observed.contexts] == ["request-1"]

@@ -128,7 +128,7 @@ def test_pins_go_before_a_request_would_wait_for_ever_the_one_that_ends_soonest_
     assert (setup.scheduler.pins.given_up, setup.scheduler.pins.blocks) == (2, 0)
 
 
-def test_a_tenant_whose_ceiling_is_in_its_way_gives_up_its_own_pins():
+def test_a_tenant_at_its_ceiling_gives_up_its_own_pins():
     setup = SchedulerSetup(kv_shares={"acme": KVShareConfig(ceiling=0.5)})
     setup.run(list(range(1, 9)), pin=PinRequest("mine", 600.0))
     setup.run(list(range(1, 9)), pin=PinRequest("theirs", 60.0), org="other")

@@ -202,7 +202,7 @@ def test_a_guess_that_disagrees_with_what_is_forced_ends_there():
     assert supposition.tokens == [5, 1, 2, 3]
 
 
-def test_nothing_follows_what_cannot_come_or_ends_the_answer_or_has_no_room():
+def test_nothing_is_drafted_after_an_impossible_token_or_the_end_or_beyond_the_budget():
     impossible, ending, full = (SpeculativeGrammarState(Letters()) for _ in range(3))
     impossible.follow((5, 9, 5), 12)
     assert (impossible.tokens, impossible.draws) == ([5], [0, 1])

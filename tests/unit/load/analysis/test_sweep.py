@@ -70,7 +70,7 @@ def test_requests_that_pile_up_fail_a_rate_that_meets_its_objectives() -> None:
     assert trial(5, growth=20).passed
 
 
-def test_chance_is_told_from_certainty() -> None:
+def test_chance_is_distinguished_from_certainty() -> None:
     assert RateEvidence([trial(1, met=0.99)]).sure
     assert not RateEvidence([trial(1, met=0.955)]).sure
     assert RateEvidence([trial(1, met=0.5)]).sure

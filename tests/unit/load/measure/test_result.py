@@ -56,7 +56,7 @@ def test_columns_and_the_counted() -> None:
     assert len(values) == len(request) == int((result.column("pieces") - 1).sum())
 
 
-def test_secrets_are_named_and_not_told(tmp_path: Path) -> None:
+def test_secrets_are_named_and_not_disclosed(tmp_path: Path) -> None:
     key = Secret("s3cr3t", "{env: KEY}")
     spec = LoadSpec(target=LoadTarget(api_key=key), tenants={"a": LoadTenant(api_key=key)})
     result = LoadResult.of(spec, RunData([], [], 0.0, 0.0), command="maitred load run", workload="none")

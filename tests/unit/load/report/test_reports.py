@@ -187,7 +187,7 @@ def test_a_short_run_says_so() -> None:
     assert "Rates are from a window of" in texts
 
 
-def test_what_the_server_did_not_do_is_said() -> None:
+def test_answers_without_usage_or_shorter_than_asked_are_reported() -> None:
     result = synthetic_result(1, requests=200)
     result.requests = msgspec.structs.replace(result.requests, output_tokens=[0] * 200)
     silent = msgspec.convert(msgspec.to_builtins(result), LoadResult)

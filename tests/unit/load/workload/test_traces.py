@@ -167,7 +167,7 @@ LINES = [
 
 
 @pytest.mark.parametrize(("read", "text", "reason"), LINES)
-def test_a_wrong_line_is_told_by_file_and_number(tmp_path, read, text, reason):
+def test_a_wrong_line_is_reported_by_file_and_number(tmp_path, read, text, reason):
     path = tmp_path / "trace.txt"
     path.write_text(text)
     with pytest.raises(InvalidRequest) as raised:

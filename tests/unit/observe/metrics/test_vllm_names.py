@@ -86,7 +86,7 @@ def test_as_many_queries_of_others_are_answered_as_the_page_says(samples):
     }
 
 
-def test_the_size_of_the_cache_is_said_as_routers_read_it():
+def test_the_size_of_the_cache_is_exported_as_routers_read_it():
     card = msgspec.structs.replace(SCRIPTED_CARD, kv_capacity_tokens=1600)
     made = Metrics(lambda: 0, lambda: {("m", "r"): EngineState(True, 0, LoadReport(total_blocks=100), card)})
     (info,) = (line for line in made.render()[0].decode().splitlines() if line.startswith("vllm:cache_config_info{"))
@@ -94,7 +94,7 @@ def test_the_size_of_the_cache_is_said_as_routers_read_it():
     assert 'num_gpu_blocks="100"' in info
 
 
-def test_engines_are_told_apart_and_who_waits_at_the_gateway_is_seen(samples):
+def test_engines_have_their_own_series_and_waiting_requests_are_counted(samples):
     assert values(samples, "vllm:num_requests_running") == {("m", "one"): 3, ("m", "two"): 5}
     assert values(samples, "vllm:num_requests_waiting") == {("m", "one"): 1, ("m", "two"): 0, ("m", "gateway"): 3}
     assert values(samples, "vllm:kv_cache_usage_perc") == {("m", "one"): 0.75, ("m", "two"): 0.0}

@@ -116,13 +116,13 @@ def test_a_name_that_leads_nowhere():
     assert RoutingTable(RoutesConfig(aliases={"a": "b", "b": "a"})).make_plan(RequestRequirements("a")) is None
 
 
-def test_a_fallback_is_no_way_out_of_the_house_or_the_region():
+def test_a_fallback_never_leaves_this_machine_or_the_region():
     assert {pool for pool, *_ in places(make_plan(local_only=True), ReplicaLost())} == {"small", "long"}
     assert {pool for pool, *_ in places(make_plan(regions={"us"}), ReplicaLost())} == {"cloud"}
     assert places(make_plan(local_only=True), ContentRefused()) == OWN[:1]
 
 
-def test_a_fallback_is_no_way_to_a_model_that_is_closed():
+def test_a_fallback_never_reaches_a_model_that_is_not_allowed():
     open_ones = {"tiny", "big"}
     assert places(make_plan(allowed=open_ones.__contains__), ReplicaLost()) == [
         *OWN,

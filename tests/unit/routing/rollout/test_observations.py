@@ -28,7 +28,7 @@ def test_whatever_the_order_of_their_ends(ends, mute):
     assert len(lane) == 0
 
 
-def test_who_takes_too_long_is_told_with_what_is_seen_by_then():
+def test_a_request_that_takes_too_long_is_observed_with_what_is_known_by_then():
     observed = []
     lane = OrderedObservations(lambda version, seen: observed.append((seen.tokens, seen.ttft_s)), max_wait_s=5.0)
     slow, quick = entry(1), entry(2, began_s=1.0)

@@ -13,11 +13,11 @@ def held_by(lease="a", now_s=0.0, *, reported=True, local=False):
     return holdings
 
 
-def test_a_lease_is_told_as_it_was_granted():
+def test_a_lease_is_reported_as_it_was_granted():
     assert held_by().leases["a"].to_entries() == [("day", "budget", 90, 0.0, 5000.0), ("pool", "pool", 1, 0.0, 0.0)]
 
 
-def test_all_must_be_told_again_after_redis_was_away():
+def test_all_leases_are_reported_again_after_redis_was_away():
     holdings = held_by()
     assert holdings.unreported_leases(10) == []
     holdings.add(Reservation("b", [POOL], 0, 0, 30.0), 0, 0.0, reported=False, from_slice=True)
@@ -45,7 +45,7 @@ def test_an_expired_lease_returns_to_the_slices_once_and_is_forgotten_late():
     assert holdings.leases == {}
 
 
-def test_what_redis_was_not_told_is_not_forgotten():
+def test_unreported_leases_are_not_forgotten():
     holdings = held_by(reported=False, local=True)
     holdings.expire(30.0 + 10 * LATE_SETTLE_S)
     assert holdings.unreported_leases(10) == ["a"]

@@ -48,7 +48,7 @@ def json_schema(**fields):
         ),
     ],
 )
-def test_what_is_said(fields, constraint):
+def test_fields_give_the_constraint(fields, constraint):
     assert constraint_of(**fields) == constraint
     if "response_format" not in fields:
         assert to_constraint(CompletionRequest(model="m", prompt="p", **fields)) == constraint
