@@ -38,7 +38,7 @@ QUOTA_CALLS = 20
 
 
 @dataclass(frozen=True)
-class Crowd:
+class CallerGroup:
     """Callers who share one key.
 
     Attributes:
@@ -52,16 +52,16 @@ class Crowd:
     limits: Mapping[str, Any]
 
 
-def crowds(*, quick: bool) -> dict[str, Crowd]:
+def caller_groups(*, quick: bool) -> dict[str, CallerGroup]:
     """Who is played; all of them at the same time."""
     few, many = (2, 3) if quick else (4, 8)
     return {
-        "12 requests a minute, 2 callers": Crowd(2, few, _requests(12)),
-        "60 requests a minute, 8 callers": Crowd(8, many // 2 if quick else many, _requests(60)),
-        "4,000 tokens a minute, 8 callers": Crowd(
+        "12 requests a minute, 2 callers": CallerGroup(2, few, _requests(12)),
+        "60 requests a minute, 8 callers": CallerGroup(8, many // 2 if quick else many, _requests(60)),
+        "4,000 tokens a minute, 8 callers": CallerGroup(
             8, many // 2 if quick else many, {"tokens_per_minute": 4000, "burst": {"tokens_per_minute": 200}}
         ),
-        "600 requests a minute, 16 callers": Crowd(16, many * 4, _requests(600)),
+        "600 requests a minute, 16 callers": CallerGroup(16, many * 4, _requests(600)),
     }
 
 
@@ -124,11 +124,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer answers")
     arguments = parser.parse_args()
     report = Report("retries", seed=SEED, quick=arguments.quick)
-    uvloop.run(play(crowds(quick=arguments.quick), report))
+    uvloop.run(play(caller_groups(quick=arguments.quick), report))
     return report.finish()
 
 
-async def play(played: Mapping[str, Crowd], report: Report) -> None:
+async def play(played: Mapping[str, CallerGroup], report: Report) -> None:
     """Lets all crowds loose, and then those who have no budget."""
     sides = [(name, hints) for name in played for hints in (True, False)]
     keys = {side: Key(limits=played[side[0]].limits) for side in sides}
@@ -144,7 +144,9 @@ async def play(played: Mapping[str, Crowd], report: Report) -> None:
     )
     async with installed(plan) as installation:
         (gateway,) = installation.gateways
-        seen = await asyncio.gather(*(_crowd(gateway, keys[side], played[side[0]], hints=side[1]) for side in sides))
+        seen = await asyncio.gather(
+            *(_play_group(gateway, keys[side], played[side[0]], hints=side[1]) for side in sides)
+        )
         refused = {hints: await _without_money(gateway, key, hints=hints) for hints, key in spenders.items()}
         metrics = await asyncio.to_thread(gateway.metrics)
     by_side = dict(zip(sides, seen, strict=True))
@@ -177,7 +179,7 @@ def _judge(by_side: Mapping[tuple[str, bool], Seen], refused: Mapping[bool, int]
     print(f"budget used up: {report.figures['budget used up']}")
 
 
-async def _crowd(gateway: Gateway, key: Key, crowd: Crowd, *, hints: bool) -> Seen:
+async def _play_group(gateway: Gateway, key: Key, group: CallerGroup, *, hints: bool) -> Seen:
     """All callers of one key, until each has its answers."""
     seen, wire = Seen(), Wire(hints=hints)
     async with _client(gateway, key, wire) as client:
@@ -185,7 +187,7 @@ async def _crowd(gateway: Gateway, key: Key, crowd: Crowd, *, hints: bool) -> Se
 
         async def caller() -> None:
             answers = 0
-            while answers < crowd.answers and time.monotonic() < began_s + PATIENCE_S:
+            while answers < group.answers and time.monotonic() < began_s + PATIENCE_S:
                 try:
                     await client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=OUTPUT_TOKENS)
                 except openai.RateLimitError:
@@ -195,7 +197,7 @@ async def _crowd(gateway: Gateway, key: Key, crowd: Crowd, *, hints: bool) -> Se
                     seen.answers += 1
             seen.caller_s.append(time.monotonic() - began_s)
 
-        await asyncio.gather(*(caller() for _ in range(crowd.callers)))
+        await asyncio.gather(*(caller() for _ in range(group.callers)))
     seen.requests = wire.carried
     return seen
 

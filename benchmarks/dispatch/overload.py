@@ -205,12 +205,12 @@ def prediction(visits: list[Visit]) -> dict[str, float]:
     """
     errors, of_objective, ratios = [], [], []
     for visit in visits:
-        told = visit.reply.headers.get(PREDICTED)
-        if told is not None and visit.reply.arrivals_s:
+        predicted_ms = visit.reply.headers.get(PREDICTED)
+        if predicted_ms is not None and visit.reply.arrivals_s:
             seen_s = visit.reply.arrivals_s[0] - visit.reply.sent_s
-            error_s = abs(float(told) / 1e3 - seen_s)
+            error_s = abs(float(predicted_ms) / 1e3 - seen_s)
             errors.append(error_s / seen_s)
-            ratios.append(float(told) / 1e3 / seen_s)
+            ratios.append(float(predicted_ms) / 1e3 / seen_s)
             of_objective.append(error_s / OBJECTIVE_S)
     return {
         "requests": len(errors),

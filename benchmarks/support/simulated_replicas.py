@@ -89,7 +89,7 @@ class SimulatedReplica:
             dtype="",
             device="",
         )
-        self._unheard = 0
+        self._unreported = 0
         self._load = self._report()
 
     # --- as dispatch sees it ---
@@ -104,7 +104,7 @@ class SimulatedReplica:
 
     def count_unreported(self) -> int:
         """See `core.ports.Host`."""
-        return self._unheard
+        return self._unreported
 
     @property
     def weight(self) -> float:
@@ -118,7 +118,7 @@ class SimulatedReplica:
 
     def submit(self, request: EngineRequest) -> None:
         """A request came."""
-        self._unheard += 1
+        self._unreported += 1
         self.engine.submit(OWNER, request)
 
     def begin(self) -> tuple[float, list[TokenOutput]] | None:
@@ -133,7 +133,7 @@ class SimulatedReplica:
     def end(self) -> BlockUpdate | None:
         """The step is over, and the replica reports; what has changed in its cache."""
         self.stepping = False
-        self._load, self._unheard = self._report(), 0
+        self._load, self._unreported = self._report(), 0
         return self.engine.block_update()
 
     def _report(self) -> LoadReport:

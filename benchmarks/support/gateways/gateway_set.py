@@ -96,8 +96,8 @@ def _nginx(place: Place) -> Sequence[str]:
 
 
 def _nginx_how() -> str:
-    told = subprocess.run(["nginx", "-v"], capture_output=True, text=True, check=True).stderr
-    return f"nginx {told.strip().rpartition('/')[2]}, one worker, no buffering, kept connections, the key compared"
+    version = subprocess.run(["nginx", "-v"], capture_output=True, text=True, check=True).stderr
+    return f"nginx {version.strip().rpartition('/')[2]}, one worker, no buffering, kept connections, the key compared"
 
 
 CONTENDERS = (
