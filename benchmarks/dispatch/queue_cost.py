@@ -9,7 +9,7 @@ Two situations, each with fair queues and with queues in order of arrival:
 * *overload*: callers of five tenants come at ten times capacity, and each names the time by which its first token must
   come; most are refused.
 
-The parts of the flood are counted apart: requests that join, requests that come and are served while it waits, and the
+The parts of the flood are counted apart: requests that join, requests that come and are served while they wait, and the
 requests that leave. Gateways take turns, and the median of the rounds counts.
 """
 
