@@ -1,6 +1,6 @@
 """Takes the pictures of the console that the documentation shows: ``python -m scripts.screenshots``.
 
-A gateway with the small model that comes with maitred, two tenants with limits, and a crowd: what is in the pictures
+A gateway with the small model that comes with maitred, two tenants with limits, and many users: what is in the pictures
 happened. They are rounded to 256 colours, which nobody sees and which makes them a third as large.
 """
 

@@ -4,7 +4,7 @@ Eight callers read streams, and the gateway is killed (``kill -9``) 50 times in 
 a random moment, half in the very moment in which a client reads the last event of an answer, which is when a ledger
 that is written too late loses it. It is started again with the same folder, and the engine lives on. At the end every
 answer that a client has seen whole (finish reason and ``[DONE]``) must be in the ledger exactly once, with exactly the
-tokens that the client was told, and the budget must show the sum of the ledger as charged and nothing as reserved.
+tokens that the client received, and the budget must show the sum of the ledger as charged and nothing as reserved.
 
 The engine's own counters are the third witness. Before the kills and after them nothing is cut, and there the ledger
 must agree with them exactly: answers, prompt tokens, output tokens. During the kills the engine also counts what it

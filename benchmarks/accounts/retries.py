@@ -33,7 +33,7 @@ PROMPT, OUTPUT_TOKENS = "one two three four", 60
 HINTS = ("retry-after", "retry-after-ms", "x-should-retry")
 STANDING = "x-ratelimit-"
 PATIENCE_S = 120.0
-"""A crowd that has not got its answers by then is told to stop; full runs end in less."""
+"""A group that has not got its answers by then is stopped; full runs end in less."""
 QUOTA_CALLS = 20
 
 
@@ -70,7 +70,7 @@ def _requests(rate: int) -> dict[str, Any]:
 
 
 class Wire(httpx2.AsyncHTTPTransport):
-    """Carries requests, counts them, and takes the hints out of the answers if it is told to."""
+    """Carries requests, counts them, and takes the hints out of the answers if asked for."""
 
     def __init__(self, *, hints: bool) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Wire(httpx2.AsyncHTTPTransport):
 
 @dataclass
 class Seen:
-    """What a crowd went through."""
+    """What a group of callers went through."""
 
     answers: int = 0
     given_up: int = 0
@@ -129,7 +129,7 @@ def main() -> int:
 
 
 async def play(played: Mapping[str, CallerGroup], report: Report) -> None:
-    """Lets all crowds loose, and then those who have no budget."""
+    """Starts all groups, and then those without a budget."""
     sides = [(name, hints) for name in played for hints in (True, False)]
     keys = {side: Key(limits=played[side[0]].limits) for side in sides}
     spenders = {hints: Key(limits={"usd_total": 0.000001}) for hints in (True, False)}
@@ -161,7 +161,7 @@ def _is_a_completion(sample: str) -> bool:
 
 
 def _judge(by_side: Mapping[tuple[str, bool], Seen], refused: Mapping[bool, int], report: Report) -> None:
-    """Figures and bars: each crowd with hints against the same without."""
+    """Figures and bars: each group with hints against the same without."""
     for name in dict.fromkeys(name for name, _ in by_side):
         hinted, left_alone = by_side[name, True], by_side[name, False]
         report.figures[name] = {"with_hints": hinted.figures(), "without": left_alone.figures()}

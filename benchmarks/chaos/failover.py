@@ -5,7 +5,7 @@ to a schema or to a regular expression) read streams from one gateway with three
 disturbs them, and their answers are kept. Then the same requests are sent again, round after round, and in the middle
 of each round one of the engines is killed (``kill -9``). Every stream must end with ``[DONE]``, its finish reasons, the
 text and the token counts of the undisturbed one; the ledger must have one line for each, with the tokens that the
-client was told; and nothing may be left behind.
+client received; and nothing may be left behind.
 
 With ``--workers 2`` the gateway has two API workers, a controller and a process that keeps the engines; with ``--victim
 controller`` it is the controller that is killed, and the streams go on where they run.

@@ -69,7 +69,7 @@ def main() -> int:
 
 
 async def run(report: Report, aborts: int, probes: int, *, quick: bool) -> None:
-    """The crowd that leaves, then one after the other."""
+    """Many callers that leave at once, then one after the other."""
     key = Key()
     organisations = {"acme": Organisation({"key": key})}
     plan = Plan(organisations, settings=unbounded(), engine=("--max-sequences", str(PLACES)))

@@ -148,7 +148,7 @@ class Part:
 async def once(server: Server, load: float, capacity_per_s: float, size: Size, number: int) -> Part:
     """Callers of all tenants together, until the last of them has an answer or has waited long enough.
 
-    Nobody says what somebody of another load has said: what the cache has of that would make its answer cheaper.
+    No prompt is one of another load: what the cache has of that would make its answer cheaper.
     """
     before = await settled(server.process)
     visits = [

@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def errors(play: Simulation, seconds: float, *, foresee: bool) -> dict[str, Any]:
-    """Lets a simulation run, and holds what was said against what came."""
+    """Runs a simulation, and compares the predictions with what came."""
     for _ in play.run(WARM_UP_S):
         pass
     foreseen: dict[QueuedRequest, float] = {}

@@ -62,7 +62,7 @@ def main() -> int:
 
 
 async def run(server: ServerProcess, keys: dict[str, str], seconds: float) -> dict[str, Any]:
-    """The interactive crowd for some seconds, and background requests that come into it."""
+    """Many interactive users for some seconds, and background requests beside them."""
     screen = Sort("screen", keys["screen"], PROMPT, OUTPUT, {"x-maitred-priority": PriorityClass.INTERACTIVE.value})
     night = Sort("night", keys["night"], PROMPT, OUTPUT, {"x-maitred-priority": PriorityClass.BACKGROUND.value})
     client = Client(server.url, patience_s=3600)

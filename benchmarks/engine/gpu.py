@@ -1,9 +1,9 @@
 """The engine on a GPU: tokens a second against Transformers' continuous batching, and against the memory's speed.
 
 A decode step cannot be faster than the GPU reads the weights and the keys and values of its sequences. How fast it
-reads is measured by copying a gibibyte within its memory, and how long a step takes is held against that *floor*.
-Engine and rival answer the same prompts in turns, in bf16 and greedily, each in this process and with the model in
-memory all the time.
+reads is measured by copying a gibibyte within its memory, and how long a step takes is compared with that *floor*, the
+least that it can take. Engine and rival answer the same prompts in turns, in bf16 and greedily, each in this process
+and with the model in memory all the time.
 
 Without a GPU there is nothing to measure: the benchmark says so and ends with status 77, which test harnesses take for
 "skipped". It writes no result then.

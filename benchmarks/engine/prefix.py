@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def compare(folder: Path, threads: int, rounds: int) -> dict[str, Any]:
-    """Seconds for the whole crowd with the cache on and off, and the share of prompt tokens found."""
+    """Seconds for all requests with the cache on and off, and the share of prompt tokens found."""
     engines = {}
     for name, prefix_cache in (("on", True), ("off", False)):
         config = EngineConfig(

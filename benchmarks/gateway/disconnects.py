@@ -83,7 +83,7 @@ async def play(server: ServerProcess, disconnects: int, report: Report) -> None:
 
 
 def patient(url: str) -> LoadSpec:
-    """Users who read every answer to its end, until they are told to stop."""
+    """Users who read every answer to its end, until they are stopped."""
     return LoadSpec(
         target=LoadTarget(url=url, exact_output="always"),
         arrivals=ArrivalsSpec(users=PATIENT_USERS, spread_s=0.0),

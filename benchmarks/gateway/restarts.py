@@ -47,7 +47,7 @@ EVERY_S = 1.0
 LOOK_EVERY_S = 0.1
 LOOKS = 10
 PROBES = 2 * len(RATES_PER_S)
-"""Requests for one token, before each crowd sends its own."""
+"""Requests for one token, before each load sends its own."""
 HELD = ("maitred_in_flight", "maitred_leases", "maitred_dispatch_running", "maitred_engine_running")
 
 

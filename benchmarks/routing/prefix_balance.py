@@ -2,7 +2,7 @@
 
 12,031 requests of an hour with the 512-token blocks that they share (kvcache-ai/Mooncake, FAST'25, Apache-2.0). Lengths
 are divided by 32, so that a block of theirs is one of ours of 16 tokens, and the times are kept. What runs is what runs
-in production, with an injected clock: `dispatch`'s floor, where requests wait and are released as credits allow, and
+in production, with an injected clock: the dispatch core, where requests wait and are released as credits allow, and
 its choice among the replicas that have room then; `routing`'s placement and balance; the scheduler and the block pool
 of every replica, its reports after every step and the news of blocks that it tells. Simulated is the time that a step
 takes: so much for the step, and so much for each token that is computed; and nothing travels.

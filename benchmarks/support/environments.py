@@ -60,7 +60,7 @@ class Environment:
         """Makes its environment anew.
 
         Raises:
-            subprocess.CalledProcessError: pip could not, and has said why.
+            subprocess.CalledProcessError: pip failed, and printed why.
         """
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(self.place)], check=True)
         pip = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -1,7 +1,7 @@
 """A gateway before one engine in simulated time: requests that come at random, and what becomes of them.
 
-Gatekeeper, queue, forecast, engine and scheduler are those of production; simulated are the clock, the time that a step
-takes, and the way between the two processes. All that happens follows from the seed.
+Queue admission, queue, forecast, engine and scheduler are those of production; simulated are the clock, the time that a
+step takes, and the transfer between the two processes. All that happens follows from the seed.
 """
 
 import heapq
@@ -88,7 +88,7 @@ def make_engine(model: NoModel, line: QueueOrderConfig, clock: Clock) -> Engine:
 
 
 class ReportedReplica:
-    """What the gateway knows of the engine: what it said last."""
+    """What the gateway knows of the engine: its last report."""
 
     weight = 1.0
 
@@ -264,7 +264,7 @@ class Simulation:
         self._step_result = self._engine.load(), outputs, read
 
     def _hear(self, report: LoadReport, outputs: list[TokenOutput], read: int) -> None:
-        """The gateway is told what a step has made."""
+        """The gateway receives the outputs of a step."""
         core = self._core
         self._replica.report, self._replica.read = report, read
         core.refresh(self.now_s)

@@ -162,7 +162,7 @@ async def test_a_key_makes_a_repeat_safe_whole_and_streamed():
         assert wholes[0]["choices"][1]["message"]["content"] == TEXT
         assert conflict.code == "idempotency_conflict"
         assert len(system.engine.submitted) == 3
-        # The client would have tried again three times, had it not been told that it cannot help.
+        # The client would have tried again three times, if the response had not said that retrying cannot help.
         assert len(system.contexts) == 6
 
 

@@ -18,7 +18,7 @@ BOB = Principal(key="bob", tenants=("team", "acme"), scopes=frozenset({Scope.INF
 
 
 class StillClock:
-    """Moves when told."""
+    """Moves only when a test sets it."""
 
     def __init__(self):
         self.now_s = 0.0

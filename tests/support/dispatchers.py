@@ -1,4 +1,4 @@
-"""A replica that says what it is told to say, and a dispatcher in front of it."""
+"""A replica with scripted load reports, and a dispatcher in front of it."""
 
 from msgspec.structs import replace
 
@@ -25,7 +25,7 @@ EMPTY = LoadReport(free_blocks=100, total_blocks=100, free_sequences=4, step_tok
 
 
 class ScriptedReplica:
-    """Reports what the test says. Each `submit` is unheard until `say`."""
+    """Reports what the test says. Each `submit` is unreported until `say`."""
 
     def __init__(self, card=CARD, load=EMPTY):
         self._card = card
@@ -57,7 +57,7 @@ class ScriptedReplica:
         self._unreported += 1
 
     def say(self, **gauges):
-        """A report that has heard everything."""
+        """A report that includes all submissions."""
         self._load = replace(self._load, **gauges)
         self._unreported = 0
         self.notify()
@@ -89,7 +89,7 @@ def make_dispatch_request(
 
 
 def without_waiting(coroutine):
-    """Runs a coroutine that never waits, such as entering and leaving a place in the queue."""
+    """Runs a coroutine that never waits, such as entering and leaving a dispatch entry."""
     try:
         coroutine.send(None)
     except StopIteration:
@@ -98,12 +98,12 @@ def without_waiting(coroutine):
 
 
 def enter(entry):
-    """Enters a place in the queue."""
+    """Enters a dispatch entry."""
     without_waiting(entry.__aenter__())
 
 
 def leave(entry):
-    """Leaves a place in the queue as after a whole answer."""
+    """Leaves a dispatch entry as after a complete answer."""
     without_waiting(entry.__aexit__(None, None, None))
 
 

@@ -2,7 +2,7 @@
 
 All get the same two things to do, pass requests on to one server and check one key, and of the settings that their own
 documentation advises for production those that make them fast. maitred alone has everything on: its key belongs to a
-team of an organisation, with limits and budgets, prices, the ledger, metrics and stories.
+team of an organisation, with limits and budgets, prices, the ledger, metrics and timelines.
 """
 
 import json

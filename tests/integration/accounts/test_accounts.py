@@ -368,7 +368,9 @@ def test_the_ledger_lacks_only_what_was_sampled_for_nobody(tmp_path, keys):
         drift = metrics["maitred_ledger_drift_tokens"]
         made, known = metrics["maitred_engine_output_tokens_total"], metrics["maitred_ledger_output_tokens_total"]
         assert drift == made - known
-        assert 0 <= drift <= 3 * (choices + leavers), "what is under way when the engine is told takes a step or two"
+        assert 0 <= drift <= 3 * (choices + leavers), (
+            "what runs when the engine gets the cancellation takes a step or two"
+        )
         assert complete(server, keys["SEARCH_KEY"], n=2).status_code == 200
         assert settled_metrics(server, keys)["maitred_ledger_drift_tokens"] == drift
 

@@ -458,7 +458,7 @@ def killed_life(script, *arguments, after_s):
 
 
 async def test_killed_at_any_moment_nothing_recorded_is_lost_or_doubled(tmp_path):
-    """A child says what it has recorded; whatever it said must be in the ledger, once, after it was killed."""
+    """A child prints what it has recorded; all of that must be in the ledger, once, after the child was killed."""
     folder, recorded, chance = tmp_path / "journal", [], random.Random(7)
     config = StoreConfig(folder=str(tmp_path / "data"))
     async with opened(config, folder) as (database, ledger):

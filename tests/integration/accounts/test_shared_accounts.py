@@ -175,7 +175,7 @@ async def test_usage_that_a_dead_gateway_could_not_settle_is_charged_where_all_c
         assert isinstance(
             await stores.counters.reserve(Reservation("use-1", [claim], 1, 1, lease_s=30)), ReservationGranted
         )
-        # It dies when the usage is journaled and the counters are not told yet.
+        # It dies after the usage was journaled and before the counters were updated.
         journal = Journal(tmp_path / "journal")
         journal.record(usage_event(1, id="use-1", charges={claim.counter: 200}))
         journal.close()

@@ -36,7 +36,7 @@ from maitred.testing.variants import make_variant
 
 LIMIT_S = 30.0
 BYTES = 1 << 30
-"""What each is said to take: more than a scripted engine is measured to take."""
+"""Configured memory of each model: more than a scripted engine is measured to take."""
 PROMPT = [5, 6, 7]
 
 
@@ -50,7 +50,7 @@ def broken(address):
 
 
 class Machine:
-    """A residence with its queues."""
+    """A manager of on-demand models, with their queues."""
 
     def __init__(self, commands, *, places, turn_loads=1.0, dispatch=None, pinned=()):
         clock = SystemClock()

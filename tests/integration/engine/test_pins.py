@@ -20,7 +20,7 @@ PRESSURE = 12
 
 @pytest.fixture(scope="module")
 def server():
-    # Room for about 2,000 tokens: the stories of others take all that is not pinned.
+    # Memory for about 2,000 tokens: prompts of others take all that is not pinned.
     settings = {"engine.context_tokens": 512, "engine.pins.share_each": 0.25}
     with serving("--kv-memory", "8MiB", "--max-sequences", "8", settings=settings) as running:
         yield running

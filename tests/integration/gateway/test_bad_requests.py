@@ -1,4 +1,4 @@
-"""What callers get wrong, and what each of them is told: status, field and code, in OpenAI's shape."""
+"""Requests with faults, and the error that each gets: status, field and code, in OpenAI's shape."""
 
 import asyncio
 import json

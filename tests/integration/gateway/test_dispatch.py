@@ -19,14 +19,14 @@ model:
   degradation:
     - {step: shorten, to_tokens: 4}
 tenants:
-  crowd:
-    keys: {one: {secret: {env: CROWD_KEY}}}
+  heavy:
+    keys: {one: {secret: {env: HEAVY_KEY}}}
   light:
     keys: {one: {secret: {env: LIGHT_KEY}}}
   modest:
     priority_ceiling: 4
     keys: {one: {secret: {env: MODEST_KEY}}}
-  house:
+  operator:
     keys: {admin: {secret: {env: ADMIN_KEY}, scopes: [admin, metrics]}}
 """
 PATIENCE_S = 30.0
@@ -34,7 +34,7 @@ PATIENCE_S = 30.0
 
 @pytest.fixture(scope="module")
 def keys():
-    return {name: make_key().plaintext for name in ("CROWD_KEY", "LIGHT_KEY", "MODEST_KEY", "ADMIN_KEY")}
+    return {name: make_key().plaintext for name in ("HEAVY_KEY", "LIGHT_KEY", "MODEST_KEY", "ADMIN_KEY")}
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def _body(name, tokens):
 
 @pytest.fixture
 async def callers(server, keys):
-    """Crowd, light, modest; everything is given back after the test."""
+    """Heavy, light, modest; everything is given back after the test."""
     async with calling(server, keys) as callers:
         yield callers
 
@@ -108,7 +108,7 @@ async def calling(server, keys):
                 httpx.AsyncClient(base_url=server.url, headers=headers, timeout=PATIENCE_S)
             )
 
-        yield [Caller(await client(name)) for name in ("CROWD_KEY", "LIGHT_KEY", "MODEST_KEY")]
+        yield [Caller(await client(name)) for name in ("HEAVY_KEY", "LIGHT_KEY", "MODEST_KEY")]
         admin = await client("ADMIN_KEY")
         async with asyncio.timeout(PATIENCE_S):
             while left := await _left(admin):  # noqa: ASYNC110
@@ -139,7 +139,7 @@ async def _left(admin):
 @asynccontextmanager
 async def full(caller):
     """Both places are taken, until the block is left."""
-    async with caller.holding("holder-1"), caller.holding("holder-2"):
+    async with caller.holding("running-1"), caller.holding("running-2"):
         yield
 
 
@@ -167,8 +167,8 @@ async def test_a_light_tenant_does_not_wait_behind_many_requests_of_another(call
     heavy, light, _ = callers
     async with asyncio.TaskGroup() as tasks, full(heavy):
         for number in range(12):
-            tasks.create_task(heavy.ask(f"crowd-{number}", tokens=60))
-            await heavy.waits(f"crowd-{number}")
+            tasks.create_task(heavy.ask(f"heavy-{number}", tokens=60))
+            await heavy.waits(f"heavy-{number}")
         tasks.create_task(light.ask("light", tokens=60))
         await light.waits("light")
     later = sum(ended_s > light.ended["light"] for ended_s in heavy.ended.values())
@@ -180,13 +180,13 @@ async def test_a_light_tenant_gets_an_overcommit_slot_while_another_holds_all_sl
     path.write_text(CONFIG.replace("guests: 0", "guests: 1"))
     with serving("--config", str(path), environment=keys) as server:
         async with calling(server, keys) as (heavy, light, _), asyncio.TaskGroup() as tasks, full(heavy):
-            waiting = tasks.create_task(heavy.ask("crowd", tokens=20))
-            await heavy.waits("crowd")
+            waiting = tasks.create_task(heavy.ask("heavy", tokens=20))
+            await heavy.waits("heavy")
             answer = await light.ask("light", tokens=20)
             assert answer.headers["x-maitred-predicted-wait-ms"] == "0"
             assert answer.json()["usage"]["completion_tokens"] == 20
             assert not waiting.done()
-            assert (await heavy.place("crowd")).status_code == 200, "it waits for the crowd's own answers to end"
+            assert (await heavy.place("heavy")).status_code == 200, "it waits for the heavy tenant's own answers to end"
         assert server.stop() == 0
 
 
@@ -233,7 +233,7 @@ async def test_a_shorter_answer_is_given_where_a_whole_one_would_come_too_late(k
     path = tmp_path / "maitred.yaml"
     path.write_text(config)
     with serving("--config", str(path), environment=keys) as server:
-        headers = {"authorization": f"Bearer {keys['CROWD_KEY']}"}
+        headers = {"authorization": f"Bearer {keys['HEAVY_KEY']}"}
         async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=PATIENCE_S) as client:
             heavy = Caller(client)
             async with full(heavy):
@@ -265,12 +265,12 @@ async def test_streams_tell_while_they_wait_and_account_for_it(callers):
     async with AsyncExitStack() as stack:
         holding = await stack.enter_async_context(AsyncExitStack())
         await holding.enter_async_context(full(heavy))
-        body = _body("told", 5) | {"stream": True}
-        headers = {"x-request-id": "told", "x-maitred-explain": "true"}
+        body = _body("shown", 5) | {"stream": True}
+        headers = {"x-request-id": "shown", "x-maitred-explain": "true"}
         sending = asyncio.create_task(
             stack.enter_async_context(light.client.stream("POST", "/v1/completions", json=body, headers=headers))
         )
-        await light.waits("told")
+        await light.waits("shown")
         await holding.aclose()
         stream = await sending
         waited = dict(item.split("=") for item in stream.headers["x-maitred-waited"].split(", "))

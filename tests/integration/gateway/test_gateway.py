@@ -135,7 +135,7 @@ async def test_an_engine_that_dies_in_the_middle_breaks_the_stream_off():
         await system.wait_until(lambda: bool(system.contexts))
         assert system.contexts[0].outcome is Outcome.FAILED
         assert system.contexts[0].completion_tokens == 4
-        # And then: the engine is gone, and the next request is told when to come back.
+        # And then: the engine is gone, and the next request gets Retry-After.
         response = await system.chat()
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "replica_unavailable"

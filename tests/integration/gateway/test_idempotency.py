@@ -194,7 +194,7 @@ async def test_a_refusal_is_not_kept():
     async with gateway(answers, step_s=STEP_S) as system:
         failed = await asyncio.gather(*(ask(system, "k") for _ in range(3)))
         assert all(response.status_code >= 400 for response in failed)
-        # Each told it under its own id.
+        # Each got it under its own id.
         assert len({response.headers["x-request-id"] for response in failed}) == 3
         assert len(system.engine.submitted) == 1
         assert len(system.kept) == 0

@@ -106,7 +106,7 @@ async def test_no_more_leave_than_the_budget_for_the_provider_pays():
             away = sent_away(answers)
             assert len(away) == 3
             assert sum(event.cost_nusd for event in system.ledger.events) == 3 * 8 * 10**9
-            # Who stays is served in time, or told; nobody hangs, and nothing is held.
+            # A request that stays is served in time or rejected; none hangs, and nothing is held.
             assert {answer.status_code for answer in answers} <= {200, 429, 504}
             assert system.admission.leases.active == 0
 

@@ -1,7 +1,7 @@
 """A reload reaches every part: no live setting's old value is left anywhere in a gateway.
 
 Every number that can be reloaded gets a value of its own, and then another one. Then all objects are walked that can be
-reached from the gateway. A part that keeps a copy of a setting and is not told of a new one is found by that, whoever
+reached from the gateway. A part that keeps a copy of a setting and does not get the new one is found by that, whoever
 has written it.
 """
 

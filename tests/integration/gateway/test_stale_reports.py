@@ -1,7 +1,7 @@
 """Three servers over real HTTP, of which one's metrics stop answering after their first page.
 
-What it said then is believed while it is fresh. Later it gets its part of the requests whatever it said: neither all of
-them nor none.
+Its last report is trusted while it is fresh. Later it gets its part of the requests whatever it reported: neither all
+of them nor none.
 """
 
 import asyncio

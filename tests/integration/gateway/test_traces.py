@@ -145,7 +145,7 @@ def test_an_upstream_goes_on_with_our_trace(front, back, collector):
     assert attempt.attributes["maitred.model"] == "maitred-tiny"
     assert root.attributes["gen_ai.provider.name"] == "vllm"
     assert root.attributes["gen_ai.request.stream"] is True
-    assert "engine" not in ours, "what another server's engine does is told by that server"
+    assert "engine" not in ours, "what another server's engine does is traced by that server"
 
 
 def test_what_is_not_sampled_is_not_sampled_behind_us_either(front, collector):

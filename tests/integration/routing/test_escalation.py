@@ -1,4 +1,4 @@
-"""Answers that fail a check, from outside: a gateway before three models whose servers say what they are told to."""
+"""Answers that fail a check, from outside: a gateway before three models with scripted servers."""
 
 import asyncio
 import json

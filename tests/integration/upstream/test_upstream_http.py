@@ -25,7 +25,7 @@ WAIT_S = 10.0
 
 
 class Server:
-    """Writes what it is told, one script for each request: pieces, and None where it closes the connection."""
+    """Writes scripted bytes, one script for each request: pieces, and None where it closes the connection."""
 
     def __init__(self, *scripts):
         self.scripts = list(scripts)
@@ -157,7 +157,7 @@ async def test_a_request_goes_out_again_where_a_kept_connection_was_idle_for_too
     async with line_to(whole, late, whole, late, late) as (server, line):
         assert [await asked(line), await asked(line)] == [b"a", b"a"]
         assert (server.connections, len(server.requests)) == (2, 3)
-        assert (await line.send(REQUEST)).status == 408  # said twice, it is an answer
+        assert (await line.send(REQUEST)).status == 408  # the second time, it is an answer
         assert (server.connections, len(server.requests)) == (3, 5)
 
 

@@ -50,7 +50,7 @@ class Plan(msgspec.Struct):
 
 
 class SlowSetup(AdmissionSetup):
-    """A desk whose counters take their time on the way there and back, and fail to settle now and then."""
+    """A setup whose counters are slow, and fail to settle now and then."""
 
     def __init__(self, *limits, failures, **others):
         super().__init__(*limits, **others)

@@ -266,7 +266,7 @@ class CountersMachine(RuleBasedStateMachine):
     # --- the model
 
     def run(self, coroutine):
-        """Budgets are told at once here, so nothing may wait."""
+        """Budgets are known at once here, so nothing may wait."""
         with pytest.raises(StopIteration) as done:
             coroutine.send(None)
         return done.value.value

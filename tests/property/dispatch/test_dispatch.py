@@ -27,12 +27,12 @@ CONFIGS = [
 
 
 class Engine(ScriptedReplica):
-    """Holds what was submitted and heard, and reports it when it is told to."""
+    """Holds what was submitted and received, and reports it when the test calls `hear`."""
 
     def __init__(self):
         super().__init__()
         self.underway = []
-        """Messages that it has not read: (ticket, cost), or (ticket, None) for a cancellation."""
+        """Messages that it has not read: (queued, cost), or (queued, None) for a cancellation."""
         self.runs = []
 
     weight = 1.0

@@ -1,4 +1,4 @@
-"""Whoever walks in where nobody waits fares as if it had joined the line and been taken in the same moment."""
+"""`dispatch_now` in an empty queue does the same as joining the queue and being dispatched in the same moment."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,7 +36,7 @@ MOVES = st.lists(
 
 
 class Simulation:
-    """A floor, and all who have come."""
+    """A dispatch core, and all requests that arrived."""
 
     def __init__(self, config, exact_replicas, *, dispatches_now):
         self.dispatches_now = dispatches_now
@@ -77,7 +77,7 @@ class Simulation:
     def state(self):
         line, requests = self.core.queues[-1].fair_queue, self.queued
         return {
-            "tickets": [
+            "requests": [
                 (one.state, one.waited_ms, one.predicted_position, one.raw_wait_s, one.prefill_s) for one in requests
             ],
             "times": [(one.joined_s, one.dispatched_s) for one in requests],

@@ -201,7 +201,7 @@ class Model:
 
 
 class Both:
-    """The line and its model, told the same."""
+    """The queue and its model, with the same calls."""
 
     def __init__(self) -> None:
         self.line = make_queue(QueueOrderConfig(class_weights=WEIGHTS, ageing_s=AGEING_S))

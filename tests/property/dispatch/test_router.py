@@ -34,7 +34,7 @@ FAILURES = (ReplicaLost(), ContextLengthExceeded("Too long."), ReplicaLost())
 
 
 def gone(router, ask, principal):
-    """All places that a request goes to while each fails it, or what is said instead."""
+    """All targets of a request while each of them fails it, or the error instead."""
     try:
         plan = router.route(ask, principal)
         targets = [plan.first_target()]

@@ -121,16 +121,16 @@ def test_more_changes_than_an_update_holds_skip_a_sequence_number(monkeypatch):
     assert runs.block_update(whole=True).sequence == 2
 
 
-@pytest.mark.parametrize("name", ["told", "guessed"])
-def test_one_that_is_emptied_is_forgotten_unless_it_tells_itself(name):
+@pytest.mark.parametrize("name", ["reported", "guessed"])
+def test_an_emptied_engine_is_forgotten_unless_it_reports_its_blocks(name):
     follower, (runs, _) = placement(), engine()
-    if name == "told":
+    if name == "reported":
         follower.on_block_update("e", runs.block_update(whole=True))
     follower.on_dispatch("e", 10_000, "acme", [[1] * 200])
     before = follower.cached_tokens("acme", [[1] * 200])["e"]
     assert before > 0
     follower.on_restart("e")
-    assert follower.cached_tokens("acme", [[1] * 200])["e"] == (before if name == "told" else 0)
+    assert follower.cached_tokens("acme", [[1] * 200])["e"] == (before if name == "reported" else 0)
 
 
 def test_news_before_the_whole_are_passed_over():

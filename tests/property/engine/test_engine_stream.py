@@ -130,7 +130,7 @@ class Account:
 
 
 class Engine:
-    """The other end, which keeps to the protocol until it is told not to."""
+    """The other end, which keeps to the protocol until the test breaks it."""
 
     def __init__(self, chunk_bytes):
         self.connection = EngineConnection()
@@ -256,4 +256,4 @@ async def scenario(events, chunk_bytes, eager, hears):
         known = [
             m.paused for m in engine.wire.messages if isinstance(m, Pause) and m.request_id == account.stream.wire_id
         ]
-        assert known == [number % 2 == 0 for number in range(len(known))], "the engine was told what it knew"
+        assert known == [number % 2 == 0 for number in range(len(known))], "the engine got what it knew already"

@@ -1,6 +1,6 @@
 """An answer does not depend on its neighbours.
 
-Every request of a random crowd is answered twice: alone, by an engine that computes whole prompts and remembers
+Every request of a random batch is answered twice: alone, by an engine that computes whole prompts and remembers
 nothing; and together with all others, by an engine whose KV cache is too small for them (so it preempts), whose steps
 are short (so it chunks) and which shares prefixes. Tokens and their log-probabilities must be the same, to the last
 bit. Nor does an answer depend on where it is computed: one that is taken over in the middle by another engine goes on

@@ -1,7 +1,8 @@
 """Floors and ceilings of the KV cache against a small batch that knows nothing else.
 
 Sequences of a few tenants wait in order of arrival, are admitted with all their blocks at once, and end. The rule for
-admission is the documented one: the head first; when it finds no room, only who is inside its own floor may pass it.
+admission is the documented one: the head first; when it finds no free blocks, only tenants within their guarantee may
+pass it.
 """
 
 from hypothesis import given, settings

@@ -316,7 +316,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert finish is None
 
     def check_left_out(self, left_out, planned):
-        """Streams stall only to give way to guests, each in its turn, and no tenant alone gives its last row."""
+        """Streams pause only for overcommitted sequences, each in its turn, and no tenant alone gives its last row."""
         assert len(left_out) <= self.scheduler.overcommitted, "a stream stalls"
         self.left_out = {s.key: self.left_out.get(s.key, 0) + 1 for s in left_out}
         assert all(times < len(self.live) for times in self.left_out.values()), "a stream starves"

@@ -396,7 +396,7 @@ def test_a_cache_that_is_much_too_small_still_gets_everything_done(blocks):
     assert all(sequence.preemptions <= 3 for sequence in sequences)
 
 
-# --- floors and ceilings of the cache ---
+# --- guarantees and ceilings of the cache ---
 
 SHARES = {"light": KVShareConfig(floor=0.3), "greedy": KVShareConfig(ceiling=0.5)}
 

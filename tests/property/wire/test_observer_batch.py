@@ -64,7 +64,7 @@ def contexts(draw):
 
 
 class Watchers:
-    """All that count, told at once or through a digest."""
+    """All observers, called at once or through a batch."""
 
     def __init__(self, batch):
         clock = FakeClock()

@@ -316,7 +316,7 @@ async def test_a_limit_on_the_output_clamps_and_reports_it():
 
 
 async def end_with(error, *, usage=None, context=None, replica=""):
-    """A desk at which one request of 10 + 100 tokens ended with this error."""
+    """A setup in which one request of 10 + 100 tokens ended with this error."""
     setup = AdmissionSetup(
         limit("tenant:acme", "usd_per_day", NANO),
         limit("*", "tokens_per_minute", 1000),

@@ -1,4 +1,4 @@
-"""How an answer that was cut by its deadline is told from others, in both shapes, whole and streamed."""
+"""How an answer that was cut by its deadline is marked, in both APIs, whole and streamed."""
 
 import json
 

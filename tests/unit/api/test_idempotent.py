@@ -1,4 +1,4 @@
-"""Calls with an `Idempotency-Key`, without a server: whose work it is, and what each is told."""
+"""Calls with an `Idempotency-Key`, without a server: which call does the work, and what each call gets."""
 
 import asyncio
 

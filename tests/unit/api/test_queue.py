@@ -1,4 +1,4 @@
-"""Places in the queue, and who is told of them; and what refusals say of coming back."""
+"""Positions in the queue, and who may see them; and Retry-After in rejections."""
 
 import asyncio
 import json

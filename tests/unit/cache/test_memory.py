@@ -15,7 +15,7 @@ BODY = b"#" * 32
 
 
 class StoppedClock:
-    """Moves only when told to."""
+    """Moves only when a test sets it."""
 
     now_s = 50.0
 

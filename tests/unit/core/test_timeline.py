@@ -1,4 +1,4 @@
-"""How a story is written."""
+"""How the timeline of a request is recorded."""
 
 import asyncio
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""A queue is told of other settings and other replicas while requests wait and run: nobody is lost, nothing is kept."""
+"""A dispatcher gets other settings and replicas while requests wait and run: none is lost, and no credits are kept."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Seats: who gets one when, and that leaving at any moment gives everything back."""
+"""Dispatch entries: when they are dispatched, and that leaving at any moment frees all credits."""
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
@@ -20,7 +20,7 @@ async def turn():
 
 
 class QueuedCaller:
-    """A task that sits until it is told to go."""
+    """A task that enters the queue and holds its allocation until `go`."""
 
     def __init__(self, setup, *args, **fields):
         self.entry = setup.enqueue(*args, **fields)
@@ -510,7 +510,7 @@ async def test_a_tenant_that_holds_few_slots_gets_an_overcommit_slot_when_all_sl
     setup.replica.say(guest_places=1)
     flood = [QueuedCaller(setup, number, "flood") for number in range(1, 6)]
     await turn()
-    assert [caller.endpoint is not None for caller in flood] == [True] * 4 + [False]  # no place is kept for guests
+    assert [caller.endpoint is not None for caller in flood] == [True] * 4 + [False]  # no overcommit slot is kept free
     for caller in flood[:4]:
         setup.replica.submit()
         caller.entry.on_submitted()

@@ -24,7 +24,7 @@ def learnt(config=ON, seconds=(0.1,) * 20):
 
 
 def setup_with_hedging(replicas=2, **config):
-    """A desk that has learnt that a first token takes 0.1 s."""
+    """A setup that has learnt that a first token takes 0.1 s."""
     setup = DispatchSetup(
         hedging=HedgingConfig(**{"models": ["m"], "share": 0.5, "most_tokens": 64, **config}), replicas=replicas
     )
@@ -55,7 +55,7 @@ def test_a_hedge_waits_longer_than_nearly_all_recent_first_tokens_took():
     assert learnt(seconds=[0.1] * 19).after_s is None, "too few are known"
     assert learnt(seconds=[0.1] * 95 + [2.0] * 5).after_s == 0.1
     assert learnt(seconds=[0.1] * 94 + [2.0] * 6).after_s == 2.0
-    assert learnt(seconds=[0.001] * 20).after_s == 0.01, "the floor"
+    assert learnt(seconds=[0.001] * 20).after_s == 0.01, "the least"
     assert learnt(seconds=[9.0] * 300 + [0.2] * 256).after_s == 0.2, "what was long ago does not count"
 
 

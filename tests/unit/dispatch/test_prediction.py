@@ -129,9 +129,9 @@ def test_a_tenant_that_may_use_an_overcommit_slot_needs_no_free_slot():
     light = SimulatedTenant(900.0, 1.0, 0, 10.0, 100.0, 0.0, held=3)
     assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0).steps > 50, "others were served less"
     light.counter = 100.0
-    assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0).steps == 30, "no guests there"
+    assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0).steps == 30, "no overcommit there"
     assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0, overcommit=4).steps == 10, (
-        "as a guest beside the flood"
+        "overcommitted beside the flood"
     )
 
 

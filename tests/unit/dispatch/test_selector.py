@@ -1,4 +1,4 @@
-"""Several replicas with room: which of them gets a request."""
+"""Several replicas with capacity: which of them gets a request."""
 
 import random
 
@@ -21,7 +21,7 @@ TIMES = StepTimes(fixed_s=0.01, token_s=0.001)
 
 
 class Pool:
-    """Replicas with room for anything, and a floor before them."""
+    """Replicas with capacity for anything, and a dispatch core before them."""
 
     def __init__(self, count=3, *, times=TIMES, **settings):
         load = {"free_blocks": 10_000, "total_blocks": 10_000, "times": times}

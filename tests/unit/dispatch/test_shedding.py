@@ -1,4 +1,4 @@
-"""A refusal stands for a moment, and only for those whom it would have met as well."""
+"""A rejection is reused for a moment, and only for requests that would be rejected as well."""
 
 import asyncio
 
@@ -11,11 +11,11 @@ from maitred.dispatch.pool_queue import QueueState
 from tests.support.dispatchers import DispatchSetup, enter, leave
 
 IN_S = 3.0
-"""In which the first token must come; twelve requests for four places take longer."""
+"""Time limit of the first token; twelve requests for four slots take longer."""
 
 
 class Overloaded:
-    """Twelve requests of one key at a desk of four places, and one more that was refused."""
+    """Twelve requests of one key before a replica of four slots, and one more that was rejected."""
 
     def __init__(self):
         self.setup = DispatchSetup(replicas=2)
@@ -29,7 +29,7 @@ class Overloaded:
         self.rejection = self.reject()
 
     def reject(self, **fields):
-        """Where it stands who is refused; None: it is let in."""
+        """The predicted position of a request that is rejected; None: it is accepted."""
         arrived_s = self.setup.clock.now_s
         fields = {"deadline_s": arrived_s + IN_S, "arrived_s": arrived_s} | fields
         try:

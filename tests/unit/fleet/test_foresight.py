@@ -1,4 +1,4 @@
-"""What is said of waits, against what they turn out to be on a machine whose loads vary."""
+"""Predicted waits, compared with the real ones on a machine whose load times vary."""
 
 import random
 

@@ -28,7 +28,7 @@ def line(waiting, steps_s):
 
 
 class Patient:
-    """A queue that is as long as it is told."""
+    """A queue of a given length."""
 
     def __init__(self):
         self.waiting, self.looks, self.clock = 40, 0, FakeClock()

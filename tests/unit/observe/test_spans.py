@@ -1,4 +1,4 @@
-"""A request's story as spans."""
+"""A request's timeline as spans."""
 
 from maitred.core.context import Outcome, RequestContext
 from maitred.core.inference import InferenceRequest

@@ -1,4 +1,4 @@
-"""What a server's stream is read as: every way to break off is told from the one way to be whole."""
+"""What a server's stream is read as: every broken ending is distinguished from the one complete ending."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What can be told of an SQLite file without waiting."""
+"""What can be read of an SQLite file without waiting."""
 
 import sqlite3
 

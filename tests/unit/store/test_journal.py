@@ -156,7 +156,7 @@ def test_a_torn_end_is_no_damage(tmp_path, caplog):
     (path,) = tmp_path.rglob("*.segment")
     path.write_bytes(path.read_bytes()[:-1])
     (event,) = adopted(tmp_path)
-    assert event.outcome == Outcome.FAILED  # nobody was told that it was recorded
+    assert event.outcome == Outcome.FAILED  # nobody knows that it was recorded
     assert "died while it wrote" in caplog.text
     assert list(tmp_path.iterdir()) == []
 

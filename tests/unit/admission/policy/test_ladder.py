@@ -33,7 +33,7 @@ def asked(max_tokens: int | None = 1000, *, min_tokens: int = 0, degradable: boo
 
 
 class LadderRun:
-    """Walks a ladder where nothing fits but what it is told, and keeps what was tried."""
+    """Runs a ladder where only some variants fit, and keeps what was tried."""
 
     def __init__(self, *steps: DegradationStep, fits: tuple[str, ...] = ()) -> None:
         self.tried: list[str] = []

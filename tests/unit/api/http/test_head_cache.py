@@ -22,7 +22,7 @@ class Parsed(HttpProtocol):
 
 
 async def seen(kind, reads):
-    """What an application is told of these reads, what is written, and whether the connection is closed then."""
+    """The calls that an application gets of these reads, what is written, and whether the connection is closed then."""
     received = []
 
     async def serve(scope, receive, send):

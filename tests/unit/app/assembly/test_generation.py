@@ -13,7 +13,7 @@ SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": []}
 
 
 class Generation:
-    """A regime with one route, which answers when it is told to."""
+    """A config generation with one route, which answers when its event is set."""
 
     def __init__(self):
         self.door, self.answered = asyncio.Event(), 0

@@ -96,7 +96,7 @@ def test_a_request_can_narrow_where_its_tenant_may_be_served_and_not_widen_it():
 def test_tools_go_where_there_are_tools():
     models = router("tiny", "big", routing=RoutingConfig(fallbacks={"tiny": FallbackConfig(general=["big"])}))
     assert models.route(asked("tiny", needs=("tools",)), ANONYMOUS).first_target().pool == "tiny", (
-        "nobody has said that it has none"
+        "nobody has reported that it has none"
     )
 
 

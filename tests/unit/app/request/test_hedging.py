@@ -1,4 +1,4 @@
-"""The beginning of an answer by whichever of two replicas is the first, with replicas that do as they are told."""
+"""The beginning of an answer by whichever of two replicas is the first, with scripted replicas."""
 
 import asyncio
 from contextlib import asynccontextmanager

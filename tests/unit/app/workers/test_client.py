@@ -11,7 +11,7 @@ from maitred.wire.worker_protocol import ControllerSnapshot, DirectoryAck, ToCon
 
 
 class Controller:
-    """The other end of a line; keeps what it is told."""
+    """The other end of a connection; keeps the messages that it gets."""
 
     def __init__(self):
         self.heard, self.heard_some = [], asyncio.Event()
@@ -81,7 +81,7 @@ class Asking:
 
 
 async def test_the_next_controller_learns_who_was_never_answered(tmp_path):
-    """Of those who still ask, and of those who have given up; once it has said that it knows, it is forgotten."""
+    """Of those who still ask, and of those who have given up; once it has acknowledged them, they are forgotten."""
     hellos = asyncio.Queue()
     ends = []
 

@@ -43,7 +43,7 @@ class Socket(asyncio.Transport):
 
 
 class Observed:
-    """Keeps what it is told of ended requests."""
+    """Keeps the contexts of ended requests."""
 
     def __init__(self):
         self.contexts = []
@@ -148,7 +148,7 @@ async def test_who_is_settled_holds_nothing_any_more(worker, dispatchers):
     await send(session, SettleRequest(1, Usage(3, 2), Outcome.FINISHED, 0.5))
     assert SettleReply(1) in socket.received
     assert (session.requests, dispatchers["m"].core.running) == (0, 0)
-    await send(session, ReleaseRequest(1, Usage(3, 2), 0.5))  # said by a worker that has not heard it yet
+    await send(session, ReleaseRequest(1, Usage(3, 2), 0.5))  # from a worker that has not received the end yet
     assert socket.received[-1] == SettleReply(1)
 
 

@@ -1,4 +1,4 @@
-"""How options and a YAML file become one spec, and how all of their faults are told at once."""
+"""How options and a YAML file become one spec, and how all of their faults are reported at once."""
 
 from pathlib import Path
 from typing import Any

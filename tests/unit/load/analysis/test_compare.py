@@ -1,4 +1,4 @@
-"""Which differences are called, which are not, and what is said about them."""
+"""Which differences are called, which are not, and how they are reported."""
 
 import msgspec
 import numpy as np

@@ -1,4 +1,4 @@
-"""The result file: what goes in comes out, and other files are told apart."""
+"""The result file: what goes in comes out, and other files are refused."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Each format on a sample of what was published, and what is said of lines that are wrong."""
+"""Each format on a sample of what was published, and the errors for wrong lines."""
 
 import json
 import lzma

@@ -1,4 +1,4 @@
-"""How far budgets are used, for as many tenants as are told apart."""
+"""How far budgets are used, for as many tenants as have their own series."""
 
 from prometheus_client import CollectorRegistry
 

@@ -1,4 +1,4 @@
-"""Tenants are told apart, but not without bound."""
+"""Tenants have their own series, up to a bound."""
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families

@@ -70,7 +70,9 @@ def test_a_name_needs_permission_and_so_does_the_model():
 def test_bounds_hold_for_what_is_chosen_and_what_stands_behind_it():
     assert names(make_plan(regions={"us"}), ReplicaUnavailable()) == ["m", "l"]
     assert names(make_plan(local_only=True), ReplicaUnavailable()) == ["s", "spare", "m"]
-    assert make_plan(FROM_LARGE, local_only=True).first_target().name == "m", "smaller rather than out of the house"
+    assert make_plan(FROM_LARGE, local_only=True).first_target().name == "m", (
+        "a smaller model rather than one that is not local"
+    )
     with pytest.raises(Forbidden, match="m is in us"):
         make_plan(TierPreference(("m", "big"), (), "medium"), regions={"asia"}).first_target()
 

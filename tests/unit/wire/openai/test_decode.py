@@ -1,4 +1,4 @@
-"""What request bodies are taken, and what is said of those that are not."""
+"""Which request bodies are accepted, and the errors for the others."""
 # ruff: noqa: E501 - messages stand on one line, as they are sent
 
 import json
