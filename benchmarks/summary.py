@@ -149,8 +149,8 @@ def _retries() -> str:
     ]
     figures = dict(result["figures"])
     quota = figures.pop("budget used up")
-    for name, crowd in figures.items():
-        hinted, bare = crowd["with_hints"], crowd["without"]
+    for name, group in figures.items():
+        hinted, bare = group["with_hints"], group["without"]
         lines.append(
             f"| {name} | {hinted['requests_per_answer']:.1f} | {bare['requests_per_answer']:.1f} "
             f"| {hinted['answered_share']:.0%} | {bare['answered_share']:.0%} |"

@@ -1,7 +1,7 @@
 """Writes the Grafana dashboards to ``deploy/grafana``: ``make docs``, or ``python -m scripts.dashboards``.
 
-Grafana's own format has forty lines for what is said of a panel in two, and nobody can review a change of it. Here a
-dashboard is rows of panels, and a panel is a title, a unit, and queries with their legends.
+Grafana's own format has forty lines for what this script says of a panel in two, and nobody can review a change of it.
+Here a dashboard is rows of panels, and a panel is a title, a unit, and queries with their legends.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Takes the pictures of the console that the documentation shows: ``python -m scripts.screenshots``.
 
-A gateway with the small model that comes with maitred, two tenants with limits, and a crowd: what is in the pictures
+A gateway with the small model that comes with maitred, two tenants with limits, and many users: what is in the pictures
 happened. They are rounded to 256 colours, which nobody sees and which makes them a third as large.
 """
 
@@ -28,7 +28,7 @@ def main() -> None:
         system.put("limits/2", {"subject": "tenant:acme", "kind": "usd_per_month", "value": 20})
         system.put("limits/3", {"subject": "tenant:research", "kind": "tokens_per_minute", "value": 6000})
         system.put("limits/4", {"subject": "tenant:night-shift", "kind": "requests_per_minute", "value": 600})
-        crowds = [
+        loads = [
             subprocess.Popen([sys.executable, "-m", "tests.support.concurrent_users", system.url, keys[tenant], users])
             for tenant, users in (("acme", "40"), ("research", "6"), ("night-shift", "5"))
         ]
@@ -38,9 +38,9 @@ def main() -> None:
                 take_all(browser, system)
                 browser.close()
         finally:
-            for crowd in crowds:
-                crowd.kill()
-                crowd.wait()
+            for load in loads:
+                load.kill()
+                load.wait()
 
 
 def take_all(browser: Browser, system: Consoled) -> None:

@@ -4,7 +4,7 @@ Eight callers read streams, and the gateway is killed (``kill -9``) 50 times in 
 a random moment, half in the very moment in which a client reads the last event of an answer, which is when a ledger
 that is written too late loses it. It is started again with the same folder, and the engine lives on. At the end every
 answer that a client has seen whole (finish reason and ``[DONE]``) must be in the ledger exactly once, with exactly the
-tokens that the client was told, and the budget must show the sum of the ledger as charged and nothing as reserved.
+tokens that the client received, and the budget must show the sum of the ledger as charged and nothing as reserved.
 
 The engine's own counters are the third witness. Before the kills and after them nothing is cut, and there the ledger
 must agree with them exactly: answers, prompt tokens, output tokens. During the kills the engine also counts what it
@@ -23,7 +23,7 @@ from itertools import islice
 
 import uvloop
 
-from benchmarks.support.concurrent_callers import Crowd, calls, counted
+from benchmarks.support.concurrent_callers import ConcurrentCallers, calls, counted
 from benchmarks.support.installation import Gateway, Installation, Key, Organisation, Plan, installed
 from benchmarks.support.ledger_audit import ledger_of, require_spent_within, require_true_lines, settled
 from benchmarks.support.report import Report
@@ -74,12 +74,12 @@ async def run(report: Report, rng: random.Random, kills: int, calm: int, *, scri
     async with installed(plan) as installation:
         (gateway,) = installation.gateways
         client = Client(gateway.url, patience_s=ENDS_WITHIN_S)
-        crowd = Crowd([client], CALLERS)
+        callers = ConcurrentCallers([client], CALLERS)
         requests = calls("stream", [key.secret], rng, streamed=1.0)
         started_s = time.monotonic()
-        await _calm(report, "before the kills", installation, crowd, islice(requests, calm))
-        during = await _killed(gateway, client, crowd, requests, rng, kills)
-        await _calm(report, "after the kills", installation, crowd, islice(requests, calm))
+        await _calm(report, "before the kills", installation, callers, islice(requests, calm))
+        during = await _killed(gateway, client, callers, requests, rng, kills)
+        await _calm(report, "after the kills", installation, callers, islice(requests, calm))
         seconds = time.monotonic() - started_s
         budget, leases = await settled(installation, "acme", admin.secret, within_s=SETTLED_WITHIN_S)
         lines = await ledger_of(installation)
@@ -104,8 +104,8 @@ async def run(report: Report, rng: random.Random, kills: int, calm: int, *, scri
         "spent_usd": to_usd(sum(line.cost_nusd for line in lines)),
     }
     print(report.figures, flush=True)
-    require_true_lines(report, "all", lines, crowd.replies, Price.per_million_usd(**PRICE))
-    asked = {reply.request_id for reply in crowd.replies}
+    require_true_lines(report, "all", lines, callers.replies, Price.per_million_usd(**PRICE))
+    asked = {reply.request_id for reply in callers.replies}
     unasked = sum(line.request_id not in asked for line in lines)
     report.require("all: lines of requests that nobody has sent", unasked, at_most=0)
     require_spent_within(report, "all", lines, budget, leases)
@@ -118,10 +118,12 @@ async def run(report: Report, rng: random.Random, kills: int, calm: int, *, scri
     report.require("whole answers between kills, per kill", whole / kills, at_least=1)
 
 
-async def _calm(report: Report, name: str, installation: Installation, crowd: Crowd, requests: Iterable[Call]) -> None:
+async def _calm(
+    report: Report, name: str, installation: Installation, callers: ConcurrentCallers, requests: Iterable[Call]
+) -> None:
     """Answers that nobody cuts: the ledger and the engine must have counted the same."""
     load_before, lines_before = await installation.engine_load(), await ledger_of(installation)
-    replies = await crowd.ask_all(requests)
+    replies = await callers.ask_all(requests)
     load, lines = await installation.engine_load(), await ledger_of(installation)
     known = {line.id for line in lines_before}
     new = [line for line in lines if line.id not in known]
@@ -135,11 +137,16 @@ async def _calm(report: Report, name: str, installation: Installation, crowd: Cr
 
 
 async def _killed(
-    gateway: Gateway, client: Client, crowd: Crowd, requests: Iterable[Call], rng: random.Random, kills: int
+    gateway: Gateway,
+    client: Client,
+    callers: ConcurrentCallers,
+    requests: Iterable[Call],
+    rng: random.Random,
+    kills: int,
 ) -> list[Reply]:
     """Streams without end, until the gateway has been killed so many times."""
     over = False
-    asking = asyncio.create_task(crowd.ask_all(requests, lambda _: over))
+    asking = asyncio.create_task(callers.ask_all(requests, lambda _: over))
     for kill in range(kills):
         await asyncio.sleep(rng.uniform(*LIVES_S))
         if kill % 2:

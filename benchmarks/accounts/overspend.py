@@ -26,7 +26,7 @@ from itertools import islice
 
 import uvloop
 
-from benchmarks.support.concurrent_callers import Crowd, calls, counted, ending_of
+from benchmarks.support.concurrent_callers import ConcurrentCallers, calls, counted, ending_of
 from benchmarks.support.installation import Gateway, Installation, Key, Organisation, Plan, installed
 from benchmarks.support.redis_outage import ENDS_WITHIN_S, SLICE_SHARE, outage
 from benchmarks.support.report import Report
@@ -115,12 +115,12 @@ async def run(report: Report, size: Size, rng: random.Random, *, shared: bool, w
     )
     async with installed(plan) as installation:
         clients = [Client(gateway.url, patience_s=ENDS_WITHIN_S) for gateway in installation.gateways]
-        crowd = Crowd(clients, CALLERS)
+        callers = ConcurrentCallers(clients, CALLERS)
         patience_s = None if shared else PATIENCE_S
-        await spend(report, installation, crowd, account, admin, rng, kills=size.kills, patience_s=patience_s)
+        await spend(report, installation, callers, account, admin, rng, kills=size.kills, patience_s=patience_s)
         for each in outages:
-            crowd = Crowd(clients, CALLERS)
-            await outage(report, installation, crowd, each, admin, rng, settled_within_s=SETTLED_WITHIN_S)
+            callers = ConcurrentCallers(clients, CALLERS)
+            await outage(report, installation, callers, each, admin, rng, settled_within_s=SETTLED_WITHIN_S)
         for client in clients:
             client.close()
 
@@ -128,7 +128,7 @@ async def run(report: Report, size: Size, rng: random.Random, *, shared: bool, w
 async def spend(
     report: Report,
     installation: Installation,
-    crowd: Crowd,
+    callers: ConcurrentCallers,
     account: Account,
     admin: Key,
     rng: random.Random,
@@ -139,15 +139,15 @@ async def spend(
     """Spends one budget while gateways are killed."""
     limited, free = account.limited.secret, account.free.secret
     started_s = time.monotonic()
-    killing = asyncio.create_task(_kill(installation.gateways, crowd, account.requests, kills, rng))
+    killing = asyncio.create_task(_kill(installation.gateways, callers, account.requests, kills, rng))
     at_first = round(account.requests * LIMITED_SHARE)
     rated = calls("rate", [limited], rng, leaving=LEFT_EARLY, patience_s=patience_s)
-    under_the_rate = await crowd.ask_all(islice(rated, at_first))
+    under_the_rate = await callers.ask_all(islice(rated, at_first))
     rated_s = time.monotonic() - started_s
     mixed = calls("spend", [limited, free, free, free], rng, leaving=LEFT_EARLY, patience_s=patience_s)
-    await crowd.ask_all(islice(mixed, account.requests - at_first))
+    await callers.ask_all(islice(mixed, account.requests - at_first))
     await killing
-    last = await drain(crowd, "rest", account.free, rng, patience_s=patience_s)
+    last = await drain(callers, "rest", account.free, rng, patience_s=patience_s)
     seconds = time.monotonic() - started_s
     statement = await statement_of(installation, account, admin, within_s=SETTLED_WITHIN_S)
     killed = sum(gateway.lives + gateway.controllers_killed - 1 for gateway in installation.gateways)
@@ -156,20 +156,22 @@ async def spend(
         "seconds": round(seconds, 1),
         "seconds_under_the_rate": round(rated_s, 1),
         "kills": killed,
-        **statement.figures(crowd.replies),
+        **statement.figures(callers.replies),
         "endings_under_the_rate": counted(under_the_rate),
     }
     print(report.figures[account.id], flush=True)
-    require_sound(report, account, statement, crowd.replies, last)
+    require_sound(report, account, statement, callers.replies, last)
     refused = sum(ending_of(reply) == "rate_limit_exceeded" for reply in under_the_rate)
     report.require(f"{account.id}: part refused while the rate binds", refused / at_first, at_least=0.05)
     report.require(f"{account.id}: kills", killed, at_least=kills)
 
 
-async def _kill(gateways: Sequence[Gateway], crowd: Crowd, requests: int, kills: int, rng: random.Random) -> None:
+async def _kill(
+    gateways: Sequence[Gateway], callers: ConcurrentCallers, requests: int, kills: int, rng: random.Random
+) -> None:
     """Kills at random moments, a gateway or its controller at a time."""
     for moment in sorted(rng.sample(range(CALLERS, requests), kills)):
-        await crowd.has_asked(moment)
+        await callers.has_asked(moment)
         gateway = rng.choice(gateways)
         if gateway.controllers and rng.random() < CONTROLLER_SHARE:
             await gateway.replace_controller()

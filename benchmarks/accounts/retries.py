@@ -33,12 +33,12 @@ PROMPT, OUTPUT_TOKENS = "one two three four", 60
 HINTS = ("retry-after", "retry-after-ms", "x-should-retry")
 STANDING = "x-ratelimit-"
 PATIENCE_S = 120.0
-"""A crowd that has not got its answers by then is told to stop; full runs end in less."""
+"""A group that has not got its answers by then is stopped; full runs end in less."""
 QUOTA_CALLS = 20
 
 
 @dataclass(frozen=True)
-class Crowd:
+class CallerGroup:
     """Callers who share one key.
 
     Attributes:
@@ -52,16 +52,16 @@ class Crowd:
     limits: Mapping[str, Any]
 
 
-def crowds(*, quick: bool) -> dict[str, Crowd]:
+def caller_groups(*, quick: bool) -> dict[str, CallerGroup]:
     """Who is played; all of them at the same time."""
     few, many = (2, 3) if quick else (4, 8)
     return {
-        "12 requests a minute, 2 callers": Crowd(2, few, _requests(12)),
-        "60 requests a minute, 8 callers": Crowd(8, many // 2 if quick else many, _requests(60)),
-        "4,000 tokens a minute, 8 callers": Crowd(
+        "12 requests a minute, 2 callers": CallerGroup(2, few, _requests(12)),
+        "60 requests a minute, 8 callers": CallerGroup(8, many // 2 if quick else many, _requests(60)),
+        "4,000 tokens a minute, 8 callers": CallerGroup(
             8, many // 2 if quick else many, {"tokens_per_minute": 4000, "burst": {"tokens_per_minute": 200}}
         ),
-        "600 requests a minute, 16 callers": Crowd(16, many * 4, _requests(600)),
+        "600 requests a minute, 16 callers": CallerGroup(16, many * 4, _requests(600)),
     }
 
 
@@ -70,7 +70,7 @@ def _requests(rate: int) -> dict[str, Any]:
 
 
 class Wire(httpx2.AsyncHTTPTransport):
-    """Carries requests, counts them, and takes the hints out of the answers if it is told to."""
+    """Carries requests, counts them, and takes the hints out of the answers if asked for."""
 
     def __init__(self, *, hints: bool) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Wire(httpx2.AsyncHTTPTransport):
 
 @dataclass
 class Seen:
-    """What a crowd went through."""
+    """What a group of callers went through."""
 
     answers: int = 0
     given_up: int = 0
@@ -124,12 +124,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer answers")
     arguments = parser.parse_args()
     report = Report("retries", seed=SEED, quick=arguments.quick)
-    uvloop.run(play(crowds(quick=arguments.quick), report))
+    uvloop.run(play(caller_groups(quick=arguments.quick), report))
     return report.finish()
 
 
-async def play(played: Mapping[str, Crowd], report: Report) -> None:
-    """Lets all crowds loose, and then those who have no budget."""
+async def play(played: Mapping[str, CallerGroup], report: Report) -> None:
+    """Starts all groups, and then those without a budget."""
     sides = [(name, hints) for name in played for hints in (True, False)]
     keys = {side: Key(limits=played[side[0]].limits) for side in sides}
     spenders = {hints: Key(limits={"usd_total": 0.000001}) for hints in (True, False)}
@@ -144,7 +144,9 @@ async def play(played: Mapping[str, Crowd], report: Report) -> None:
     )
     async with installed(plan) as installation:
         (gateway,) = installation.gateways
-        seen = await asyncio.gather(*(_crowd(gateway, keys[side], played[side[0]], hints=side[1]) for side in sides))
+        seen = await asyncio.gather(
+            *(_play_group(gateway, keys[side], played[side[0]], hints=side[1]) for side in sides)
+        )
         refused = {hints: await _without_money(gateway, key, hints=hints) for hints, key in spenders.items()}
         metrics = await asyncio.to_thread(gateway.metrics)
     by_side = dict(zip(sides, seen, strict=True))
@@ -159,7 +161,7 @@ def _is_a_completion(sample: str) -> bool:
 
 
 def _judge(by_side: Mapping[tuple[str, bool], Seen], refused: Mapping[bool, int], report: Report) -> None:
-    """Figures and bars: each crowd with hints against the same without."""
+    """Figures and bars: each group with hints against the same without."""
     for name in dict.fromkeys(name for name, _ in by_side):
         hinted, left_alone = by_side[name, True], by_side[name, False]
         report.figures[name] = {"with_hints": hinted.figures(), "without": left_alone.figures()}
@@ -177,7 +179,7 @@ def _judge(by_side: Mapping[tuple[str, bool], Seen], refused: Mapping[bool, int]
     print(f"budget used up: {report.figures['budget used up']}")
 
 
-async def _crowd(gateway: Gateway, key: Key, crowd: Crowd, *, hints: bool) -> Seen:
+async def _play_group(gateway: Gateway, key: Key, group: CallerGroup, *, hints: bool) -> Seen:
     """All callers of one key, until each has its answers."""
     seen, wire = Seen(), Wire(hints=hints)
     async with _client(gateway, key, wire) as client:
@@ -185,7 +187,7 @@ async def _crowd(gateway: Gateway, key: Key, crowd: Crowd, *, hints: bool) -> Se
 
         async def caller() -> None:
             answers = 0
-            while answers < crowd.answers and time.monotonic() < began_s + PATIENCE_S:
+            while answers < group.answers and time.monotonic() < began_s + PATIENCE_S:
                 try:
                     await client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=OUTPUT_TOKENS)
                 except openai.RateLimitError:
@@ -195,7 +197,7 @@ async def _crowd(gateway: Gateway, key: Key, crowd: Crowd, *, hints: bool) -> Se
                     seen.answers += 1
             seen.caller_s.append(time.monotonic() - began_s)
 
-        await asyncio.gather(*(caller() for _ in range(crowd.callers)))
+        await asyncio.gather(*(caller() for _ in range(group.callers)))
     seen.requests = wire.carried
     return seen
 

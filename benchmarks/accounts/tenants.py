@@ -47,7 +47,7 @@ LOOKS_EVERY_S = 0.02
 
 
 @dataclass(frozen=True)
-class Crowd:
+class Population:
     """All who may call.
 
     Attributes:
@@ -74,15 +74,15 @@ def main() -> int:
 
 
 async def _run(folder: Path, count: int, report: Report, *, quick: bool) -> None:
-    crowd = crowd_of(count)
+    population = make_population(count)
     full, empty = StoreConfig(folder=str(folder / "full")), StoreConfig(folder=str(folder / "empty"))
     started_s = time.perf_counter()
     async with open_database(full) as database:
-        await DirectoryStore(database, SystemClock()).add_many(crowd.tenants, crowd.keys, crowd.limits)
+        await DirectoryStore(database, SystemClock()).add_many(population.tenants, population.keys, population.limits)
     report.figures["loaded"] = {
-        "tenants": len(crowd.tenants),
-        "keys": len(crowd.keys),
-        "limits": len(crowd.limits),
+        "tenants": len(population.tenants),
+        "keys": len(population.keys),
+        "limits": len(population.limits),
         "seconds": round(time.perf_counter() - started_s, 2),
     }
     address = UnixAddress(str(folder / "replica.sock"))
@@ -100,29 +100,31 @@ async def _run(folder: Path, count: int, report: Report, *, quick: bool) -> None
             starts["all"].append(served.start_s)
             start_s = {name: round(statistics.median(seconds), 2) for name, seconds in starts.items()}
             report.figures["start_s"] = start_s
-            await _use(without, served, crowd, report, quick=quick)
-            await _revoke(served, full, crowd, 5 if quick else 40, report)
+            await _use(without, served, population, report, quick=quick)
+            await _revoke(served, full, population, 5 if quick else 40, report)
     report.require("start-up added, s", start_s["all"] - start_s["none"], at_most=5)
 
 
-async def _use(without: MeasuredGateway, served: MeasuredGateway, crowd: Crowd, report: Report, *, quick: bool) -> None:
+async def _use(
+    without: MeasuredGateway, served: MeasuredGateway, population: Population, report: Report, *, quick: bool
+) -> None:
     """Latencies and memory, before and after every tenant has been there."""
     draw = random.Random(SEED)
     rss_mib = {"none": round(without.rss_mib(), 1), "all": round(served.rss_mib(), 1)}
     latencies_s: dict[str, list[float]] = {"one key, no others": [], "one key": [], "all keys": []}
-    each = crowd.plaintexts[::KEYS]
+    each = population.plaintexts[::KEYS]
     answers = await drive(served.port, _requests(each, len(each)), lanes=LANES)
     _expect(set(answers.statuses), {200})
     latencies_s["first of each tenant"] = answers.latencies_s
     rss_mib["all, each used once"] = round(served.rss_mib(), 1)
     report.figures["rss_mib"] = rss_mib
-    first = crowd.plaintexts[0]
+    first = population.plaintexts[0]
     count = 200 if quick else 2_000
     for _ in range(3 if quick else 10):
         for name, target, keys in (
             ("one key, no others", without, [""]),  # its store has no key: on a loopback address, none is needed
             ("one key", served, [first]),
-            ("all keys", served, draw.choices(crowd.plaintexts, k=count)),
+            ("all keys", served, draw.choices(population.plaintexts, k=count)),
         ):
             answers = await drive(target.port, _requests(keys, count), lanes=LANES)
             _expect(set(answers.statuses), {200})
@@ -140,13 +142,15 @@ async def _use(without: MeasuredGateway, served: MeasuredGateway, crowd: Crowd, 
     report.require("memory added when each was used, MiB", used_mib, at_most=400)
 
 
-async def _revoke(served: MeasuredGateway, store: StoreConfig, crowd: Crowd, keys: int, report: Report) -> None:
+async def _revoke(
+    served: MeasuredGateway, store: StoreConfig, population: Population, keys: int, report: Report
+) -> None:
     """Revokes keys where another gateway would, and asks until they are refused."""
     seconds = []
     async with open_database(store) as database:
         directory = DirectoryStore(database, SystemClock())
         for index in range(keys):
-            key, plaintext = crowd.keys[-1 - index], crowd.plaintexts[-1 - index]
+            key, plaintext = population.keys[-1 - index], population.plaintexts[-1 - index]
             _expect(await _statuses(served, plaintext), {200})
             await directory.revoke_key(key.id)
             revoked_s = time.perf_counter()
@@ -157,7 +161,7 @@ async def _revoke(served: MeasuredGateway, store: StoreConfig, crowd: Crowd, key
     report.require("longest use of a revoked key, s", round(max(seconds), 3), at_most=1)
 
 
-def crowd_of(count: int) -> Crowd:
+def make_population(count: int) -> Population:
     """That many tenants: of ten, one is an organisation and the others are its teams."""
     tenants: list[Tenant] = []
     keys: list[ApiKey] = []
@@ -176,7 +180,7 @@ def crowd_of(count: int) -> Crowd:
             made = make_key()
             keys.append(ApiKey(id=made.public_id, tenant=tenant.id, secrets=(made.secret,)))
             plaintexts.append(made.plaintext)
-    return Crowd(tenants, keys, limits, plaintexts)
+    return Population(tenants, keys, limits, plaintexts)
 
 
 def _requests(keys: Sequence[str], count: int) -> Iterator[bytes]:

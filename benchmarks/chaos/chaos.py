@@ -5,8 +5,8 @@
 
 Callers ask both models all the time, streaming and not. Each request must end as exactly one of whole and right (the
 undisturbed greedy answer; the text of the script), or with an explicit error; nothing may be cut silently, differ, or
-take longer than its limit. What is whole is in the ledger once, as the caller was told; what is not is not charged. At
-the end nothing is held: no request, lease, slot, block or stream.
+take longer than its limit. What is whole is in the ledger once, as the caller received it; what is not is not charged.
+At the end nothing is held: no request, lease, slot, block or stream.
 """
 
 import argparse

@@ -5,7 +5,7 @@ to a schema or to a regular expression) read streams from one gateway with three
 disturbs them, and their answers are kept. Then the same requests are sent again, round after round, and in the middle
 of each round one of the engines is killed (``kill -9``). Every stream must end with ``[DONE]``, its finish reasons, the
 text and the token counts of the undisturbed one; the ledger must have one line for each, with the tokens that the
-client was told; and nothing may be left behind.
+client received; and nothing may be left behind.
 
 With ``--workers 2`` the gateway has two API workers, a controller and a process that keeps the engines; with ``--victim
 controller`` it is the controller that is killed, and the streams go on where they run.
@@ -88,7 +88,7 @@ class Stream:
         return self.texts, self.tokens, self.finishes, self.prompt_tokens, self.output_tokens, self.done
 
 
-class Crowd:
+class Callers:
     """The callers: the same requests in every round.
 
     Args:
@@ -180,16 +180,16 @@ async def run(report: Report, rng: random.Random, kills: int, streams: int, *, w
     with TemporaryDirectory(prefix="maitred-") as folder:
         settings = {"engine.kv_memory_bytes": "96MiB", "store.folder": folder, "log.level": "error"}
         with serving("--replicas", str(ENGINES), "--workers", str(workers), settings=settings) as server:
-            crowd = Crowd(server.url, streams)
+            callers = Callers(server.url, streams)
             timeout = aiohttp.ClientTimeout(total=ENDS_WITHIN_S)
             connector = aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(timeout=timeout, connector=connector) as client:
                 await _ready(server)
-                await crowd.round(client, "warm")
-                calm = await crowd.round(client, "calm")
+                await callers.round(client, "warm")
+                calm = await callers.round(client, "calm")
                 rounds = []
                 for number in range(kills):
-                    rounds.append(await _killed(server, crowd, client, rng, number, victim))
+                    rounds.append(await _killed(server, callers, client, rng, number, victim))
                     await _ready(server)
             metrics = await asyncio.to_thread(server.metrics)
         lines = _ledger(Path(folder))
@@ -197,13 +197,13 @@ async def run(report: Report, rng: random.Random, kills: int, streams: int, *, w
 
 
 async def _killed(
-    server: ServerProcess, crowd: Crowd, client: aiohttp.ClientSession, rng: random.Random, number: int, victim: str
+    server: ServerProcess, callers: Callers, client: aiohttp.ClientSession, rng: random.Random, number: int, victim: str
 ) -> list[Stream]:
     """One round, with one of the processes killed when so many of its events have come."""
-    reading = asyncio.create_task(crowd.round(client, f"kill{number}"))
-    wanted = rng.uniform(0.02, 0.8) * len(crowd._bodies) * TOKENS
+    reading = asyncio.create_task(callers.round(client, f"kill{number}"))
+    wanted = rng.uniform(0.02, 0.8) * len(callers._bodies) * TOKENS
     await asyncio.sleep(0)
-    while crowd.events < wanted and not reading.done():  # noqa: ASYNC110 - an event per token would cost more
+    while callers.events < wanted and not reading.done():  # noqa: ASYNC110 - an event per token would cost more
         await asyncio.sleep(0.005)
     processes = psutil.Process(server.process.pid).children(recursive=True)
     rng.choice([process for process in processes if _is(victim, process)]).kill()
@@ -253,8 +253,8 @@ def _judge(
     replicas = {request_id: replica for request_id, replica, *_ in lines}
     billed = {line[0]: line[3:] for line in lines}
     counted = Counter(request_id for request_id, *_ in lines)
-    told = {f"calm-{number}": stream for number, stream in enumerate(calm)}
-    told |= {f"kill{kill}-{n}": stream for kill, streams in enumerate(rounds) for n, stream in enumerate(streams)}
+    received = {f"calm-{number}": stream for number, stream in enumerate(calm)}
+    received |= {f"kill{kill}-{n}": stream for kill, streams in enumerate(rounds) for n, stream in enumerate(streams)}
     differing: list[dict[str, object]] = []
     gaps = []
     moved = 0
@@ -266,7 +266,8 @@ def _judge(
                 moved += 1
                 gaps.append(max(0.0, stream.longest_gap_s - undisturbed.longest_gap_s))
     wrong = sum(
-        (stream.prompt_tokens, stream.output_tokens) != billed.get(request_id) for request_id, stream in told.items()
+        (stream.prompt_tokens, stream.output_tokens) != billed.get(request_id)
+        for request_id, stream in received.items()
     )
     report.figures = {
         "engines": ENGINES,
@@ -276,7 +277,7 @@ def _judge(
         "streams_that_moved": moved,
         "added_gap_s": percentiles(gaps),
         "undisturbed_longest_gap_s": percentiles([stream.longest_gap_s for stream in calm]),
-        "output_tokens": sum(stream.output_tokens for stream in told.values()),
+        "output_tokens": sum(stream.output_tokens for stream in received.values()),
         "differing": differing[:10],
         "recomputed_tokens_of_the_last_lives": metrics["maitred_engine_recomputed_tokens_total"],
     }
@@ -284,7 +285,7 @@ def _judge(
     report.require("undisturbed streams that are not whole", sum(not s.done for s in calm), at_most=0)
     report.require("streams that differ from the undisturbed run", len(differing), at_most=0)
     report.require("streams with other tokens in the ledger than the client was told", wrong, at_most=0)
-    report.require("streams with other than one line", sum(counted[id_] != 1 for id_ in told), at_most=0)
+    report.require("streams with other than one line", sum(counted[id_] != 1 for id_ in received), at_most=0)
     if moving:
         report.require("streams that moved, per kill", moved / max(1, len(rounds)), at_least=1)
     report.require("added gap p99, s", report.figures["added_gap_s"].get("p99", 0.0), at_most=MOST_ADDED_GAP_S)

@@ -69,7 +69,7 @@ def main() -> int:
 
 
 async def run(report: Report, aborts: int, probes: int, *, quick: bool) -> None:
-    """The crowd that leaves, then one after the other."""
+    """Many callers that leave at once, then one after the other."""
     key = Key()
     organisations = {"acme": Organisation({"key": key})}
     plan = Plan(organisations, settings=unbounded(), engine=("--max-sequences", str(PLACES)))
@@ -77,7 +77,7 @@ async def run(report: Report, aborts: int, probes: int, *, quick: bool) -> None:
         gateway = installation.gateways[0]
         client = Client(gateway.url, patience_s=120)
         calls = leavers(key.secret, random.Random(SEED))
-        replies = await crowd(client, itertools.islice(calls, aborts))
+        replies = await ask_many(client, itertools.islice(calls, aborts))
         left = sum(reply.left for reply in replies)
         report.figures |= {
             "aborts": aborts,
@@ -125,7 +125,7 @@ def call(
     return Call(id_, key, body, path, stays_s)
 
 
-async def crowd(client: Client, calls: Iterator[Call]) -> list[Reply]:
+async def ask_many(client: Client, calls: Iterator[Call]) -> list[Reply]:
     """Many at once, until the calls are used up."""
     replies: list[Reply] = []
 

@@ -241,8 +241,8 @@ def require(report: Report, name: str, figures: dict[str, Any], *, quick: bool) 
     failed = sum(
         count
         for situation in figures["situations"].values()
-        for ways in (situation["light_endings"], situation["heavy_endings"])
-        for ending, count in ways.items()
+        for counts in (situation["light_endings"], situation["heavy_endings"])
+        for ending, count in counts.items()
         if ending not in ("whole", "open at the end")
     )
     report.require(f"{name}: requests refused or failed", failed, at_most=0)

@@ -148,7 +148,7 @@ class Part:
 async def once(server: Server, load: float, capacity_per_s: float, size: Size, number: int) -> Part:
     """Callers of all tenants together, until the last of them has an answer or has waited long enough.
 
-    Nobody says what somebody of another load has said: what the cache has of that would make its answer cheaper.
+    No prompt is one of another load: what the cache has of that would make its answer cheaper.
     """
     before = await settled(server.process)
     visits = [
@@ -205,12 +205,12 @@ def prediction(visits: list[Visit]) -> dict[str, float]:
     """
     errors, of_objective, ratios = [], [], []
     for visit in visits:
-        told = visit.reply.headers.get(PREDICTED)
-        if told is not None and visit.reply.arrivals_s:
+        predicted_ms = visit.reply.headers.get(PREDICTED)
+        if predicted_ms is not None and visit.reply.arrivals_s:
             seen_s = visit.reply.arrivals_s[0] - visit.reply.sent_s
-            error_s = abs(float(told) / 1e3 - seen_s)
+            error_s = abs(float(predicted_ms) / 1e3 - seen_s)
             errors.append(error_s / seen_s)
-            ratios.append(float(told) / 1e3 / seen_s)
+            ratios.append(float(predicted_ms) / 1e3 / seen_s)
             of_objective.append(error_s / OBJECTIVE_S)
     return {
         "requests": len(errors),

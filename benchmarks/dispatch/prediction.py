@@ -52,32 +52,36 @@ def main() -> int:
 
 
 def errors(play: Simulation, seconds: float, *, foresee: bool) -> dict[str, Any]:
-    """Lets a simulation run, and holds what was said against what came."""
+    """Runs a simulation, and compares the predictions with what came."""
     for _ in play.run(WARM_UP_S):
         pass
     foreseen: dict[QueuedRequest, float] = {}
     watched: set[QueuedRequest] = set()
-    for number, ticket in enumerate(play.run(seconds)):
-        watched.add(ticket)
+    for number, queued in enumerate(play.run(seconds)):
+        watched.add(queued)
         if foresee and number % EVERY == 0:
             seeds = range(number * COPIES, (number + 1) * COPIES)
-            copies = [play.outcome(ticket, SEED + seed, 3 * OBJECTIVE_S) for seed in seeds]
+            copies = [play.outcome(queued, SEED + seed, 3 * OBJECTIVE_S) for seed in seeds]
             if len(seen := [copy for copy in copies if copy is not None]) > COPIES / 2:
-                foreseen[ticket] = statistics.median(seen)
-    after_s = {ticket: seconds for ticket, seconds in play.answered if ticket in watched}
-    told = {ticket: ticket.predicted_position.ttft_s for ticket in after_s if ticket.predicted_position is not None}
-    figures: dict[str, Any] = {
-        "requests": len(told),
-        "waited": sum(ticket.raw_wait_s > 0 for ticket in told) / len(told),
-        "ttft_p50_s": statistics.median(after_s.values()),
-        "error": _spread([abs(said - after_s[ticket]) / after_s[ticket] for ticket, said in told.items()]),
+                foreseen[queued] = statistics.median(seen)
+    after_s = {queued: seconds for queued, seconds in play.answered if queued in watched}
+    predicted = {
+        queued: queued.predicted_position.ttft_s for queued in after_s if queued.predicted_position is not None
     }
-    both = [ticket for ticket in foreseen if ticket in told]
+    figures: dict[str, Any] = {
+        "requests": len(predicted),
+        "waited": sum(queued.raw_wait_s > 0 for queued in predicted) / len(predicted),
+        "ttft_p50_s": statistics.median(after_s.values()),
+        "error": _spread(
+            [abs(predicted_s - after_s[queued]) / after_s[queued] for queued, predicted_s in predicted.items()]
+        ),
+    }
+    both = [queued for queued in foreseen if queued in predicted]
     if both:
         figures["of_those_foreseen"] = {
             "requests": len(both),
-            "error": _spread([abs(told[ticket] - after_s[ticket]) / after_s[ticket] for ticket in both]),
-            "foresight": _spread([abs(foreseen[ticket] - after_s[ticket]) / after_s[ticket] for ticket in both]),
+            "error": _spread([abs(predicted[queued] - after_s[queued]) / after_s[queued] for queued in both]),
+            "foresight": _spread([abs(foreseen[queued] - after_s[queued]) / after_s[queued] for queued in both]),
         }
     return figures
 

@@ -4,13 +4,13 @@ A real gateway stands before an engine that sleeps instead of computing (see `be
 is counted is the gateway's own work, in CPU seconds of its process, which mean the same whatever else the machine does.
 Two situations, each with fair queues and with queues in order of arrival:
 
-* *flood*: one tenant sends a crowd that waits, then goes on at twice what the engine can do; nine light tenants send a
+* *flood*: one tenant sends requests that wait, then goes on at twice what the engine can do; nine light tenants send a
   little beside it. In the end everybody who still waits hangs up at once.
 * *overload*: callers of five tenants come at ten times capacity, and each names the time by which its first token must
   come; most are refused.
 
-The parts of the flood are counted apart: a crowd that joins, requests that come and are served while it waits, and the
-crowd that leaves. Gateways take turns, and the median of the rounds counts.
+The parts of the flood are counted apart: requests that join, requests that come and are served while they wait, and the
+requests that leave. Gateways take turns, and the median of the rounds counts.
 """
 
 import argparse
@@ -56,19 +56,19 @@ class Size:
 
     Attributes:
         rounds: Of all situations.
-        crowd: Requests that wait.
+        waiting: Requests that wait.
         joining_s, waiting_s, refusing_s: Of each part.
     """
 
     rounds: int
-    crowd: int
+    waiting: int
     joining_s: float
     waiting_s: float
     refusing_s: float
 
 
-FULL = Size(rounds=3, crowd=4000, joining_s=20, waiting_s=10, refusing_s=10)
-QUICK = Size(rounds=1, crowd=500, joining_s=4, waiting_s=4, refusing_s=4)
+FULL = Size(rounds=3, waiting=4000, joining_s=20, waiting_s=10, refusing_s=10)
+QUICK = Size(rounds=1, waiting=500, joining_s=4, waiting_s=4, refusing_s=4)
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Served:
 def main() -> int:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round, a crowd of 500")
+    parser.add_argument("--quick", action="store_true", help="one round, 500 waiting requests")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--only", choices=["flood", "overload"])
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
@@ -126,7 +126,7 @@ async def _flood(served: Served, size: Size, number: int) -> dict[str, float]:
     """Microseconds per request of each part."""
     seed = f"{SEED}:{number}"
     heavy = served.sort(HEAVY)
-    joining = poisson(heavy, size.crowd / size.joining_s, size.joining_s, f"{seed}:crowd")
+    joining = poisson(heavy, size.waiting / size.joining_s, size.joining_s, f"{seed}:crowd")
     until_s = size.joining_s + size.waiting_s
     later = poisson(heavy, 2 * CAPACITY_PER_S, size.waiting_s, f"{seed}:heavy")
     for name in LIGHT:

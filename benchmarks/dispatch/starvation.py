@@ -62,7 +62,7 @@ def main() -> int:
 
 
 async def run(server: ServerProcess, keys: dict[str, str], seconds: float) -> dict[str, Any]:
-    """The interactive crowd for some seconds, and background requests that come into it."""
+    """Many interactive users for some seconds, and background requests beside them."""
     screen = Sort("screen", keys["screen"], PROMPT, OUTPUT, {"x-maitred-priority": PriorityClass.INTERACTIVE.value})
     night = Sort("night", keys["night"], PROMPT, OUTPUT, {"x-maitred-priority": PriorityClass.BACKGROUND.value})
     client = Client(server.url, patience_s=3600)
@@ -75,19 +75,19 @@ async def run(server: ServerProcess, keys: dict[str, str], seconds: float) -> di
         await play(client, background, until_s=seconds - SETTLE_IN_S)
 
     async with asyncio.TaskGroup() as group:
-        crowd = group.create_task(play_closed(client, {screen: USERS}, seconds=seconds, seed=f"{SEED}"))
+        interactive = group.create_task(play_closed(client, {screen: USERS}, seconds=seconds, seed=f"{SEED}"))
         group.create_task(come_later())
     await settled(server)
     client.close()
-    return _figures(crowd.result(), background, seconds)
+    return _figures(interactive.result(), background, seconds)
 
 
-def _figures(crowd: list[Visit], background: list[Visit], seconds: float) -> dict[str, Any]:
-    interactive_s = [one.ended_s - one.due_s for one in crowd if one.whole]
+def _figures(interactive: list[Visit], background: list[Visit], seconds: float) -> dict[str, Any]:
+    interactive_s = [one.ended_s - one.due_s for one in interactive if one.whole]
     whole = [one for one in background if one.whole]
     took_s = [one.ended_s - one.due_s for one in whole]
     bound_s = CLASSES_ABOVE * AGEING_S + max(interactive_s)
-    tokens = [sum(one.tokens for one in visits) for visits in (crowd, background)]
+    tokens = [sum(one.tokens for one in visits) for visits in (interactive, background)]
     return {
         "background_requests": len(background),
         "whole_share": round(len(whole) / len(background), 4),

@@ -104,7 +104,7 @@ class Case:
 
 
 def answer(engines: dict[str, Engine], draw: random.Random) -> dict[str, list[float]]:
-    """Has all of them answer the same requests; the errors of what each said of its steps."""
+    """Has all of them answer the same requests; the errors of what each predicted of its steps."""
     errors = {kind: watched(engine) for kind, engine in engines.items()}
     arrivals = {STEPS_BETWEEN * wave: count for wave, count in enumerate(WAVES)}
     longest = max(span.stop for span in SPANS.values())

@@ -205,14 +205,14 @@ def engine_of(folder: Path, config: EngineConfig) -> Engine:
 
 def answers(engine: Engine, asked: Sequence[EngineRequest]) -> Answers:
     """What it answers to all of them together."""
-    said: dict[str, list[int]] = {request.id: [] for request in asked}
+    tokens: dict[str, list[int]] = {request.id: [] for request in asked}
     for request in asked:
         engine.submit(None, request)
     while engine.occupied:  # also while a grammar is being compiled, and nothing runs
         for outputs in engine.step().values():
             for output in outputs:
-                said[output.request_id] += output.delta.tokens
-    return list(said.values())
+                tokens[output.request_id] += output.delta.tokens
+    return list(tokens.values())
 
 
 def requests(vocabulary: int) -> list[EngineRequest]:
@@ -236,9 +236,9 @@ def generated(oracle: transformers.PreTrainedModel, request: EngineRequest, allo
     def masked(_: Tensor, scores: Tensor) -> Tensor:
         return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
 
-    told: Any = oracle
+    loaded: Any = oracle
     with torch.inference_mode():
-        whole = told.generate(
+        whole = loaded.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=OUTPUT_TOKENS,

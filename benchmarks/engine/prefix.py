@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def compare(folder: Path, threads: int, rounds: int) -> dict[str, Any]:
-    """Seconds for the whole crowd with the cache on and off, and the share of prompt tokens found."""
+    """Seconds for all requests with the cache on and off, and the share of prompt tokens found."""
     engines = {}
     for name, prefix_cache in (("on", True), ("off", False)):
         config = EngineConfig(
@@ -54,14 +54,14 @@ def compare(folder: Path, threads: int, rounds: int) -> dict[str, Any]:
             prefix_cache=prefix_cache,
         )
         engines[name], card = build(folder, config)
-        crowd(engines[name], random.Random(0), card.vocab_size, requests=2)
+        answer_all(engines[name], random.Random(0), card.vocab_size, requests=2)
     draw = random.Random(SEED)
     seconds: dict[str, list[float]] = {"on": [], "off": []}
     before = engines["on"].load()
     for _ in range(rounds):
         seed = draw.random()
         for name, engine in engines.items():
-            seconds[name].append(crowd(engine, random.Random(seed), card.vocab_size, requests=REQUESTS))
+            seconds[name].append(answer_all(engine, random.Random(seed), card.vocab_size, requests=REQUESTS))
     after = engines["on"].load()
     figures = {
         "on_s": statistics.median(seconds["on"]),
@@ -73,7 +73,7 @@ def compare(folder: Path, threads: int, rounds: int) -> dict[str, Any]:
     return figures
 
 
-def crowd(engine: Engine, draw: random.Random, vocab_size: int, *, requests: int) -> float:
+def answer_all(engine: Engine, draw: random.Random, vocab_size: int, *, requests: int) -> float:
     """Seconds until all are answered."""
     prefix = [draw.randrange(10, vocab_size) for _ in range(PREFIX_TOKENS)]
     for number in range(requests):

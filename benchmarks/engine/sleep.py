@@ -86,7 +86,7 @@ class Talk:
     """A conversation with an engine on its socket. Enter it to begin.
 
     Args:
-        connection: To the engine, which has said nothing yet.
+        connection: To the engine, which has sent nothing yet.
 
     Attributes:
         first_token_s: Of the last answer, from the request on.

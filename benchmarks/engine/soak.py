@@ -39,7 +39,7 @@ from maitred.fleet.local import LocalEngine, engine_command
 SEED = 20261122
 REQUESTS, QUICK_REQUESTS = 1_000_000, 3_000
 TENTHS = 10
-UNDER_WAY = 128
+CONCURRENT_REQUESTS = 128
 TOKENS = 4000
 """Ids that prompts are made of."""
 BEGINNINGS = 50
@@ -137,7 +137,7 @@ async def tenth(
             endings[await ask(engine, next(source))] += 1
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(UNDER_WAY):
+        for _ in range(CONCURRENT_REQUESTS):
             group.create_task(user())
     wall_s, after = time.monotonic() - began_s, process.cpu_times()
     processor_s = after.user + after.system - before.user - before.system

@@ -175,8 +175,8 @@ def compare(case: Case, pairs: "list[tuple[Bench, Bench]]") -> tuple[dict[str, A
     for number in range(case.rounds):
         with_it, without = pairs[number % 2]
         benches = (with_it, without) if number // 2 % 2 else (without, with_it)
-        told = together(benches, requests_of(case, with_it.tokenizer, number))
-        different += sum(told[with_it.method][name] != told[without.method][name] for name in told["none"])
+        answers = together(benches, requests_of(case, with_it.tokenizer, number))
+        different += sum(answers[with_it.method][name] != answers[without.method][name] for name in answers["none"])
         ratios.append(with_it.tokens_per_s / without.tokens_per_s)
         cpu_ratios.append(without.cpu_s / with_it.cpu_s)
         rounds.append(with_it.figures() | {"without_tokens_per_s": round(without.tokens_per_s)})

@@ -87,7 +87,7 @@ def _measured(model: Path, folder: Path, quantization: str, *, warm: int) -> dic
 
 
 class StartedEngine:
-    """An engine process that has said its first token; enter it to start it.
+    """An engine process that has sent its first token; enter it to start it.
 
     Args:
         model: Its folder.

@@ -43,7 +43,7 @@ def main() -> int:
 
 @dataclass
 class Bench:
-    """A scheduler under a crowd."""
+    """A scheduler with many sequences."""
 
     line: BatchLineConfig
     draw: random.Random = field(default_factory=lambda: random.Random(SEED))

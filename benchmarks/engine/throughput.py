@@ -106,7 +106,7 @@ class Bench:
         """
         self._engine_rate(2), self._rival_rate(2, batch=1)
         samples: list[dict[int, list[float]]] = [{c: [] for c in concurrencies} for _ in range(5)]
-        one, static, engine, steps, floors = samples
+        one, static, engine, steps, bounds = samples
         for number in range(rounds):
             for concurrency in concurrencies:
                 if number and concurrency in once:
@@ -114,11 +114,11 @@ class Bench:
                 one[concurrency].append(self._rival_rate(one_requests, batch=1))
                 engine[concurrency].append(self._engine_rate(concurrency))
                 static[concurrency].append(self._rival_rate(concurrency, batch=concurrency))
-                step_s, floor_s = self._step_and_floor_s(concurrency)
+                step_s, bound_s = self._step_and_bound_s(concurrency)
                 steps[concurrency].append(step_s)
-                floors[concurrency].append(floor_s)
+                bounds[concurrency].append(bound_s)
         return {
-            str(c): self._figures(one[c], static[c], engine[c], steps[c], floors[c], concurrency=c)
+            str(c): self._figures(one[c], static[c], engine[c], steps[c], bounds[c], concurrency=c)
             for c in concurrencies
         }
 
@@ -128,7 +128,7 @@ class Bench:
         static: list[float],
         engine: list[float],
         steps: list[float],
-        floors: list[float],
+        bounds: list[float],
         *,
         concurrency: int,
     ) -> dict[str, float]:
@@ -140,8 +140,8 @@ class Bench:
             "engine_over_one": middle([e / o for e, o in zip(engine, one, strict=True)]),
             "engine_over_static": middle([e / s for e, s in zip(engine, static, strict=True)]),
             "decode_step_ms": middle(steps) * 1e3,
-            "floor_ms": middle(floors) * 1e3,
-            "floor_over_step": middle([f / s for f, s in zip(floors, steps, strict=True)]),
+            "floor_ms": middle(bounds) * 1e3,
+            "floor_over_step": middle([f / s for f, s in zip(bounds, steps, strict=True)]),
         }
         figures = {name: round(value, 3) for name, value in figures.items()}
         print(self.folder.name, concurrency, figures, flush=True)
@@ -180,7 +180,7 @@ class Bench:
         assert tokens == requests * self.output_tokens
         return tokens / (time.perf_counter() - start_s)
 
-    def _step_and_floor_s(self, rows: int, *, samples: int = 7) -> tuple[float, float]:
+    def _step_and_bound_s(self, rows: int, *, samples: int = 7) -> tuple[float, float]:
         """A whole decode step of the engine, and the matrices' multiplications alone, taken in turn."""
         inputs = {weight.shape[1]: torch.randn(rows, weight.shape[1]) for weight in self.matrices}
         self._submit(rows, 200)
@@ -188,7 +188,7 @@ class Bench:
             pass  # until every row is a decode
         for _ in range(STEP_WARM_UP):
             self.engine.step()
-        step_s, floor_s = [], []
+        step_s, bound_s = [], []
         for _ in range(samples):
             start_s = time.perf_counter()
             outputs = self.engine.step()
@@ -198,9 +198,9 @@ class Bench:
             with torch.inference_mode():
                 for weight in self.matrices:
                     functional.linear(inputs[weight.shape[1]], weight)
-            floor_s.append(time.perf_counter() - start_s)
+            bound_s.append(time.perf_counter() - start_s)
         self.engine.cancel_owner(None)
-        return statistics.median(step_s), statistics.median(floor_s)
+        return statistics.median(step_s), statistics.median(bound_s)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ async def _run(folder: Path, count: int, report: Report) -> None:
             after = await metrics.read(session, "")
     report.figures["tenants"] = count
     report.figures["scrape"] = {"before": before.size, f"{few} tenants": of_few.size, "all tenants": after.size}
-    report.figures["answers"] = {"chats": _told(first[0], rest[0]), "wrong": _told(first[1], rest[1])}
+    report.figures["answers"] = {"chats": _findings(first[0], rest[0]), "wrong": _findings(first[1], rest[1])}
     report.figures["chats_per_s"] = round(sum(rest[0].statuses.values()) / rest[0].seconds, 1)
     loaded = percentiles([scrape.took_s for scrape in scrapes])
     report.figures["scrapes"] = {"number": len(scrapes), **{p: round(s * 1e3, 1) for p, s in loaded.items()}}
@@ -227,7 +227,7 @@ def _wrong(key: str, number: int) -> bytes:
     return wrongs[number % len(wrongs)]
 
 
-def _told(*parts: Answers) -> dict[str, int]:
+def _findings(*parts: Answers) -> dict[str, int]:
     """Status -> how many."""
     statuses = sum((part.statuses for part in parts), start=type(parts[0].statuses)())
     return {str(status): statuses[status] for status in sorted(statuses)}
@@ -236,8 +236,8 @@ def _told(*parts: Answers) -> dict[str, int]:
 def _linted(text: str) -> tuple[bool, list[str]]:
     """Whether `promtool` can read it, and what it says of our names; vLLM's are not ours to choose."""
     done = subprocess.run([promtool(), "check", "metrics"], input=text, capture_output=True, text=True, check=False)
-    said = {line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("vllm:")}
-    return done.returncode in (0, _PROMTOOL_ADVICE), sorted(said)
+    findings = {line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("vllm:")}
+    return done.returncode in (0, _PROMTOOL_ADVICE), sorted(findings)
 
 
 if __name__ == "__main__":

@@ -50,11 +50,11 @@ async def play(server: ServerProcess, disconnects: int, report: Report) -> None:
     streamed = round(disconnects * STREAMED_SHARE)
     async with asyncio.TaskGroup() as group:
         staying = group.create_task(run(patient(server.url), stop=all_gone))
-        crowds = [
+        tasks = [
             group.create_task(run(impatient(server.url, count, stream=stream)))
             for stream, count in ((True, streamed), (False, disconnects - streamed))
         ]
-        leaving = [await crowd for crowd in crowds]
+        leaving = [await task for task in tasks]
         all_gone.set()
     answers = staying.result().records
     left = sum(count(data, UserOutcome.CANCELLED) for data in leaving)
@@ -83,7 +83,7 @@ async def play(server: ServerProcess, disconnects: int, report: Report) -> None:
 
 
 def patient(url: str) -> LoadSpec:
-    """Users who read every answer to its end, until they are told to stop."""
+    """Users who read every answer to its end, until they are stopped."""
     return LoadSpec(
         target=LoadTarget(url=url, exact_output="always"),
         arrivals=ArrivalsSpec(users=PATIENT_USERS, spread_s=0.0),

@@ -113,12 +113,12 @@ async def play(server: ServerProcess, file: Path, urls: list[str], count: int, e
         await warmed(server)
         before = await settled(session, server, file, urls)
         async with asyncio.TaskGroup() as group:
-            crowds = {who: group.create_task(run(users(server.url, *who), stop=over)) for who in RATES_PER_S}
+            loads = {who: group.create_task(run(users(server.url, *who), stop=over)) for who in RATES_PER_S}
             await asyncio.sleep(every_s)
             times_s, own_s, refused, warm = await reload(session, server, file, urls, count, every_s)
             over.set()
         after = await settled(session, server, file, urls)
-    records = {who: crowd.result().records for who, crowd in crowds.items()}
+    records = {who: load.result().records for who, load in loads.items()}
     report.figures = {
         "reloads": len(times_s),
         "refused": refused,
@@ -126,14 +126,13 @@ async def play(server: ServerProcess, file: Path, urls: list[str], count: int, e
         "longest_reload_s": max(times_s),
         "own_reload_s": percentiles(own_s),
         "answers": {
-            f"{model}, {'stream' if stream else 'whole'}": len(of_crowd)
-            for (model, stream), of_crowd in records.items()
+            f"{model}, {'stream' if stream else 'whole'}": len(of_load) for (model, stream), of_load in records.items()
         },
         "before": levels(before),
         "after_a_fifth": levels(warm),
         "after": levels(after),
     }
-    broken = [record for of_crowd in records.values() for record in of_crowd if not is_whole(record)]
+    broken = [record for of_load in records.values() for record in of_load if not is_whole(record)]
     report.figures["broken"] = [msgspec.to_builtins(record, enc_hook=str) for record in broken[:5]]
     if broken:
         report.figures["log"] = [
@@ -218,8 +217,8 @@ def users(url: str, model: str, stream: bool) -> LoadSpec:
 def dropped(records: dict[tuple[str, bool], list[RequestRecord]], *, stream: bool) -> list[int]:
     """How many answers were not whole, of each model."""
     return [
-        sum(not is_whole(record) for record in of_crowd)
-        for (_, streamed), of_crowd in records.items()
+        sum(not is_whole(record) for record in of_load)
+        for (_, streamed), of_load in records.items()
         if streamed is stream
     ]
 

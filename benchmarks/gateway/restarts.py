@@ -47,7 +47,7 @@ EVERY_S = 1.0
 LOOK_EVERY_S = 0.1
 LOOKS = 10
 PROBES = 2 * len(RATES_PER_S)
-"""Requests for one token, before each crowd sends its own."""
+"""Requests for one token, before each load sends its own."""
 HELD = ("maitred_in_flight", "maitred_leases", "maitred_dispatch_running", "maitred_engine_running")
 
 
@@ -79,7 +79,7 @@ async def play(server: ServerProcess, count: int, report: Report) -> None:
         before = await levels(session, server)
         billed = await administration.billed()
         async with asyncio.TaskGroup() as group:
-            crowds = {who: group.create_task(run(users(server.url, *who), stop=over)) for who in RATES_PER_S}
+            loads = {who: group.create_task(run(users(server.url, *who), stop=over)) for who in RATES_PER_S}
             for _ in range(count):
                 await asyncio.sleep(EVERY_S)
                 times_s.append(await administration.restart())
@@ -87,7 +87,7 @@ async def play(server: ServerProcess, count: int, report: Report) -> None:
         await asyncio.sleep(SETTLE_S)
         after = await levels(session, server)
         billed = {key: value - billed.get(key, 0) for key, value in (await administration.billed()).items()}
-    records = {who: crowd.result().records for who, crowd in crowds.items()}
+    records = {who: load.result().records for who, load in loads.items()}
     judge(report, records, billed, times_s, before, after)
 
 
@@ -142,14 +142,13 @@ def judge(
     after: dict[str, float],
 ) -> None:
     """Holds everything against what was promised."""
-    answers = [record for of_crowd in records.values() for record in of_crowd]
+    answers = [record for of_load in records.values() for record in of_load]
     broken = [record for record in answers if not is_whole(record)]
     report.figures = {
         "workers": WORKERS,
         "restart_s": percentiles(times_s),
         "answers": {
-            f"{model}, {'stream' if stream else 'whole'}": len(of_crowd)
-            for (model, stream), of_crowd in records.items()
+            f"{model}, {'stream' if stream else 'whole'}": len(of_load) for (model, stream), of_load in records.items()
         },
         "billed": billed,
         "broken": [msgspec.to_builtins(record, enc_hook=str) for record in broken[:5]],

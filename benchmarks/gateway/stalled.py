@@ -98,10 +98,10 @@ async def run(report: Report, server: ServerProcess, keys: dict[str, str], size:
         gaps["without"] += await _read(client, patient, size, f"{number}:without")
         before = await settled(server)
         memory = Memory(server.process.pid)
-        crowd = StalledReaders(server.url, keys["stalled"])
+        readers = StalledReaders(server.url, keys["stalled"])
         try:
-            await crowd.arrive(size.stalled)
-            stands = await standstill(server, crowd)
+            await readers.arrive(size.stalled)
+            stands = await standstill(server, readers)
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(memory.watch())
                 gaps["with"] += await _read(client, patient, size, f"{number}:without")
@@ -120,7 +120,7 @@ async def run(report: Report, server: ServerProcess, keys: dict[str, str], size:
             if number == size.rounds - 1:
                 ends_s.append(await seconds_until_free(server, 2 * size.grace_s))
         finally:
-            crowd.leave()
+            readers.leave()
         left = await settled(server)
         held = left["maitred_engine_kv_blocks_total"] - left["maitred_engine_kv_blocks_free"]
         report.require(f"round {number}: KV blocks left", held, at_most=0)
@@ -153,11 +153,11 @@ async def _read(client: Client, patient: Sort, size: Size, seed: str) -> list[fl
     return [gap_s for one in later for gap_s in one.gaps_s]
 
 
-async def standstill(server: ServerProcess, crowd: StalledReaders) -> float:
+async def standstill(server: ServerProcess, readers: StalledReaders) -> float:
     """Waits until the engine generates nothing more for those who do not read; what it has generated in all."""
     generated, since_s = -1.0, time.monotonic()
     async with asyncio.timeout(STANDSTILL_S):
-        while time.monotonic() - since_s < CALM_S or not crowd.all_stalled:
+        while time.monotonic() - since_s < CALM_S or not readers.all_stalled:
             samples = await asyncio.to_thread(server.metrics)
             if samples[GENERATED] != generated:
                 generated, since_s = samples[GENERATED], time.monotonic()

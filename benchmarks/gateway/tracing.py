@@ -38,7 +38,7 @@ LANES = 8
 WARM_UP = 2
 """Rounds."""
 SPANS = 8
-"""Of a request: itself and seven chapters. A replica that answers at once tells of no prefill and no decode."""
+"""Of a request: itself and seven stages. A replica that answers at once reports no prefill and no decode."""
 LEAVE_S = 2.0
 """For the last spans."""
 BASE = "off"

@@ -96,7 +96,7 @@ async def run_users(server: ServerProcess, users: int, requests: int) -> dict[st
 
 
 def is_whole(record: RequestRecord) -> bool:
-    """Whether every token that was asked for came, and the server said that this was the end."""
+    """Whether every token that was asked for came, and the server marked the end."""
     return (
         record.outcome is UserOutcome.COMPLETE
         and record.finish_reason == "length"

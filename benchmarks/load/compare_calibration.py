@@ -106,7 +106,7 @@ class Server:
 
 
 @dataclass
-class Tally:
+class ComparisonCounts:
     """What came of many comparisons."""
 
     repeats: int
@@ -124,7 +124,9 @@ class Tally:
     """How often each metric was called."""
 
 
-def tally(before: Server, after: Server, *, repeats: int, seed: int, runs: int = 1, same_load: bool = False) -> Tally:
+def compare_repeatedly(
+    before: Server, after: Server, *, repeats: int, seed: int, runs: int = 1, same_load: bool = False
+) -> ComparisonCounts:
     """Compares fresh runs again and again."""
     alarms, found, seen, width = 0, 0, 0, 0.0
     rows: Counter[str] = Counter()
@@ -140,7 +142,7 @@ def tally(before: Server, after: Server, *, repeats: int, seed: int, runs: int =
         found += median.verdict == "worse"
         seen += any(row.verdict == "worse" for row in table.rows if row.metric.startswith("ttft"))
         width += (median.high or 0) - (median.low or 0)
-    return Tally(
+    return ComparisonCounts(
         repeats, alarms / repeats, _wilson(alarms, repeats), found / repeats, seen / repeats, width / repeats, rows
     )
 
@@ -202,7 +204,7 @@ def main() -> int:
     alarms, tables = 0.0, 0
     for name, case in SAME.items():
         server, runs, same_load = case
-        it = tally(
+        it = compare_repeatedly(
             server, server, repeats=repeats_of(case, repeats), seed=arguments.seed, runs=runs, same_load=same_load
         )
         alarms, tables = alarms + it.alarms * it.repeats, tables + it.repeats
@@ -216,7 +218,7 @@ def main() -> int:
     for name, case in SLOWER.items():
         server, runs, same_load = case
         slower = replace(server, slower=1.1)
-        it = tally(
+        it = compare_repeatedly(
             server,
             slower,
             repeats=repeats_of(case, max(2, 3 * repeats // 10)),

@@ -1,7 +1,7 @@
 """`maitred serve` on the bundled model under the loads that people ask about: its knee, and both sides of it.
 
 The sweep finds the highest rate that meets the objectives; then the same users come at half of that rate and at 1.2
-times of it, as a crowd that stays (closed loop), as conversations, and as a replay of a production trace with its
+times of it, as users who stay (closed loop), as conversations, and as a replay of a production trace with its
 shared prefixes. Each load has its own report in ``benchmarks/work/load``. Whatever the load, no answer may be lost or
 cut, and nothing may be left in the engine.
 

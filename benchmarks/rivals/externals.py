@@ -39,7 +39,7 @@ async def conformance(external: External) -> dict[str, str]:
             found = {
                 check.__name__: await _put(check, needs, subject) for check, needs in list(TEXT_CHECKS.items())[:-1]
             }
-            found |= {f"through a gateway: {name}": told for name, told in await _through_a_gateway(running)}
+            found |= {f"through a gateway: {name}": results for name, results in await _through_a_gateway(running)}
             last, needs = list(TEXT_CHECKS.items())[-1]
             return {**found, last.__name__: await _put(last, needs, subject)}
 
@@ -66,7 +66,7 @@ async def _through_a_gateway(running: Running) -> list[tuple[str, str]]:
 
 
 def _ask_sdk(config: Path) -> list[tuple[str, str]]:
-    told = []
+    results = []
     with (
         serving("--config", str(config)) as gateway,
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="-", max_retries=0, timeout=60) as sdk,
@@ -75,10 +75,10 @@ def _ask_sdk(config: Path) -> list[tuple[str, str]]:
             try:
                 check(sdk, gateway)
             except (AssertionError, openai.OpenAIError) as failure:
-                told.append((check.__name__.strip("_"), f"{type(failure).__name__}: {failure}"))
+                results.append((check.__name__.strip("_"), f"{type(failure).__name__}: {failure}"))
             else:
-                told.append((check.__name__.strip("_"), KEPT))
-    return told
+                results.append((check.__name__.strip("_"), KEPT))
+    return results
 
 
 def _whole(sdk: openai.OpenAI, _: ServerProcess) -> None:
@@ -151,9 +151,9 @@ def run(chosen: Sequence[External], *, quick: bool) -> int:
             continue
         checks = asyncio.run(conformance(external))
         found[external.name] = {"version": f"{external.package} {external.version}", "checks": checks}
-        for name, told in checks.items():
-            print(f"{external.name:14} {name:45} {told}", flush=True)
-    broken = sum(told not in (KEPT, CANNOT) for entry in found.values() for told in entry["checks"].values())
+        for name, results in checks.items():
+            print(f"{external.name:14} {name:45} {results}", flush=True)
+    broken = sum(results not in (KEPT, CANNOT) for entry in found.values() for results in entry["checks"].values())
     report.figures["servers"] = found
     report.require("promises broken", broken, at_most=0)
     code = report.finish()

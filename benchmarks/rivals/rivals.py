@@ -50,7 +50,7 @@ class Workload:
         prompt_tokens: Of each, its own.
         output_tokens: Of each.
         shared_tokens: Before its own, the same for all.
-        rounds: Measured, unless told otherwise.
+        rounds: Measured, unless asked otherwise.
     """
 
     name: str

@@ -26,7 +26,7 @@ TRIALS_OF_A_FAULT = 20
 
 
 @dataclass(frozen=True)
-class Ways:
+class Behaviour:
     """How a version behaves."""
 
     slower: float = 1.0
@@ -48,15 +48,15 @@ class Ways:
         )
 
 
-STABLE = Ways()
+STABLE = Behaviour()
 PLANTED = {
-    "30 % slower": Ways(slower=1.3),
-    "5 % errors": Ways(failing=0.05),
-    "20 % wrong answers": Ways(disagreeing=0.22),
+    "30 % slower": Behaviour(slower=1.3),
+    "5 % errors": Behaviour(failing=0.05),
+    "20 % wrong answers": Behaviour(disagreeing=0.22),
 }
 
 
-def trial_of(canary: Ways, number: int) -> TrialResult:
+def trial_of(canary: Behaviour, number: int) -> TrialResult:
     """Runs one trial to its end."""
     chance = random.Random(SEED * 1_000_003 + number)
     split, trial = TrafficSplit(rollout=f"canary-{number}", weight=WEIGHT), CanaryTrial(TrialRules())
@@ -100,8 +100,8 @@ def main() -> int:
     options = parser.parse_args()
     faulty, sound = (5, 20) if options.quick else (TRIALS_OF_A_FAULT, options.null)
     report = Report("canary", seed=SEED, quick=options.quick)
-    for name, ways in PLANTED.items():
-        verdicts = [trial_of(ways, number) for number in range(faulty)]
+    for name, behaviour in PLANTED.items():
+        verdicts = [trial_of(behaviour, number) for number in range(faulty)]
         report.figures[name] = summary(verdicts)
         print(name, report.figures[name])
         aborted = sum(verdict.decision is TrialDecision.ABORT for verdict in verdicts) / faulty

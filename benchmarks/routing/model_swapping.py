@@ -7,8 +7,8 @@ answers. Then a server that holds two of them at a time gets two kinds of traffi
 - **alternating**: callers that ask one model after the other, each at its own pace, without pauses;
 - **skewed**: requests as a Poisson process, most of them for one model, some for the second, few for the third.
 
-Every answer is greedy and must be the right one. For each request that had to wait for a load, or was told that it
-would have to, the time of its first token is compared with what the server said when it came. The loads are counted,
+Every answer is greedy and must be the right one. For each request that had to wait for a load, or was predicted that it
+would have to, the time of its first token is compared with the server's prediction when it came. The loads are counted,
 and beside them those that as many requests cost where each is served in the order in which it came and the least
 recently used model is unloaded for one that is not there. Callers that wait for their answers then ask in turn,
 whatever order they asked in here; the skewed requests come in the same order under both.
@@ -67,7 +67,7 @@ class Answer:
     whole: bool
     first_token_s: float
     predicted_s: float
-    """Until the first token, as the server said when the request came."""
+    """Until the first token, as the server predicted when the request came."""
 
 
 class Caller:

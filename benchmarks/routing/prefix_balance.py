@@ -2,7 +2,7 @@
 
 12,031 requests of an hour with the 512-token blocks that they share (kvcache-ai/Mooncake, FAST'25, Apache-2.0). Lengths
 are divided by 32, so that a block of theirs is one of ours of 16 tokens, and the times are kept. What runs is what runs
-in production, with an injected clock: `dispatch`'s floor, where requests wait and are released as credits allow, and
+in production, with an injected clock: the dispatch core, where requests wait and are released as credits allow, and
 its choice among the replicas that have room then; `routing`'s placement and balance; the scheduler and the block pool
 of every replica, its reports after every step and the news of blocks that it tells. Simulated is the time that a step
 takes: so much for the step, and so much for each token that is computed; and nothing travels.
@@ -116,9 +116,9 @@ class Run:
         for name, host in self.hosts.items():
             if (news := host.engine.block_update(whole=True)) is not None:
                 self.placement.on_block_update(name, news)
-        posts = [Endpoint(name, host) for name, host in self.hosts.items()]
-        self.floor = DispatchCore(posts, DispatchConfig(), self.placement)
-        self._tickets: dict[str, QueuedRequest] = {}
+        endpoints = [Endpoint(name, host) for name, host in self.hosts.items()]
+        self.core = DispatchCore(endpoints, DispatchConfig(), self.placement)
+        self._queued: dict[str, QueuedRequest] = {}
         self._numbers = count()
         self._events = [(ask.at_s, next(self._numbers), partial(self._arrive, ask)) for ask in self.asks]
         heapq.heapify(self._events)
@@ -132,21 +132,23 @@ class Run:
 
     def _arrive(self, ask: Ask) -> None:
         id_ = str(next(self._numbers))
-        errand = DispatchRequest(
+        dispatch_request = DispatchRequest(
             id_, SCOPE, FLOW, len(ask.prompt), [ask.prompt], max_tokens=ask.output, choices=1, arrived_s=ask.at_s
         )
-        ticket = self._tickets[id_] = self.floor.new_entry(errand)
-        self.floor.join(ticket, self.clock.now_s)
+        queued = self._queued[id_] = self.core.new_entry(dispatch_request)
+        self.core.join(queued, self.clock.now_s)
         self._turn()
 
     def _turn(self) -> None:
         """Releases whom there are credits for, as the dispatcher does after everything that happens."""
-        for ticket in self.floor.dispatch_ready(self.clock.now_s):
-            assert ticket.allocation is not None, "nobody has a deadline, so nobody fails"
-            errand, host = ticket.request, self.hosts[ticket.allocation.endpoint_state.endpoint.name]
-            params = SamplingParams(max_tokens=errand.max_tokens, seed=0)
-            host.submit(EngineRequest(errand.id, list(errand.prompts[0]), params, cache_scope=SCOPE))
-            self.floor.on_submitted(ticket)
+        for queued in self.core.dispatch_ready(self.clock.now_s):
+            assert queued.allocation is not None, "nobody has a deadline, so nobody fails"
+            dispatch_request, host = queued.request, self.hosts[queued.allocation.endpoint_state.endpoint.name]
+            params = SamplingParams(max_tokens=dispatch_request.max_tokens, seed=0)
+            host.submit(
+                EngineRequest(dispatch_request.id, list(dispatch_request.prompts[0]), params, cache_scope=SCOPE)
+            )
+            self.core.on_submitted(queued)
             self._begin(host)
 
     def _begin(self, host: SimulatedReplica) -> None:
@@ -155,18 +157,18 @@ class Run:
             heapq.heappush(self._events, (ends_s, next(self._numbers), partial(self._end, host, step[1])))
 
     def _end(self, host: SimulatedReplica, outputs: list[TokenOutput]) -> None:
-        now_s, floor = self.clock.now_s, self.floor
+        now_s, core = self.clock.now_s, self.core
         if (news := host.end()) is not None:
             self.placement.on_block_update(host.name, news)
         for output in outputs:
-            ticket, delta = self._tickets[output.request_id], output.delta
-            if not ticket.begun:
-                self.ttft_s.append(now_s - ticket.request.arrived_s)
-                floor.charge_tokens(ticket, ticket.request.prompt_tokens, delta.cached_tokens, 0)
-                floor.on_first_token(ticket, now_s)
-            floor.charge_tokens(ticket, 0, 0, len(delta.tokens))
+            queued, delta = self._queued[output.request_id], output.delta
+            if not queued.begun:
+                self.ttft_s.append(now_s - queued.request.arrived_s)
+                core.charge_tokens(queued, queued.request.prompt_tokens, delta.cached_tokens, 0)
+                core.on_first_token(queued, now_s)
+            core.charge_tokens(queued, 0, 0, len(delta.tokens))
             if delta.finish is not None:
-                floor.leave(self._tickets.pop(output.request_id), now_s, finished=True)
+                core.leave(self._queued.pop(output.request_id), now_s, finished=True)
         self._turn()
         self._begin(host)
 

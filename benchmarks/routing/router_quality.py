@@ -1,4 +1,4 @@
-"""How well a prompt's complexity is told before it is answered: trains the classifier and measures it on others.
+"""How well a prompt's complexity is estimated before it is answered: trains the classifier and measures it on others.
 
 The data say of 7,601 prompts (MMLU and GSM8K; lm-sys/RouteLLM, Apache-2.0) whether a small and a large model answered
 them right. The classifier predicts that the small one fails. Three fifths of the prompts train it, a fifth chooses how

@@ -16,7 +16,7 @@ AWAY_S = 0.05
 """Between two attempts at gateways of which none listens."""
 
 
-class Crowd:
+class ConcurrentCallers:
     """Callers that work off one list of calls together.
 
     Args:

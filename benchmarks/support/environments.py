@@ -60,7 +60,7 @@ class Environment:
         """Makes its environment anew.
 
         Raises:
-            subprocess.CalledProcessError: pip could not, and has said why.
+            subprocess.CalledProcessError: pip failed, and printed why.
         """
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(self.place)], check=True)
         pip = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -74,8 +74,8 @@ class Environment:
         if self.removed:
             subprocess.run([str(self.python), "-m", "pip", "uninstall", "--quiet", "--yes", *self.removed], check=True)
         asking = [str(self.python), "-c", _VERSION, self.package]
-        told = subprocess.run(asking, check=True, capture_output=True, text=True)
-        (self.place / "installed").write_text(told.stdout)
+        output = subprocess.run(asking, check=True, capture_output=True, text=True)
+        (self.place / "installed").write_text(output.stdout)
 
 
 _VERSION = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"

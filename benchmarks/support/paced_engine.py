@@ -1,7 +1,7 @@
 """The engine of production around a model that computes nothing and takes its time: it sleeps as long as a step would.
 
-Scheduler, protocol, credits, guests and reports are real, so a gateway before it does all that it does before an engine
-with a model; and the processor is left to the gateway, whose cost is measured.
+Scheduler, protocol, credits, overcommit and reports are real, so a gateway before it does all that it does before an
+engine with a model; and the processor is left to the gateway, whose cost is measured.
 """
 
 import argparse

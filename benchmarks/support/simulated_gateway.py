@@ -1,7 +1,7 @@
 """A gateway before one engine in simulated time: requests that come at random, and what becomes of them.
 
-Gatekeeper, queue, forecast, engine and scheduler are those of production; simulated are the clock, the time that a step
-takes, and the way between the two processes. All that happens follows from the seed.
+Queue admission, queue, forecast, engine and scheduler are those of production; simulated are the clock, the time that a
+step takes, and the transfer between the two processes. All that happens follows from the seed.
 """
 
 import heapq
@@ -33,7 +33,7 @@ from maitred.wire.frames import TokenOutput
 
 TIMES = StepTimes(fixed_s=0.0047, token_s=0.00011, decode_s=0.0001, chunk_s=0.002)
 """Roughly those of the bundled model on two cores."""
-PLACES, GUESTS, BLOCKS, BLOCK_TOKENS, STEP_TOKENS, CONTEXT_TOKENS = 32, 16, 1200, 16, 768, 2048
+PLACES, OVERCOMMIT_SLOTS, BLOCKS, BLOCK_TOKENS, STEP_TOKENS, CONTEXT_TOKENS = 32, 16, 1200, 16, 768, 2048
 CARD = ModelCard(
     name="simulated",
     context_tokens=CONTEXT_TOKENS,
@@ -46,7 +46,7 @@ CARD = ModelCard(
     device="cpu",
 )
 TENANTS, PROMPT_TOKENS, OUTPUT_TOKENS = 5, (40, 80), (60, 140)
-WAY_S = 0.001
+TRANSFER_S = 0.001
 """From the engine to the gateway."""
 OWNER = "gateway"
 
@@ -75,7 +75,7 @@ def make_engine(model: NoModel, line: BatchLineConfig, clock: Clock) -> Engine:
     config = EngineConfig(
         block_tokens=BLOCK_TOKENS,
         max_sequences=PLACES,
-        guests=GUESTS,
+        guests=OVERCOMMIT_SLOTS,
         step_tokens=STEP_TOKENS,
         prefix_cache=False,
         line=line,
@@ -84,8 +84,8 @@ def make_engine(model: NoModel, line: BatchLineConfig, clock: Clock) -> Engine:
     return Engine(scheduler, model, clock, vocab_size=CARD.vocab_size, max_choices=CARD.max_choices)
 
 
-class HeardReplica:
-    """What the gateway knows of the engine: what it said last."""
+class ReportedReplica:
+    """What the gateway knows of the engine: its last report."""
 
     weight = 1.0
 
@@ -102,7 +102,7 @@ class HeardReplica:
         """See `maitred.core.replica.ReplicaBase`."""
         return self.report
 
-    def unheard(self) -> int:
+    def count_unreported(self) -> int:
         """See `maitred.core.replica.ReplicaBase`."""
         return self.sent - self.read
 
@@ -134,15 +134,15 @@ class Simulation:
         self._clock = SimulatedClock()
         self._model = NoModel()
         self._engine = make_engine(self._model, line, self._clock)
-        self._replica = HeardReplica(self._engine.load())
+        self._replica = ReportedReplica(self._engine.load())
         config = DispatchConfig(line=line)
-        self._floor = DispatchCore([Endpoint("engine", self._replica)], config)
-        self._keeper = QueueAdmission(self._floor, config, lambda: 0.0)
-        self._tickets: dict[str, QueuedRequest] = {}
+        self._core = DispatchCore([Endpoint("engine", self._replica)], config)
+        self._admission = QueueAdmission(self._core, config, lambda: 0.0)
+        self._queued: dict[str, QueuedRequest] = {}
         self._step_ends_s = math.inf
-        self._told: tuple[LoadReport, list[TokenOutput], int] = self._replica.report, [], 0
+        self._step_result: tuple[LoadReport, list[TokenOutput], int] = self._replica.report, [], 0
         """By the step that is under way: its report, its tokens, and how many requests it knew of."""
-        self._on_the_way: list[tuple[float, int, tuple[LoadReport, list[TokenOutput], int]]] = []
+        self._in_transit: list[tuple[float, int, tuple[LoadReport, list[TokenOutput], int]]] = []
         self._reseed(seed)
 
     @property
@@ -154,8 +154,8 @@ class Simulation:
         """Lets time go by; gives each request as it is let in."""
         until_s = self.now_s + seconds
         while self.now_s < until_s:
-            if (ticket := self._next()) is not None:
-                yield ticket
+            if (queued := self._next()) is not None:
+                yield queued
 
     def outcome(self, watched: QueuedRequest, seed: int, within_s: float) -> float | None:
         """When the first token of a request would come if other requests came from now on; None: not within that time.
@@ -170,16 +170,16 @@ class Simulation:
                 os._exit(0)
         os.close(writer)
         with os.fdopen(reader) as pipe:
-            said = pipe.read()
+            text = pipe.read()
         os.waitpid(child, 0)
-        return None if said == "None" else float(said)
+        return None if text == "None" else float(text)
 
     def _branch(self, watched: QueuedRequest, seed: int, within_s: float) -> float | None:
         self._reseed(seed)
         before = len(self.answered)
         for _ in self.run(within_s):
-            for ticket, after_s in self.answered[before:]:
-                if ticket is watched:
+            for queued, after_s in self.answered[before:]:
+                if queued is watched:
                     return after_s
             before = len(self.answered)
         return None
@@ -190,12 +190,12 @@ class Simulation:
 
     def _next(self) -> QueuedRequest | None:
         """The next thing that happens."""
-        told_s = self._on_the_way[0][0] if self._on_the_way else math.inf
-        self._clock.now_s = min(told_s, self._step_ends_s, self._next_comes_s)
-        if self.now_s == told_s:
-            self._hear(*heapq.heappop(self._on_the_way)[2])
+        arrives_s = self._in_transit[0][0] if self._in_transit else math.inf
+        self._clock.now_s = min(arrives_s, self._step_ends_s, self._next_comes_s)
+        if self.now_s == arrives_s:
+            self._hear(*heapq.heappop(self._in_transit)[2])
         elif self.now_s == self._step_ends_s:
-            heapq.heappush(self._on_the_way, (self.now_s + WAY_S, next(self._numbers), self._told))
+            heapq.heappush(self._in_transit, (self.now_s + TRANSFER_S, next(self._numbers), self._step_result))
             self._step()
         else:
             self._next_comes_s += self._draw.expovariate(self._requests_per_s)
@@ -203,17 +203,17 @@ class Simulation:
         return None
 
     def _arrive(self) -> QueuedRequest | None:
-        errand = self._errand()
+        dispatch_request = self._make_request()
         try:
-            self._keeper.check(errand, self.now_s)
+            self._admission.check(dispatch_request, self.now_s)
         except Refused:
             return None
-        ticket = self._tickets[errand.id] = self._floor.new_entry(errand)
-        self._floor.join(ticket, self.now_s)
+        queued = self._queued[dispatch_request.id] = self._core.new_entry(dispatch_request)
+        self._core.join(queued, self.now_s)
         self._turn()
-        return ticket
+        return queued
 
-    def _errand(self) -> DispatchRequest:
+    def _make_request(self) -> DispatchRequest:
         tenant, prompt_tokens = self._draw.randrange(TENANTS), self._draw.randint(*PROMPT_TOKENS)
         return DispatchRequest(
             id=str(next(self._numbers)),
@@ -229,19 +229,23 @@ class Simulation:
 
     def _turn(self) -> None:
         """The gateway releases what it can, and gives up what is too late."""
-        for ticket in self._floor.dispatch_ready(self.now_s):
-            errand = ticket.request
-            if ticket.state is not QueueState.RELEASED:
-                self._floor.leave(ticket, self.now_s, finished=False)
-                del self._tickets[errand.id]
+        for queued in self._core.dispatch_ready(self.now_s):
+            dispatch_request = queued.request
+            if queued.state is not QueueState.RELEASED:
+                self._core.leave(queued, self.now_s, finished=False)
+                del self._queued[dispatch_request.id]
                 continue
-            sampling = SamplingParams(max_tokens=errand.max_tokens, seed=0)
+            sampling = SamplingParams(max_tokens=dispatch_request.max_tokens, seed=0)
             request = EngineRequest(
-                errand.id, list(errand.prompts[0]), sampling, flow=errand.flow, expected_tokens=ticket.expected_tokens
+                dispatch_request.id,
+                list(dispatch_request.prompts[0]),
+                sampling,
+                flow=dispatch_request.flow,
+                expected_tokens=queued.expected_tokens,
             )
             self._engine.submit(OWNER, request)
             self._replica.sent += 1
-            self._floor.on_submitted(ticket)
+            self._core.on_submitted(queued)
             if self._step_ends_s == math.inf:
                 self._step()
 
@@ -254,33 +258,33 @@ class Simulation:
         outputs = self._engine.step().get(OWNER, [])
         takes_s = self._model.work.seconds(TIMES) * math.exp(self._steps_draw.gauss(0, self._jitter))
         self._step_ends_s = self.now_s + takes_s
-        self._told = self._engine.load(), outputs, read
+        self._step_result = self._engine.load(), outputs, read
 
     def _hear(self, report: LoadReport, outputs: list[TokenOutput], read: int) -> None:
-        """The gateway is told what a step has made."""
-        floor = self._floor
+        """The gateway receives the outputs of a step."""
+        core = self._core
         self._replica.report, self._replica.read = report, read
-        floor.refresh(self.now_s)
+        core.refresh(self.now_s)
         for output in outputs:
-            ticket = self._tickets[output.request_id]
-            first = ticket.output_tokens == 0
-            floor.charge_tokens(ticket, ticket.request.prompt_tokens if first else 0, 0, 1)
+            queued = self._queued[output.request_id]
+            first = queued.output_tokens == 0
+            core.charge_tokens(queued, queued.request.prompt_tokens if first else 0, 0, 1)
             self.output_tokens += 1
             if first:
-                floor.on_first_token(ticket, self.now_s)
-                self.answered.append((ticket, self.now_s - ticket.joined_s))
+                core.on_first_token(queued, self.now_s)
+                self.answered.append((queued, self.now_s - queued.joined_s))
             if output.delta.finish is not None:
-                floor.leave(ticket, self.now_s, finished=True)
-                del self._tickets[output.request_id]
+                core.leave(queued, self.now_s, finished=True)
+                del self._queued[output.request_id]
         self._turn()
 
 
 def capacity(line: BatchLineConfig) -> float:
     """Requests per second that the engine can serve when there are always some."""
-    crowd = Simulation(100.0, line, objective_s=1e9, seed=0)
-    for _ in crowd.run(5):
+    simulation = Simulation(100.0, line, objective_s=1e9, seed=0)
+    for _ in simulation.run(5):
         pass
-    before = crowd.output_tokens
-    for _ in crowd.run(20):
+    before = simulation.output_tokens
+    for _ in simulation.run(20):
         pass
-    return (crowd.output_tokens - before) / 20 / (sum(OUTPUT_TOKENS) / 2)
+    return (simulation.output_tokens - before) / 20 / (sum(OUTPUT_TOKENS) / 2)

@@ -84,7 +84,7 @@ class SimulatedReplica:
             dtype="",
             device="",
         )
-        self._unheard = 0
+        self._unreported = 0
         self._load = self._report()
 
     # --- as dispatch sees it ---
@@ -99,7 +99,7 @@ class SimulatedReplica:
 
     def count_unreported(self) -> int:
         """See `core.ports.Host`."""
-        return self._unheard
+        return self._unreported
 
     @property
     def weight(self) -> float:
@@ -113,7 +113,7 @@ class SimulatedReplica:
 
     def submit(self, request: EngineRequest) -> None:
         """A request came."""
-        self._unheard += 1
+        self._unreported += 1
         self.engine.submit(OWNER, request)
 
     def begin(self) -> tuple[float, list[TokenOutput]] | None:
@@ -128,7 +128,7 @@ class SimulatedReplica:
     def end(self) -> BlockUpdate | None:
         """The step is over, and the replica reports; what has changed in its cache."""
         self.stepping = False
-        self._load, self._unheard = self._report(), 0
+        self._load, self._unreported = self._report(), 0
         return self.engine.block_update()
 
     def _report(self) -> LoadReport:

@@ -39,8 +39,8 @@ class _Choice(msgspec.Struct):
     @property
     def words(self) -> str:
         """Its text, in whichever shape it came."""
-        said = self.delta or self.message
-        return self.text or (said.content if said is not None else "") or ""
+        part = self.delta or self.message
+        return self.text or (part.content if part is not None else "") or ""
 
 
 class _Usage(msgspec.Struct):

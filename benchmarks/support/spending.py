@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from benchmarks.support.concurrent_callers import Crowd, calls, counted, ending_of
+from benchmarks.support.concurrent_callers import ConcurrentCallers, calls, counted, ending_of
 from benchmarks.support.installation import Installation, Key, Organisation
 from benchmarks.support.ledger_audit import (
     Budget,
@@ -101,7 +101,7 @@ class Statement:
 
 
 async def drain(
-    crowd: Crowd, name: str, key: Key, rng: random.Random, *, patience_s: float | None = None
+    callers: ConcurrentCallers, name: str, key: Key, rng: random.Random, *, patience_s: float | None = None
 ) -> Sequence[Reply]:
     """Spends what is left of the budget, until nothing but refusals for good comes; these."""
     refused: list[Reply] = []
@@ -115,7 +115,7 @@ async def drain(
         return len(refused) == QUOTA_IN_A_ROW
 
     requests = calls(name, [key.secret], rng, patience_s=patience_s)
-    await crowd.ask_all(islice(requests, MOST_TO_DRAIN), is_last)
+    await callers.ask_all(islice(requests, MOST_TO_DRAIN), is_last)
     return refused
 
 

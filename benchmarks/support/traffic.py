@@ -167,8 +167,8 @@ async def play_closed(client: Client, users: Mapping[Sort, int], *, seconds: flo
                 await asyncio.sleep(REFUSED_S)
 
     most = max(users.values())
-    crowd = [(sort, number) for number in range(most) for sort, count in users.items() if number < count]
-    tasks = {asyncio.create_task(stay(sort, number)) for sort, number in crowd}
+    all_users = [(sort, number) for number in range(most) for sort, count in users.items() if number < count]
+    tasks = {asyncio.create_task(stay(sort, number)) for sort, number in all_users}
     try:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     finally:

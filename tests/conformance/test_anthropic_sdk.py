@@ -29,12 +29,12 @@ async def test_a_whole_answer():
         assert [(block.type, block.text) for block in message.content] == [("text", TEXT)]
         assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
         usage = message.usage
-        await system.wait_until(lambda: system.tallies)
+        await system.wait_until(lambda: system.contexts)
         assert usage.output_tokens == len(ANSWER.tokens)
         assert usage.cache_read_input_tokens == 2
         assert usage.cache_creation_input_tokens == 0
-        assert usage.input_tokens + 2 == system.tallies[0].prompt_tokens
-        assert message._request_id == system.tallies[0].request_id
+        assert usage.input_tokens + 2 == system.contexts[0].prompt_tokens
+        assert message._request_id == system.contexts[0].request_id
 
 
 async def test_the_clients_stream_helper_gets_the_same():
@@ -67,7 +67,7 @@ async def test_the_events_come_in_their_order():
         assert events[-2].usage.output_tokens == len(ANSWER.tokens)
 
 
-async def test_a_stream_says_done_in_its_own_way_only():
+async def test_a_stream_ends_with_the_event_of_its_api_only():
     async with gateway([ANSWER]) as system:
         headers = {"anthropic-version": "2023-06-01"}
         answer = await system.client.post("/v1/messages", json={**ASKED, "stream": True}, headers=headers)
@@ -172,11 +172,11 @@ async def test_errors_become_the_clients_exceptions(fields, kind, named):
         with pytest.raises(kind, match=named) as caught:
             await client.messages.create(**ASKED | fields)
         body = caught.value.body
-        await system.wait_until(lambda: system.tallies)
+        await system.wait_until(lambda: system.contexts)
         assert body["type"] == "error"
         assert body["error"]["type"] == ("not_found_error" if fields == {"model": "other"} else "invalid_request_error")
         assert body["error"]["details"]["error_code"] in ("invalid_value", "model_not_found")
-        assert body["request_id"] == caught.value.request_id == system.tallies[0].request_id
+        assert body["request_id"] == caught.value.request_id == system.contexts[0].request_id
         assert not system.engine.submitted
 
 
@@ -191,7 +191,7 @@ async def test_the_version_must_be_the_one_that_is_spoken(version, path):
         assert "anthropic-version" in answer.json()["error"]["message"]
 
 
-async def test_a_full_house_is_overloaded_and_passes():
+async def test_a_full_gateway_answers_overloaded_and_the_sdk_retries():
     async with gateway([ScriptedAnswer(tokens=tokens_of(TEXT) * 4)], step_s=0.02, max_in_flight=1) as system:
         async with async_client(system) as client:
             first = asyncio.create_task(client.messages.create(**ASKED))

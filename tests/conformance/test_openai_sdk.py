@@ -99,7 +99,7 @@ async def test_errors_become_the_clients_exceptions():
         assert bad.value.type == "invalid_request_error"
 
 
-async def test_a_full_house_is_a_rate_limit_error_and_passes():
+async def test_a_full_gateway_is_a_rate_limit_error_and_the_sdk_retries():
     async with gateway([ScriptedAnswer(tokens=tokens_of(TEXT) * 4)], step_s=0.02, max_in_flight=1) as system:
         async with async_client(system) as client:
             first = asyncio.create_task(client.chat.completions.create(model=MODEL, messages=USER))
@@ -162,8 +162,8 @@ async def test_a_key_makes_a_repeat_safe_whole_and_streamed():
         assert wholes[0]["choices"][1]["message"]["content"] == TEXT
         assert conflict.code == "idempotency_conflict"
         assert len(system.engine.submitted) == 3
-        # The client would have tried again three times, had it not been told that it cannot help.
-        assert len(system.tallies) == 6
+        # The client would have tried again three times, if the response had not said that retrying cannot help.
+        assert len(system.contexts) == 6
 
 
 async def test_an_impatient_client_retries_into_its_own_answer():
@@ -174,11 +174,11 @@ async def test_an_impatient_client_retries_into_its_own_answer():
             model=MODEL, messages=USER, extra_headers={"Idempotency-Key": "k"}
         )
         assert completion.choices[0].message.content == TEXT
-        await system.wait_until(lambda: len(system.tallies) > 1)
+        await system.wait_until(lambda: len(system.contexts) > 1)
         assert len(system.engine.submitted) == 1
 
 
-async def test_what_a_request_says_of_its_urgency_and_what_it_is_told():
+async def test_priority_headers_of_a_request_and_headers_of_its_response():
     async with gateway([ANSWER]) as system, async_client(system) as client:
         raw = await client.chat.completions.with_raw_response.create(
             model=MODEL,
@@ -204,4 +204,4 @@ async def test_the_client_does_not_come_back_beyond_its_budget_of_retries():
                 await client.chat.completions.create(model=MODEL, messages=USER)
         assert caught.value.response.headers["x-should-retry"] == "false"
         # It came, was granted one retry, came back, and then let it be.
-        assert [tally.status for tally in system.tallies] == [429, 429]
+        assert [context.status for context in system.contexts] == [429, 429]

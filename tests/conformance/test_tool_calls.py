@@ -118,7 +118,7 @@ async def test_calls_as_anthropic_has_them(tokenizers, family, streams):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_calls_and_results_are_told_to_the_model(tokenizers, family):
+async def test_calls_and_results_reach_the_model(tokenizers, family):
     tokenizer = tokenizers[family]
     calls = [
         {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -141,7 +141,7 @@ async def test_calls_and_results_are_told_to_the_model(tokenizers, family):
         assert read.index("A bird.") < read.rindex('"name": "go"') < read.index("Done.")
 
 
-async def test_tools_that_must_not_be_called_are_not_told_of(tokenizers):
+async def test_tools_that_must_not_be_called_are_not_in_the_prompt(tokenizers):
     written = WRITTEN["hermes"] % GIVEN
     async with system(tokenizers["hermes"], written) as running, openai_client(running) as client:
         asked = {"model": MODEL, "messages": USER, "tools": TOOLS, "tool_choice": "none"}
@@ -194,15 +194,15 @@ async def test_thoughts_come_apart(tokenizers, streams):
             stream = await client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
             chunks = [chunk async for chunk in stream]
             deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
-            said = "".join(delta.content or "" for delta in deltas)
+            content = "".join(delta.content or "" for delta in deltas)
             thought = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
             usage = chunks[-1].usage
         else:
             answer = await client.chat.completions.create(**asked)
-            said, usage = answer.choices[0].message.content, answer.usage
+            content, usage = answer.choices[0].message.content, answer.usage
             thought = answer.choices[0].message.reasoning_content
             assert answer.choices[0].message.reasoning == thought
-        assert (said, thought) == ("A bird.", "Is it a bird?\nIt is.")
+        assert (content, thought) == ("A bird.", "Is it a bird?\nIt is.")
         counted = tokenizers["thinking"].encode(text.partition("\n\n")[0], add_special_tokens=False)
         assert usage.completion_tokens_details.reasoning_tokens == len(counted)
         hidden = await client.chat.completions.create(**asked, extra_body={"include_reasoning": False})
@@ -236,11 +236,11 @@ async def test_tokens_are_counted_with_tools(tokenizers):
     asked = {"model": MODEL, "messages": USER}
     async with system(tokenizers["hermes"], "Yes.") as running, anthropic_client(running) as client:
         plain = await client.messages.count_tokens(**asked)
-        told = await client.messages.count_tokens(**asked, tools=ANTHROPIC_TOOLS)
+        with_tools = await client.messages.count_tokens(**asked, tools=ANTHROPIC_TOOLS)
         message = await client.messages.create(**asked, tools=ANTHROPIC_TOOLS, max_tokens=5)
-        assert plain.input_tokens < told.input_tokens == message.usage.input_tokens
+        assert plain.input_tokens < with_tools.input_tokens == message.usage.input_tokens
         tokenised = await running.client.post("/tokenize", json={**asked, "tools": [*map(as_tool, ANTHROPIC_TOOLS)]})
-        assert tokenised.json()["count"] == told.input_tokens
+        assert tokenised.json()["count"] == with_tools.input_tokens
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ async def test_tokens_are_counted_with_tools(tokenizers):
         ({"tool_choice": "required"}, "tool_choice"),
     ],
 )
-async def test_what_is_wrong_with_tools_is_said(tokenizers, fields, param):
+async def test_faults_of_tools_are_reported(tokenizers, fields, param):
     async with system(tokenizers["hermes"], "Yes.") as running:
         answer = await running.client.post("/v1/chat/completions", json={"model": MODEL, "messages": USER, **fields})
         assert answer.status_code == 400
@@ -315,8 +315,8 @@ async def test_a_call_goes_on_at_another_replica(tokenizers):
         await running.wait_until(lambda: running.engine.submitted and not running.link.is_ready)
         await running.link.connect(timeout_s=5)
         (choice,) = (await asking).choices
-        await running.wait_until(lambda: running.tallies)
-        assert running.tallies[0].recoveries == 1
+        await running.wait_until(lambda: running.contexts)
+        assert running.contexts[0].recoveries == 1
         assert choice.message.reasoning_content == "Let me see."
         assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [SKY, {}]
         assert choice.finish_reason == "tool_calls"

@@ -19,7 +19,7 @@ from maitred.core.errors import QuotaExceeded, RateLimited
 from maitred.core.request import Usage
 from maitred.core.usage import NANO
 from maitred.testing.server_process import serving
-from tests.support.admission_services import Desk, limit
+from tests.support.admission_services import AdmissionSetup, limit
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
@@ -93,13 +93,13 @@ def test_the_commands_work_on_a_fresh_installation(tmp_path):
 def test_the_configuration_serves_whom_it_declares(tmp_path):
     (tmp_path / "maitred.yaml").write_text(yaml_of(DECLARED), encoding="utf-8")
     script = script_of(DECLARED) + '\necho "$RESEARCH_KEY $HOUSE_KEY"'
-    research, house = shell(script, tmp_path).split()[-2:]
-    with installation(tmp_path, yaml_of(DECLARED), {"RESEARCH_KEY": research, "HOUSE_KEY": house}) as server:
+    research, operator = shell(script, tmp_path).split()[-2:]
+    with installation(tmp_path, yaml_of(DECLARED), {"RESEARCH_KEY": research, "HOUSE_KEY": operator}) as server:
         body = {"model": "maitred-tiny", "prompt": "one two three", "max_tokens": 4}
         answer = httpx.post(f"{server.url}/v1/completions", json=body, headers={"x-api-key": research}, timeout=30)
         assert (answer.status_code, answer.headers["x-ratelimit-limit-tokens"]) == (200, "20000")
-        keys = httpx.get(f"{server.url}/admin/v1/keys", headers={"x-api-key": house}, timeout=30).json()["data"]
-        assert {key["id"] for key in keys} == {KEY_ID.match(key)[1] for key in (research, house)}
+        keys = httpx.get(f"{server.url}/admin/v1/keys", headers={"x-api-key": operator}, timeout=30).json()["data"]
+        assert {key["id"] for key in keys} == {KEY_ID.match(key)[1] for key in (research, operator)}
         assert "export MAITRED_ADMIN_KEY" not in server.log.read_text()
 
 
@@ -130,14 +130,14 @@ async def test_the_example_adds_up():
     async def spent(counters):
         return {counter: int(0.95 * NANO) for counter in counters}
 
-    desk = Desk(limit("tenant:acme", "usd_per_day", NANO), price=(10.0, None, 30.0), spent=spent)
+    setup = AdmissionSetup(limit("tenant:acme", "usd_per_day", NANO), price=(10.0, None, 30.0), spent=spent)
 
     async def stands_as_written():
-        (state,) = await desk.admission.budgets("tenant:acme")
+        (state,) = await setup.admission.budgets("tenant:acme")
         assert (state.reserved / NANO, state.charged / NANO) == pytest.approx(next(table), abs=1e-9)
 
     async def comes(stack, tokens):
-        grant = await stack.enter_async_context(desk.admit(500, 1000))
+        grant = await stack.enter_async_context(setup.admit(500, 1000))
         assert grant.max_tokens == tokens
         return grant
 

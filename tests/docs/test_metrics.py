@@ -31,7 +31,7 @@ from maitred.observe.metrics.stores import AccountMetrics, AccountsState
 from maitred.observe.metrics.upstreams import UpstreamMetrics, UpstreamState
 from maitred.testing.script import SCRIPTED_CARD
 from tests.support.clock import FakeClock
-from tests.support.dispatchers import Desk
+from tests.support.dispatchers import DispatchSetup
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 CARD = msgspec.structs.replace(SCRIPTED_CARD, kv_capacity_tokens=160)
@@ -51,10 +51,10 @@ async def budgets(tenants):
 
 
 def queues():
-    floor = Desk().floor
-    floor.counters.on_rejection("queue_full")
-    floor.counters.on_dispatch(PriorityClass.STANDARD, {})
-    return {"m": dispatch_snapshot(floor, 0.0)}
+    core = DispatchSetup().core
+    core.counters.on_rejection("queue_full")
+    core.counters.on_dispatch(PriorityClass.STANDARD, {})
+    return {"m": dispatch_snapshot(core, 0.0)}
 
 
 def rendered():
@@ -68,7 +68,7 @@ def rendered():
             ResidencyMetrics(
                 lambda: ResidencyState(1 << 30, {"m": ResidentState(True, False, False, 9, 8, 1, 2.0, 0, 0, 0, 0, 2.0)})
             ),
-            ReplicaMetrics(ReplicaAdmin({"m": Desk().dispatcher}, SystemClock()).all),
+            ReplicaMetrics(ReplicaAdmin({"m": DispatchSetup().dispatcher}, SystemClock()).all),
             RolloutMetrics(
                 lambda: RolloutMetricsState(
                     {"m": 0.1}, {("m", "stable"): 1}, {("m", "ttft"): 0.0}, {("m", "agreed"): 1}, {("m", "aborted"): 1}
@@ -84,27 +84,27 @@ def rendered():
     for _ in range(20):
         metrics.growth.sample()
         clock.now_s += 120
-    tally = RequestContext(
+    context = RequestContext(
         "req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1], completion_tokens=3
     )
-    tally.finish_reasons.append(FinishReason.STOP)
-    tally.principal, tally.priority, tally.failure = ANONYMOUS, PriorityClass.STANDARD, Saturated()
-    tally.request = InferenceRequest(
+    context.finish_reasons.append(FinishReason.STOP)
+    context.principal, context.priority, context.failure = ANONYMOUS, PriorityClass.STANDARD, Saturated()
+    context.request = InferenceRequest(
         model="m", prompts=["x"], sampling=SamplingParams(max_tokens=1, seed=0), max_tokens=1
     )
-    tally.refused_by = "tokens_per_minute"
-    tally.degraded.append("max_tokens=16")
-    tally.recoveries = tally.continued = 1
-    tally.hedged = "second"
-    tally.fallbacks.append("general=big")
-    tally.rejected_answers.append(RejectedAnswer("m", "schema", Usage(1, 1), replaced=True))
-    tally.selection = ModelSelection("auto", "big", "large", 0.9)
+    context.refused_by = "tokens_per_minute"
+    context.degraded.append("max_tokens=16")
+    context.recoveries = context.continued = 1
+    context.hedged = "second"
+    context.fallbacks.append("general=big")
+    context.rejected_answers.append(RejectedAnswer("m", "schema", Usage(1, 1), replaced=True))
+    context.selection = ModelSelection("auto", "big", "large", 0.9)
     metrics.requests.on_degradation_skipped("overflow", "queue_full")
-    tally.close(Outcome.FINISHED, 200, 2.0)
+    context.close(Outcome.FINISHED, 200, 2.0)
     asyncio.run(metrics.budgets.refresh(budgets))
     metrics.feedback.on_feedback(FeedbackReceipt(Feedback(score=1.0), "m", "chat=canary", None))
     for observer in metrics.observers:
-        observer.on_request_end(tally)
+        observer.on_request_end(context)
     for steps in range(2):
         metrics.steps.on_report(("m", "r"), LoadReport(steps=steps))
     return list(text_string_to_metric_families(metrics.render()[0].decode()))

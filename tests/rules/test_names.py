@@ -3,8 +3,11 @@
 import ast
 import re
 from collections import Counter
+from pathlib import Path
 
-from tests.support.source import ROOT, classes, functions, names, words
+import pytest
+
+from tests.support.source import ROOT, SOURCE, classes, functions, names, words
 
 VOCABULARY = ROOT / "docs" / "vocabulary.txt"
 METAPHORS = {
@@ -20,12 +23,17 @@ PUBLISHED = {
     *("wire/admin/responses.py: chapters", "wire/worker_protocol.py: chapters"),  # fields of answers and messages
 }
 """Fields that others read: they keep their names."""
+NAMES_OF_OTHERS = {"do_POST", "post_processor"}
+"""Of the standard library and of `tokenizers`."""
 
 
-def metaphors(*kinds: str) -> list[str]:
+KINDS = ("class", "module", "function", "attribute", "variable")
+
+
+def metaphors(*kinds: str, folder: Path = SOURCE) -> list[str]:
     return [
         f"{path}: {name}"
-        for path, kind, name in names()
+        for path, kind, name in names(folder)
         if kind in kinds
         and not name.startswith("__")
         and f"{path}: {name}" not in PUBLISHED
@@ -34,7 +42,20 @@ def metaphors(*kinds: str) -> list[str]:
 
 
 def test_nothing_is_named_by_a_metaphor():
-    assert metaphors("class", "module", "function", "attribute", "variable") == []
+    assert metaphors(*KINDS) == []
+
+
+@pytest.mark.parametrize("folder", ["tests", "benchmarks"])
+def test_tests_and_benchmarks_have_the_same_words(folder):
+    assert [
+        name for name in metaphors(*KINDS, folder=ROOT / folder) if name.split(": ")[1] not in NAMES_OF_OTHERS
+    ] == []
+
+
+def test_a_metaphor_in_a_test_is_found(tmp_path):
+    (tmp_path / "test_desk.py").write_text("class Guest: ...\ndef test_a_full_house(): seat = 1\ndef test_it(): ...\n")
+    found = ["test_desk.py: test_desk", "test_desk.py: Guest", "test_desk.py: test_a_full_house", "test_desk.py: seat"]
+    assert metaphors(*KINDS, folder=tmp_path) == found
 
 
 def test_the_check_finds_metaphors_in_compound_names():

@@ -50,7 +50,7 @@ from maitred.store.ledger import UsageLedger
 from maitred.store.rollouts import RolloutStore
 from maitred.store.usage import UsageQueries
 from tests.support.applications import make_app
-from tests.support.dispatchers import Desk
+from tests.support.dispatchers import DispatchSetup
 
 ADMIN_KEY = "sk-mtd-admin00000000000-" + "a" * 43
 ADMIN_ID = "admin00000000000"
@@ -59,7 +59,7 @@ ADMIN_ID = "admin00000000000"
 class NoModels:
     """A system that answers no inference; the administration needs none."""
 
-    async def rate_limit_status(self, tally: object) -> None:
+    async def rate_limit_status(self, context: object) -> None:
         return None
 
 
@@ -168,7 +168,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
                 raise StoreUnavailable
             await refresher.load()
 
-        desk = Desk(replicas=2)
+        setup = DispatchSetup(replicas=2)
         names = NameResolver(
             RoutingConfig(aliases={"other": "m"}).make_routes_config({"m": PoolConfig(), "m2": PoolConfig()})
         )
@@ -179,7 +179,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             DirectoryAdmin(store, refresh, clock),
             UsageQueries(database),
             lambda subject: budget_usage(subject, directory, counters, clock),
-            ReplicaAdmin({"m": desk.dispatcher, "n": Desk().dispatcher}, clock),
+            ReplicaAdmin({"m": setup.dispatcher, "n": DispatchSetup().dispatcher}, clock),
             rollouts,
             SleepableModelAdmin(loadables, {}),
             PinAdmin({}, clock),

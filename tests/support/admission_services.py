@@ -18,7 +18,7 @@ BOB = Principal(key="bob", tenants=("team", "acme"), scopes=frozenset({Scope.INF
 
 
 class StillClock:
-    """Moves when told."""
+    """Moves only when a test sets it."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -89,7 +89,7 @@ def limit(subject, kind, value, **others):
     return Limit(id=f"{subject}/{kind}/{value}", subject=subject, kind=LimitKind(kind), value=value, **others)
 
 
-class Desk:
+class AdmissionSetup:
     """An `Admission` with all that it needs."""
 
     def __init__(self, *limits, price=(1.0, 0.1, 2.0), spent=None, **config):
@@ -108,7 +108,7 @@ class Desk:
             on_soft_budget=lambda passed, reading: self.alarms.append((passed.id, reading)),
         )
 
-    def work(self, prompt_tokens=10, max_tokens=100, *, principal=ALICE, model="tiny", window_left=1000, **others):
+    def request(self, prompt_tokens=10, max_tokens=100, *, principal=ALICE, model="tiny", window_left=1000, **others):
         return AdmissionRequest(
             principal=principal,
             request_id="req-1",
@@ -123,5 +123,5 @@ class Desk:
     @asynccontextmanager
     async def admit(self, *sizes, **others):
         """A request that is let in, or not."""
-        async with await self.admission.admit(self.work(*sizes, **others)) as grant:
+        async with await self.admission.admit(self.request(*sizes, **others)) as grant:
             yield grant

@@ -2,7 +2,7 @@
 
 
 class FakeClock:
-    """Moves only when told to."""
+    """Moves only when a test sets it."""
 
     def __init__(self, now_s=1_000_000.0):
         self.now_s = now_s

@@ -57,9 +57,12 @@ class Complaints:
     """What a page complains of, and whom it asks beside its own server."""
 
     url: str
-    said: list[str] = field(default_factory=list)
+    message: list[str] = field(default_factory=list)
 
     def watch(self, page) -> None:
-        page.on("console", lambda said: self.said.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: self.said.append(str(error)))
-        page.on("request", lambda asked: None if asked.url.startswith(self.url) else self.said.append(asked.url))
+        page.on(
+            "console",
+            lambda message: self.messages.append(message.text) if message.type in ("error", "warning") else None,
+        )
+        page.on("pageerror", lambda error: self.messages.append(str(error)))
+        page.on("request", lambda asked: None if asked.url.startswith(self.url) else self.messages.append(asked.url))

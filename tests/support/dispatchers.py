@@ -1,4 +1,4 @@
-"""A replica that says what it is told to say, and a dispatcher in front of it."""
+"""A replica with scripted load reports, and a dispatcher in front of it."""
 
 from msgspec.structs import replace
 
@@ -24,13 +24,13 @@ CARD = ModelCard(
 EMPTY = LoadReport(free_blocks=100, total_blocks=100, free_sequences=4, step_tokens=256)
 
 
-class SaidReplica:
-    """Reports what the test says. Each `submit` is unheard until `say`."""
+class ScriptedReplica:
+    """Reports what the test says. Each `submit` is unreported until `say`."""
 
     def __init__(self, card=CARD, load=EMPTY):
         self._card = card
         self._load = load
-        self._unheard = 0
+        self._unreported = 0
         self._listeners = []
         self.up = True
 
@@ -45,7 +45,7 @@ class SaidReplica:
     weight = 1.0
 
     def count_unreported(self):
-        return self._unheard
+        return self._unreported
 
     def on_change(self, listener):
         self._listeners.append(listener)
@@ -54,25 +54,27 @@ class SaidReplica:
         raise NotImplementedError
 
     def submit(self):
-        self._unheard += 1
+        self._unreported += 1
 
     def say(self, **gauges):
-        """A report that has heard everything."""
+        """A report that includes all submissions."""
         self._load = replace(self._load, **gauges)
-        self._unheard = 0
-        self.tell()
+        self._unreported = 0
+        self.notify()
 
     def set_up(self, up):
         self.up = up
-        self._unheard = 0
-        self.tell()
+        self._unreported = 0
+        self.notify()
 
-    def tell(self):
+    def notify(self):
         for listener in self._listeners:
             listener()
 
 
-def errand(number=1, org="acme", *, weight=1.0, tokens=16, max_tokens=32, choices=1, prompts=1, **fields):
+def make_dispatch_request(
+    number=1, org="acme", *, weight=1.0, tokens=16, max_tokens=32, choices=1, prompts=1, **fields
+):
     priority = fields.pop("priority", PriorityClass.STANDARD)
     fields = {"arrived_s": 1_000_000.0, "id": f"req-{number}", "deadline_s": None} | fields
     return DispatchRequest(
@@ -87,7 +89,7 @@ def errand(number=1, org="acme", *, weight=1.0, tokens=16, max_tokens=32, choice
 
 
 def without_waiting(coroutine):
-    """Runs a coroutine that never waits, such as entering and leaving a place in the queue."""
+    """Runs a coroutine that never waits, such as entering and leaving a dispatch entry."""
     try:
         coroutine.send(None)
     except StopIteration:
@@ -96,46 +98,46 @@ def without_waiting(coroutine):
 
 
 def enter(entry):
-    """Enters a place in the queue."""
+    """Enters a dispatch entry."""
     without_waiting(entry.__aenter__())
 
 
 def leave(entry):
-    """Leaves a place in the queue as after a whole answer."""
+    """Leaves a dispatch entry as after a complete answer."""
     without_waiting(entry.__aexit__(None, None, None))
 
 
-class Desk:
+class DispatchSetup:
     """A dispatcher with its replica and a clock that stands still."""
 
     def __init__(self, config=None, *, replicas=1, exact=True, **settings):
         settings = {"headroom": 0.0, "unknown_output_share": 1.0} | settings
         self.clock = FakeClock()
-        self.replicas = [SaidReplica() for _ in range(replicas)]
+        self.replicas = [ScriptedReplica() for _ in range(replicas)]
         self.replica = self.replicas[0]
-        posts = [Endpoint(f"post-{number}", replica, exact) for number, replica in enumerate(self.replicas)]
-        self.dispatcher = Dispatcher("m", posts, config or DispatchConfig(**settings), self.clock, draw=lambda: 0.0)
-        self.floor = self.dispatcher.core
+        endpoints = [Endpoint(f"replica-{number}", replica, exact) for number, replica in enumerate(self.replicas)]
+        self.dispatcher = Dispatcher("m", endpoints, config or DispatchConfig(**settings), self.clock, draw=lambda: 0.0)
+        self.core = self.dispatcher.core
 
     def check(self, *args, **fields):
-        return self.dispatcher.admission.check(errand(*args, **fields), self.clock.monotonic_s())
+        return self.dispatcher.admission.check(make_dispatch_request(*args, **fields), self.clock.monotonic_s())
 
-    def seat(self, *args, **fields):
-        return self.dispatcher.enqueue(errand(*args, **fields))
+    def enqueue(self, *args, **fields):
+        return self.dispatcher.enqueue(make_dispatch_request(*args, **fields))
 
     def assert_empty(self):
-        assert self.floor.waiting == 0
-        assert self.floor.running == 0
-        assert self.floor.allocator.holdings.slots == 0
+        assert self.core.waiting == 0
+        assert self.core.running == 0
+        assert self.core.allocator.holdings.slots == 0
         assert not self.dispatcher._entries
         assert not self.dispatcher._queued_by_request_id
-        for quota in self.floor.allocator.quotas.all:
+        for quota in self.core.allocator.quotas.all:
             assert quota.used == (0, 0, 0)
-        for room in self.floor.queues:
-            assert len(room.wait_account) == 0
-        for station in self.floor.endpoint_states:
-            assert station.credits.held == 0
-            assert station.credits.uncounted == (0, 0, 0)
-            assert station.credits.outstanding == (0, 0, 0)
-            assert station.credits.unanswered_tokens == 0
-            assert station.endpoint.admin_state.running == 0
+        for pool_queue in self.core.queues:
+            assert len(pool_queue.wait_account) == 0
+        for endpoint_state in self.core.endpoint_states:
+            assert endpoint_state.credits.held == 0
+            assert endpoint_state.credits.uncounted == (0, 0, 0)
+            assert endpoint_state.credits.outstanding == (0, 0, 0)
+            assert endpoint_state.credits.unanswered_tokens == 0
+            assert endpoint_state.endpoint.admin_state.running == 0

@@ -77,11 +77,11 @@ class Gateway:
     ledger: PaperLedger
     server: HttpServer
     dispatcher: Dispatcher
-    tallies: list[RequestContext] = field(default_factory=list)
+    contexts: list[RequestContext] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def on_request_end(self, tally: RequestContext) -> None:
-        self.tallies.append(tally)
+    def on_request_end(self, context: RequestContext) -> None:
+        self.contexts.append(context)
         self._news.set()
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:

@@ -138,7 +138,7 @@ def _spoil(record: RequestRecord, rng: random.Random) -> None:
     """Ends one request in nine otherwise."""
     draw = rng.random()
     if draw < 0.03:
-        record.outcome, record.status, record.error = UserOutcome.REFUSED, 429, "HTTP 429: All seats are taken."
+        record.outcome, record.status, record.error = UserOutcome.REFUSED, 429, "HTTP 429: All slots are taken."
         record.attempts, record.ended_s = 3, record.sent_s + 1.5
         record.arrivals_s, record.output_tokens, record.prompt_tokens = array("d"), 0, 0
     elif draw < 0.05:

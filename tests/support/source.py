@@ -12,10 +12,10 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
-def trees() -> dict[Path, ast.Module]:
-    """The tree of each module, by its path below `src/maitred`."""
+def trees(folder: Path = SOURCE) -> dict[Path, ast.Module]:
+    """The tree of each module, by its path below a folder."""
     return {
-        path.relative_to(SOURCE): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))
+        path.relative_to(folder): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))
     }
 
 
@@ -40,9 +40,9 @@ def functions() -> Iterator[tuple[Path, Function]]:
                 yield path, node
 
 
-def names() -> Iterator[tuple[Path, str, str]]:
+def names(folder: Path = SOURCE) -> Iterator[tuple[Path, str, str]]:
     """Every name that is defined, with its file and kind: class, module, function, attribute or variable."""
-    for path, tree in trees().items():
+    for path, tree in trees(folder).items():
         yield path, "module", path.stem
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):

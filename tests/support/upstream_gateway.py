@@ -66,17 +66,17 @@ class UpstreamGateway:
     rollouts: RolloutAdmin
     trials: RolloutObserver
     dispatchers: Sequence[Dispatcher] = ()
-    tallies: list[RequestContext] = field(default_factory=list)
+    contexts: list[RequestContext] = field(default_factory=list)
 
-    def on_request_end(self, tally: RequestContext) -> None:
-        self.tallies.append(tally)
+    def on_request_end(self, context: RequestContext) -> None:
+        self.contexts.append(context)
 
     @property
     def nothing_left(self) -> bool:
         """Whether nobody holds anything any more."""
-        stations = [station for each in self.dispatchers for station in each.core.endpoint_states]
-        held = sum(station.credits.held for station in stations)
-        open_streams = sum(station.endpoint.replica.open_streams for station in stations)
+        endpoint_states = [endpoint_state for each in self.dispatchers for endpoint_state in each.core.endpoint_states]
+        held = sum(endpoint_state.credits.held for endpoint_state in endpoint_states)
+        open_streams = sum(endpoint_state.endpoint.replica.open_streams for endpoint_state in endpoint_states)
         return (open_streams, self.gate.count, held) == (0, 0, 0)
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -139,12 +139,12 @@ async def upstream_gateway(
         admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
         dispatchers = {
             name: Dispatcher(
-                *(name, posts, replace(dispatching, reports=reports), clock),
+                *(name, endpoints, replace(dispatching, reports=reports), clock),
                 placement=None
                 if balance is None
                 else PrefixCacheBalancer(Balancer(balance, ServiceWeights(), random.random)),
             )
-            for name, posts in upstreams.endpoints().items()
+            for name, endpoints in upstreams.endpoints().items()
         }
         dispatcher = dispatchers[text_model.name]
         catalog = Catalog(upstreams.models)

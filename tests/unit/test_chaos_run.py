@@ -40,7 +40,7 @@ def asked(**fields):
         ({"status": 200, "text": "0 1", "left": True}, HANGING),
     ],
 )
-def test_every_way_to_end_has_its_name(fields, fault):
+def test_every_ending_has_its_name(fields, fault):
     assert asked(**fields).fault == fault
 
 
@@ -60,7 +60,7 @@ def test_every_way_to_end_has_its_name(fields, fault):
         ({"status": 200, "left": True}, [Line("cancelled", 7, 2, 11_000)], ""),
     ],
 )
-def test_the_ledger_is_held_against_what_the_caller_was_told(fields, lines, fault):
+def test_the_ledger_is_compared_with_what_the_caller_received(fields, lines, fault):
     assert account_of(asked(**fields), lines) == fault
 
 

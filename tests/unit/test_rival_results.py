@@ -60,7 +60,7 @@ def test_a_shared_prefix_has_a_bar_of_its_own() -> None:
     assert {bar.bound: bar.met for bar in made.bars} == {1.5: False, 1.2: True}
 
 
-def test_a_failure_is_told_until_it_is_mended() -> None:
+def test_a_failure_is_reported_until_it_is_mended() -> None:
     made, results = part()
     results.failed("vllm", "int8", "start", "no memory")
     results.failed("vllm", "int8", "many", "took too long")

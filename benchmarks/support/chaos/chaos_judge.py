@@ -70,9 +70,9 @@ def judge(report: Report, run: Run, seconds: float) -> None:
         },
         "settled_s": round(run.settled_s, 2),
         "left": run.left,
-        "wrong": [_told(asked) for asked in run.asked if asked.fault][:20],
+        "wrong": [_received(asked) for asked in run.asked if asked.fault][:20],
         "wrong_lines": [
-            _told(asked) | {"lines": [str(line) for line in run.lines.get(asked.reply.request_id, [])]}
+            _received(asked) | {"lines": [str(line) for line in run.lines.get(asked.reply.request_id, [])]}
             for asked in run.asked
             if account_of(asked, run.lines.get(asked.reply.request_id, []))
         ][:20],
@@ -99,8 +99,8 @@ def account_of(asked: Asked, lines: Sequence[Line]) -> str:
         return CHARGED if any(line.cost_nusd for line in lines) and not reply.left else ""
     (line,) = lines
     price = round(1000 * (PRICE["prompt"] * reply.prompt_tokens + PRICE["output"] * reply.output_tokens))
-    told = Line("finished", reply.prompt_tokens, reply.output_tokens, price)
-    return "" if line == told else OTHER_TOKENS
+    received = Line("finished", reply.prompt_tokens, reply.output_tokens, price)
+    return "" if line == received else OTHER_TOKENS
 
 
 def _figures(asked: Sequence[Asked]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _figures(asked: Sequence[Asked]) -> dict[str, Any]:
     }
 
 
-def _told(asked: Asked) -> dict[str, Any]:
+def _received(asked: Asked) -> dict[str, Any]:
     reply = asked.reply
     return {
         "request": reply.request_id,

@@ -25,10 +25,10 @@ def render(found: dict[str, Any]) -> str:
         "|---|" + "---|" * len(names),
     ]
     for check in checks:
-        told = [_mark(found[name]["checks"].get(check, "")) for name in names]
-        lines.append(f"| {check.replace('_', ' ')} | {' | '.join(told)} |")
+        result = [_mark(found[name]["checks"].get(check, "")) for name in names]
+        lines.append(f"| {check.replace('_', ' ')} | {' | '.join(result)} |")
     return "\n".join(lines) + "\n"
 
 
-def _mark(told: str) -> str:
-    return {"kept": "yes", "cannot": "–"}.get(told, f"**no**: {told}")
+def _mark(result: str) -> str:
+    return {"kept": "yes", "cannot": "–"}.get(result, f"**no**: {result}")

@@ -5,7 +5,7 @@ Composed like `maitred.app.serve`, from the same parts, so that whatever is not 
     nothing     everybody is known without a look at the headers, and waved through: no grant, no usage, no ledger
     identity    + keys are recognised, from a directory that is kept up with its store
     admission   + every request gets a grant and is settled; nothing is limited, and the ledger forgets
-    limits      + counters and budgets, told to nobody
+    limits      + counters and budgets, without headers
     headers     + every answer says where its caller stands
     journal     + usage is journaled
 

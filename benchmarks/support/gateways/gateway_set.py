@@ -2,7 +2,7 @@
 
 All get the same two things to do, pass requests on to one server and check one key, and of the settings that their own
 documentation advises for production those that make them fast. maitred alone has everything on: its key belongs to a
-team of an organisation, with limits and budgets, prices, the ledger, metrics and stories.
+team of an organisation, with limits and budgets, prices, the ledger, metrics and timelines.
 """
 
 import json
@@ -96,8 +96,8 @@ def _nginx(place: Place) -> Sequence[str]:
 
 
 def _nginx_how() -> str:
-    told = subprocess.run(["nginx", "-v"], capture_output=True, text=True, check=True).stderr
-    return f"nginx {told.strip().rpartition('/')[2]}, one worker, no buffering, kept connections, the key compared"
+    version = subprocess.run(["nginx", "-v"], capture_output=True, text=True, check=True).stderr
+    return f"nginx {version.strip().rpartition('/')[2]}, one worker, no buffering, kept connections, the key compared"
 
 
 CONTENDERS = (

@@ -73,7 +73,7 @@ def _export(source: Path, target: Path) -> None:
 
 
 def _round(source: Path, target: Path) -> None:
-    """Rounds the weights of an exported model; what the exporter is told of rounding, it leaves undone."""
+    """Rounds the weights of an exported model; the exporter ignores its options for rounding."""
     import nncf
     import openvino
 

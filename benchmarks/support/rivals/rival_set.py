@@ -150,11 +150,11 @@ class Contestant:
         asked = {"prompts": prompts, "output_tokens": output_tokens}
         self._process.stdin.write(json.dumps(asked).encode() + b"\n")
         self._process.stdin.flush()
-        told = self._line(limit_s)
+        result = self._line(limit_s)
         self._signal(signal.SIGSTOP)
-        if told["counts"] != [output_tokens] * len(prompts):
-            raise Failed(f"{self.rival.name} was asked for {output_tokens} tokens each and gave {told['counts']}.")
-        return float(told["seconds"])
+        if result["counts"] != [output_tokens] * len(prompts):
+            raise Failed(f"{self.rival.name} was asked for {output_tokens} tokens each and gave {result['counts']}.")
+        return float(result["seconds"])
 
     def close(self) -> None:
         """Ends it."""

@@ -18,10 +18,10 @@ def load(asked: Asked) -> Loaded:
     ).eval()
 
     def answer(prompts: list[list[int]], output_tokens: int) -> list[int]:
-        room = sum(len(prompt) + output_tokens + _PAGE_TOKENS for prompt in prompts)
+        needed_tokens = sum(len(prompt) + output_tokens + _PAGE_TOKENS for prompt in prompts)
         batching = ContinuousBatchingConfig(
             page_size=_PAGE_TOKENS,
-            num_blocks=-(-room // _PAGE_TOKENS),
+            num_blocks=-(-needed_tokens // _PAGE_TOKENS),
             max_batch_tokens=STEP_TOKENS,
             max_requests_per_batch=asked.sequences,
         )

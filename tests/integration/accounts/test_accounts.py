@@ -60,7 +60,7 @@ def installation(folder, keys, config=CONFIG, script="{}", **settings):
         yield server
 
 
-def post(server, key, path="/v1/completions", **fields):
+def complete(server, key, path="/v1/completions", **fields):
     headers = {"authorization": f"Bearer {key}"} if key else {}
     return httpx.post(server.url + path, json={**BODY, **fields}, headers=headers, timeout=LIMIT_S)
 
@@ -85,14 +85,14 @@ def budget_of_acme(server, keys):
     return budget
 
 
-def test_without_a_key_nothing_is_served_and_nothing_is_told(tmp_path, keys):
+def test_without_a_key_nothing_is_served_and_nothing_is_disclosed(tmp_path, keys):
     with installation(tmp_path, keys) as server:
         key = keys["SEARCH_KEY"]
         wrong = [None, "none", key[:-1] + ("a" if key[-1] != "a" else "b"), make_key().plaintext, "sk-mtd-" + "x" * 60]
-        answers = [post(server, one) for one in wrong]
+        answers = [complete(server, one) for one in wrong]
         assert {answer.status_code for answer in answers} == {401}
         assert len({answer.json()["error"]["message"] for answer in answers[1:]}) == 1
-        assert post(server, keys["ADMIN_KEY"]).status_code == 403
+        assert complete(server, keys["ADMIN_KEY"]).status_code == 403
         assert httpx.get(f"{server.url}/admin/v1/tenants", headers={"x-api-key": key}).status_code == 403
         assert httpx.get(f"{server.url}/metrics").status_code == 401
         assert httpx.get(f"{server.url}/health/ready").status_code == 200
@@ -104,15 +104,15 @@ def test_without_a_key_nothing_is_served_and_nothing_is_told(tmp_path, keys):
 def test_a_budget_is_clamped_to_its_last_token_and_then_refuses_for_good(tmp_path, keys):
     with installation(tmp_path, keys) as server:
         key = keys["SEARCH_KEY"]
-        prompt = post(server, key, max_tokens=1).json()["usage"]["prompt_tokens"]  # some tokens at $0.001 each
+        prompt = complete(server, key, max_tokens=1).json()["usage"]["prompt_tokens"]  # some tokens at $0.001 each
         spent = prompt * 0.001 + 1 * 0.002
-        clamped = post(server, key, max_tokens=3000)
+        clamped = complete(server, key, max_tokens=3000)
         allowed = int(clamped.headers["x-maitred-max-tokens-clamped"])
         assert clamped.json()["choices"][0]["finish_reason"] == "length"
         assert clamped.json()["usage"]["completion_tokens"] == allowed
         spent += prompt * 0.001 + allowed * 0.002
         assert 1 - 0.002 < spent <= 1
-        refused = post(server, key)
+        refused = complete(server, key)
         assert refused.status_code == 429
         error = refused.json()["error"]
         assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
@@ -129,29 +129,29 @@ def test_a_budget_is_clamped_to_its_last_token_and_then_refuses_for_good(tmp_pat
         assert time.monotonic() - began_s < 1, "the SDK must not try again what cannot help"
 
 
-def test_rates_are_told_in_every_answer_and_in_every_refusal(tmp_path, keys):
+def test_rate_limits_are_in_the_headers_of_every_answer_and_every_rejection(tmp_path, keys):
     with installation(tmp_path, keys) as server:
         left = []
         for _ in range(3):
-            answer = post(server, keys["BUSY_KEY"])
+            answer = complete(server, keys["BUSY_KEY"])
             assert answer.headers["x-ratelimit-limit-requests"] == "3"
             assert answer.headers["x-ratelimit-limit-tokens"] == "100000"
             left.append(int(answer.headers["x-ratelimit-remaining-requests"]))
         assert left == [2, 1, 0]
-        refused = post(server, keys["BUSY_KEY"])
+        refused = complete(server, keys["BUSY_KEY"])
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert refused.headers["x-ratelimit-remaining-requests"] == "0"
         wait_ms = int(refused.headers["retry-after-ms"])
         assert 10_000 < wait_ms < 24_000  # a request each 20 s, less what has passed, and a little jitter
         assert int(refused.headers["retry-after"]) * 1000 >= wait_ms
-        bad = post(server, keys["BUSY_KEY"], max_tokens=-1)
+        bad = complete(server, keys["BUSY_KEY"], max_tokens=-1)
         assert bad.status_code == 400
         assert bad.headers["x-ratelimit-remaining-requests"] == "0"
 
 
 def test_budgets_and_usage_survive_a_kill(tmp_path, keys):
     with installation(tmp_path, keys, script=SLOW) as server:
-        whole = post(server, keys["SEARCH_KEY"]).json()["usage"]
+        whole = complete(server, keys["SEARCH_KEY"]).json()["usage"]
         with httpx.stream(
             "POST",
             f"{server.url}/v1/completions",
@@ -194,13 +194,13 @@ def test_a_restart_gives_no_second_burst(tmp_path, keys, killed):
     began_s = time.monotonic()
     passed = 0
     with installation(tmp_path, keys, config=WITH_BURST) as server:
-        while (refused := post(server, keys["BURST_KEY"])).status_code == 200:
+        while (refused := complete(server, keys["BURST_KEY"])).status_code == 200:
             passed += 1
         if killed:
             server.process.kill()
             server.process.wait()
     with installation(tmp_path, keys, config=WITH_BURST) as server:
-        while (refused := post(server, keys["BURST_KEY"])).status_code == 200:
+        while (refused := complete(server, keys["BURST_KEY"])).status_code == 200:
             passed += 1
         assert 8 <= passed <= 8 + (time.monotonic() - began_s) / 3, "one each three seconds, as if it had lived on"
         assert refused.status_code == 429
@@ -208,7 +208,7 @@ def test_a_restart_gives_no_second_burst(tmp_path, keys, killed):
         wait_s = int(refused.headers["retry-after-ms"]) / 1000
         assert wait_s < 5, "times are rounded up to a second"
         time.sleep(wait_s)
-        assert post(server, keys["BURST_KEY"]).status_code == 200
+        assert complete(server, keys["BURST_KEY"]).status_code == 200
 
 
 def test_what_runs_when_a_gateway_is_killed_counts_whole(tmp_path, keys):
@@ -228,7 +228,7 @@ def test_what_runs_when_a_gateway_is_killed_counts_whole(tmp_path, keys):
             server.process.wait()  # it may run on for an instant, and must not see the client leave first
     with installation(tmp_path, keys, config=WITH_BURST) as server:
         assert "1 of its requests were interrupted" in server.log.read_text()
-        left = int(post(server, keys["BURST_KEY"]).headers["x-ratelimit-remaining-tokens"])
+        left = int(complete(server, keys["BURST_KEY"]).headers["x-ratelimit-remaining-tokens"])
         assert 1000 - 900 - 8 - 1 <= left <= 1000 - 900 - 8 + (time.monotonic() - began_s)
 
 
@@ -253,12 +253,12 @@ def test_a_revoked_key_is_refused_within_a_second(tmp_path, keys):
     with installation(tmp_path, keys) as server:
         operator = {"x-api-key": keys["ADMIN_KEY"]}
         made = httpx.post(f"{server.url}/admin/v1/keys", json={"tenant": "search"}, headers=operator).json()
-        assert post(server, made["key"]).status_code == 200
+        assert complete(server, made["key"]).status_code == 200
         httpx.post(f"{server.url}/admin/v1/keys/{made['id']}/revoke", headers=operator).raise_for_status()
         began_s = time.monotonic()
-        while post(server, made["key"]).status_code == 200:
+        while complete(server, made["key"]).status_code == 200:
             assert time.monotonic() - began_s < 1
-        assert post(server, made["key"]).status_code == 401
+        assert complete(server, made["key"]).status_code == 401
 
 
 def test_what_runs_under_a_revoked_key_is_broken_off_and_billed(tmp_path, keys):
@@ -294,11 +294,11 @@ def _until_broken(lines):
 
 def test_what_is_no_longer_declared_is_no_longer_served(tmp_path, keys):
     with installation(tmp_path, keys) as server:
-        assert post(server, keys["BUSY_KEY"]).status_code == 200
+        assert complete(server, keys["BUSY_KEY"]).status_code == 200
     without = re.sub(r"  busy:.*?(?=  house:)", "", CONFIG, flags=re.DOTALL)
     with installation(tmp_path, keys, config=without) as server:
-        assert post(server, keys["BUSY_KEY"]).status_code == 401
-        assert post(server, keys["SEARCH_KEY"]).status_code == 200
+        assert complete(server, keys["BUSY_KEY"]).status_code == 401
+        assert complete(server, keys["SEARCH_KEY"]).status_code == 200
         assert not admin(server, keys, "limits", subject="tenant:busy")["data"]
 
 
@@ -331,10 +331,10 @@ def settled_metrics(server, keys):
 def test_the_ledger_agrees_with_the_engine(tmp_path, keys):
     with installation(tmp_path, keys, script=SLOW) as server:
         for n in (1, 2, 3):
-            assert post(server, keys["SEARCH_KEY"], n=n, max_tokens=5 * n).status_code == 200
-        assert post(server, keys["SEARCH_KEY"], prompt=["one two", "three"], n=2, max_tokens=5).status_code == 200
-        assert post(server, keys["SEARCH_KEY"], stream=True, max_tokens=7).status_code == 200
-        assert post(server, keys["SEARCH_KEY"], max_tokens=-1).status_code == 400
+            assert complete(server, keys["SEARCH_KEY"], n=n, max_tokens=5 * n).status_code == 200
+        assert complete(server, keys["SEARCH_KEY"], prompt=["one two", "three"], n=2, max_tokens=5).status_code == 200
+        assert complete(server, keys["SEARCH_KEY"], stream=True, max_tokens=7).status_code == 200
+        assert complete(server, keys["SEARCH_KEY"], max_tokens=-1).status_code == 400
         metrics = settled_metrics(server, keys)
         used = 5 + 20 + 45 + 20 + 7
         assert metrics["maitred_engine_output_tokens_total"] == used
@@ -352,7 +352,7 @@ def test_the_ledger_agrees_with_the_engine(tmp_path, keys):
 def test_the_ledger_lacks_only_what_was_sampled_for_nobody(tmp_path, keys):
     with installation(tmp_path, keys, script=SLOW) as server:
         choices = 3
-        stopped = post(server, keys["SEARCH_KEY"], n=choices, stop=" two", max_tokens=200)
+        stopped = complete(server, keys["SEARCH_KEY"], n=choices, stop=" two", max_tokens=200)
         assert {choice["finish_reason"] for choice in stopped.json()["choices"]} == {"stop"}
         leavers = 3
         for _ in range(leavers):
@@ -368,8 +368,10 @@ def test_the_ledger_lacks_only_what_was_sampled_for_nobody(tmp_path, keys):
         drift = metrics["maitred_ledger_drift_tokens"]
         made, known = metrics["maitred_engine_output_tokens_total"], metrics["maitred_ledger_output_tokens_total"]
         assert drift == made - known
-        assert 0 <= drift <= 3 * (choices + leavers), "what is under way when the engine is told takes a step or two"
-        assert post(server, keys["SEARCH_KEY"], n=2).status_code == 200
+        assert 0 <= drift <= 3 * (choices + leavers), (
+            "what runs when the engine gets the cancellation takes a step or two"
+        )
+        assert complete(server, keys["SEARCH_KEY"], n=2).status_code == 200
         assert settled_metrics(server, keys)["maitred_ledger_drift_tokens"] == drift
 
 
@@ -378,11 +380,11 @@ def test_an_engine_that_dies_leaves_no_drift(tmp_path, keys):
     with installation(tmp_path, keys, script=dies, dispatch__recoveries="0") as server:
 
         def answered(tokens):
-            return post(server, keys["SEARCH_KEY"], max_tokens=tokens).status_code == 200
+            return complete(server, keys["SEARCH_KEY"], max_tokens=tokens).status_code == 200
 
         for tokens in (40, 80):
             eventually(lambda tokens=tokens: answered(tokens), "the engine does not come back")
-            assert post(server, keys["SEARCH_KEY"], max_tokens=20).status_code == 502
+            assert complete(server, keys["SEARCH_KEY"], max_tokens=20).status_code == 502
         eventually(lambda: answered(8), "the engine does not come back")
         metrics = settled_metrics(server, keys)
         assert metrics["maitred_ledger_output_tokens_total"] == 40 + 5 + 80 + 5 + 8

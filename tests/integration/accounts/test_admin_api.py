@@ -339,9 +339,9 @@ async def test_only_keys_with_the_scope_may_come_in(admin):
 
 
 async def test_a_full_server_takes_the_limit_that_relieves_it(admin):
-    with ExitStack() as crowd:
+    with ExitStack() as requests:
         for _ in range(100):
-            crowd.enter_context(admin.gate.acquire())
+            requests.enter_context(admin.gate.acquire())
         await admin.done("PUT", "limits/relief", {"subject": "*", "kind": "concurrent_requests", "value": 50})
 
 
@@ -355,19 +355,19 @@ async def test_replicas_are_listed_and_taken_in_and_out_of_service(tmp_path):
     async with administered(tmp_path) as system:
         listed = (await system.done("GET", "replicas"))["data"]
         assert [(one["model"], one["replica"], one["state"], one["ready"]) for one in listed] == [
-            ("m", "post-0", "serving", True),
-            ("m", "post-1", "serving", True),
-            ("n", "post-0", "serving", True),
+            ("m", "replica-0", "serving", True),
+            ("m", "replica-1", "serving", True),
+            ("n", "replica-0", "serving", True),
         ]
         assert (listed[0]["requests"], listed[0]["sequences"], listed[0]["kv_free"]) == (0, 0, 1.0)
-        told = await system.done("POST", "replicas/drain", {"replica": "post-1"})
-        assert (told["model"], told["state"], told["ready"]) == ("m", "draining", False) or told[
+        change = await system.done("POST", "replicas/drain", {"replica": "replica-1"})
+        assert (change["model"], change["state"], change["ready"]) == ("m", "draining", False) or change[
             "state"
         ] == "maintenance"
-        told = await system.done("POST", "replicas/maintenance", {"replica": "post-0", "model": "n"})
-        assert (told["state"], "maintenance" in told["outage"]) == ("maintenance", True)
-        assert (await system.done("POST", "replicas/resume", {"replica": "post-1"}))["state"] == "serving"
-        fault = await system.refused("POST", "replicas/drain", 400, {"replica": "post-0"})
+        change = await system.done("POST", "replicas/maintenance", {"replica": "replica-0", "model": "n"})
+        assert (change["state"], "maintenance" in change["outage"]) == ("maintenance", True)
+        assert (await system.done("POST", "replicas/resume", {"replica": "replica-1"}))["state"] == "serving"
+        fault = await system.refused("POST", "replicas/drain", 400, {"replica": "replica-0"})
         assert fault["param"] == "model"
         await system.refused("POST", "replicas/drain", 404, {"replica": "tcp:10.0.0.1:9100"})
-        await system.refused("POST", "replicas/drain", 400, {"replica": "post-0", "modell": "m"})
+        await system.refused("POST", "replicas/drain", 400, {"replica": "replica-0", "modell": "m"})

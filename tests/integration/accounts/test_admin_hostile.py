@@ -155,7 +155,7 @@ async def admin(tmp_path):
         yield system
 
 
-def told(response, status):
+def error_of(response, status):
     """The error, which must be a sentence of moderate length."""
     assert response.status_code == status, response.text[:500]
     error = response.json()["error"]
@@ -168,7 +168,7 @@ async def test_bodies_and_paths(admin):
     before = await admin.contents()
     for method, path, body, status, param in BODIES:
         response = await admin.call(method, path, body)
-        assert told(response, status)["param"] == param, (method, path, response.text)
+        assert error_of(response, status)["param"] == param, (method, path, response.text)
         assert await admin.contents() == before, (method, path, str(body)[:100])
     assert len(BODIES) > 60
 
@@ -177,20 +177,20 @@ async def test_bytes_that_are_no_body(admin):
     before = await admin.contents()
     for method, path, raw in RAW:
         response = await admin.client.request(method, f"/admin/v1/{path}", content=raw)
-        assert told(response, 400), raw[:50]
+        assert error_of(response, 400), raw[:50]
         assert await admin.contents() == before, raw[:50]
 
 
 async def test_queries(admin):
     for path, query, param in QUERIES:
         response = await admin.client.get(f"/admin/v1/{path}?{query}")
-        assert told(response, 400)["param"] == param, (path, query, response.text)
+        assert error_of(response, 400)["param"] == param, (path, query, response.text)
 
 
 async def test_ids_beyond_all_bounds_in_the_path(admin):
     before = await admin.contents()
     response = await admin.client.get(f"/admin/v1/tenants/{'a' * 30_000}")
-    assert told(response, 404)["param"] == "id"
+    assert error_of(response, 404)["param"] == "id"
     # A line of a megabyte does not even reach the routes.
     head = f"Host: x\r\nAuthorization: Bearer {ADMIN_KEY}\r\n\r\n"
     answer = await asyncio.to_thread(sent, admin.url, f"DELETE /admin/v1/tenants/{LONG} HTTP/1.1\r\n{head}".encode())
@@ -213,7 +213,7 @@ async def test_idempotency_keys_that_are_none(admin, key):
     before = await admin.contents()
     headers = {"idempotency-key": key.encode("latin-1")}
     response = await admin.client.post("/admin/v1/tenants", json={"id": "new"}, headers=headers)
-    assert told(response, 400)["param"] == "Idempotency-Key"
+    assert error_of(response, 400)["param"] == "Idempotency-Key"
     assert await admin.contents() == before
 
 
@@ -238,7 +238,7 @@ async def test_rotating_and_revoking_at_once_ends_revoked(admin):
     assert [key for key in secrets if key and await admin.caller(key)] == []
 
 
-async def test_what_is_in_the_way_is_told_when_a_tenant_and_its_key_race(admin):
+async def test_a_race_of_a_tenant_and_its_key_names_what_prevents_the_change(admin):
     await admin.done("POST", "tenants", {"id": "fresh"})
     deleted, made = await asyncio.gather(
         admin.call("DELETE", "tenants/fresh"), admin.call("POST", "keys", {"tenant": "fresh"})

@@ -110,24 +110,24 @@ async def test_of_several_requests_of_one_id_the_last_of_ones_own_is_meant(store
 async def test_reports_have_the_mean_of_what_holds_in_the_end_by_side_of_a_rollout(store_config, tmp_path):
     chance = random.Random(7)
     events = [usage_event(n, model=f"v{n % 2}", rollout=("chat=stable", "chat=canary", "")[n % 3]) for n in range(40)]
-    said = {}
+    scores_given = {}
     async with holding(store_config, tmp_path / "j", events) as (store, queries):
         for _ in range(60):
             number, score = chance.randrange(30), chance.choice([0.0, 0.25, 0.5, 1.0])
             await store.store(RESEARCH, f"req-{number}", Feedback(score=score))
-            said[number] = score
+            scores_given[number] = score
         rows = (await queries.report(*EVER, group_by=("model", "rollout"))).rows
         csv = "".join([piece async for piece in queries.csv(*EVER, group_by=("rollout",))])
         lines = "".join([piece async for piece in queries.csv(*EVER)])
     assert sum(row.requests for row in rows) == 40, "nothing counts twice, and what nobody rated counts"
     for row in rows:
-        ours = [n for n in said if (events[n].model, events[n].rollout) == (*row.group.values(),)]
-        scores = [said[n] for n in ours]
+        ours = [n for n in scores_given if (events[n].model, events[n].rollout) == (*row.group.values(),)]
+        scores = [scores_given[n] for n in ours]
         assert row.rated == len(scores)
         assert row.mean_score == (pytest.approx(fmean(scores)) if scores else None)
     assert csv.startswith("rollout,requests,")
     assert csv.splitlines()[0].endswith(",rated,mean_score")
-    assert sum(line.rsplit(",", 1)[1] != "" for line in lines.splitlines()[1:]) == len(said)
+    assert sum(line.rsplit(",", 1)[1] != "" for line in lines.splitlines()[1:]) == len(scores_given)
 
 
 async def test_feedback_goes_with_its_line(store_config, tmp_path):

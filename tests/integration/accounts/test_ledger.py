@@ -125,7 +125,7 @@ async def test_spent_is_exact_at_every_moment_of_a_write(store_config, tmp_path)
         await writing
 
 
-async def test_what_was_taken_from_rates_is_told_by_the_second(store_config, tmp_path):
+async def test_the_ledger_sums_what_was_taken_from_rates_by_second(store_config, tmp_path):
     start_s = 1_000_000.0
     async with opened(store_config, tmp_path / "journal") as (database, ledger):
         assert await ledger.rate_usage_since(start_s) == RecentRateUsage(-math.inf, {})
@@ -164,7 +164,7 @@ async def test_what_orphans_had_reserved_was_taken(store_config, tmp_path):
     assert sum(amount for _, amount in taken.counters["a"]) == 43
 
 
-async def test_a_hundred_thousand_lines_are_told_in_a_few_sums(store_config, tmp_path):
+async def test_a_hundred_thousand_lines_are_summed_into_a_few_rows(store_config, tmp_path):
     counters = dict.fromkeys(["requests|key", "tokens|key", "requests|team", "tokens|team"], 1)
     async with opened(store_config, tmp_path / "journal") as (database, ledger):
         row = {**msgspec.structs.asdict(usage_event(0, taken=counters)), "outcome": "finished"}
@@ -458,35 +458,35 @@ def killed_life(script, *arguments, after_s):
 
 
 async def test_killed_at_any_moment_nothing_recorded_is_lost_or_doubled(tmp_path):
-    """A child says what it has recorded; whatever it said must be in the ledger, once, after it was killed."""
-    folder, said, chance = tmp_path / "journal", [], random.Random(7)
+    """A child prints what it has recorded; all of that must be in the ledger, once, after the child was killed."""
+    folder, recorded, chance = tmp_path / "journal", [], random.Random(7)
     config = StoreConfig(folder=str(tmp_path / "data"))
     async with opened(config, folder) as (database, ledger):
         for life in range(50):
-            said += killed_life(KILLED, folder, life * 100_000, after_s=chance.uniform(0, 0.01))
+            recorded += killed_life(KILLED, folder, life * 100_000, after_s=chance.uniform(0, 0.01))
             if chance.random() < 0.3:
                 await ledger.replay()
         await ledger.replay()
         assert await ledger.replay() == 0
         rows = await stored(database)
     finished = [row["id"] for row in rows if row["outcome"] == "finished"]
-    assert len(said) > 100
-    assert set(said) <= set(finished)
-    assert len(finished) <= len(said) + 50  # at most the one that each was killed over before it could say so
+    assert len(recorded) > 100
+    assert set(recorded) <= set(finished)
+    assert len(finished) <= len(recorded) + 50  # at most the one that each was killed over before it could say so
     assert len(rows) <= len(finished) + 50
     assert not (folder / "damaged").exists()
 
 
 async def test_killed_while_it_writes_every_event_counts_once(tmp_path):
     """Each child adopts what the one before has left, half written or not."""
-    folder, data, said, chance = tmp_path / "journal", tmp_path / "data", [], random.Random(11)
+    folder, data, recorded, chance = tmp_path / "journal", tmp_path / "data", [], random.Random(11)
     for life in range(8):
-        said += killed_life(WRITING, data, folder, life * 100_000, after_s=chance.uniform(0, 0.3))
+        recorded += killed_life(WRITING, data, folder, life * 100_000, after_s=chance.uniform(0, 0.3))
     async with opened(StoreConfig(folder=str(data)), folder) as (database, ledger):
         await ledger.replay()
         rows = await stored(database)
     finished = [row["id"] for row in rows if row["outcome"] == "finished"]
-    assert len(said) > 100
-    assert set(said) <= set(finished)
-    assert len(finished) <= len(said) + 8
+    assert len(recorded) > 100
+    assert set(recorded) <= set(finished)
+    assert len(finished) <= len(recorded) + 8
     assert len(rows) <= len(finished) + 8

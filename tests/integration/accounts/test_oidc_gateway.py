@@ -63,12 +63,12 @@ def test_a_token_is_a_key_of_the_tenant_that_it_names(tmp_path, provider):
         program=("-m", "tests.support.scripted_gateway"),
     ) as server:
 
-        def post(token):
+        def complete(token):
             body = {"model": "maitred-tiny", "prompt": "one two three", "max_tokens": 4}
             headers = {"authorization": f"Bearer {token}"}
             return httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=10)
 
-        answer = post(provider.token(tenant="blue"))
+        answer = complete(provider.token(tenant="blue"))
         assert answer.status_code == 200
         assert answer.headers["x-ratelimit-limit-requests"] == "100"
         wrong = [
@@ -79,10 +79,10 @@ def test_a_token_is_a_key_of_the_tenant_that_it_names(tmp_path, provider):
             provider.unsigned(tenant="blue"),
             provider.signed_with_the_public_key(tenant="blue"),
         ]
-        answers = [post(token) for token in wrong]
+        answers = [complete(token) for token in wrong]
         assert {answer.status_code for answer in answers} == {401}
         assert len({answer.json()["error"]["message"] for answer in answers}) == 1
         # A rotated key is found without a restart.
         provider.published = [jwk("r2")]
         time.sleep(0.2)  # as often as the keys may be fetched
-        assert post(provider.token("r2", tenant="blue")).status_code == 200
+        assert complete(provider.token("r2", tenant="blue")).status_code == 200

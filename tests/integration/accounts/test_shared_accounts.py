@@ -78,7 +78,7 @@ def keys():
     return {name: make_key().plaintext for name in ("ACME_KEY", "ADMIN_KEY")}
 
 
-def post(server, key):
+def complete(server, key):
     body = {"model": "maitred-tiny", "prompt": "one two three", "max_tokens": 8}
     return httpx.post(f"{server.url}/v1/completions", json=body, headers={"x-api-key": key}, timeout=LIMIT_S)
 
@@ -97,15 +97,15 @@ def eventually(condition, what):
     return found
 
 
-def crowd(gateways, key, count):
+def complete_many(gateways, key, count):
     """Many callers at once, half of them at each gateway; the answers."""
     with ThreadPoolExecutor(8) as callers:
-        return list(callers.map(lambda turn: post(gateways[turn % 2], key), range(count)))
+        return list(callers.map(lambda turn: complete(gateways[turn % 2], key), range(count)))
 
 
 def test_two_gateways_cannot_spend_one_budget_twice(tmp_path, redis, postgres_url, keys):
     with two_gateways(tmp_path, redis, postgres_url, keys) as gateways:
-        answers = crowd(gateways, keys["ACME_KEY"], 80)
+        answers = complete_many(gateways, keys["ACME_KEY"], 80)
         served = [answer for answer in answers if answer.status_code == 200]
         assert {answer.status_code for answer in answers} == {200, 429}
         eventually(
@@ -125,21 +125,21 @@ def test_a_key_that_one_gateway_revokes_is_refused_by_the_other_within_a_second(
     with two_gateways(tmp_path, redis, postgres_url, keys) as (here, there):
         operator = {"x-api-key": keys["ADMIN_KEY"]}
         made = httpx.post(f"{here.url}/admin/v1/keys", json={"tenant": "acme"}, headers=operator).json()
-        eventually(lambda: post(there, made["key"]).status_code == 200, "the other gateway does not know the key")
+        eventually(lambda: complete(there, made["key"]).status_code == 200, "the other gateway does not know the key")
         httpx.post(f"{here.url}/admin/v1/keys/{made['id']}/revoke", headers=operator).raise_for_status()
         began_s = time.monotonic()
-        while post(there, made["key"]).status_code == 200:
+        while complete(there, made["key"]).status_code == 200:
             assert time.monotonic() - began_s < 1
-        assert post(there, made["key"]).status_code == 401
+        assert complete(there, made["key"]).status_code == 401
 
 
 def test_without_redis_keys_work_and_nothing_fails_open(tmp_path, redis, postgres_url, keys):
     with two_gateways(tmp_path, redis, postgres_url, keys) as gateways:
-        for answer in crowd(gateways, keys["ACME_KEY"], 10):
+        for answer in complete_many(gateways, keys["ACME_KEY"], 10):
             assert answer.status_code == 200
         time.sleep(1.5)  # slices are made in the background, once a second
         redis.kill()
-        away = crowd(gateways, keys["ACME_KEY"], 20)
+        away = complete_many(gateways, keys["ACME_KEY"], 20)
         assert {answer.status_code for answer in away} <= {200, 503}, [a.text for a in away]
         served_away = sum(answer.status_code == 200 for answer in away)
         assert 0 < served_away * COST_USD <= 2 * 0.1 + 1e-9, "more than the slices was given, or nothing"
@@ -150,7 +150,7 @@ def test_without_redis_keys_work_and_nothing_fails_open(tmp_path, redis, postgre
             eventually(
                 lambda gateway=gateway: httpx.get(f"{gateway.url}/health/ready").json()["status"] == "ok", "still away"
             )
-        answers = crowd(gateways, keys["ACME_KEY"], 80)
+        answers = complete_many(gateways, keys["ACME_KEY"], 80)
         assert {answer.status_code for answer in answers} == {200, 429}
         served = 10 + served_away + sum(answer.status_code == 200 for answer in answers)
         (row,) = eventually(
@@ -175,7 +175,7 @@ async def test_usage_that_a_dead_gateway_could_not_settle_is_charged_where_all_c
         assert isinstance(
             await stores.counters.reserve(Reservation("use-1", [claim], 1, 1, lease_s=30)), ReservationGranted
         )
-        # It dies when the usage is journaled and the counters are not told yet.
+        # It dies after the usage was journaled and before the counters were updated.
         journal = Journal(tmp_path / "journal")
         journal.record(usage_event(1, id="use-1", charges={claim.counter: 200}))
         journal.close()

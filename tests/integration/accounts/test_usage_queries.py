@@ -176,13 +176,13 @@ async def test_csv_streams_every_line_with_harmless_cells(store_config, tmp_path
         {"after": "WyJcdTAwMDAiXQ", "group_by": ("outcome",)},
     ],
 )
-async def test_what_makes_no_sense_is_said(tmp_path, arguments):
+async def test_a_query_that_makes_no_sense_is_refused_with_the_reason(tmp_path, arguments):
     async with holding(StoreConfig(folder=str(tmp_path)), tmp_path / "journal", []) as queries:
         with pytest.raises(InvalidRequest):
             await queries.report(*EVER, **arguments)
 
 
-async def test_a_range_that_ends_before_it_begins_is_said(store_config, tmp_path):
+async def test_a_range_that_ends_before_it_begins_is_refused(store_config, tmp_path):
     async with holding(store_config, tmp_path / "journal", []) as queries:
         with pytest.raises(InvalidRequest, match="later than the start"):
             await queries.events(2.0, 1.0)

@@ -83,12 +83,12 @@ def test_a_session_stands_for_the_key_only_beside_its_token(closed):
 def test_the_cookie_is_strict_and_secure_behind_https(closed):
     host = closed.url.removeprefix("http://")
     headers = {"authorization": f"Bearer {closed.admin_key}"}
-    said = httpx.post(f"{closed.url}/console/session", headers=headers, trust_env=False).headers["set-cookie"]
-    assert "HttpOnly; SameSite=Strict" in said
-    assert "Secure" not in said
+    set_cookie = httpx.post(f"{closed.url}/console/session", headers=headers, trust_env=False).headers["set-cookie"]
+    assert "HttpOnly; SameSite=Strict" in set_cookie
+    assert "Secure" not in set_cookie
     headers["origin"] = f"https://{host}"
-    said = httpx.post(f"{closed.url}/console/session", headers=headers, trust_env=False).headers["set-cookie"]
-    assert said.endswith("HttpOnly; SameSite=Strict; Secure")
+    set_cookie = httpx.post(f"{closed.url}/console/session", headers=headers, trust_env=False).headers["set-cookie"]
+    assert set_cookie.endswith("HttpOnly; SameSite=Strict; Secure")
 
 
 def test_nobody_gets_in_without_a_valid_key(closed):
@@ -158,7 +158,7 @@ def test_the_stream_begins_with_the_history_and_ends_with_the_key(closed):
         assert client.get("/admin/v1/live", headers=token).status_code == 401
 
 
-def test_only_so_many_watch_and_who_leaves_makes_room(closed):
+def test_the_number_of_viewers_is_limited_and_a_viewer_that_leaves_admits_another(closed):
     def watching():
         return closed.admin.stream("GET", "/admin/v1/live", headers={"accept": "text/event-stream"})
 

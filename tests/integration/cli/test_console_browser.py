@@ -56,7 +56,7 @@ def opened(browser, system):
     yield open_
     for context in contexts:
         context.close()
-    assert complaints.said == []
+    assert complaints.messages == []
 
 
 def log_in(page, key):
@@ -77,8 +77,8 @@ def test_a_chat_streams_with_its_tokens_and_times(opened):
         lengths.add(len(answer.inner_text()))
     assert len(lengths) > 3, "the answer came at once"
     facts = page.locator(".turn.model .facts")
-    for told in ("first token", "in all", "answer 120 tokens", "pace", "ended by length"):
-        expect(facts).to_contain_text(told)
+    for fact in ("first token", "in all", "answer 120 tokens", "pace", "ended by length"):
+        expect(facts).to_contain_text(fact)
 
 
 def test_two_answers_stand_side_by_side_and_can_be_stopped(opened):
@@ -204,7 +204,7 @@ def test_a_key_for_inference_gets_the_playground_and_its_own_use(opened, system)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_stands_in_anybodys_way(opened, system, scheme):
+def test_the_console_has_no_accessibility_violations(opened, system, scheme):
     page = opened(color_scheme=scheme)
     log_in(page, system.admin_key)
     # A driver's script passes by the page's policy; one that the page loaded would not.
@@ -260,17 +260,17 @@ def test_it_works_by_the_keyboard_alone(opened):
 
 def test_dark_and_light_are_as_the_system_says_until_one_chooses(opened):
     page = opened(color_scheme="dark")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    dark = page.evaluate(ground)
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
     page.emulate_media(color_scheme="light")
-    light = page.evaluate(ground)
+    light = page.evaluate(background)
     assert light != dark
     switch = page.locator("#theme")
     switch.click()  # light
     switch.click()  # dark
-    assert page.evaluate(ground) == dark
+    assert page.evaluate(background) == dark
     page.reload()
-    assert page.evaluate(ground) == dark
+    assert page.evaluate(background) == dark
 
 
 def test_a_server_that_goes_away_is_waited_for(browser, tmp_path):

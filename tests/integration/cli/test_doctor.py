@@ -64,9 +64,9 @@ class Patient:
         """What the doctor says."""
         result = CliRunner().invoke(app, ["doctor", "--url", self.url, "--for", "2", "--json", *arguments])
         assert result.exit_code in (0, 1), result.output
-        said = json.loads(result.stdout)
-        assert said["healthy"] == (result.exit_code == 0) == (not said["findings"])
-        return said["findings"]
+        report = json.loads(result.stdout)
+        assert report["healthy"] == (result.exit_code == 0) == (not report["findings"])
+        return report["findings"]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def patient(tmp_path_factory):
 
 
 @asynccontextmanager
-async def crowd(patient: Patient, size: int, ask: Callable[[httpx.AsyncClient], Awaitable[object]]):
+async def concurrent_callers(patient: Patient, size: int, ask: Callable[[httpx.AsyncClient], Awaitable[object]]):
     """So many clients, each asking again as soon as it has its answer."""
 
     async def ask_on(client):
@@ -124,14 +124,14 @@ async def test_a_server_at_rest_is_healthy(patient):
 
 
 async def test_kv_memory(patient):
-    async with crowd(patient, 10, lambda client: complete(client, "tight", 60, 60)):
+    async with concurrent_callers(patient, 10, lambda client: complete(client, "tight", 60, 60)):
         finding = await first_finding(patient)
     assert (finding["kind"], finding["where"]) == ("kv_memory", "tight")
     assert "kv_memory_bytes" in finding["remedy"]
 
 
 async def test_compute(patient):
-    async with crowd(patient, 12, lambda client: complete(client, "small", 900, 16)):
+    async with concurrent_callers(patient, 12, lambda client: complete(client, "small", 900, 16)):
         finding = await first_finding(patient)
     assert (finding["kind"], finding["where"]) == ("compute", "small")
     assert "Most of the work is prompts" in finding["remedy"]
@@ -142,14 +142,14 @@ async def test_a_limit(patient):
         await complete(client, "small", 4, 1, headers={"Authorization": f"Bearer {KEY}"})
         await asyncio.sleep(0.02)
 
-    async with crowd(patient, 2, ask):
+    async with concurrent_callers(patient, 2, ask):
         finding = await first_finding(patient)
     assert (finding["kind"], finding["where"]) == ("limits", "acme")
     assert any("requests_per_minute" in line for line in finding["evidence"])
 
 
 async def test_a_slow_server_behind(patient):
-    async with crowd(patient, 6, lambda client: complete(client, "far", 8, 8)):
+    async with concurrent_callers(patient, 6, lambda client: complete(client, "far", 8, 8)):
         finding = await first_finding(patient)
     assert finding["kind"] == "upstream"
     assert finding["where"].startswith("far/")
@@ -199,7 +199,7 @@ async def test_the_store(patient):
     (file,) = (patient.folder / "data").glob("*.db")
     with closing(sqlite3.connect(file, isolation_level=None)) as another:
         another.execute("BEGIN IMMEDIATE")
-        async with crowd(patient, 1, lambda client: complete(client, "small", 4, 4)):
+        async with concurrent_callers(patient, 1, lambda client: complete(client, "small", 4, 4)):
             await until(patient, "maitred_ledger_backlog_age_seconds", 2)
             finding = await first_finding(patient)
         another.execute("ROLLBACK")

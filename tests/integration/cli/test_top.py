@@ -34,7 +34,7 @@ def test_once_it_shows_everything_to_an_administrator(system):
     system.admin.post("/v1/chat/completions", json=question, headers={"authorization": f"Bearer {key}"})
     shown = top(system, "--once", key=system.admin_key)
     assert shown.returncode == 0, shown.stderr
-    for told in (
+    for phrase in (
         "decoding",
         "QUEUE",
         "ENGINE",
@@ -44,7 +44,7 @@ def test_once_it_shows_everything_to_an_administrator(system):
         "requests_per_minute",
         "model_not_found",
     ):
-        assert told in shown.stdout
+        assert phrase in shown.stdout
     assert "\x1b" not in shown.stdout
 
 
@@ -60,9 +60,9 @@ def test_json_is_one_object_once_and_a_line_each_second_otherwise(system):
 
 
 def test_what_is_wrong_is_one_sentence(system):
-    for key, code, said in (("sk-mtd-wrong", 2, "not valid"), (system.key("acme"), 2, "scope `metrics`")):
+    for key, code, reason in (("sk-mtd-wrong", 2, "not valid"), (system.key("acme"), 2, "scope `metrics`")):
         refused = top(system, "--once", key=key)
-        assert (refused.returncode, said in refused.stderr) == (code, True), refused.stderr
+        assert (refused.returncode, reason in refused.stderr) == (code, True), refused.stderr
     gone = subprocess.run(
         [*TOP, "--once", "--url", "http://127.0.0.1:9"], capture_output=True, text=True, timeout=60, check=False
     )

@@ -79,7 +79,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
         (["--write", "x.yaml", "--dry-run"], "exclude each other"),
     ],
 )
-def test_what_makes_no_sense_is_said_at_once(arguments: list[str], text: str, tmp_path: Path) -> None:
+def test_options_that_make_no_sense_are_refused_at_once(arguments: list[str], text: str, tmp_path: Path) -> None:
     done = subprocess.run(command(*arguments), cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert text in done.stderr

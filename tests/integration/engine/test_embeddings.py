@@ -65,7 +65,7 @@ def client(server):
         yield client
 
 
-def post(server, **fields):
+def embed(server, **fields):
     return httpx.post(f"{server.url}/v1/embeddings", json={"model": "tiny-encoder", **fields}, timeout=30)
 
 
@@ -85,7 +85,7 @@ def test_the_official_client_gets_the_vectors_of_the_library(client, oracle, enc
 
 
 def test_the_answer_is_as_openai_describes_it(server):
-    response = post(server, input=[[2, 4, 3], [2, 5, 3]])
+    response = embed(server, input=[[2, 4, 3], [2, 5, 3]])
     assert response.status_code == 200
     validate("CreateEmbeddingResponse", response.json())
     assert response.headers["x-request-id"]
@@ -119,7 +119,7 @@ def test_many_texts_come_back_in_their_order_while_others_are_served(client, ser
     ],
 )
 def test_faults_name_their_field(server, fields, param, code):
-    response = post(server, **fields)
+    response = embed(server, **fields)
     assert response.status_code in (400, 404)
     error = response.json()["error"]
     assert (error["param"], error["code"]) == (param, code)
@@ -139,9 +139,9 @@ def test_both_models_are_listed(client):
 
 
 def test_prompt_tokens_alone_are_counted(server):
-    post(server, input="one")  # so that there is something to count from
+    embed(server, input="one")  # so that there is something to count from
     before = server.metrics()
-    post(server, input=[[2, 4, 3], [2, 5, 5, 3]])
+    embed(server, input=[[2, 4, 3], [2, 5, 5, 3]])
     after = server.metrics()
     assert after["maitred_ledger_prompt_tokens_total"] - before["maitred_ledger_prompt_tokens_total"] == 7
     assert after["maitred_ledger_output_tokens_total"] == before["maitred_ledger_output_tokens_total"]
@@ -164,7 +164,7 @@ def test_a_client_that_leaves_frees_what_it_held(server):
     for _ in range(200):
         if idle():
             break
-        post(server, input="hello")  # each takes its turn beside what is left
+        embed(server, input="hello")  # each takes its turn beside what is left
     assert idle()
     assert server.metrics()["maitred_engine_finished_total"] < 2000
 
@@ -181,7 +181,7 @@ def test_the_same_key_gets_the_same_answer_without_computing(server):
 
 def test_an_encoder_can_be_served_alone(folder, oracle):
     with serving(str(folder), settings={"model.served_name": "only", "engine.threads": "1"}) as server:
-        response = post(server, model="only", input="hello world")
+        response = embed(server, model="only", input="hello world")
         assert response.json()["data"][0]["embedding"] == pytest.approx(oracle("hello world"), abs=1e-4)
         refused = httpx.post(f"{server.url}/v1/completions", json={"model": "only", "prompt": "hello"})
         assert refused.status_code == 400
@@ -194,15 +194,15 @@ def test_the_model_that_chats_can_embed_too(tmp_path):
     texts = ["Once upon a time there was a fox.", "Fox.", "Rain " * 300]
     with serving(settings={"encoder.path": str(BUNDLED_MODEL), "encoder.served_name": "vectors"}) as server:
         wait_for_both(server)
-        answer = post(server, model="vectors", input=texts).json()
+        answer = embed(server, model="vectors", input=texts).json()
         for text, entry in zip(texts, answer["data"], strict=True):
             with torch.inference_mode():
                 tokens = torch.tensor([tokenizer.encode(text, add_special_tokens=True)])
                 wanted = functional.normalize(library(tokens).last_hidden_state[0, -1], dim=0)
             assert entry["embedding"] == pytest.approx(wanted.tolist(), abs=1e-4)
-        short = post(server, model="vectors", input=texts[-1], dimensions=16).json()["data"][0]["embedding"]
+        short = embed(server, model="vectors", input=texts[-1], dimensions=16).json()["data"][0]["embedding"]
         assert short == pytest.approx(functional.normalize(wanted[:16], dim=0).tolist(), abs=1e-4)
-        refused = post(server, model="vectors", input=[5] * 2049).json()["error"]
+        refused = embed(server, model="vectors", input=[5] * 2049).json()["error"]
         assert refused["message"].startswith("input has 2,049 tokens, but the model reads at most 2,048.")
         body = {"model": "maitred-tiny", "prompt": "Once", "max_tokens": 2}
         assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=30).status_code == 200
@@ -248,19 +248,19 @@ def explained(server, request_id):
     return httpx.get(f"{server.url}/admin/v1/requests/{request_id}", headers=headers).raise_for_status().json()
 
 
-def test_what_happened_to_it_is_told_slice_by_slice(server):
+def test_the_timeline_shows_each_slice_of_a_request(server):
     texts = ["hello world"] * 70  # of 4 tokens each: more than a slice
     body = {"model": "tiny-encoder", "input": texts}
     httpx.post(f"{server.url}/v1/embeddings", json=body, headers={"x-request-id": "slices"}).raise_for_status()
-    story = explained(server, "slices")
-    assert (story["outcome"], story["route"], story["parameters"]) == ("finished", "/v1/embeddings", {})
+    timeline = explained(server, "slices")
+    assert (timeline["outcome"], timeline["route"], timeline["parameters"]) == ("finished", "/v1/embeddings", {})
     named = {}
-    for chapter in story["chapters"]:
-        named.setdefault(chapter["name"], []).append(chapter)
+    for span in timeline["chapters"]:
+        named.setdefault(span["name"], []).append(span)
     assert [*named] == ["resolve", "plan", "admission", "queue", "routing", "attempt", "settlement"]
     (plan,) = named["plan"]
     assert (plan["facts"]["texts"], plan["facts"]["slices"]) == (70, len(named["attempt"]))
-    assert plan["facts"]["prompt_tokens"] == story["prompt_tokens"] == 280
+    assert plan["facts"]["prompt_tokens"] == timeline["prompt_tokens"] == 280
     engines = []
     for attempt in named["attempt"]:
         (engine,) = attempt["inside"]

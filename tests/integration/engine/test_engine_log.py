@@ -22,27 +22,27 @@ def ask(server, request_id, **fields):
 def test_its_lines_are_lines_of_the_gateways_log(shape):
     settings = {"log.level": "debug", "log.format": shape, "traces.endpoint": "http://127.0.0.1:9/v1/traces"}
     with serving(settings={**SMALL, **settings}) as server:
-        ask(server, "told-1", n=2)
+        ask(server, "logged-1", n=2)
         server.stop()
         log = server.log.read_text()
     lines = [line for line in log.splitlines() if "ended by length" in line]
     assert len(lines) == 2, log
     for line in lines:
         if shape == "json":
-            said = json.loads(line)
-            assert (said["level"], said["logger"]) == ("debug", "maitred.engine")
-            assert (said["request_id"], said["trace_id"]) == ("told-1", TRACE_ID)
+            record = json.loads(line)
+            assert (record["level"], record["logger"]) == ("debug", "maitred.engine")
+            assert (record["request_id"], record["trace_id"]) == ("logged-1", TRACE_ID)
         else:
             assert " DEBUG   maitred.engine  engine " in line
-            assert line.endswith(f"[told-1 {TRACE_ID}]")
-    assert "ready on unix:" in log, "what is about no request is told, too"
+            assert line.endswith(f"[logged-1 {TRACE_ID}]")
+    assert "ready on unix:" in log, "what is about no request is logged, too"
     assert "Featherstonehaugh" not in log
 
 
-def test_by_default_nothing_is_said_of_what_goes_well():
+def test_by_default_nothing_is_logged_of_successful_requests():
     with serving(settings=SMALL) as server:
-        ask(server, "told-2")
+        ask(server, "logged-2")
         server.stop()
         log = server.log.read_text()
     assert " INFO    maitred.engine  engine " in log
-    assert "told-2" not in log
+    assert "logged-2" not in log

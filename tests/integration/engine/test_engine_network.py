@@ -165,7 +165,7 @@ async def test_an_answer_over_tcp_however_large_the_request_is(authority, secret
 # --- the secret ---
 
 
-async def test_whoever_does_not_know_the_secret_is_refused_and_told_why():
+async def test_a_gateway_without_the_secret_is_refused_with_the_reason():
     async with asyncio.timeout(LIMIT_S):
         with engine(LinkConfig(secret=SECRET)) as (address, _):
             assert "has another engine_link.secret" in await refusal_of(address, LinkConfig(secret=OTHER))

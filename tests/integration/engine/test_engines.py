@@ -27,7 +27,7 @@ def scripted(address):
     return [sys.executable, "-m", "maitred.testing.scripted_engine", "--listen", address]
 
 
-async def test_a_request_must_fit_each_of_them_and_their_room_adds_up():
+async def test_a_request_must_fit_each_engine_and_their_capacities_add_up():
     async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(ScriptedEngine(card=card)) for card in (SCRIPTED_CARD, SMALL)]
         engines = EngineGroup({str(server.address): RemoteEngine(server.address) for server in servers})

@@ -36,7 +36,7 @@ from maitred.testing.variants import make_variant
 
 LIMIT_S = 30.0
 BYTES = 1 << 30
-"""What each is said to take: more than a scripted engine is measured to take."""
+"""Configured memory of each model: more than a scripted engine is measured to take."""
 PROMPT = [5, 6, 7]
 
 
@@ -49,8 +49,8 @@ def broken(address):
     return [sys.executable, "-c", "import sys; sys.exit('no such weights')"]
 
 
-class House:
-    """A residence with its queues."""
+class Machine:
+    """A manager of on-demand models, with their queues."""
 
     def __init__(self, commands, *, places, turn_loads=1.0, dispatch=None, pinned=()):
         clock = SystemClock()
@@ -59,24 +59,24 @@ class House:
             places * BYTES,
             turn_loads,
         )
-        self.residence = ModelManager(residents, clock)
+        self.manager = ModelManager(residents, clock)
         self.residents = residents
         self.replicas, self.queues = {}, {}
         for name, command in commands.items():
-            lodger = OnDemandReplica(
+            replica = OnDemandReplica(
                 name,
                 LocalEngine(command, stop_grace_s=2.0),
                 Footprint(EngineConfig(), SCRIPTED_CARD, 0, 1.0),
-                partial(self.residence.ready_in_s, name),
+                partial(self.manager.ready_in_s, name),
                 clock,
             )
             queue = Dispatcher(
-                *(name, [Endpoint("local", lodger)], dispatch or DispatchConfig(), clock),
-                wanted=partial(self.residence.mark_wanted, name),
+                *(name, [Endpoint("local", replica)], dispatch or DispatchConfig(), clock),
+                wanted=partial(self.manager.mark_wanted, name),
             )
-            self.residence.add_model(lodger, queue.core)
-            queue.on_dispatched(partial(self.residence.check, name))
-            self.replicas[name], self.queues[name] = lodger, queue
+            self.manager.add_model(replica, queue.core)
+            queue.on_dispatched(partial(self.manager.check, name))
+            self.replicas[name], self.queues[name] = replica, queue
 
     def request(self, name="r", **fields):
         return DispatchRequest(
@@ -91,16 +91,16 @@ class House:
         """One request, from the check to the last token; what it was predicted to wait, and why it waited."""
         queue = self.queues[name]
         place = queue.admission.check(self.request(), SystemClock().monotonic_s())
-        async with queue.enqueue(self.request()) as seat:
-            post = await seat.wait_dispatched()
-            async with post.replica.generate(
+        async with queue.enqueue(self.request()) as entry:
+            endpoint = await entry.wait_dispatched()
+            async with endpoint.replica.generate(
                 EngineRequest("r", PROMPT, SamplingParams(max_tokens=4, seed=0))
             ) as stream:
-                seat.on_submitted()
+                entry.on_submitted()
                 tokens = [token async for deltas in stream for delta in deltas for token in delta.tokens]
                 if held is not None:
                     await held.wait()
-        return place, seat.waited_ms, tokens
+        return place, entry.waited_ms, tokens
 
     async def until(self, condition):
         async with asyncio.timeout(LIMIT_S):
@@ -109,12 +109,12 @@ class House:
 
 
 @asynccontextmanager
-async def living(house):
-    tasks = [asyncio.create_task(house.residence.run())]
-    tasks += [asyncio.create_task(queue.run()) for queue in house.queues.values()]
+async def living(machine):
+    tasks = [asyncio.create_task(machine.manager.run())]
+    tasks += [asyncio.create_task(queue.run()) for queue in machine.queues.values()]
     try:
         async with asyncio.timeout(LIMIT_S):
-            yield house
+            yield machine
     finally:
         for task in tasks:
             task.cancel()
@@ -127,29 +127,29 @@ def run(work):
 
 def test_a_request_loads_its_model_and_waits_for_it_with_a_prediction():
     async def work():
-        async with living(House({"a": scripted}, places=1)) as house:
-            assert house.replicas["a"].engine.pid is None
-            place, waited_ms, tokens = await house.ask("a")
+        async with living(Machine({"a": scripted}, places=1)) as machine:
+            assert machine.replicas["a"].engine.pid is None
+            place, waited_ms, tokens = await machine.ask("a")
             assert place.wait_s == pytest.approx(1.0, abs=0.1)
             assert waited_ms[WaitCause.COLD_START] > 0
             assert len(tokens) == 4
-            again, waited_ms, _ = await house.ask("a")
+            again, waited_ms, _ = await machine.ask("a")
             assert again.wait_s == 0
             assert WaitCause.COLD_START not in waited_ms
-            assert house.replicas["a"].loads == 1
+            assert machine.replicas["a"].loads == 1
 
     run(work())
 
 
 def test_the_process_of_an_unloaded_model_is_gone_and_its_answers_were_complete():
     async def work():
-        async with living(House({"a": scripted, "b": scripted}, places=1)) as house:
+        async with living(Machine({"a": scripted, "b": scripted}, places=1)) as machine:
             held = asyncio.Event()
-            first = asyncio.create_task(house.ask("a", held))
-            await house.until(lambda: house.replicas["a"].loads == 1)
-            pid = house.replicas["a"].engine.pid
-            other = asyncio.create_task(house.ask("b"))
-            await house.until(lambda: not house.replicas["a"].is_open)
+            first = asyncio.create_task(machine.ask("a", held))
+            await machine.until(lambda: machine.replicas["a"].loads == 1)
+            pid = machine.replicas["a"].engine.pid
+            other = asyncio.create_task(machine.ask("b"))
+            await machine.until(lambda: not machine.replicas["a"].is_open)
             assert psutil.pid_exists(pid)  # somebody still reads
             held.set()
             await first
@@ -157,8 +157,8 @@ def test_the_process_of_an_unloaded_model_is_gone_and_its_answers_were_complete(
             assert not psutil.pid_exists(pid)
             assert len(tokens) == 4
             assert waited_ms[WaitCause.COLD_START] > 0
-            assert house.replicas["a"].unloads == 1
-            assert house.residents["a"].phase is ResidencyPhase.UNLOADED
+            assert machine.replicas["a"].unloads == 1
+            assert machine.residents["a"].phase is ResidencyPhase.UNLOADED
 
     run(work())
 
@@ -166,16 +166,16 @@ def test_the_process_of_an_unloaded_model_is_gone_and_its_answers_were_complete(
 def test_alternating_callers_are_all_served_with_few_loads():
     async def work():
         names = ["a", "b", "c"]
-        async with living(House(dict.fromkeys(names, scripted), places=2, turn_loads=2.0)) as house:
+        async with living(Machine(dict.fromkeys(names, scripted), places=2, turn_loads=2.0)) as machine:
 
             async def caller(number):
                 for turn in range(8):
-                    place, _, tokens = await house.ask(names[(number + turn) % 3])
+                    place, _, tokens = await machine.ask(names[(number + turn) % 3])
                     assert len(tokens) == 4
                     assert place.wait_s >= 0
 
             await asyncio.gather(*(caller(number) for number in range(12)))
-            loads = sum(lodger.loads for lodger in house.replicas.values())
+            loads = sum(replica.loads for replica in machine.replicas.values())
             assert 3 <= loads <= 24  # in the order of the calls every third would have been a load: 32 and more
 
     run(work())
@@ -183,43 +183,43 @@ def test_alternating_callers_are_all_served_with_few_loads():
 
 def test_a_model_that_cannot_be_loaded_says_so_and_stops_nobody():
     async def work():
-        async with living(House({"bad": broken, "good": scripted}, places=1)) as house:
+        async with living(Machine({"bad": broken, "good": scripted}, places=1)) as machine:
             with pytest.raises(ModelLoadFailed) as failure:
-                await house.ask("bad")
+                await machine.ask("bad")
             assert 0 < failure.value.retry_after_s <= 2.0
             with pytest.raises(ModelLoadFailed):
-                house.queues["bad"].admission.check(house.request(), SystemClock().monotonic_s())
-            _, _, tokens = await house.ask("good")
+                machine.queues["bad"].admission.check(machine.request(), SystemClock().monotonic_s())
+            _, _, tokens = await machine.ask("good")
             assert len(tokens) == 4
-            assert house.replicas["bad"].failures == 1
-            assert house.replicas["bad"].engine.pid is None
+            assert machine.replicas["bad"].failures == 1
+            assert machine.replicas["bad"].engine.pid is None
 
     run(work())
 
 
 def test_a_model_that_turns_out_too_large_is_ended_again():
     async def work():
-        house = House({"a": scripted}, places=1)
-        house.residents.budget_bytes = 1 << 20
-        house.residents["a"].memory_bytes = 1 << 10
-        async with living(house):
+        machine = Machine({"a": scripted}, places=1)
+        machine.residents.budget_bytes = 1 << 20
+        machine.residents["a"].memory_bytes = 1 << 10
+        async with living(machine):
             with pytest.raises(ModelLoadFailed):
-                await house.ask("a")
-            assert house.replicas["a"].engine.pid is None
-            assert house.residents.used_bytes == 0
+                await machine.ask("a")
+            assert machine.replicas["a"].engine.pid is None
+            assert machine.residents.used_bytes == 0
 
     run(work())
 
 
-def test_who_cannot_wait_for_a_load_is_told_when_to_come_and_finds_it_loaded():
+def test_a_request_that_cannot_wait_for_a_load_gets_retry_after_and_then_finds_it_loaded():
     async def work():
         config = DispatchConfig(max_wait_s={PriorityClass.STANDARD: 0.5})
-        async with living(House({"a": scripted}, places=1, dispatch=config)) as house:
+        async with living(Machine({"a": scripted}, places=1, dispatch=config)) as machine:
             with pytest.raises(QueueFull) as refusal:
-                house.queues["a"].admission.check(house.request(), SystemClock().monotonic_s())
+                machine.queues["a"].admission.check(machine.request(), SystemClock().monotonic_s())
             assert refusal.value.retry_after_s >= 0.9
-            await house.until(lambda: house.replicas["a"].loads == 1)
-            place, _, tokens = await house.ask("a")
+            await machine.until(lambda: machine.replicas["a"].loads == 1)
+            place, _, tokens = await machine.ask("a")
             assert place.wait_s == 0
             assert len(tokens) == 4
 
@@ -228,10 +228,10 @@ def test_who_cannot_wait_for_a_load_is_told_when_to_come_and_finds_it_loaded():
 
 def test_a_pinned_model_is_there_from_the_start_and_nothing_is_left_at_the_end():
     async def work():
-        async with living(House({"a": scripted, "b": scripted}, places=2, pinned={"a"})) as house:
-            await house.until(lambda: house.replicas["a"].is_open)
-            await house.ask("b")
-            pids = [lodger.engine.pid for lodger in house.replicas.values()]
+        async with living(Machine({"a": scripted, "b": scripted}, places=2, pinned={"a"})) as machine:
+            await machine.until(lambda: machine.replicas["a"].is_open)
+            await machine.ask("b")
+            pids = [replica.engine.pid for replica in machine.replicas.values()]
             assert all(process_memory_bytes(pid) > 1 << 20 for pid in pids)
         assert not any(psutil.pid_exists(pid) for pid in pids)
 
@@ -241,37 +241,37 @@ def test_a_pinned_model_is_there_from_the_start_and_nothing_is_left_at_the_end()
 # --- by hand ---
 
 
-def by_hand(house):
-    return OnDemandModelAdmin(house.residence, SystemClock())
+def admin_of(machine):
+    return OnDemandModelAdmin(machine.manager, SystemClock())
 
 
-def states(house):
-    return {one.model: one.state for one in by_hand(house).all().data}
+def states(machine):
+    return {one.model: one.state for one in admin_of(machine).all().data}
 
 
 def test_a_model_can_be_loaded_ahead_and_its_memory_had_back():
     async def work():
-        async with living(House({"a": scripted, "b": scripted}, places=2)) as house:
-            told = by_hand(house).load("a")
-            assert (told.state, told.loads, told.idle_s) == ("waiting", 0, None)
-            assert told.ready_in_s == pytest.approx(1.0, abs=0.1)
-            await house.until(lambda: states(house)["a"] == "serving")
-            place, waited_ms, _ = await house.ask("a")
+        async with living(Machine({"a": scripted, "b": scripted}, places=2)) as machine:
+            status = admin_of(machine).load("a")
+            assert (status.state, status.loads, status.idle_s) == ("waiting", 0, None)
+            assert status.ready_in_s == pytest.approx(1.0, abs=0.1)
+            await machine.until(lambda: states(machine)["a"] == "serving")
+            place, waited_ms, _ = await machine.ask("a")
             assert place.wait_s == 0
             assert WaitCause.COLD_START not in waited_ms
-            pid, held = house.replicas["a"].engine.pid, asyncio.Event()
-            running = asyncio.create_task(house.ask("a", held))
-            await house.until(lambda: house.queues["a"].core.running == 1)
-            by_hand(house).unload("a", hold=False)
-            assert states(house)["a"] == "draining"
-            waiting = asyncio.create_task(house.ask("a"))
+            pid, held = machine.replicas["a"].engine.pid, asyncio.Event()
+            running = asyncio.create_task(machine.ask("a", held))
+            await machine.until(lambda: machine.queues["a"].core.running == 1)
+            admin_of(machine).unload("a", hold=False)
+            assert states(machine)["a"] == "draining"
+            waiting = asyncio.create_task(machine.ask("a"))
             await asyncio.sleep(0.3)
             assert psutil.pid_exists(pid)  # somebody still reads
             held.set()
             assert len((await running)[2]) == 4
             assert len((await waiting)[2]) == 4  # it was loaded again for who waited
             assert not psutil.pid_exists(pid)
-            (one,) = (one for one in by_hand(house).all().data if one.model == "a")
+            (one,) = (one for one in admin_of(machine).all().data if one.model == "a")
             assert (one.loads, one.unloads, one.state, one.running) == (2, 1, "serving", 0)
             assert one.measured_bytes
             assert one.idle_s < LIMIT_S
@@ -281,49 +281,49 @@ def test_a_model_can_be_loaded_ahead_and_its_memory_had_back():
 
 def test_a_model_that_is_held_refuses_until_it_is_loaded_by_hand():
     async def work():
-        async with living(House({"a": scripted, "b": scripted}, places=1)) as house:
-            await house.ask("a")
+        async with living(Machine({"a": scripted, "b": scripted}, places=1)) as machine:
+            await machine.ask("a")
             held = asyncio.Event()
-            running = asyncio.create_task(house.ask("a", held))
-            await house.until(lambda: house.queues["a"].core.running == 1)
-            by_hand(house).unload("a", hold=True)
-            await house.until(lambda: not house.replicas["a"].is_open)
+            running = asyncio.create_task(machine.ask("a", held))
+            await machine.until(lambda: machine.queues["a"].core.running == 1)
+            admin_of(machine).unload("a", hold=True)
+            await machine.until(lambda: not machine.replicas["a"].is_open)
             with pytest.raises(ModelHeld, match="operator") as refusal:
-                await house.ask("a")
+                await machine.ask("a")
             assert refusal.value.retry_after_s == 10.0
-            assert not house.queues["a"].serving
+            assert not machine.queues["a"].serving
             held.set()
             await running
-            await house.until(lambda: states(house)["a"] == "held")
-            assert house.replicas["a"].engine.pid is None
-            await house.ask("b")
-            assert states(house)["a"] == "held"
-            by_hand(house).load("a")
-            _, _, tokens = await house.ask("a")
+            await machine.until(lambda: states(machine)["a"] == "held")
+            assert machine.replicas["a"].engine.pid is None
+            await machine.ask("b")
+            assert states(machine)["a"] == "held"
+            admin_of(machine).load("a")
+            _, _, tokens = await machine.ask("a")
             assert len(tokens) == 4
 
     run(work())
 
 
-def test_a_pinned_model_stays_and_what_is_in_the_way_is_named():
+def test_a_pinned_model_stays_and_an_error_names_what_prevents_a_load():
     async def work():
-        async with living(House(dict.fromkeys("abc", scripted), places=2)) as house:
-            hand = by_hand(house)
-            assert hand.pin("a").pinned
+        async with living(Machine(dict.fromkeys("abc", scripted), places=2)) as machine:
+            admin = admin_of(machine)
+            assert admin.pin("a").pinned
             with pytest.raises(Conflict, match="With b pinned, c could never be loaded: it takes 1,024 MiB, and 0 MiB"):
-                hand.pin("b")
+                admin.pin("b")
             with pytest.raises(Conflict, match="a is pinned"):
-                hand.unload("a", hold=False)
-            hand.unload("c", hold=True)
-            hand.pin("b")
+                admin.unload("a", hold=False)
+            admin.unload("c", hold=True)
+            admin.pin("b")
             with pytest.raises(Conflict, match=r"c takes 1,024 MiB.* beside what is pinned: a \(1,024 MiB\), b"):
-                hand.load("c")
+                admin.load("c")
             with pytest.raises(ResourceNotFound, match="no model 'd' that is loaded on demand"):
-                hand.load("d")
-            await house.until(lambda: states(house) == {"a": "serving", "b": "serving", "c": "held"})
-            hand.unpin("a")
-            hand.load("c")
-            await house.until(lambda: states(house) == {"a": "out", "b": "serving", "c": "serving"})
+                admin.load("d")
+            await machine.until(lambda: states(machine) == {"a": "serving", "b": "serving", "c": "held"})
+            admin.unpin("a")
+            admin.load("c")
+            await machine.until(lambda: states(machine) == {"a": "out", "b": "serving", "c": "serving"})
 
     run(work())
 
@@ -331,12 +331,14 @@ def test_a_pinned_model_stays_and_what_is_in_the_way_is_named():
 def test_a_load_that_failed_can_be_tried_again_at_once():
     async def work():
         mended = []
-        async with living(House({"a": lambda address: (scripted if mended else broken)(address)}, places=1)) as house:
+        async with living(
+            Machine({"a": lambda address: (scripted if mended else broken)(address)}, places=1)
+        ) as machine:
             with pytest.raises(ModelLoadFailed):
-                await house.ask("a")
+                await machine.ask("a")
             mended.append(True)
-            by_hand(house).load("a")
-            _, _, tokens = await house.ask("a")
+            admin_of(machine).load("a")
+            _, _, tokens = await machine.ask("a")
             assert len(tokens) == 4
 
     run(work())
@@ -363,7 +365,7 @@ def configured(folder, **settings):
     return str(path)
 
 
-def test_two_models_share_room_for_one(tmp_path):
+def test_two_models_share_memory_for_one(tmp_path):
     body = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
     with serving("--config", configured(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         listed = {entry["id"]: entry["max_model_len"] for entry in client.get("/v1/models").json()["data"]}
@@ -408,16 +410,16 @@ def test_two_models_share_room_for_one(tmp_path):
         refused = client.post("/v1/completions", json={"model": "red", **body})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_held")
         assert not client.get("/v1/models/red").json()["ready"]
-        (told,) = json.loads(maitred("load", "red", "--wait", "--json"))
-        assert (told["state"], told["loads"], told["held"]) == ("serving", 3, False)
-        assert 0.5 < told["predicted_load_s"] < 60
+        (status,) = json.loads(maitred("load", "red", "--wait", "--json"))
+        assert (status["state"], status["loads"], status["held"]) == ("serving", 3, False)
+        assert 0.5 < status["predicted_load_s"] < 60
         refused = client.post("/admin/v1/models/pin", json={"model": "red"}, headers={"x-api-key": key})
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
         assert "With red pinned, blue could never be loaded" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "reason"),
     [
         ({"residency": {"memory_bytes": "64MiB"}}, "models.red can never be loaded: it takes"),
         ({"models": {"m": {"path": "/nowhere"}}}, "The model folder /nowhere does not exist"),
@@ -426,7 +428,7 @@ def test_two_models_share_room_for_one(tmp_path):
         ({"models": {"m": {"path": "x", "engine": {"max_sequences": 4096}}}}, "Raise step_tokens"),
     ],
 )
-def test_what_can_never_work_is_refused_at_the_start_with_a_clear_sentence(tmp_path, settings, said):
+def test_what_can_never_work_is_refused_at_the_start_with_a_clear_sentence(tmp_path, settings, reason):
     path = configured(tmp_path, **settings)
     done = subprocess.run(
         [sys.executable, "-m", "maitred", "serve", "--config", path, "--port", "0"],
@@ -436,5 +438,5 @@ def test_what_can_never_work_is_refused_at_the_start_with_a_clear_sentence(tmp_p
         cwd=tmp_path,
     )
     assert done.returncode != 0
-    assert said in " ".join((done.stdout + done.stderr).split())
+    assert reason in " ".join((done.stdout + done.stderr).split())
     assert "Traceback" not in done.stderr

@@ -20,7 +20,7 @@ PRESSURE = 12
 
 @pytest.fixture(scope="module")
 def server():
-    # Room for about 2,000 tokens: the stories of others take all that is not pinned.
+    # Memory for about 2,000 tokens: prompts of others take all that is not pinned.
     settings = {"engine.context_tokens": 512, "engine.pins.share_each": 0.25}
     with serving("--kv-memory", "8MiB", "--max-sequences", "8", settings=settings) as running:
         yield running
@@ -33,7 +33,7 @@ def admin(server):
         yield client
 
 
-def told(server, user):
+def cached_tokens(server, user):
     body = {"model": "maitred-tiny", "messages": [SYSTEM, {"role": "user", "content": user}], "max_tokens": 4}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -49,9 +49,9 @@ def press(server):
 
 
 def test_a_pinned_prefix_is_found_whatever_others_need(server, admin):
-    told(server, "one")
+    cached_tokens(server, "one")
     press(server)
-    assert told(server, "two") == 0, "without a pin it is evicted"
+    assert cached_tokens(server, "two") == 0, "without a pin it is evicted"
     made = admin.post(
         "/admin/v1/pins",
         json={"model": "maitred-tiny", "messages": [SYSTEM], "tenant": "anonymous", "name": "village", "ttl_s": 600},
@@ -64,7 +64,7 @@ def test_a_pinned_prefix_is_found_whatever_others_need(server, admin):
     assert held == pin["tokens"] // block
     for number in range(2):
         press(server)
-        assert told(server, f"after {number}") >= (held - 1) * block
+        assert cached_tokens(server, f"after {number}") >= (held - 1) * block
     assert server.metrics()["maitred_engine_pins_given_up_total"] == 0
     assert [one["id"] for one in admin.get("/admin/v1/pins").json()["data"]] == [pin["id"]]
     again = admin.post(
@@ -76,7 +76,7 @@ def test_a_pinned_prefix_is_found_whatever_others_need(server, admin):
     assert admin.get("/admin/v1/pins").json()["data"] == []
     press(server)
     assert server.metrics()["maitred_engine_kv_blocks_pinned"] == 0
-    assert told(server, "three") == 0
+    assert cached_tokens(server, "three") == 0
 
 
 def test_pins_end_with_their_time_and_with_sleep(server, admin):
@@ -91,11 +91,11 @@ def test_pins_end_with_their_time_and_with_sleep(server, admin):
         pass
     assert admin.get("/admin/v1/pins").json()["data"][0]["replicas"] == []
     assert server.metrics()["maitred_engine_kv_blocks_pinned"] == 0
-    assert told(server, "awake") == 0
+    assert cached_tokens(server, "awake") == 0
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "said"),
+    ("fields", "status", "reason"),
     [
         ({"prompt": "x"}, 400, "only whole blocks of 16 are pinned"),
         ({"prompt": "a b c d " * 118}, 400, "the pins of this tenant may hold"),
@@ -104,9 +104,9 @@ def test_pins_end_with_their_time_and_with_sleep(server, admin):
         ({"prompt": "x", "model": "nobody"}, 404, "No engine of maitred's runs a model called 'nobody'"),
     ],
 )
-def test_what_cannot_be_pinned_is_refused_with_the_reason(server, admin, fields, status, said):
+def test_what_cannot_be_pinned_is_refused_with_the_reason(server, admin, fields, status, reason):
     refused = admin.post("/admin/v1/pins", json={"model": "maitred-tiny", "tenant": "anonymous", **fields})
-    assert (refused.status_code, said in refused.json()["error"]["message"]) == (status, True), refused.text
+    assert (refused.status_code, reason in refused.json()["error"]["message"]) == (status, True), refused.text
 
 
 def test_only_operators_pin(server):
@@ -127,7 +127,7 @@ def test_pins_from_the_command_line(server, admin, tmp_path):
     assert held.returncode == 0, held.stderr
     (pin,) = json.loads(held.stdout)
     assert (pin["name"], pin["tenant"], pin["replicas"]) == ("village", "anonymous", ["local"])
-    assert told(server, "again") >= pin["tokens"] // 16 * 16 - 16
+    assert cached_tokens(server, "again") >= pin["tokens"] // 16 * 16 - 16
     listed = next(line.split() for line in maitred("list").stdout.splitlines() if line.startswith(pin["id"]))
     assert listed[1:5] == ["maitred-tiny", "anonymous", "village", str(pin["tokens"])]
     assert maitred("release", pin["id"]).stdout == f"Released {pin['id']}.\n"

@@ -125,8 +125,8 @@ async def test_a_stream_goes_on_at_another_server_and_says_where(dialect, path):
         assert (text_of(events), done, clean) == (TEXT, True, True)
         # Twice it broke: after three words, and after three more.
         assert [text_of([event]) for event in events if event.get("maitred") == {"continued": True}] == [" 3", " 6"]
-        (tally,) = system.tallies
-        assert (tally.continued, tally.recoveries) == (2, 2)
+        (context,) = system.contexts
+        assert (context.continued, context.recoveries) == (2, 2)
         (event,) = system.ledger.events
         assert event.outcome is Outcome.FINISHED
         assert sorted(event.replica.split(",")) == ["server-0", "server-1"]

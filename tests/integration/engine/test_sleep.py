@@ -88,7 +88,7 @@ def test_a_model_that_sleeps_gives_its_memory_back_and_a_request_wakes_it():
         assert (refused.status_code, refused.json()["error"]["param"]) == (404, "model")
 
 
-def test_a_model_that_is_loaded_on_demand_sleeps_beside_another_that_takes_its_room(tmp_path):
+def test_an_on_demand_model_sleeps_while_another_uses_its_memory(tmp_path):
     with serving("--config", configured(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         # Told while it is being loaded, it sleeps once it is there.
         maitred(server, "wake", "red")

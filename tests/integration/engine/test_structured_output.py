@@ -110,7 +110,7 @@ def test_other_forms_are_followed_by_texts_and_by_chats(client, fields, pattern)
     assert re.fullmatch(pattern, answer.choices[0].message.content)
 
 
-def test_min_tokens_and_ignore_eos_give_way_to_the_end_of_the_word(client):
+def test_the_end_of_the_grammar_overrides_min_tokens_and_ignore_eos(client):
     fields = {"guided_regex": "ab?", "min_tokens": 30, "ignore_eos": True}
     answer = chat(client, extra_body=fields, max_tokens=50)
     assert answer.choices[0].message.content == "ab"

@@ -29,9 +29,9 @@ def prompt_of(server, **fields):
     with httpx.Client(base_url=server.url, timeout=60) as client:
         body = {"model": "thinker", "messages": MESSAGES, "max_tokens": 1, **fields}
         count = client.post("/v1/chat/completions", json=body).raise_for_status().json()["usage"]["prompt_tokens"]
-        told = {"enable_thinking": fields["enable_thinking"]} if "enable_thinking" in fields else {}
-        told |= fields.get("chat_template_kwargs", {})
-        body = {"messages": MESSAGES, "chat_template_kwargs": told}
+        arguments = {"enable_thinking": fields["enable_thinking"]} if "enable_thinking" in fields else {}
+        arguments |= fields.get("chat_template_kwargs", {})
+        body = {"messages": MESSAGES, "chat_template_kwargs": arguments}
         tokens = client.post("/tokenize", json=body).raise_for_status().json()["tokens"]
         return client.post("/detokenize", json={"tokens": tokens}).json()["prompt"], len(tokens) == count
 
@@ -43,8 +43,8 @@ def test_the_model_reads_what_its_template_makes_of_it(server, fields):
     plain, counted = prompt_of(server)
     assert counted
     assert "<think>" not in plain
-    told, counted = prompt_of(server, **fields)
-    assert told == plain + "<think></think>"
+    arguments, counted = prompt_of(server, **fields)
+    assert arguments == plain + "<think></think>"
     assert counted
 
 

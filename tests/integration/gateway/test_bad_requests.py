@@ -1,4 +1,4 @@
-"""What callers get wrong, and what each of them is told: status, field and code, in OpenAI's shape."""
+"""Requests with faults, and the error that each gets: status, field and code, in OpenAI's shape."""
 
 import asyncio
 import json
@@ -92,7 +92,7 @@ def check_error(response, status, code):
     return error
 
 
-async def test_every_bad_request_is_told_what_is_wrong_and_where():
+async def test_every_bad_request_gets_an_error_with_what_is_wrong_and_where():
     async with gateway() as system:
         for (path, body), status, param, code in BAD:
             response = await system.client.post(path, json=body)

@@ -35,8 +35,8 @@ async def nothing_is_left(system: Gateway):
     assert system.gate.count == 0
     assert system.link.open_streams == 0
     await system.engine.wait_until(lambda: system.engine.load().running == 0)
-    floor = system.dispatcher.core
-    assert (floor.waiting, floor.running) == (0, 0)
+    core = system.dispatcher.core
+    assert (core.waiting, core.running) == (0, 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -56,10 +56,10 @@ async def test_before_the_first_token_and_in_the_middle(path, fields, stream):
             await system.engine.wait_until(
                 lambda time=time: len(system.engine.cancelled) == prompts * (time + 1), timeout_s=1
             )
-            await system.wait_until(lambda time=time: len(system.tallies) == time + 1)
+            await system.wait_until(lambda time=time: len(system.contexts) == time + 1)
             await nothing_is_left(system)
-        assert [tally.outcome for tally in system.tallies] == [Outcome.CANCELLED] * 2
-        assert (system.tallies[0].completion_tokens, system.tallies[1].completion_tokens > 0) == (0, True)
+        assert [context.outcome for context in system.contexts] == [Outcome.CANCELLED] * 2
+        assert (system.contexts[0].completion_tokens, system.contexts[1].completion_tokens > 0) == (0, True)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -67,7 +67,7 @@ async def test_before_the_first_token_and_in_the_middle(path, fields, stream):
 async def test_in_the_queue(path, stream):
     """Every sequence is taken, so the request waits; the engine never hears of it."""
     async with gateway([NEVER]) as system:
-        crowd = asyncio.create_task(
+        running = asyncio.create_task(
             system.client.post("/v1/completions", json=body_for("/v1/completions", prompt=["x"] * 16, n=8))
         )
         await system.engine.wait_until(lambda: len(system.engine.submitted) == 16)
@@ -81,18 +81,18 @@ async def test_in_the_queue(path, stream):
         assert place.json()["position"] == 0
         assert place.json()["predicted_ttft_ms"] >= place.json()["predicted_wait_ms"] >= 0
         await leave(request)
-        await system.wait_until(lambda: bool(system.tallies) and system.tallies[-1].request_id == "mine", 1)
-        assert system.tallies[-1].outcome is Outcome.CANCELLED
+        await system.wait_until(lambda: bool(system.contexts) and system.contexts[-1].request_id == "mine", 1)
+        assert system.contexts[-1].outcome is Outcome.CANCELLED
         assert system.dispatcher.core.waiting == 0
         assert len(system.engine.submitted) == 16
         assert (await system.client.get("/v1/queue/mine")).status_code == 404
-        await leave(crowd)
+        await leave(running)
         await system.wait_until(lambda: system.gate.count == 0)
 
 
-async def test_a_stream_that_waits_in_the_queue_is_told_where_it_stands():
+async def test_a_stream_that_waits_in_the_queue_gets_its_position():
     async with gateway([NEVER], heartbeat_s=0.05) as system:
-        crowd = asyncio.create_task(
+        running = asyncio.create_task(
             system.client.post("/v1/completions", json=body_for("/v1/completions", prompt=["x"] * 16, n=8))
         )
         await system.engine.wait_until(lambda: len(system.engine.submitted) == 16)
@@ -102,7 +102,7 @@ async def test_a_stream_that_waits_in_the_queue_is_told_where_it_stands():
                 if line:
                     assert line.startswith(": queue position 0, predicted wait ")
                     break
-        await leave(crowd)
+        await leave(running)
         await system.wait_until(lambda: system.gate.count == 0)
         assert len(system.engine.submitted) == 16
 
@@ -114,8 +114,8 @@ async def test_while_a_long_prompt_is_read():
         request = asyncio.create_task(system.client.post("/v1/completions", json=body))
         await system.wait_until(lambda: system.gate.count == 1)
         await leave(request)
-        await system.wait_until(lambda: bool(system.tallies), 2)
-        assert system.tallies[0].outcome is Outcome.CANCELLED
+        await system.wait_until(lambda: bool(system.contexts), 2)
+        assert system.contexts[0].outcome is Outcome.CANCELLED
         assert system.engine.submitted == []
 
 
@@ -133,7 +133,7 @@ async def test_a_client_that_has_sent_the_next_request_already_is_seen_to_leave(
         writer.close()
         await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1, timeout_s=1)
         await system.wait_until(lambda: system.gate.count == 0)
-        assert {tally.outcome for tally in system.tallies} == {Outcome.CANCELLED}
+        assert {context.outcome for context in system.contexts} == {Outcome.CANCELLED}
 
 
 async def test_many_at_random_moments():
@@ -158,7 +158,7 @@ async def test_many_at_random_moments():
         await asyncio.gather(*(client(system) for _ in range(150)))
         await system.wait_until(lambda: system.gate.count == 0, 20)
         await nothing_is_left(system)
-        outcomes = {tally.outcome for tally in system.tallies}
+        outcomes = {context.outcome for context in system.contexts}
         # Keys that come again with another body are refused.
         assert {Outcome.FINISHED} < outcomes <= {Outcome.FINISHED, Outcome.CANCELLED, Outcome.REFUSED}
         # All that the replica has is free again.

@@ -19,14 +19,14 @@ model:
   degradation:
     - {step: shorten, to_tokens: 4}
 tenants:
-  crowd:
-    keys: {one: {secret: {env: CROWD_KEY}}}
+  heavy:
+    keys: {one: {secret: {env: HEAVY_KEY}}}
   light:
     keys: {one: {secret: {env: LIGHT_KEY}}}
   modest:
     priority_ceiling: 4
     keys: {one: {secret: {env: MODEST_KEY}}}
-  house:
+  operator:
     keys: {admin: {secret: {env: ADMIN_KEY}, scopes: [admin, metrics]}}
 """
 PATIENCE_S = 30.0
@@ -34,7 +34,7 @@ PATIENCE_S = 30.0
 
 @pytest.fixture(scope="module")
 def keys():
-    return {name: make_key().plaintext for name in ("CROWD_KEY", "LIGHT_KEY", "MODEST_KEY", "ADMIN_KEY")}
+    return {name: make_key().plaintext for name in ("HEAVY_KEY", "LIGHT_KEY", "MODEST_KEY", "ADMIN_KEY")}
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def _body(name, tokens):
 
 @pytest.fixture
 async def callers(server, keys):
-    """Crowd, light, modest; everything is given back after the test."""
+    """Heavy, light, modest; everything is given back after the test."""
     async with calling(server, keys) as callers:
         yield callers
 
@@ -108,7 +108,7 @@ async def calling(server, keys):
                 httpx.AsyncClient(base_url=server.url, headers=headers, timeout=PATIENCE_S)
             )
 
-        yield [Caller(await client(name)) for name in ("CROWD_KEY", "LIGHT_KEY", "MODEST_KEY")]
+        yield [Caller(await client(name)) for name in ("HEAVY_KEY", "LIGHT_KEY", "MODEST_KEY")]
         admin = await client("ADMIN_KEY")
         async with asyncio.timeout(PATIENCE_S):
             while left := await _left(admin):  # noqa: ASYNC110
@@ -139,19 +139,19 @@ async def _left(admin):
 @asynccontextmanager
 async def full(caller):
     """Both places are taken, until the block is left."""
-    async with caller.holding("holder-1"), caller.holding("holder-2"):
+    async with caller.holding("running-1"), caller.holding("running-2"):
         yield
 
 
 async def test_a_waiting_request_says_where_it_stands_to_its_own_organisation_only(callers):
-    crowd, light, _ = callers
+    heavy, light, _ = callers
     async with asyncio.TaskGroup() as tasks:
-        async with full(crowd):
-            first = tasks.create_task(crowd.ask("place-first"))
-            await crowd.waits("place-first")
-            second = tasks.create_task(crowd.ask("place-second"))
-            behind = await crowd.waits("place-second")
-            place = await crowd.waits("place-first")
+        async with full(heavy):
+            first = tasks.create_task(heavy.ask("place-first"))
+            await heavy.waits("place-first")
+            second = tasks.create_task(heavy.ask("place-second"))
+            behind = await heavy.waits("place-second")
+            place = await heavy.waits("place-first")
             stranger = await light.place("place-first")
         answers = [await first, await second]
     assert place["id"] == "place-first"
@@ -160,53 +160,53 @@ async def test_a_waiting_request_says_where_it_stands_to_its_own_organisation_on
     assert stranger.status_code == 404
     assert [answer.status_code for answer in answers] == [200, 200]
     assert int(answers[1].headers["x-maitred-queue-position"]) >= 1
-    assert (await crowd.place("place-first")).status_code == 404
+    assert (await heavy.place("place-first")).status_code == 404
 
 
-async def test_a_light_tenant_does_not_wait_behind_a_crowd(callers):
-    crowd, light, _ = callers
-    async with asyncio.TaskGroup() as tasks, full(crowd):
+async def test_a_light_tenant_does_not_wait_behind_many_requests_of_another(callers):
+    heavy, light, _ = callers
+    async with asyncio.TaskGroup() as tasks, full(heavy):
         for number in range(12):
-            tasks.create_task(crowd.ask(f"crowd-{number}", tokens=60))
-            await crowd.waits(f"crowd-{number}")
+            tasks.create_task(heavy.ask(f"heavy-{number}", tokens=60))
+            await heavy.waits(f"heavy-{number}")
         tasks.create_task(light.ask("light", tokens=60))
         await light.waits("light")
-    later = sum(ended_s > light.ended["light"] for ended_s in crowd.ended.values())
+    later = sum(ended_s > light.ended["light"] for ended_s in heavy.ended.values())
     assert later >= 9, f"the light tenant came before {later} of 12"
 
 
-async def test_a_light_tenant_is_a_guest_while_a_crowd_holds_all_places(keys, tmp_path):
+async def test_a_light_tenant_gets_an_overcommit_slot_while_another_holds_all_slots(keys, tmp_path):
     path = tmp_path / "maitred.yaml"
     path.write_text(CONFIG.replace("guests: 0", "guests: 1"))
     with serving("--config", str(path), environment=keys) as server:
-        async with calling(server, keys) as (crowd, light, _), asyncio.TaskGroup() as tasks, full(crowd):
-            waiting = tasks.create_task(crowd.ask("crowd", tokens=20))
-            await crowd.waits("crowd")
+        async with calling(server, keys) as (heavy, light, _), asyncio.TaskGroup() as tasks, full(heavy):
+            waiting = tasks.create_task(heavy.ask("heavy", tokens=20))
+            await heavy.waits("heavy")
             answer = await light.ask("light", tokens=20)
             assert answer.headers["x-maitred-predicted-wait-ms"] == "0"
             assert answer.json()["usage"]["completion_tokens"] == 20
             assert not waiting.done()
-            assert (await crowd.place("crowd")).status_code == 200, "it waits for the crowd's own answers to end"
+            assert (await heavy.place("heavy")).status_code == 200, "it waits for the heavy tenant's own answers to end"
         assert server.stop() == 0
 
 
 async def test_the_urgent_go_first_and_a_ceiling_caps_what_may_be_asked(callers):
-    crowd, _, modest = callers
-    async with asyncio.TaskGroup() as tasks, full(crowd):
-        background = tasks.create_task(crowd.ask("background", tokens=60, headers={"x-maitred-priority": "1"}))
-        await crowd.waits("background")
+    heavy, _, modest = callers
+    async with asyncio.TaskGroup() as tasks, full(heavy):
+        background = tasks.create_task(heavy.ask("background", tokens=60, headers={"x-maitred-priority": "1"}))
+        await heavy.waits("background")
         capped = tasks.create_task(modest.ask("capped", tokens=60, priority=10))
         await modest.waits("capped")
-        urgent = tasks.create_task(crowd.ask("urgent", tokens=60, headers={"x-maitred-priority": "interactive"}))
-        assert (await crowd.waits("urgent"))["position"] == 0
+        urgent = tasks.create_task(heavy.ask("urgent", tokens=60, headers={"x-maitred-priority": "interactive"}))
+        assert (await heavy.waits("urgent"))["position"] == 0
     granted = [task.result().headers["x-maitred-priority"] for task in (urgent, capped, background)]
     assert granted == ["interactive", "batch", "background"]
-    assert crowd.ended["urgent"] < crowd.ended["background"]
+    assert heavy.ended["urgent"] < heavy.ended["background"]
 
 
-async def test_who_would_be_served_too_late_is_told_at_once_when_to_come_back(callers):
-    crowd, light, _ = callers
-    async with full(crowd):
+async def test_a_request_that_would_be_late_is_rejected_at_once_with_retry_after(callers):
+    heavy, light, _ = callers
+    async with full(heavy):
         began_s = time.monotonic()
         refused = await light.ask("late", headers={"x-maitred-ttft-ms": "5"})
         took_s = time.monotonic() - began_s
@@ -233,13 +233,13 @@ async def test_a_shorter_answer_is_given_where_a_whole_one_would_come_too_late(k
     path = tmp_path / "maitred.yaml"
     path.write_text(config)
     with serving("--config", str(path), environment=keys) as server:
-        headers = {"authorization": f"Bearer {keys['CROWD_KEY']}"}
+        headers = {"authorization": f"Bearer {keys['HEAVY_KEY']}"}
         async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=PATIENCE_S) as client:
-            crowd = Caller(client)
-            async with full(crowd):
+            heavy = Caller(client)
+            async with full(heavy):
                 soon = {"x-maitred-ttft-ms": "200"}
-                refused = await crowd.ask("declined", tokens=1_500, headers=soon)
-                given = await crowd.ask("shorter", tokens=1_500, headers={**soon, "x-maitred-no-degradation": "false"})
+                refused = await heavy.ask("declined", tokens=1_500, headers=soon)
+                given = await heavy.ask("shorter", tokens=1_500, headers={**soon, "x-maitred-no-degradation": "false"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "deadline_unmeetable")
         assert given.status_code == 200, given.text
         assert given.headers["x-maitred-degraded"] == "max_tokens=4"
@@ -248,8 +248,8 @@ async def test_a_shorter_answer_is_given_where_a_whole_one_would_come_too_late(k
 
 
 async def test_who_leaves_the_queue_leaves_nothing(callers):
-    crowd, light, _ = callers
-    async with full(crowd):
+    heavy, light, _ = callers
+    async with full(heavy):
         waiting = [asyncio.create_task(light.ask(f"leaver-{number}", n=1 + number % 2)) for number in range(9)]
         await light.waits("leaver-8")
         for task in waiting:
@@ -261,16 +261,16 @@ async def test_who_leaves_the_queue_leaves_nothing(callers):
 
 
 async def test_streams_tell_while_they_wait_and_account_for_it(callers):
-    crowd, light, _ = callers
+    heavy, light, _ = callers
     async with AsyncExitStack() as stack:
         holding = await stack.enter_async_context(AsyncExitStack())
-        await holding.enter_async_context(full(crowd))
-        body = _body("told", 5) | {"stream": True}
-        headers = {"x-request-id": "told", "x-maitred-explain": "true"}
+        await holding.enter_async_context(full(heavy))
+        body = _body("shown", 5) | {"stream": True}
+        headers = {"x-request-id": "shown", "x-maitred-explain": "true"}
         sending = asyncio.create_task(
             stack.enter_async_context(light.client.stream("POST", "/v1/completions", json=body, headers=headers))
         )
-        await light.waits("told")
+        await light.waits("shown")
         await holding.aclose()
         stream = await sending
         waited = dict(item.split("=") for item in stream.headers["x-maitred-waited"].split(", "))

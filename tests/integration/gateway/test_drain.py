@@ -53,8 +53,8 @@ async def test_a_drain_under_running_streams_loses_nothing_and_tells_when_it_is_
             assert not running.done()
             replicas = {one["replica"]: one for one in (await client.get("/admin/v1/replicas")).json()["data"]}
             busy = next((name for name, one in replicas.items() if one["requests"] > 1), None)
-        told = (await client.post("/admin/v1/replicas/drain", json={"replica": busy})).json()
-        assert (told["state"], told["ready"]) == ("draining", False)
+        drained = (await client.post("/admin/v1/replicas/drain", json={"replica": busy})).json()
+        assert (drained["state"], drained["ready"]) == ("draining", False)
         later = asyncio.create_task(all_kinds(client))
         over = (await asyncio.to_thread(maitred, server, "drain", busy, "--wait"))[busy]
         assert (over["state"], over["requests"]) == ("maintenance", 0)

@@ -48,32 +48,32 @@ def ask(server, request_id, **fields):
     ).raise_for_status()
 
 
-def test_the_whole_way_of_a_request(server, admin):
+def test_the_whole_timeline_of_a_request(server, admin):
     ask(server, "first")
     ask(server, "second", temperature=0.5)
     result = explain(server, admin, "second", "--json")
     assert result.exit_code == 0, result.output
-    story = json.loads(result.stdout)
-    assert (story["outcome"], story["status"], story["output_tokens"]) == ("finished", 200, 6)
-    assert story["parameters"] == {"max_tokens": 6, "temperature": 0.5}
-    chapters = {chapter["name"]: chapter for chapter in story["chapters"]}
-    assert [*chapters] == ["resolve", "plan", "admission", "queue", "routing", "attempt", "settlement"]
-    begun = [chapter["at_ms"] for chapter in story["chapters"]]
+    timeline = json.loads(result.stdout)
+    assert (timeline["outcome"], timeline["status"], timeline["output_tokens"]) == ("finished", 200, 6)
+    assert timeline["parameters"] == {"max_tokens": 6, "temperature": 0.5}
+    spans = {span["name"]: span for span in timeline["chapters"]}
+    assert [*spans] == ["resolve", "plan", "admission", "queue", "routing", "attempt", "settlement"]
+    begun = [span["at_ms"] for span in timeline["chapters"]]
     assert begun == sorted(begun)
-    candidates = chapters["routing"]["facts"]["candidates"]
+    candidates = spans["routing"]["facts"]["candidates"]
     assert {candidate["replica"] for candidate in candidates} == {"local-0", "local-1"}
     # The prompt is the same, so it is known where its beginning lies.
-    (holder,) = [candidate for candidate in candidates if candidate["held_tokens"]]
-    assert chapters["routing"]["facts"]["replica"] == holder["replica"]
-    (engine,) = chapters["attempt"]["inside"]
+    (chosen,) = [candidate for candidate in candidates if candidate["held_tokens"]]
+    assert spans["routing"]["facts"]["replica"] == chosen["replica"]
+    (engine,) = spans["attempt"]["inside"]
     assert [one["name"] for one in engine["inside"]] == ["engine.queue", "prefill", "decode"]
     _, prefill, decode = engine["inside"]
-    assert prefill["facts"]["cached_tokens"] == story["cached_tokens"] > 0
+    assert prefill["facts"]["cached_tokens"] == timeline["cached_tokens"] > 0
     assert decode["facts"]["steps"] >= 1
-    assert engine["at_ms"] >= chapters["attempt"]["at_ms"]
-    last = chapters["attempt"]["at_ms"] + chapters["attempt"]["took_ms"]
+    assert engine["at_ms"] >= spans["attempt"]["at_ms"]
+    last = spans["attempt"]["at_ms"] + spans["attempt"]["took_ms"]
     assert engine["at_ms"] + engine["took_ms"] <= last
-    assert chapters["settlement"]["facts"]["output_tokens"] == 6
+    assert spans["settlement"]["facts"]["output_tokens"] == 6
 
 
 def test_for_people_it_is_a_table_without_a_word_of_the_prompt(server, admin):
@@ -88,12 +88,12 @@ def test_for_people_it_is_a_table_without_a_word_of_the_prompt(server, admin):
     assert "Featherstonehaugh" not in explain(server, admin, "for-people", "--json").stdout
 
 
-def test_a_refusal_has_its_story_too(server, admin):
+def test_a_refused_request_has_a_timeline_too(server, admin):
     with pytest.raises(httpx.HTTPStatusError):
         ask(server, "refused", model="unheard-of")
-    story = json.loads(explain(server, admin, "refused", "--json").stdout)
-    assert (story["outcome"], story["status"], story["error"]) == ("refused", 404, "model_not_found")
-    assert [(one["name"], one["error"]) for one in story["chapters"]] == [("resolve", "model_not_found")]
+    timeline = json.loads(explain(server, admin, "refused", "--json").stdout)
+    assert (timeline["outcome"], timeline["status"], timeline["error"]) == ("refused", 404, "model_not_found")
+    assert [(one["name"], one["error"]) for one in timeline["chapters"]] == [("resolve", "model_not_found")]
 
 
 def test_the_last_ones_are_listed_and_older_ones_forgotten(server, admin):

@@ -27,7 +27,7 @@ async def test_who_is_refused():
         before = kept(HttpExchange)
         for fields in ({"model": "unknown"}, {"max_tokens": 10_000}, {"n": 10_000}, {"temperature": "high"}):
             assert (await system.chat(**fields)).status_code in (400, 404)
-        await system.wait_until(lambda: len(system.tallies) == 5)
+        await system.wait_until(lambda: len(system.contexts) == 5)
         assert len(kept(HttpExchange) - before) == 0
 
 
@@ -42,7 +42,7 @@ async def test_who_hangs_up(stream):
         for request in requests:
             request.cancel()
         await asyncio.wait(requests)
-        await system.wait_until(lambda: len(system.tallies) == 3)
+        await system.wait_until(lambda: len(system.contexts) == 3)
         await system.wait_until(lambda: not kept((HttpExchange, HttpProtocol)) - before)
 
 
@@ -51,5 +51,5 @@ async def test_who_gets_an_answer():
         before = kept(HttpExchange)
         for stream in (False, True):
             assert (await system.chat(stream=stream)).status_code == 200
-        await system.wait_until(lambda: len(system.tallies) == 2)
+        await system.wait_until(lambda: len(system.contexts) == 2)
         await system.wait_until(lambda: not kept(HttpExchange) - before)

@@ -75,8 +75,8 @@ async def test_several_prompts_and_choices_are_indexed_prompt_first():
         assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
         assert [choice["text"][:4] for choice in choices] == ["Hell", "Hell", "Good", "Good"]
         assert response.json()["usage"]["completion_tokens"] == 12
-        await system.wait_until(lambda: bool(system.tallies))
-        assert system.tallies[0].outcome is Outcome.FINISHED
+        await system.wait_until(lambda: bool(system.contexts))
+        assert system.contexts[0].outcome is Outcome.FINISHED
 
 
 async def test_a_stop_string_ends_the_choice_at_the_replica_too():
@@ -102,11 +102,11 @@ async def test_a_client_that_leaves_frees_everything_at_once(stream):
         request.cancel()
         await asyncio.wait([request])
         await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1, timeout_s=1)
-        await system.wait_until(lambda: bool(system.tallies))
+        await system.wait_until(lambda: bool(system.contexts))
         assert system.link.open_streams == 0
         assert system.gate.count == 0
-        assert system.tallies[0].outcome is Outcome.CANCELLED
-        assert system.tallies[0].completion_tokens > 0
+        assert system.contexts[0].outcome is Outcome.CANCELLED
+        assert system.contexts[0].completion_tokens > 0
 
 
 async def test_a_long_wait_for_the_first_token_is_filled_with_comments():
@@ -123,7 +123,7 @@ async def test_an_engine_that_dies_before_the_first_token_is_an_honest_502():
         response = await system.chat(stream=True)
         assert response.status_code == 502
         assert response.json()["error"]["code"] == "replica_lost"
-        assert system.tallies[0].outcome is Outcome.FAILED
+        assert system.contexts[0].outcome is Outcome.FAILED
 
 
 async def test_an_engine_that_dies_in_the_middle_breaks_the_stream_off():
@@ -132,10 +132,10 @@ async def test_an_engine_that_dies_in_the_middle_breaks_the_stream_off():
         last = json.loads(received.decode().strip().split("\n\n")[-1].removeprefix("data: "))
         assert last["error"]["code"] == "replica_lost"
         assert b"[DONE]" not in received
-        await system.wait_until(lambda: bool(system.tallies))
-        assert system.tallies[0].outcome is Outcome.FAILED
-        assert system.tallies[0].completion_tokens == 4
-        # And then: the engine is gone, and the next request is told when to come back.
+        await system.wait_until(lambda: bool(system.contexts))
+        assert system.contexts[0].outcome is Outcome.FAILED
+        assert system.contexts[0].completion_tokens == 4
+        # And then: the engine is gone, and the next request gets Retry-After.
         response = await system.chat()
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "replica_unavailable"
@@ -163,11 +163,11 @@ async def test_a_slow_reader_holds_up_nobody_else():
         assert system.gate.count == 1
         writer.close()
         await system.wait_until(lambda: system.gate.count == 0)
-        await system.wait_until(lambda: len(system.tallies) == 6)
-        assert system.tallies[-1].outcome is Outcome.CANCELLED
+        await system.wait_until(lambda: len(system.contexts) == 6)
+        assert system.contexts[-1].outcome is Outcome.CANCELLED
 
 
-async def test_a_full_house_refuses_with_a_time_to_come_back():
+async def test_a_full_gateway_rejects_with_retry_after():
     async with gateway([ScriptedAnswer(tokens=HELLO * 30)], step_s=0.05, max_in_flight=1) as system:
         first = asyncio.create_task(system.chat(max_tokens=400))
         await system.wait_until(lambda: system.gate.count == 1)
@@ -186,7 +186,7 @@ async def test_a_full_house_refuses_with_a_time_to_come_back():
         await asyncio.wait([first])
 
 
-async def test_a_draining_house_finishes_what_it_began():
+async def test_a_draining_gateway_finishes_what_it_began():
     async with gateway([ScriptedAnswer(tokens=HELLO)], step_s=0.05) as system:
         first = asyncio.create_task(system.chat(max_tokens=400))
         await system.wait_until(lambda: system.gate.count == 1)
@@ -253,14 +253,18 @@ async def test_every_request_ends_once_and_leaves_nothing_behind():
         await system.wait_until(lambda: system.gate.count == 0)
         await system.wait_until(lambda: system.engine.load().running == 0)
         assert system.link.open_streams == 0
-        assert {tally.outcome for tally in system.tallies} >= {Outcome.FINISHED, Outcome.REFUSED, Outcome.CANCELLED}
+        assert {context.outcome for context in system.contexts} >= {
+            Outcome.FINISHED,
+            Outcome.REFUSED,
+            Outcome.CANCELLED,
+        }
         counted = sum(
             sample.value
             for family in text_string_to_metric_families(system.metrics.render()[0].decode())
             if family.name == "maitred_requests"
             for sample in family.samples
         )
-        assert counted == len(system.tallies)
+        assert counted == len(system.contexts)
 
 
 async def test_tokenize_and_detokenize_are_inverse():

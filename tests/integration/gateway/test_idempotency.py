@@ -32,12 +32,12 @@ async def ask(system: Gateway, key: str, *, content: str = "Hi", stream: bool = 
 async def leave_after(system: Gateway, key: str, steps: int, **fields: object) -> None:
     """A client that is gone after about so many steps of the engine."""
     leaving = asyncio.create_task(ask(system, key, **fields))
-    await under_way(system, steps)
+    await wait_steps(system, steps)
     leaving.cancel()
     await asyncio.wait([leaving])
 
 
-async def under_way(system: Gateway, steps: int) -> None:
+async def wait_steps(system: Gateway, steps: int) -> None:
     """Returns when the engine has made about so many steps for the first request."""
     await system.engine.wait_until(lambda: bool(system.engine.submitted))
     await asyncio.sleep(steps * STEP_S)
@@ -70,9 +70,9 @@ async def test_twenty_at_once_get_the_same_bytes_of_one_generation():
         (worker,) = [response for response in responses if not replayed(response)]
         originals = {response.headers["x-maitred-original-request-id"] for response in responses if replayed(response)}
         assert originals == {worker.headers["x-request-id"]}
-        await system.wait_until(lambda: len(system.tallies) == 20)
-        assert {tally.outcome for tally in system.tallies} == {Outcome.FINISHED}
-        assert sorted(tally.completion_tokens for tally in system.tallies) == [0] * 19 + [2 * len(LONG.tokens)]
+        await system.wait_until(lambda: len(system.contexts) == 20)
+        assert {context.outcome for context in system.contexts} == {Outcome.FINISHED}
+        assert sorted(context.completion_tokens for context in system.contexts) == [0] * 19 + [2 * len(LONG.tokens)]
         (billed,) = system.ledger.events
         assert (billed.request_id, billed.output_tokens) == (worker.headers["x-request-id"], 2 * len(LONG.tokens))
         assert counted(system, "maitred_requests") == 20
@@ -93,7 +93,7 @@ async def test_a_repeat_after_the_end_gets_the_stored_answer(stream):
 async def test_a_repeat_attaches_to_what_runs():
     async with gateway([LONG], step_s=STEP_S) as system:
         first = asyncio.create_task(ask(system, "k"))
-        await under_way(system, 40)
+        await wait_steps(system, 40)
         body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400, "stream": True}
         content = json.dumps(body, separators=(",", ":")).encode()
         async with system.client.stream(
@@ -112,7 +112,7 @@ async def test_the_work_outlives_its_client_and_the_retry_gets_the_whole(stream)
     async with gateway([LONG], step_s=STEP_S) as system:
         await leave_after(system, "k", 10, stream=stream)
         await asyncio.sleep(5 * STEP_S)
-        assert not system.tallies
+        assert not system.contexts
         assert system.gate.count == 1  # the work, whose client has left
         retry = await ask(system, "k", stream=stream)
         assert replayed(retry)
@@ -127,8 +127,8 @@ async def test_the_work_outlives_its_client_and_the_retry_gets_the_whole(stream)
         assert tokens_of(text) == LONG.tokens[:-1]
         assert len(system.engine.submitted) == 1
         assert not system.engine.cancelled
-        await system.wait_until(lambda: len(system.tallies) == 2)
-        worker, reader = sorted(system.tallies, key=lambda tally: tally.started_s)
+        await system.wait_until(lambda: len(system.contexts) == 2)
+        worker, reader = sorted(system.contexts, key=lambda context: context.started_s)
         assert (worker.outcome, worker.completion_tokens) == (Outcome.CANCELLED, len(LONG.tokens))
         assert (reader.outcome, reader.completion_tokens) == (Outcome.FINISHED, 0)
         (billed,) = system.ledger.events
@@ -143,9 +143,9 @@ async def test_a_client_that_leaves_before_the_first_token_has_its_answer_made_t
         await system.engine.wait_until(lambda: len(system.engine.submitted) == 1)
         leaving.cancel()
         await asyncio.wait([leaving])
-        await system.wait_until(lambda: bool(system.tallies))
-        assert (system.tallies[0].outcome, system.tallies[0].status) == (Outcome.CANCELLED, 499)
-        assert system.tallies[0].completion_tokens == len(HELLO) + 1
+        await system.wait_until(lambda: bool(system.contexts))
+        assert (system.contexts[0].outcome, system.contexts[0].status) == (Outcome.CANCELLED, 499)
+        assert system.contexts[0].completion_tokens == len(HELLO) + 1
         assert replayed(await ask(system, "k"))
         assert len(system.engine.submitted) == 1
 
@@ -158,8 +158,8 @@ async def test_a_key_stands_for_one_body_on_one_route():
         assert other.json()["error"]["code"] == "idempotency_conflict"
         assert "another body" in other.json()["error"]["message"]
         assert other.headers["x-should-retry"] == "false"
-        await system.wait_until(lambda: len(system.tallies) == 2)
-        assert system.tallies[1].outcome is Outcome.REFUSED
+        await system.wait_until(lambda: len(system.contexts) == 2)
+        assert system.contexts[1].outcome is Outcome.REFUSED
         assert len(system.engine.submitted) == 1
         completion = await system.client.post(
             "/v1/completions", json={"model": MODEL, "prompt": "Hi"}, headers={"Idempotency-Key": "k"}
@@ -194,7 +194,7 @@ async def test_a_refusal_is_not_kept():
     async with gateway(answers, step_s=STEP_S) as system:
         failed = await asyncio.gather(*(ask(system, "k") for _ in range(3)))
         assert all(response.status_code >= 400 for response in failed)
-        # Each told it under its own id.
+        # Each got it under its own id.
         assert len({response.headers["x-request-id"] for response in failed}) == 3
         assert len(system.engine.submitted) == 1
         assert len(system.kept) == 0
@@ -225,13 +225,13 @@ async def test_a_stream_that_broke_off_is_not_kept():
         assert len(set(broken)) == 1
         assert b'"code":"replica_lost"' in broken[0]
         assert b"[DONE]" not in broken[0]
-        await system.wait_until(lambda: len(system.tallies) == 3)
-        assert {tally.outcome for tally in system.tallies} == {Outcome.FAILED}
+        await system.wait_until(lambda: len(system.contexts) == 3)
+        assert {context.outcome for context in system.contexts} == {Outcome.FAILED}
         # The engine is gone. What counts is that the repeat tries.
         assert (await ask(system, "k")).json()["error"]["code"] == "replica_unavailable"
 
 
-async def test_a_full_house_is_not_remembered():
+async def test_a_rejection_by_a_full_gateway_is_not_recorded():
     async with gateway([LONG], step_s=STEP_S, max_in_flight=1) as system:
         other = asyncio.create_task(ask(system, "other"))
         await system.wait_until(lambda: system.gate.count == 1)
@@ -244,7 +244,7 @@ async def test_a_drain_waits_for_work_whose_client_left():
     async with gateway([LONG], step_s=STEP_S) as system:
         await leave_after(system, "k", 10)
         assert await system.gate.drain(10) == 0
-        assert system.tallies[0].completion_tokens == len(LONG.tokens)
+        assert system.contexts[0].completion_tokens == len(LONG.tokens)
 
 
 async def test_a_drain_ends_work_whose_client_left_when_the_grace_period_is_over():
@@ -255,10 +255,10 @@ async def test_a_drain_ends_work_whose_client_left_when_the_grace_period_is_over
         assert await system.gate.drain(0.1) == 2
         with pytest.raises(httpx.RemoteProtocolError):
             await attached
-        await system.wait_until(lambda: len(system.tallies) == 2)
+        await system.wait_until(lambda: len(system.contexts) == 2)
         assert system.link.open_streams == 0
         assert system.gate.count == 0
-        assert {tally.outcome for tally in system.tallies} == {Outcome.FAILED}
+        assert {context.outcome for context in system.contexts} == {Outcome.FAILED}
         assert (len(system.kept), system.kept.held_bytes) == (0, 0)
         await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1)
 
@@ -286,8 +286,8 @@ async def test_a_slow_reader_holds_up_neither_the_work_nor_the_others():
         assert system.engine.load().running == 0
         assert system.gate.count == 1
         writer.close()
-        await system.wait_until(lambda: len(system.tallies) == 2)
-        worker = system.tallies[1]
+        await system.wait_until(lambda: len(system.contexts) == 2)
+        worker = system.contexts[1]
         assert (worker.outcome, worker.completion_tokens) == (Outcome.CANCELLED, 12 * 8 * 480)
         assert len(system.engine.submitted) == 12
 
@@ -295,7 +295,7 @@ async def test_a_slow_reader_holds_up_neither_the_work_nor_the_others():
 async def test_an_answer_that_is_too_large_reaches_its_client_and_is_refused_afterwards():
     async with gateway([LONG], step_s=STEP_S, idempotency=IdempotencyConfig(max_answer_bytes=2048)) as system:
         first = asyncio.create_task(ask(system, "k"))
-        await under_way(system, 40)
+        await wait_steps(system, 40)
         meanwhile = await ask(system, "k")
         whole = await first
         assert whole.text.endswith("data: [DONE]\n\n")
@@ -312,12 +312,12 @@ async def test_an_answer_that_is_too_large_ends_with_its_last_reader():
     async with gateway([LONG], step_s=STEP_S, idempotency=IdempotencyConfig(max_answer_bytes=2048)) as system:
         await leave_after(system, "k", 30)
         await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1, timeout_s=1)
-        await system.wait_until(lambda: bool(system.tallies))
-        assert system.tallies[0].outcome is Outcome.CANCELLED
-        assert 0 < system.tallies[0].completion_tokens < 80
+        await system.wait_until(lambda: bool(system.contexts))
+        assert system.contexts[0].outcome is Outcome.CANCELLED
+        assert 0 < system.contexts[0].completion_tokens < 80
         # What was made is billed, as with every client that leaves; that is why the key is not free again.
         (billed,) = system.ledger.events
-        assert (billed.outcome, billed.output_tokens) == (Outcome.CANCELLED, system.tallies[0].completion_tokens)
+        assert (billed.outcome, billed.output_tokens) == (Outcome.CANCELLED, system.contexts[0].completion_tokens)
         assert (await ask(system, "k")).status_code == 409
 
 
@@ -354,7 +354,7 @@ async def test_without_a_key_everything_is_as_ever():
         assert len(system.kept) == 0
 
 
-async def test_a_crowd_that_comes_and_goes_leaves_nothing_behind():
+async def test_many_requests_that_come_and_go_leave_nothing_behind():
     chance = random.Random(11)
 
     async def client(system: Gateway) -> None:
@@ -374,8 +374,8 @@ async def test_a_crowd_that_comes_and_goes_leaves_nothing_behind():
         await asyncio.gather(*(client(system) for _ in range(20)))
         await system.wait_until(lambda: system.gate.count == 0)
         assert len(system.engine.submitted) == len(system.kept) <= 12
-        assert sum(tally.completion_tokens for tally in system.tallies) == len(system.kept) * (len(HELLO) * 3 + 1)
-        assert counted(system, "maitred_requests") == len(system.tallies)
+        assert sum(context.completion_tokens for context in system.contexts) == len(system.kept) * (len(HELLO) * 3 + 1)
+        assert counted(system, "maitred_requests") == len(system.contexts)
         assert system.link.open_streams == 0
 
 

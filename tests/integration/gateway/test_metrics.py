@@ -30,7 +30,7 @@ def server():
 
 
 async def load(url):
-    """Requests of two classes, alone and in a crowd, some of them faulty and one given up."""
+    """Requests of two classes, alone and together, some of them faulty and one given up."""
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         body = {"model": MODEL, "prompt": "The waiter said that", "max_tokens": 12}
 

@@ -50,7 +50,7 @@ def fresh(number):
     return f"{number} is a number that nobody has asked about before. " * 10
 
 
-async def crowd(system, **headers):
+async def send_together(system, **headers):
     """More than can be served in time, all at once; the answers in their order. How fast it goes is known by then."""
     await asyncio.gather(*(ask(system, KNOWN + f"Which of {number}?", f"before-{number}") for number in range(48)))
     system.ledger.events.clear()
@@ -73,7 +73,7 @@ def sent_away(answers):
 async def test_those_of_whom_least_is_cached_here_leave_and_every_account_is_exact():
     with scripted_openai(SLOW) as own, scripted_openai(QUICK) as cloud:
         async with before(own, cloud, admitting=PRICES) as system:
-            answers = await crowd(system)
+            answers = await send_together(system)
             assert Counter(answer.status_code for answer in answers) == {200: REQUESTS}
             away = sent_away(answers)
             assert 4 <= len(away) <= REQUESTS - 12
@@ -102,19 +102,19 @@ async def test_no_more_leave_than_the_budget_for_the_provider_pays():
         async with upstream_gateway(
             "", balance=BalanceConfig(), models=models(own, cloud), admitting=PRICES, limited=[budget]
         ) as system:
-            answers = await crowd(system)
+            answers = await send_together(system)
             away = sent_away(answers)
             assert len(away) == 3
             assert sum(event.cost_nusd for event in system.ledger.events) == 3 * 8 * 10**9
-            # Who stays is served in time, or told; nobody hangs, and nothing is held.
+            # A request that stays is served in time or rejected; none hangs, and nothing is held.
             assert {answer.status_code for answer in answers} <= {200, 429, 504}
             assert system.admission.leases.active == 0
 
 
-async def test_who_may_not_leave_waits_while_others_make_room():
+async def test_a_request_that_may_not_move_waits_while_others_are_moved():
     with scripted_openai(SLOW) as own, scripted_openai(QUICK) as cloud:
         async with before(own, cloud) as system:
-            answers = await crowd(system, **{"x-maitred-local-only": "true"})
+            answers = await send_together(system, **{"x-maitred-local-only": "true"})
             assert sent_away(answers) == []
             assert {event.model for event in system.ledger.events} == {"mine"}
 
@@ -122,7 +122,7 @@ async def test_who_may_not_leave_waits_while_others_make_room():
 async def test_when_the_pressure_is_over_requests_stay_again():
     with scripted_openai(SLOW) as own, scripted_openai(QUICK) as cloud:
         async with before(own, cloud) as system:
-            assert sent_away(await crowd(system))
+            assert sent_away(await send_together(system))
             later = [await ask(system, fresh(900 + number), f"later-{number}") for number in range(2)]
             assert sent_away(later) == []
             finished = [event for event in system.ledger.events if event.request_id.startswith("r-later")]

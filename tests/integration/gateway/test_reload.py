@@ -136,11 +136,11 @@ async def test_a_reload_says_what_it_changes_and_what_needs_a_restart_and_a_dry_
         assert ADMIN_KEY not in before["settings"]
         system.write(**sections, server={"max_in_flight": 7}, residency={"turn_loads": 9}, explain={"requests": 3})
         for dry_run in (True, False):
-            told = (await system.reload(dry_run=dry_run)).json()
-            assert told["dry_run"] is dry_run
-            changed = {one["setting"]: (one["before"], one["after"]) for one in told["changed"]}
+            report = (await system.reload(dry_run=dry_run)).json()
+            assert report["dry_run"] is dry_run
+            changed = {one["setting"]: (one["before"], one["after"]) for one in report["changed"]}
             assert changed == {"server.max_in_flight": ("8192", "7"), "explain.requests": ("1000", "3")}
-            ((pending, why),) = [(one["setting"], one["restart"]) for one in told["needs_restart"]]
+            ((pending, why),) = [(one["setting"], one["restart"]) for one in report["needs_restart"]]
             assert (pending, bool(why)) == ("residency.turn_loads", True)
             shown = await system.shown()
             if dry_run:
@@ -150,9 +150,9 @@ async def test_a_reload_says_what_it_changes_and_what_needs_a_restart_and_a_dry_
             line for line in shown["settings"].splitlines() if "max_in_flight" in line
         )
         assert [one["setting"] for one in shown["needs_restart"]] == ["residency.turn_loads"]
-        told = await system.reloaded(**sections)
-        assert {one["setting"] for one in told["changed"]} == {"server.max_in_flight", "explain.requests"}
-        assert told["needs_restart"] == []
+        report = await system.reloaded(**sections)
+        assert {one["setting"] for one in report["changed"]} == {"server.max_in_flight", "explain.requests"}
+        assert report["needs_restart"] == []
 
 
 async def test_an_invalid_configuration_is_refused_with_all_its_faults_and_the_old_one_stays(tmp_path, quick):

@@ -1,7 +1,7 @@
 """A reload reaches every part: no live setting's old value is left anywhere in a gateway.
 
 Every number that can be reloaded gets a value of its own, and then another one. Then all objects are walked that can be
-reached from the gateway. A part that keeps a copy of a setting and is not told of a new one is found by that, whoever
+reached from the gateway. A part that keeps a copy of a setting and does not get the new one is found by that, whoever
 has written it.
 """
 
@@ -125,14 +125,14 @@ def reachable_numbers(*roots):
     found, waiting = {}, deque(roots)
     kept = []  # while it is walked nothing may take the identity of something that is gone
     while waiting:
-        holder = waiting.popleft()
-        if isinstance(holder, types.FunctionType):
-            inside = [holder.__closure__, holder.__defaults__, holder.__kwdefaults__]
+        owner = waiting.popleft()
+        if isinstance(owner, types.FunctionType):
+            inside = [owner.__closure__, owner.__defaults__, owner.__kwdefaults__]
         else:
-            inside = gc.get_referents(holder)
+            inside = gc.get_referents(owner)
         for thing in inside:
             if isinstance(thing, int | float):
-                found.setdefault(thing, holder)
+                found.setdefault(thing, owner)
             elif not isinstance(thing, PASSED_BY) and id(thing) not in seen:
                 seen.add(id(thing))
                 kept.append(thing)
@@ -146,14 +146,17 @@ async def test_no_old_value_of_a_live_setting_is_left_and_every_new_one_is_there
     assert not before.given.keys() & after.given.keys()
     configs = [LoadedConfig(new, {})]
     clock, reloader = SystemClock(), Reloader(LoadedConfig(old, {}), lambda: configs[0], SystemClock())
-    async with open_resources(old, None, clock, print) as ground, open_gateway(old, ground, reloader, clock) as gateway:
-        there = reachable_numbers(gateway, ground)
+    async with (
+        open_resources(old, None, clock, print) as resources,
+        open_gateway(old, resources, reloader, clock) as gateway,
+    ):
+        there = reachable_numbers(gateway, resources)
         assert {name for number, name in before.given.items() if number not in there} == elsewhere(before)
         answer = await reloader.reload()
         assert not answer.needs_restart
         assert len(answer.changed) >= 80
         gc.collect()
-        there = reachable_numbers(gateway, ground)
+        there = reachable_numbers(gateway, resources)
         assert {name: type(there[number]) for number, name in before.given.items() if number in there} == {}
         assert {name for number, name in after.given.items() if number not in there} == elsewhere(after)
 

@@ -1,7 +1,7 @@
 """Three servers over real HTTP, of which one's metrics stop answering after their first page.
 
-What it said then is believed while it is fresh. Later it gets its part of the requests whatever it said: neither all of
-them nor none.
+Its last report is trusted while it is fresh. Later it gets its part of the requests whatever it reported: neither all
+of them nor none.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ def server(strangers, pages=None):
     )
 
 
-async def shares(said, peers_say, reports):
+async def shares(reported, peers_say, reports):
     """Which part of the requests each of three gets, of which the first has stopped telling; and its trust."""
     with (
-        scripted_openai(server(said, pages=1)) as silent,
+        scripted_openai(server(reported, pages=1)) as silent,
         scripted_openai(server(peers_say)) as one,
         scripted_openai(server(peers_say)) as other,
     ):
@@ -42,11 +42,11 @@ async def shares(said, peers_say, reports):
             ]
         )
         async with upstream_gateway("", model=model, balance=BalanceConfig(), reports=reports) as system:
-            floor = system.dispatcher.core
-            station = floor.endpoint_states[0]
+            core = system.dispatcher.core
+            endpoint_state = core.endpoint_states[0]
 
             def trust():
-                return floor.reports.trust(station, asyncio.get_running_loop().time())
+                return core.reports.trust(endpoint_state, asyncio.get_running_loop().time())
 
             await system.wait_until(
                 lambda: all(each.reported_load.waiting is not None for each in system.model.replicas)
@@ -62,11 +62,11 @@ async def shares(said, peers_say, reports):
             return counts["silent"] / (ROUNDS * AT_ONCE), trust()
 
 
-@pytest.mark.parametrize(("said", "peers_say", "believed"), [(90, 2, 0.0), (0, 90, 1.0)], ids=["busy", "idle"])
-async def test_an_old_word_neither_shuts_a_server_out_nor_makes_it_look_idle(said, peers_say, believed):
-    share, trust = await shares(said, peers_say, NEVER_OLD)
+@pytest.mark.parametrize(("reported", "peers_say", "believed"), [(90, 2, 0.0), (0, 90, 1.0)], ids=["busy", "idle"])
+async def test_an_old_word_neither_shuts_a_server_out_nor_makes_it_look_idle(reported, peers_say, believed):
+    share, trust = await shares(reported, peers_say, NEVER_OLD)
     assert abs(share - believed) <= 0.12, "it is believed while it is fresh"
     assert trust == 1.0
-    share, trust = await shares(said, peers_say, SOON_OLD)
+    share, trust = await shares(reported, peers_say, SOON_OLD)
     assert 0.15 <= share <= 0.55
     assert trust < 0.01

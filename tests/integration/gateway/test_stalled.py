@@ -51,9 +51,9 @@ async def test_a_stream_that_is_not_read_is_paused_and_then_ended(headers):
                 # Work that others may ask for again goes on without this reader.
                 await system.wait_until(lambda: system.engine.load().paused == 24)
                 assert system.engine.load().output_tokens < 24 * 480
-            await system.wait_until(lambda: bool(system.tallies))
-            assert system.tallies[0].outcome is Outcome.CANCELLED
-            assert system.tallies[0].stalled
+            await system.wait_until(lambda: bool(system.contexts))
+            assert system.contexts[0].outcome is Outcome.CANCELLED
+            assert system.contexts[0].stalled
             assert (system.gate.count, system.link.open_streams) == (0, 0)
             if not headers:
                 await system.engine.wait_until(lambda: system.engine.load().running == 0)
@@ -70,10 +70,10 @@ async def test_a_reader_that_comes_back_gets_everything():
             await system.wait_until(lambda: system.engine.load().paused == 24)
             received = await rest_of(raw, upto=b"[DONE]")
             assert received.count(b'"finish_reason":"') == 24
-        await system.wait_until(lambda: bool(system.tallies))
-        assert system.tallies[0].outcome is Outcome.FINISHED
-        assert system.tallies[0].completion_tokens == 24 * 480
-        assert not system.tallies[0].stalled
+        await system.wait_until(lambda: bool(system.contexts))
+        assert system.contexts[0].outcome is Outcome.FINISHED
+        assert system.contexts[0].completion_tokens == 24 * 480
+        assert not system.contexts[0].stalled
         assert [pause.paused for pause in system.engine.pauses][-1] is False
 
 
@@ -86,15 +86,15 @@ async def test_a_slow_reader_is_not_taken_for_one_that_stopped():
                 while b"[DONE]" not in received[-4096:]:
                     received += await loop.sock_recv(raw, 64 * 1024)
                     await asyncio.sleep(0.01)  # a tenth of what the gateway could send
-        await system.wait_until(lambda: bool(system.tallies))
-        assert system.tallies[0].outcome is Outcome.FINISHED
+        await system.wait_until(lambda: bool(system.contexts))
+        assert system.contexts[0].outcome is Outcome.FINISHED
 
 
 async def test_a_whole_answer_that_is_not_read_is_not_kept():
     async with gateway(lambda request: MANY, stall_grace_s=0.3) as system, asked(system, **FAT) as raw:
-        await system.wait_until(lambda: bool(system.tallies), 20)
-        assert system.tallies[0].outcome is Outcome.CANCELLED
-        assert system.tallies[0].stalled
+        await system.wait_until(lambda: bool(system.contexts), 20)
+        assert system.contexts[0].outcome is Outcome.CANCELLED
+        assert system.contexts[0].stalled
         await system.wait_until(lambda: len(system.server.server_state.connections) == 0)
         with pytest.raises(ConnectionResetError):
             await rest_of(raw)
@@ -105,7 +105,7 @@ async def test_a_whole_answer_that_is_read_arrives_whole():
         response = await system.client.post("/v1/completions", json={"model": MODEL, "max_tokens": 480, **FAT})
         assert len(response.content) > 500_000
         assert len(response.json()["choices"]) == 24
-        assert system.tallies[0].outcome is Outcome.FINISHED
+        assert system.contexts[0].outcome is Outcome.FINISHED
 
 
 async def test_a_stream_that_is_broken_off_does_not_keep_its_connection():
@@ -113,7 +113,7 @@ async def test_a_stream_that_is_broken_off_does_not_keep_its_connection():
     async with gateway(lambda request: MANY, stall_grace_s=0.5) as system, asked(system, stream=True, **FAT):
         await system.wait_until(lambda: system.engine.load().paused == 24)
         system.gate.cancel_all()
-        await system.wait_until(lambda: bool(system.tallies))
+        await system.wait_until(lambda: bool(system.contexts))
         await system.wait_until(lambda: len(system.server.server_state.connections) == 0)
 
 

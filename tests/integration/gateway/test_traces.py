@@ -88,17 +88,17 @@ def test_a_request_through_a_gateway_and_its_engine(back, collector):
 
     root = gateway.pop("chat maitred-tiny")
     assert (root.parent_id, root.kind, root.failed, root.state) == (SPAN, SERVER, False, "vendor=7")
-    told = root.attributes
-    assert (told["gen_ai.operation.name"], told["gen_ai.provider.name"]) == ("chat", "maitred")
-    assert (told["gen_ai.request.model"], told["gen_ai.response.model"]) == ("maitred-tiny", "maitred-tiny")
-    assert (told["gen_ai.request.max_tokens"], told["gen_ai.request.temperature"]) == (5, 0.0)
-    assert told["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
-    assert told["gen_ai.usage.output_tokens"] == usage["completion_tokens"] == 5
-    assert told["gen_ai.response.finish_reasons"] == ["length"]
-    assert (told["http.route"], told["http.response.status_code"]) == ("/v1/chat/completions", 200)
-    assert told["maitred.request_id"] == reply.headers["x-request-id"]
+    attributes = root.attributes
+    assert (attributes["gen_ai.operation.name"], attributes["gen_ai.provider.name"]) == ("chat", "maitred")
+    assert (attributes["gen_ai.request.model"], attributes["gen_ai.response.model"]) == ("maitred-tiny", "maitred-tiny")
+    assert (attributes["gen_ai.request.max_tokens"], attributes["gen_ai.request.temperature"]) == (5, 0.0)
+    assert attributes["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
+    assert attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"] == 5
+    assert attributes["gen_ai.response.finish_reasons"] == ["length"]
+    assert (attributes["http.route"], attributes["http.response.status_code"]) == ("/v1/chat/completions", 200)
+    assert attributes["maitred.request_id"] == reply.headers["x-request-id"]
     took_s = (root.ended_ns - root.began_ns) / 1e9
-    assert 0 < told["gen_ai.response.time_to_first_chunk"] < took_s
+    assert 0 < attributes["gen_ai.response.time_to_first_chunk"] < took_s
 
     assert {*gateway} == {"resolve", "plan", "admission", "queue", "routing", "attempt", "settlement"}
     assert all(span.parent_id == root.span_id for span in gateway.values())
@@ -145,7 +145,7 @@ def test_an_upstream_goes_on_with_our_trace(front, back, collector):
     assert attempt.attributes["maitred.model"] == "maitred-tiny"
     assert root.attributes["gen_ai.provider.name"] == "vllm"
     assert root.attributes["gen_ai.request.stream"] is True
-    assert "engine" not in ours, "what another server's engine does is told by that server"
+    assert "engine" not in ours, "what another server's engine does is traced by that server"
 
 
 def test_what_is_not_sampled_is_not_sampled_behind_us_either(front, collector):

@@ -34,14 +34,14 @@ async def wait_until(condition, timeout_s=10.0):
         await asyncio.sleep(0.02)
 
 
-async def test_the_same_seed_gives_the_same_answer_whole_or_streamed_alone_or_in_a_crowd(client):
+async def test_the_same_seed_gives_the_same_answer_whole_or_streamed_alone_or_in_a_batch(client):
     async def whole():
         answer = await client.chat.completions.create(model=MODEL, messages=USER, max_tokens=40, seed=5, n=2)
         return [choice.message.content for choice in answer.choices]
 
     alone = await whole()
-    crowd = await asyncio.gather(*(whole() for _ in range(6)))
-    assert all(answer == alone for answer in crowd)
+    together = await asyncio.gather(*(whole() for _ in range(6)))
+    assert all(answer == alone for answer in together)
     texts = ["", ""]
     stream = await client.chat.completions.create(model=MODEL, messages=USER, max_tokens=40, seed=5, n=2, stream=True)
     async for chunk in stream:

@@ -287,8 +287,8 @@ async def test_the_administration_replaces_workers_and_says_when_it_is_done(serv
     streams = [Stream(client, MODELS[number % 2], max_tokens=100) for number in range(4)]
     await asyncio.gather(*(stream.begun.wait() for stream in streams))
     assert sum(one["requests"] for one in (await administer(server, "GET", "workers"))["data"]) == 4
-    told = (await administer(server, "POST", "workers/restart"))["data"]
-    assert {one["pid"] for one in told} == {one["pid"] for one in before}
+    replacing = (await administer(server, "POST", "workers/restart"))["data"]
+    assert {one["pid"] for one in replacing} == {one["pid"] for one in before}
     restarted = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "maitred", "workers", "restart", "--wait", "--json", "--url", server.url),
         env={**os.environ, "MAITRED_ADMIN_KEY": ADMIN},

@@ -269,7 +269,7 @@ async def test_a_gateway_that_is_killed_is_started_again():
 
 
 @on_uvloop
-async def test_a_gateway_that_stays_dead_is_told():
+async def test_a_gateway_that_stays_dead_is_reported():
     rehearsal = await rehearse(plan_of([{"kind": "kill", "target": "gateway", "at_s": 2}], nothing_left_s=1))
     broken = {verdict.name for verdict in rehearsal.broken}
     assert broken == {"recovery", "nothing left", "clean end"}
@@ -291,13 +291,13 @@ async def test_a_link_that_breaks_and_clients_that_leave():
         )
     )
     assert rehearsal.broken == []
-    said = [" ".join(entry.said) for entry in rehearsal.faults]
-    assert said[2] == "10 users: 10 cancelled"
-    assert said[3] == "3 users: 3 complete"
+    notes = [" ".join(entry.said) for entry in rehearsal.faults]
+    assert notes[2] == "10 users: 10 cancelled"
+    assert notes[3] == "3 users: 3 complete"
 
 
 @on_uvloop
-async def test_a_fault_whose_target_is_gone_is_told():
+async def test_a_fault_whose_target_is_gone_is_reported():
     faults = [
         {"kind": "kill", "target": "gateway", "at_s": 1.5},
         {"kind": "hang", "target": "engine", "at_s": 4, "for_s": 1},

@@ -36,7 +36,7 @@ for line in sys.stdin:
 
 
 class Obedient:
-    """A process that does what it is told, and says whether it could."""
+    """A process that runs commands, and says whether it could."""
 
     def __init__(self):
         self.process = subprocess.Popen(

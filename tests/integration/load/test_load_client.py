@@ -1,4 +1,4 @@
-"""The tester's own HTTP client, against servers that answer byte for byte as told."""
+"""The tester's own HTTP client, against servers with scripted bytes."""
 
 import asyncio
 import json

@@ -66,7 +66,9 @@ async def test_how_hard_a_prompt_looks_decides_who_answers_it():
         assert "x-maitred-model" not in (await ask(system, "s")).headers, "the caller has named it"
         unread = await system.client.post("/v1/completions", json={"model": "auto", "prompt": EASY, "max_tokens": 8})
         assert (unread.status_code, unread.headers["x-maitred-model"]) == (200, "s")
-        assert [tally.selection and (tally.selection.name, tally.selection.reason) for tally in system.tallies] == [
+        assert [
+            context.selection and (context.selection.name, context.selection.reason) for context in system.contexts
+        ] == [
             ("auto", "small"),
             ("auto", "large"),
             None,
@@ -83,7 +85,7 @@ async def test_a_kind_of_work_goes_to_its_model_and_what_nobody_says_to_the_midd
         assert await chosen(system, EASY) == "s"
         wordless = await ask(system, "auto", messages=[{"role": "system", "content": "Greet whoever comes."}])
         assert wordless.headers["x-maitred-model"] == "m"
-        assert [tally.selection.reason for tally in system.tallies] == ["code", "extraction", "small", "medium"]
+        assert [context.selection.reason for context in system.contexts] == ["code", "extraction", "small", "medium"]
 
 
 async def test_official_clients_list_it_and_stream_from_it():
@@ -94,9 +96,9 @@ async def test_official_clients_list_it_and_stream_from_it():
         assert raw.headers["x-maitred-model"] == "s"
         parts = [chunk.choices[0].delta.content or "" async for chunk in raw.parse() if chunk.choices]
         assert "".join(parts) == TEXT
-        await system.wait_until(lambda: any(each.selection for each in system.tallies))
-        (tally,) = [each for each in system.tallies if each.selection]
-        assert (tally.selection.name, tally.selection.model) == ("auto", "s")
+        await system.wait_until(lambda: any(each.selection for each in system.contexts))
+        (context,) = [each for each in system.contexts if each.selection]
+        assert (context.selection.name, context.selection.model) == ("auto", "s")
 
 
 @pytest.mark.parametrize(

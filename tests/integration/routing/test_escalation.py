@@ -1,4 +1,4 @@
-"""Answers that fail a check, from outside: a gateway before three models whose servers say what they are told to."""
+"""Answers that fail a check, from outside: a gateway before three models with scripted servers."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ GOOD, BAD, REFUSED = '{"n": 1}', "It is one.", "I'm sorry, but I can't help with
 PRICES = AdmissionConfig(prices={"s": PriceConfig(output=1), "m": PriceConfig(output=10), "l": PriceConfig(output=100)})
 BOTH = {"schema": True, "refusal": True}
 ALL = EscalationConfig(**BOTH)
-SAID = {"m": "Medium.", "l": "Large."}
+TEXTS = {"m": "Medium.", "l": "Large."}
 
 
 def usage(tokens=10):
@@ -63,9 +63,9 @@ class Slow(Server):
 @asynccontextmanager
 async def serving(escalation=ALL, *, schemas=False, pools=None, limited=(), principal=None, **answers):
     """The gateway and its three servers; `answers` are what they say."""
-    answers = {"s": saying(BAD), **{name: saying(text) for name, text in SAID.items()}} | answers
+    answers = {"s": saying(BAD), **{name: saying(text) for name, text in TEXTS.items()}} | answers
     auto = AutoConfig(small="s", medium="m", large="l", thresholds=(0.98, 0.99), escalation=escalation)
-    servers = {name: said if isinstance(said, Server) else Server(said) for name, said in answers.items()}
+    servers = {name: script if isinstance(script, Server) else Server(script) for name, script in answers.items()}
     who = {} if principal is None else {"principal": principal}
     async with AsyncExitStack() as running_all:
         models = {}
@@ -96,7 +96,7 @@ async def ask(system, headers=None, **fields):
     return answer
 
 
-def told(answer):
+def headers_of(answer):
     """What it says, who says it, and which answers failed before."""
     text = answer.json()["choices"][0]["message"]["content"]
     return text, answer.headers["x-maitred-model"], answer.headers.get("x-maitred-escalated")
@@ -109,33 +109,35 @@ def lines(system):
 async def test_an_answer_that_breaks_its_schema_is_asked_of_the_next_larger_model():
     async with serving(schemas=True, m=saying(GOOD)) as (system, servers):
         answer = await ask(system, response_format=SCHEMA)
-        assert told(answer) == (GOOD, "m", "s=schema")
+        assert headers_of(answer) == (GOOD, "m", "s=schema")
         assert answer.json()["usage"]["completion_tokens"] == 10, "that of the answer which is given"
         assert lines(system) == [("s", 10, Outcome.FINISHED), ("m", 10, Outcome.FINISHED)], "each is billed"
         assert [event.cost_nusd for event in system.ledger.events] == [10_000, 100_000]
-        (tally,) = system.tallies
-        assert [(each.model, each.reason, each.replaced) for each in tally.rejected_answers] == [("s", "schema", True)]
+        (context,) = system.contexts
+        assert [(each.model, each.reason, each.replaced) for each in context.rejected_answers] == [
+            ("s", "schema", True)
+        ]
         assert servers["l"].bodies == []
-        assert told(await ask(system)) == (BAD, "s", None), "nobody has asked for JSON"
+        assert headers_of(await ask(system)) == (BAD, "s", None), "nobody has asked for JSON"
 
 
 async def test_an_answer_that_follows_its_schema_is_given_as_it_is():
     async with serving(schemas=True, s=saying(GOOD)) as (system, servers):
-        assert told(await ask(system, response_format=SCHEMA)) == (GOOD, "s", None)
-        assert told(await ask(system, response_format={"type": "json_object"})) == (GOOD, "s", None)
+        assert headers_of(await ask(system, response_format=SCHEMA)) == (GOOD, "s", None)
+        assert headers_of(await ask(system, response_format={"type": "json_object"})) == (GOOD, "s", None)
         assert servers["m"].bodies == servers["l"].bodies == []
         assert len(system.ledger.events) == 2
 
 
-async def test_the_largest_models_answer_is_given_and_said_to_have_failed():
+async def test_the_largest_models_answer_is_returned_and_marked_as_failed():
     async with serving(schemas=True) as (system, _):
         answer = await ask(system, response_format=SCHEMA)
-        assert told(answer) == ("Large.", "l", "s=schema, m=schema, l=schema")
+        assert headers_of(answer) == ("Large.", "l", "s=schema, m=schema, l=schema")
         assert [event.model for event in system.ledger.events] == ["s", "m", "l"]
-        (tally,) = system.tallies
-        assert [each.replaced for each in tally.rejected_answers] == [True, True, False]
+        (context,) = system.contexts
+        assert [each.replaced for each in context.rejected_answers] == [True, True, False]
     async with serving(EscalationConfig(most=1, **BOTH), schemas=True) as (system, _):
-        assert told(await ask(system, response_format=SCHEMA)) == ("Medium.", "m", "s=schema, m=schema")
+        assert headers_of(await ask(system, response_format=SCHEMA)) == ("Medium.", "m", "s=schema, m=schema")
 
 
 @pytest.mark.parametrize(
@@ -145,14 +147,14 @@ async def test_the_largest_models_answer_is_given_and_said_to_have_failed():
 )
 async def test_a_refusal_is_asked_of_the_next_larger_model(refusal):
     async with serving(s=refusal) as (system, _):
-        assert told(await ask(system)) == ("Medium.", "m", "s=refusal")
+        assert headers_of(await ask(system)) == ("Medium.", "m", "s=refusal")
 
 
 async def test_what_the_model_found_improbable_is_asked_of_the_next_larger_one():
     sure, unsure = saying("Medium.", logprob=-0.5), saying("Small.", logprob=-2.0)
     async with serving(EscalationConfig(logprob=-1.0), s=unsure, m=sure) as (system, servers):
         answer = await ask(system)
-        assert told(answer) == ("Medium.", "m", "s=logprob")
+        assert headers_of(answer) == ("Medium.", "m", "s=logprob")
         assert servers["s"].bodies[0]["logprobs"] is True
         assert answer.json()["choices"][0]["logprobs"] is None, "the caller has not asked for them"
         asked = await ask(system, logprobs=True)
@@ -162,7 +164,7 @@ async def test_what_the_model_found_improbable_is_asked_of_the_next_larger_one()
         await ask(system)
         assert "logprobs" not in servers["s"].bodies[0], "they cannot be had there"
     async with serving(s=unsure) as (system, servers):
-        assert told(await ask(system))[1] == "s"
+        assert headers_of(await ask(system))[1] == "s"
         assert "logprobs" not in servers["s"].bodies[0]
 
 
@@ -205,44 +207,44 @@ async def test_a_stream_is_held_back_only_if_its_caller_says_so():
 async def test_a_larger_model_that_cannot_answer_takes_nothing_away():
     async with serving(s=saying(REFUSED), m=BREAKS, l=BREAKS) as (system, _):
         answer = await ask(system)
-        assert told(answer) == (REFUSED, "s", "s=refusal")
+        assert headers_of(answer) == (REFUSED, "s", "s=refusal")
         assert answer.json()["usage"]["completion_tokens"] == 10
         finished = [event.model for event in system.ledger.events if event.outcome is Outcome.FINISHED]
         assert finished == ["s"], "what failed costs nothing"
-        (tally,) = system.tallies
-        assert (tally.model, tally.completion_tokens, tally.rejected_answers[0].replaced) == ("s", 10, False)
+        (context,) = system.contexts
+        assert (context.model, context.completion_tokens, context.rejected_answers[0].replaced) == ("s", 10, False)
     async with serving(s=saying(REFUSED), m=BREAKS) as (system, _):
-        assert told(await ask(system)) == ("Large.", "l", "s=refusal")
+        assert headers_of(await ask(system)) == ("Large.", "l", "s=refusal")
 
 
 async def test_the_highest_cost_holds_for_all_models_together():
     # 20 tokens at most: $0.00002 of s, $0.0002 of m, $0.002 of l.
     async with serving(s=saying(REFUSED), m=saying(REFUSED)) as (system, servers):
         answer = await ask(system, {"x-maitred-max-cost-usd": "0.00205"})
-        assert told(answer) == (REFUSED, "m", "s=refusal, m=refusal"), "s and m cost $0.00011, so that l may not"
+        assert headers_of(answer) == (REFUSED, "m", "s=refusal, m=refusal"), "s and m cost $0.00011, so that l may not"
         assert servers["l"].bodies == []
         answer = await ask(system, {"x-maitred-max-cost-usd": "0.0022"})
         assert answer.headers["x-maitred-model"] == "l"
 
 
-async def test_a_limit_that_has_no_room_for_the_larger_model_takes_nothing_away():
+async def test_a_limit_too_small_for_the_larger_model_keeps_the_first_answer():
     budget = Limit(id="day", subject="*", kind=LimitKind.USD_PER_DAY, value=15_000)
     async with serving(s=saying(REFUSED), limited=[budget]) as (system, servers):
-        assert told(await ask(system, max_tokens=10)) == (REFUSED, "s", "s=refusal")
+        assert headers_of(await ask(system, max_tokens=10)) == (REFUSED, "s", "s=refusal")
         assert servers["m"].bodies == servers["l"].bodies == []
 
 
 async def test_bounds_hold_for_the_larger_models():
     pools = {"s": {"region": "eu"}, "m": {"local": False, "region": "us"}, "l": {"region": "eu"}}
     async with serving(s=saying(REFUSED), pools=pools) as (system, servers):
-        assert told(await ask(system, {"x-maitred-local-only": "true"})) == ("Large.", "l", "s=refusal")
-        assert told(await ask(system, {"x-maitred-region": "eu"})) == ("Large.", "l", "s=refusal")
+        assert headers_of(await ask(system, {"x-maitred-local-only": "true"})) == ("Large.", "l", "s=refusal")
+        assert headers_of(await ask(system, {"x-maitred-region": "eu"})) == ("Large.", "l", "s=refusal")
         assert servers["m"].bodies == []
     few = Principal(
         key="k", tenants=("acme",), scopes=frozenset({Scope.INFERENCE}), models=frozenset({"auto", "s", "m"})
     )
     async with serving(s=saying(REFUSED), m=saying(REFUSED), principal=few) as (system, servers):
-        assert told(await ask(system)) == (REFUSED, "m", "s=refusal, m=refusal")
+        assert headers_of(await ask(system)) == (REFUSED, "m", "s=refusal, m=refusal")
         assert servers["l"].bodies == []
 
 

@@ -66,10 +66,10 @@ async def test_a_late_request_is_answered_by_another_server_and_nothing_is_left(
                 events = system.ledger.events
                 assert {(event.outcome, event.output_tokens) for event in events} == {(Outcome.FINISHED, 4)}
                 assert len(events) == WARM + 160, "one line each, whoever answered"
-                told = [hedged for _, hedged in measured]
+                hedges = [hedged for _, hedged in measured]
             asked = len(one.stop().requests) + len(other.stop().requests)
             extra[name] = asked - len(events)
-            assert (name == "on") == ("second" in told)
+            assert (name == "on") == ("second" in hedges)
     assert extra["off"] == 0
     assert 0 < extra["on"] <= SHARE * (WARM + 160), "the budget"
     assert times["off"][-3] > SLOW_S
@@ -88,14 +88,14 @@ async def test_the_others_are_never_sent_twice():
         async with upstream_gateway("", model=servers(one.url, other.url), dispatching=hedging()) as system:
             ready_to_hedge(system)
             body = {"model": "far", "messages": [{"role": "user", "content": "one"}]}
-            told = []
+            hedges = []
             for headers, most in ((URGENT, 4), ({}, 4), (URGENT, 4000)):
                 answer = await system.client.post(
                     "/v1/chat/completions", json={**body, "max_tokens": most}, headers=headers, timeout=10
                 )
                 assert answer.status_code == 200
-                told.append(answer.headers.get("x-maitred-hedged"))
-            assert [each is not None for each in told] == [True, False, False], "not interactive, not small"
+                hedges.append(answer.headers.get("x-maitred-hedged"))
+            assert [each is not None for each in hedges] == [True, False, False], "not interactive, not small"
         assert len(one.stop().requests) + len(other.stop().requests) == 4
 
 

@@ -81,8 +81,8 @@ async def test_bounds_hold_for_the_canary_and_such_requests_are_not_on_trial():
                 answer = await ask(system, "chat", {header: value})
                 assert answer.headers["x-maitred-rollout"] == "chat=stable"
             assert (await ask(system, "chat")).headers["x-maitred-rollout"] == "chat=canary"
-            assert not system.tallies[0].arm.tried
-            assert system.tallies[2].arm.tried
+            assert not system.contexts[0].arm.tried
+            assert system.contexts[2].arm.tried
 
 
 async def test_whoever_may_use_one_version_only_gets_that_one():
@@ -134,7 +134,7 @@ async def test_a_canary_that_fails_is_aborted_and_no_caller_has_noticed():
             body, _ = await drive(system, RolloutPhase.ABORTED)
             assert (body.weight, body.faults) == (0.0, ["errors"])
             assert body.why.startswith("errors, after ")
-            assert {tally.outcome for tally in system.tallies} == {Outcome.FINISHED}
+            assert {context.outcome for context in system.contexts} == {Outcome.FINISHED}
             assert (await ask(system, "chat")).headers["x-maitred-rollout"] == "chat=stable"
             await system.wait_until(lambda: system.nothing_left)
 
@@ -168,7 +168,7 @@ async def test_copies_are_compared_and_nobody_pays_or_waits_for_them():
             assert copies(system) == {ShadowOutcome.AGREED: 11, ShadowOutcome.ANSWERED: 1}, (
                 "what was sampled is not compared"
             )
-            assert len(system.tallies) == 12, "copies are no requests"
+            assert len(system.contexts) == 12, "copies are no requests"
             for number in range(8):
                 assert (await ask(system, "chat")).status_code == 200, f"the limit of the callers, request {number}"
             assert (await ask(system, "chat")).status_code == 429

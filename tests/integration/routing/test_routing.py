@@ -68,7 +68,7 @@ async def test_a_model_that_fails_is_followed_by_its_fallback(behaviour):
             assert {event.output_tokens for event in system.ledger.events if event.model == "first"} <= {0}
 
 
-async def test_without_a_sound_model_the_first_failure_is_told():
+async def test_where_all_models_fail_the_first_failure_is_returned():
     routing = RoutingConfig(fallbacks={"first": FallbackConfig(general=["second"])})
     with (
         scripted_openai(broken(FaultKind.STATUS, status=503, headers={"retry-after": "7"})) as bad,

@@ -223,7 +223,7 @@ async def test_leases_and_slices_of_a_gateway_that_vanishes_expire(server):
     await gone.__aenter__()
     assert isinstance(await gone.reserve(reservation("a", claims)), ReservationGranted)
     await gone._session.renew_slices()
-    await gone._session._stop_upkeep()  # As `kill -9` does: Redis is told nothing.
+    await gone._session._stop_upkeep()  # As `kill -9` does: Redis gets no message.
     await gone._session._link.close()
 
     async with RedisCounters(config, clock, "two", read_spent=nothing_spent, offset_s=lambda: clock.added_s) as two:

@@ -355,7 +355,7 @@ async def test_calls_whose_answer_was_lost_count_once(server):
         assert (readings[0].used, readings[0].reserved, readings[1].used) == (35, 0, 0)
 
 
-async def test_a_redis_that_is_emptied_under_way_is_noticed(server):
+async def test_a_redis_that_is_emptied_while_in_use_is_noticed(server):
     gateways = Gateways(server)
     async with gateways.open("one") as one:
         await one.reserve(reservation("a", budget(1000, 100), pool(100, 40)))
@@ -369,7 +369,7 @@ async def test_a_redis_that_is_emptied_under_way_is_noticed(server):
         assert (readings[0].reserved, readings[1].used) == (110, 41)
 
 
-async def test_what_ends_while_redis_recovers_is_told_at_once(server):
+async def test_leases_that_end_while_redis_recovers_are_settled_at_once(server):
     # Else it might be charged twice: once Redis opens, the database is asked, which knows of it as well.
     gateways = Gateways(server, recovery_s=1.5, probe_interval_s=1.4, slice_share=0.2)
     async with gateways.open("one") as one:

@@ -79,8 +79,8 @@ async def test_two_processes_open_an_empty_database_at_once(store_config: StoreC
         for _ in range(2)
     ]
     for process in processes:
-        said, complained = await asyncio.wait_for(process.communicate(), 60)
-        assert (said, complained, process.returncode) == (b"open\n", b"", 0)
+        output, complained = await asyncio.wait_for(process.communicate(), 60)
+        assert (output, complained, process.returncode) == (b"open\n", b"", 0)
     async with open_database(store_config) as database:
         assert await _version(database) == 0
 
@@ -235,14 +235,14 @@ async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None
 
 async def test_a_locked_sqlite_file_is_unavailable_and_returns_by_itself(tmp_path: Path) -> None:
     async with open_database(StoreConfig(folder=str(tmp_path), deadline_s=0.5)) as database:
-        holder = sqlite3.connect(tmp_path / "maitred.db", isolation_level=None)
-        holder.execute("BEGIN IMMEDIATE")
+        other_writer = sqlite3.connect(tmp_path / "maitred.db", isolation_level=None)
+        other_writer.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailable):
             async with database.begin() as connection:
                 await connection.execute(update(directory_version).values(version=1))
         assert await _version(database) == 0  # Readers go on.
-        holder.execute("ROLLBACK")
-        holder.close()
+        other_writer.execute("ROLLBACK")
+        other_writer.close()
         async with database.begin() as connection:
             await connection.execute(update(directory_version).values(version=1))
         assert await _version(database) == 1

@@ -487,7 +487,7 @@ async def test_many_are_loaded_at_once(store: DirectoryStore) -> None:
     await store.add_many()
 
 
-async def test_a_version_from_the_future_is_told_the_truth(store: DirectoryStore) -> None:
+async def test_a_version_from_the_future_gets_the_current_version(store: DirectoryStore) -> None:
     await store.create_tenant(Tenant(id="acme"))
     assert await store.changes(1) == DirectoryChanges(1)
     assert await store.changes(500) == DirectoryChanges(1)

@@ -1,4 +1,4 @@
-"""What is said of a database that cannot be used, and of one that is taken away from under a gateway."""
+"""Errors for a database that cannot be used, and for one that disappears while a gateway uses it."""
 
 from pathlib import Path
 

@@ -276,7 +276,7 @@ class TestConnections:
         assert list(truth.requests[0].sent_s()) == sorted(truth.requests[0].sent_s())
 
     @pytest.mark.parametrize("reset", [False, True])
-    def test_a_client_that_leaves_makes_room(self, reset):
+    def test_a_client_that_leaves_frees_its_slot(self, reset):
         with scripted_openai(ServerScript(itl=DelayDistribution(mean_s=0.05), max_concurrent=1)) as server:
             with connect(server) as first, connect(server) as second:
                 first.sendall(request(max_tokens=1000))

@@ -156,7 +156,7 @@ def test_texts_are_continued_several_at_a_time(near, far):
     assert passed.usage.total_tokens == direct.usage.total_tokens
 
 
-def test_what_the_server_behind_cannot_do_is_said_in_its_words(far):
+def test_the_error_of_an_upstream_is_returned_in_its_words(far):
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     with pytest.raises(openai.BadRequestError) as caught:
         ask(far, "far", tools=tools)
@@ -210,7 +210,7 @@ def test_the_ledger_has_what_the_server_behind_counted(before, far):
     until(settled)
 
 
-def test_a_credential_that_was_revoked_is_told_to_the_operator_and_not_to_the_caller(before, far):
+def test_a_revoked_credential_is_reported_to_the_operator_and_not_to_the_caller(before, far):
     with pytest.raises(openai.InternalServerError) as caught:
         ask(far, "refused")
     assert caught.value.status_code == 503

@@ -63,7 +63,7 @@ async def test_the_key_goes_into_the_header_of_that_api_and_parameters_into_the_
         assert server.asked[0].body["max_tokens"] == 77
 
 
-async def test_tools_both_ways():
+async def test_tools_in_requests_and_answers():
     async with ScriptedAnthropic([Reply(tool_use("look", '{"at": ', '"wood"}'))]) as server:
         async with behind(server) as system, client_of(system) as client:
             whole = await client.chat.completions.create(model=MODEL, messages=ASKED, tools=[TOOL], max_tokens=20)
@@ -140,7 +140,7 @@ async def test_an_answer_that_is_not_whole_never_looks_so(reply):
         (Reply(), 502, "replica_lost"),
     ],
 )
-async def test_a_refusal_is_told_as_what_it_is(reply, status, code):
+async def test_a_refusal_keeps_its_finish_reason(reply, status, code):
     async with ScriptedAnthropic([reply]) as server, behind(server) as system:
         answer = await system.chat()
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)

@@ -149,7 +149,7 @@ async def test_a_credential_that_is_refused_is_no_fault_of_the_caller():
             assert "does not accept this gateway's credential" in refused.json()["error"]["message"]
 
 
-async def test_a_request_that_the_server_refuses_is_told_why():
+async def test_a_request_that_the_server_refuses_gets_the_reason():
     with scripted_openai(script(FaultKind.STATUS, status=400)) as server:
         async with upstream_gateway(f"{server.url}/v1", **QUICK) as system:
             refused = await system.chat()
@@ -200,7 +200,7 @@ async def test_a_client_that_leaves_ends_the_work_behind():
         assert truth.requests[-1].end == "client_left"
 
 
-async def test_a_server_that_is_not_there_is_said_to_be_away_and_found_when_it_comes():
+async def test_a_server_that_is_down_is_unavailable_and_found_when_it_starts():
     with scripted_openai() as server:
         url = server.url
         server.stop()

@@ -25,7 +25,7 @@ WAIT_S = 10.0
 
 
 class Server:
-    """Writes what it is told, one script for each request: pieces, and None where it closes the connection."""
+    """Writes scripted bytes, one script for each request: pieces, and None where it closes the connection."""
 
     def __init__(self, *scripts):
         self.scripts = list(scripts)
@@ -157,7 +157,7 @@ async def test_a_request_goes_out_again_where_a_kept_connection_was_idle_for_too
     async with line_to(whole, late, whole, late, late) as (server, line):
         assert [await asked(line), await asked(line)] == [b"a", b"a"]
         assert (server.connections, len(server.requests)) == (2, 3)
-        assert (await line.send(REQUEST)).status == 408  # said twice, it is an answer
+        assert (await line.send(REQUEST)).status == 408  # the second time, it is an answer
         assert (server.connections, len(server.requests)) == (3, 5)
 
 
@@ -216,7 +216,7 @@ async def test_a_server_waits_for_a_reader_that_does_not_read():
         assert waiting + rest == size
 
 
-async def test_nobody_there_is_told_from_somebody_who_does_not_answer():
+async def test_an_absent_server_is_distinguished_from_one_that_does_not_answer():
     async with OpenConnections() as connections:
         with pytest.raises(ConnectFailed, match=r"no connection to 127\.0\.0\.1:"):
             await HostPool(connections, "127.0.0.1", free_port(), 5.0).send(REQUEST)
@@ -280,7 +280,7 @@ async def test_text_is_poured_while_its_reader_waits_and_the_end_is_read():
         stream.close()
 
 
-async def test_what_fails_on_the_way_out_is_raised_by_the_reader():
+async def test_a_failure_of_the_sink_is_raised_by_the_reader():
     head = OK + b"transfer-encoding: chunked\r\n\r\n"
     async with line_to([head + event("a"), ..., event("b"), ...]) as (server, line):
         response = await line.send(REQUEST)

@@ -77,7 +77,7 @@ def client(system):
     return openai.AsyncOpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0)
 
 
-async def test_tools_pass_both_ways_whole_and_streamed():
+async def test_tools_pass_in_requests_and_answers_whole_and_streamed():
     server = Server(CALLS)
     async with running(server.answer) as url, upstream_gateway(f"{url}/v1", dialect="openai") as system:  # noqa: SIM117
         async with client(system) as sdk:

@@ -44,7 +44,7 @@ async def test_with_a_sound_server_beside_it_nobody_sees_the_failure(behaviour):
             assert (texts(events), done, clean) == (TEXT, True, True)
             await system.wait_until(lambda: system.nothing_left)
             assert [event.outcome for event in system.ledger.events] == [Outcome.FINISHED] * 5
-            assert sum(tally.recoveries for tally in system.tallies) >= 1
+            assert sum(context.recoveries for context in system.contexts) >= 1
             assert {event.replica for event in system.ledger.events} & {"server-0,server-1"}
 
 
@@ -59,7 +59,7 @@ async def test_who_waits_for_the_whole_has_seen_nothing_of_a_broken_part(behavio
             await system.wait_until(lambda: system.nothing_left)
             events = system.ledger.events
             assert [(event.outcome, event.output_tokens) for event in events] == [(Outcome.FINISHED, 8)] * 2
-            assert sum(tally.recoveries for tally in system.tallies) >= 1
+            assert sum(context.recoveries for context in system.contexts) >= 1
 
 
 @pytest.mark.parametrize("behaviour", AFTER, ids=name)
@@ -71,7 +71,7 @@ async def test_what_breaks_in_its_middle_is_not_begun_anew(behaviour):
             assert events[-1]["error"]["code"] == "replica_lost"
             assert not done
             assert not clean
-            assert [tally.recoveries for tally in system.tallies] == [0]
+            assert [context.recoveries for context in system.contexts] == [0]
 
 
 @pytest.mark.parametrize("fault", [FaultKind.CLOSE, FaultKind.EMPTY, FaultKind.HTML, FaultKind.ERROR_BODY])
@@ -82,7 +82,7 @@ async def test_the_only_server_is_asked_again_after_a_pause(fault):
             assert answer.json()["choices"][0]["message"]["content"] == TEXT
             (event,) = system.ledger.events
             assert (event.outcome, event.output_tokens) == (Outcome.FINISHED, 8)
-            assert [tally.recoveries for tally in system.tallies] == [1]
+            assert [context.recoveries for context in system.contexts] == [1]
 
 
 async def test_the_only_server_is_not_asked_before_the_time_that_it_names():
@@ -94,7 +94,7 @@ async def test_the_only_server_is_not_asked_before_the_time_that_it_names():
             assert asyncio.get_running_loop().time() - begun_s >= 0.7
 
 
-async def test_a_long_pause_is_told_instead_of_waited_for():
+async def test_a_long_retry_after_is_returned_instead_of_waited_for():
     fault = once(FaultKind.STATUS, status=503, headers={"retry-after": "60"})
     with scripted_openai(fault) as server:
         async with upstream_gateway(f"{server.url}/v1", retries=2, **QUICK) as system:
@@ -107,7 +107,7 @@ async def test_a_credential_that_is_not_accepted_is_not_sent_again():
     with scripted_openai(fault) as server:
         async with upstream_gateway(f"{server.url}/v1", retries=2, **QUICK) as system:
             assert (await system.chat()).status_code == 503
-            assert [tally.recoveries for tally in system.tallies] == [0]
+            assert [context.recoveries for context in system.contexts] == [0]
 
 
 async def test_a_server_that_keeps_failing_is_left_alone():
@@ -140,5 +140,5 @@ async def test_retries_come_from_the_tenants_budget():
         async with upstream_gateway(f"{server.url}/v1", retries=5, **QUICK) as system:
             for _ in range(6):
                 assert (await system.chat()).status_code in (502, 503)
-            made = sum(tally.recoveries for tally in system.tallies)
+            made = sum(context.recoveries for context in system.contexts)
             assert made <= 10 + 0.2 * 6, "what the budget has"

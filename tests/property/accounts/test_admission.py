@@ -18,7 +18,7 @@ from maitred.core.errors import ContextLengthExceeded, Refused, StoreUnavailable
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.request import Usage
 from maitred.core.tenancy import Principal
-from tests.support.admission_services import Desk
+from tests.support.admission_services import AdmissionSetup
 
 PRINCIPALS = [
     Principal(key="a", tenants=("team", "acme"), scopes=frozenset()),
@@ -49,8 +49,8 @@ class Plan(msgspec.Struct):
     """Tick at which its caller leaves."""
 
 
-class SlowDesk(Desk):
-    """A desk whose counters take their time on the way there and back, and fail to settle now and then."""
+class SlowSetup(AdmissionSetup):
+    """A setup whose counters are slow, and fail to settle now and then."""
 
     def __init__(self, *limits, failures, **others):
         super().__init__(*limits, **others)
@@ -83,10 +83,10 @@ class SlowDesk(Desk):
                 await asyncio.sleep(0)
 
         await step()
-        work = self.work(
+        request = self.request(
             plan.prompt_tokens, plan.max_tokens, principal=plan.principal, model=plan.model, choices=plan.choices
         )
-        async with await self.admission.admit(work) as grant:
+        async with await self.admission.admit(request) as grant:
             admitted.append(grant.lease)
             assert plan.max_tokens is None or grant.max_tokens <= plan.max_tokens
             assert grant.max_tokens >= 1
@@ -137,10 +137,10 @@ usd = st.sampled_from([0.0, 0.001, 0.333, 1.0, 7.0])
 failures = st.lists(st.sampled_from(["", "", "before", "after"]), max_size=12)
 
 
-def hard_budgets(desk):
+def hard_budgets(setup):
     """Counter, without its window -> the most that may be spent."""
     most = {}
-    for limit in desk.admission._limits.limits:
+    for limit in setup.admission._limits.limits:
         if limit.kind.spend and limit.hard:
             for subject in {subject for principal in PRINCIPALS for subject in principal.subjects}:
                 if limit.subject in (subject, subject.partition(":")[0] + ":*"):
@@ -149,22 +149,22 @@ def hard_budgets(desk):
     return most
 
 
-async def states(desk, names, kind=CounterKind.BUDGET):
-    return await desk.counters.read([LimitClaim(name, kind, 10**15, 0, refill_per_s=1.0) for name in names])
+async def states(setup, names, kind=CounterKind.BUDGET):
+    return await setup.counters.read([LimitClaim(name, kind, 10**15, 0, refill_per_s=1.0) for name in names])
 
 
-async def play(desk, plans):
+async def play(setup, plans):
     """Runs all plans to their ends, tick by tick."""
-    most, admitted, seen = hard_budgets(desk), [], set()
-    whole, inner = {}, desk.reserve
+    most, admitted, seen = hard_budgets(setup), [], set()
+    whole, inner = {}, setup.reserve
 
     async def noting(reservation):
         seen.update((claim.counter, claim.kind) for claim in reservation.claims)
         whole.update({claim.counter: claim.capacity for claim in reservation.claims})
         return await inner(reservation)
 
-    desk.reserve = noting
-    tasks = [asyncio.create_task(desk.serve(plan, admitted)) for plan in plans]
+    setup.reserve = noting
+    tasks = [asyncio.create_task(setup.serve(plan, admitted)) for plan in plans]
     tick = 0
     while not all(task.done() for task in tasks):
         for plan, task in zip(plans, tasks, strict=True):
@@ -173,13 +173,13 @@ async def play(desk, plans):
         await asyncio.sleep(0)
         tick += 1
         names = sorted(name for name, kind in seen if kind is CounterKind.BUDGET)
-        for name, reading in zip(names, await states(desk, names), strict=True):
+        for name, reading in zip(names, await states(setup, names), strict=True):
             assert reading.used + reading.reserved <= most.get(name.rpartition("|")[0], 10**15)
-        await desk.admission.leases.renew()
+        await setup.admission.leases.renew()
     for ended in await asyncio.gather(*tasks, return_exceptions=True):
         assert ended is None or isinstance(ended, Refused | ContextLengthExceeded | Failed | asyncio.CancelledError)
-    while desk.admission.leases.late:
-        await desk.admission.leases.settle_late()
+    while setup.admission.leases.late:
+        await setup.admission.leases.settle_late()
     return most, admitted, seen, whole
 
 
@@ -193,30 +193,30 @@ async def play(desk, plans):
     st.integers(1, 20),
 )
 def test_nothing_is_overspent_and_nothing_stays_held(limits, plans, price, failures, default, least):
-    desk = SlowDesk(*limits, failures=failures, price=price, default_output_tokens=default, least_output_tokens=least)
+    setup = SlowSetup(*limits, failures=failures, price=price, default_output_tokens=default, least_output_tokens=least)
     with asyncio.Runner() as runner:
-        most, admitted, seen, whole = runner.run(play(desk, plans))
+        most, admitted, seen, whole = runner.run(play(setup, plans))
         budgets = sorted(name for name, kind in seen if kind is CounterKind.BUDGET)
         pools = sorted(name for name, kind in seen if kind is CounterKind.POOL)
         buckets = sorted(name for name, kind in seen if kind is CounterKind.BUCKET)
-        spent = dict(zip(budgets, runner.run(states(desk, budgets)), strict=True))
-        held = runner.run(states(desk, pools, CounterKind.POOL))
-        rates = runner.run(states(desk, buckets, CounterKind.BUCKET))
+        spent = dict(zip(budgets, runner.run(states(setup, budgets)), strict=True))
+        held = runner.run(states(setup, pools, CounterKind.POOL))
+        rates = runner.run(states(setup, buckets, CounterKind.BUCKET))
 
     # Nothing stays held.
-    assert desk.admission.leases.active == 0
+    assert setup.admission.leases.active == 0
     assert all(reading.reserved == 0 for reading in spent.values())
     assert all(reading.used == 0 for reading in held)
-    assert desk.counters.size().leases == 0
+    assert setup.counters.size().leases == 0
 
     # Everybody who was let in is in the ledger once, under the id of the lease; nobody else is.
-    ids = Counter(event.id for event in desk.ledger.events)
-    assert set(ids) == {event.id for event in desk.ledger.begun} >= set(admitted)
+    ids = Counter(event.id for event in setup.ledger.events)
+    assert set(ids) == {event.id for event in setup.ledger.begun} >= set(admitted)
     assert set(ids.values()) <= {1}
 
     # What was charged is what the ledger says, within every hard budget.
     charged = defaultdict(int)
-    for event in desk.ledger.events:
+    for event in setup.ledger.events:
         for name, amount in event.charges.items():
             assert amount == event.cost_nusd
             charged[name] += amount
@@ -227,7 +227,7 @@ def test_nothing_is_overspent_and_nothing_stays_held(limits, plans, price, failu
     # Rates kept what was used, no more and no less; the clock stood still.
     for name, reading in zip(buckets, rates, strict=True):
         assert reading.used <= whole[name]
-        assert reading.used == sum(_taken(name, event) for event in desk.ledger.events)
+        assert reading.used == sum(_taken(name, event) for event in setup.ledger.events)
 
 
 def _taken(name, event):

@@ -59,7 +59,7 @@ SHAPES = (
 )
 
 
-class Tally:
+class ModelCounter:
     """One counter of the model."""
 
     def __init__(self, shape, spent):
@@ -70,7 +70,7 @@ class Tally:
         self.taken_net = 0  # of a bucket: all that was ever taken, less what came back
         self.may_exceed = max(spent - shape.capacity, 0)  # what settling took beyond what it had reserved
 
-    def room(self):
+    def available(self):
         if self.shape.kind is CounterKind.BUCKET:
             return math.floor(self.shape.capacity - self.missing)
         return self.shape.capacity - self.charged - self.reserved
@@ -119,7 +119,7 @@ class CountersMachine(RuleBasedStateMachine):
             return {counter: self.spent_of(counter) for counter in counters}
 
         self.counters = MemoryCounters(self.clock, spent_so_far)
-        self.tallies = {}
+        self.models = {}
         self.leases = {}
         self.settled = []
         self.made = 0
@@ -147,7 +147,7 @@ class CountersMachine(RuleBasedStateMachine):
         least = data.draw(st.integers(0, output))
         self.made += 1
         lease = f"lease-{self.made}"
-        tallies = [self.tally(claim) for claim in claims]
+        models = [self.model_of(claim) for claim in claims]
 
         answer = self.run(self.counters.reserve(Reservation(lease, claims, output, least, lease_ticks * TICK_S)))
 
@@ -159,13 +159,13 @@ class CountersMachine(RuleBasedStateMachine):
         assert isinstance(answer, ReservationGranted), "there was room"
         assert answer.output == fitting[-1], "the largest output that fits"
         taken = {}
-        for claim, tally in zip(claims, tallies, strict=True):
+        for claim, model in zip(claims, models, strict=True):
             amount = claim.amount(answer.output)
-            tally.take(amount)
+            model.take(amount)
             taken[claim.counter] = amount
-            if tally.shape.kind is CounterKind.BUCKET and tally.shape.hard and amount:
+            if model.shape.kind is CounterKind.BUCKET and model.shape.hard and amount:
                 elapsed = Fraction(self.clock.now_s - self.begun_s)
-                assert tally.taken_net <= tally.shape.capacity + Fraction(tally.shape.rate) * elapsed
+                assert model.taken_net <= model.shape.capacity + Fraction(model.shape.rate) * elapsed
         self.leases[lease] = Lease(self.clock.now_s + lease_ticks * TICK_S, taken)
         self.check_readings(claims, answer.readings)
 
@@ -178,19 +178,19 @@ class CountersMachine(RuleBasedStateMachine):
         for counter, amount in lease.taken.items():
             most = {"less": amount, "exact": amount, "more": amount + 40, "nothing": 0}[habit]
             used = amount if habit == "exact" else data.draw(st.integers(0, most))
-            tally = self.tallies[counter]
+            model = self.models[counter]
             # A charge that comes late was reserved by nothing.
             if lease.expired:
-                tally.charge(used)
-                tally.may_exceed += used
-            elif tally.shape.kind is CounterKind.BUCKET and used >= amount:
-                tally.charge(used - amount)
-            elif tally.shape.kind is CounterKind.BUCKET:
-                tally.give_back(amount - used)
+                model.charge(used)
+                model.may_exceed += used
+            elif model.shape.kind is CounterKind.BUCKET and used >= amount:
+                model.charge(used - amount)
+            elif model.shape.kind is CounterKind.BUCKET:
+                model.give_back(amount - used)
             else:
-                tally.give_back(amount)
-                tally.charge(used)
-                tally.may_exceed += max(used - amount, 0)
+                model.give_back(amount)
+                model.charge(used)
+                model.may_exceed += max(used - amount, 0)
             if used or data.draw(st.booleans()):
                 amounts[counter] = used
         self.run(self.counters.settle(id_, amounts))
@@ -215,13 +215,13 @@ class CountersMachine(RuleBasedStateMachine):
     @rule(ticks=st.one_of(st.integers(1, 64), st.integers(1, 64 * 100), st.integers(64 * 3500, 64 * 8000)))
     def pass_time(self, ticks):
         self.clock.now_s += ticks * TICK_S
-        for tally in self.tallies.values():
-            tally.missing = max(tally.missing - Fraction(tally.shape.rate) * Fraction(ticks, 64), Fraction(0))
+        for model in self.models.values():
+            model.missing = max(model.missing - Fraction(model.shape.rate) * Fraction(ticks, 64), Fraction(0))
         for id_, lease in list(self.leases.items()):
             if lease.ends_s <= self.clock.now_s and not lease.expired:
                 lease.expired = True
                 for counter, amount in lease.taken.items():
-                    self.tallies[counter].give_back(amount)
+                    self.models[counter].give_back(amount)
             if lease.ends_s + LATE_SETTLE_S <= self.clock.now_s:
                 # Too late for the counters; the ledger still has it.
                 self.settled.append((id_, dict(self.leases.pop(id_).taken)))
@@ -235,11 +235,11 @@ class CountersMachine(RuleBasedStateMachine):
 
     @invariant()
     def hard_counters_hold(self):
-        for tally in self.tallies.values():
-            if not tally.shape.hard or tally.shape.kind is CounterKind.BUCKET:
+        for model in self.models.values():
+            if not model.shape.hard or model.shape.kind is CounterKind.BUCKET:
                 continue
-            may_exceed = tally.may_exceed if tally.shape.kind is CounterKind.BUDGET else 0
-            assert tally.charged + tally.reserved <= tally.shape.capacity + may_exceed
+            may_exceed = model.may_exceed if model.shape.kind is CounterKind.BUDGET else 0
+            assert model.charged + model.reserved <= model.shape.capacity + may_exceed
 
     @invariant()
     def asks_once(self):
@@ -252,13 +252,13 @@ class CountersMachine(RuleBasedStateMachine):
             self.run(self.counters.settle(id_, {}))
         # Every window ends, every bucket with a refill is full, and what was not settled is past remembering.
         self.clock.now_s += LATE_SETTLE_S + 100 * DAY_S
-        for _ in range(len(self.tallies)):
+        for _ in range(len(self.models)):
             self.run(self.counters.renew([], 1.0))
             self.clock.now_s += DAY_S
         size = self.counters.size()
         assert (size.leases, size.expired, size.ends) == (0, 0, 0)
-        kept = [shape for shape in SHAPES if shape.name in self.tallies and not shape.windowed and not shape.rate]
-        kept = [shape for shape in kept if shape.kind is CounterKind.BUDGET or self.tallies[shape.name].missing]
+        kept = [shape for shape in SHAPES if shape.name in self.models and not shape.windowed and not shape.rate]
+        kept = [shape for shape in kept if shape.kind is CounterKind.BUDGET or self.models[shape.name].missing]
         assert size.counters <= len(kept), "no pool, no full bucket, no window that has passed"
         endless = next(shape for shape in SHAPES if shape.name == "total")
         assert self.run(self.counters.read([self.claim(endless)]))[0].reserved == 0
@@ -266,7 +266,7 @@ class CountersMachine(RuleBasedStateMachine):
     # --- the model
 
     def run(self, coroutine):
-        """Budgets are told at once here, so nothing may wait."""
+        """Budgets are known at once here, so nothing may wait."""
         with pytest.raises(StopIteration) as done:
             coroutine.send(None)
         return done.value.value
@@ -302,25 +302,25 @@ class CountersMachine(RuleBasedStateMachine):
             clamps=data.draw(st.booleans()),
         )
 
-    def tally(self, claim):
-        if claim.counter not in self.tallies:
+    def model(self, claim):
+        if claim.counter not in self.models:
             shape = next(shape for shape in SHAPES if shape.name == claim.counter.partition(":")[0])
-            self.tallies[claim.counter] = Tally(shape, self.spent_of(claim.counter))
-        return self.tallies[claim.counter]
+            self.models[claim.counter] = ModelCounter(shape, self.spent_of(claim.counter))
+        return self.models[claim.counter]
 
     def fits(self, claim, output, granted):
         amount = claim.amount(granted if claim.clamps else output)
-        return not claim.hard or amount == 0 or amount <= self.tally(claim).room()
+        return not claim.hard or amount == 0 or amount <= self.model_of(claim).available()
 
     def wait_s(self, claim, amount):
         """Infinite: never; -1: nobody knows."""
-        tally = self.tally(claim)
+        model = self.model_of(claim)
         if amount > claim.capacity:
             return math.inf
         if claim.kind is CounterKind.BUCKET:
-            over = tally.missing + amount - claim.capacity
-            return float(over / Fraction(tally.shape.rate)) if tally.shape.rate else math.inf
-        if claim.kind is CounterKind.POOL or tally.charged + amount <= claim.capacity:
+            over = model.missing + amount - claim.capacity
+            return float(over / Fraction(model.shape.rate)) if model.shape.rate else math.inf
+        if claim.kind is CounterKind.POOL or model.charged + amount <= claim.capacity:
             return -1.0
         return math.inf if claim.ends_s is None else claim.ends_s - self.clock.wall_s()
 
@@ -342,17 +342,17 @@ class CountersMachine(RuleBasedStateMachine):
 
     def check_readings(self, claims, readings):
         for claim, reading in zip(claims, readings, strict=True):
-            tally = self.tally(claim)
+            model = self.model_of(claim)
             assert reading.capacity == claim.capacity
-            assert reading.remaining == tally.room()
+            assert reading.remaining == model.available()
             if claim.kind is CounterKind.BUCKET:
-                assert reading.used == claim.capacity - tally.room()
-                reset_s = float(tally.missing / Fraction(tally.shape.rate)) if tally.shape.rate else 0.0
+                assert reading.used == claim.capacity - model.available()
+                reset_s = float(model.missing / Fraction(model.shape.rate)) if model.shape.rate else 0.0
                 assert reading.reset_s == pytest.approx(reset_s)
             elif claim.kind is CounterKind.POOL:
-                assert (reading.used, reading.reset_s) == (tally.reserved, 0.0)
+                assert (reading.used, reading.reset_s) == (model.reserved, 0.0)
             else:
-                assert (reading.used, reading.reserved) == (tally.charged, tally.reserved)
+                assert (reading.used, reading.reserved) == (model.charged, model.reserved)
                 assert reading.reset_s == (0.0 if claim.ends_s is None else claim.ends_s - self.clock.wall_s())
 
 

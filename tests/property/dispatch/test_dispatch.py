@@ -15,7 +15,7 @@ from maitred.dispatch.core import DispatchCore
 from maitred.dispatch.pool_queue import QueueState
 from maitred.dispatch.request import Endpoint
 from maitred.fairness.config import QueueOrderConfig
-from tests.support.dispatchers import CARD, EMPTY, SaidReplica, errand
+from tests.support.dispatchers import CARD, EMPTY, ScriptedReplica, make_dispatch_request
 
 SLOTS, BLOCKS = EMPTY.free_sequences, EMPTY.total_blocks
 CONFIGS = [
@@ -26,13 +26,13 @@ CONFIGS = [
 ]
 
 
-class Engine(SaidReplica):
-    """Holds what was submitted and heard, and reports it when it is told to."""
+class Engine(ScriptedReplica):
+    """Holds what was submitted and received, and reports it when the test calls `hear`."""
 
     def __init__(self):
         super().__init__()
         self.underway = []
-        """Messages that it has not read: (ticket, cost), or (ticket, None) for a cancellation."""
+        """Messages that it has not read: (queued, cost), or (queued, None) for a cancellation."""
         self.runs = []
 
     weight = 1.0
@@ -41,11 +41,11 @@ class Engine(SaidReplica):
         return sum(cost is not None for _, cost in self.underway)
 
     def hear(self, count):
-        for ticket, cost in self.underway[:count]:
+        for queued, cost in self.underway[:count]:
             if cost is None:
-                self.runs = [run for run in self.runs if run[0] is not ticket]
+                self.runs = [run for run in self.runs if run[0] is not queued]
             else:
-                self.runs.append((ticket, cost))
+                self.runs.append((queued, cost))
         del self.underway[:count]
         self._load = replace(
             self._load,
@@ -66,7 +66,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def start(self, config):
         self.config = config
         self.engine = Engine()
-        self.floor = DispatchCore([Endpoint("post", self.engine)], config)
+        self.core = DispatchCore([Endpoint("replica", self.engine)], config)
         self.now_s = 1_000_000.0
         self.made = 0
         self.waiting = []
@@ -87,7 +87,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def join(self, org, deadline_s, prompts, choices, **fields):
         self.made += 1
         deadline_s = None if deadline_s is None else self.now_s + deadline_s
-        made = errand(
+        made = make_dispatch_request(
             self.made,
             f"org-{org}",
             prompts=prompts,
@@ -96,52 +96,52 @@ class DispatchMachine(RuleBasedStateMachine):
             deadline_s=deadline_s,
             **fields,
         )
-        ticket = self.floor.new_entry(made)
-        self.floor.join(ticket, self.now_s)
-        self.waiting.append(ticket)
+        queued = self.core.new_entry(made)
+        self.core.join(queued, self.now_s)
+        self.waiting.append(queued)
 
     @rule(passes_s=st.sampled_from([0.0, 0.0, 0.1, 5.0, 70.0]))
     def turn(self, passes_s):
         self.now_s += passes_s
         idle = not (self.running or self.engine.runs or self.engine.underway)
-        for ticket in self.floor.dispatch_ready(self.now_s):
-            self.waiting.remove(ticket)
-            if ticket.state is QueueState.FAILED:
-                assert isinstance(ticket.failure, DeadlineExceeded | ReplicaUnavailable)
-                self.ended.append(ticket)
+        for queued in self.core.dispatch_ready(self.now_s):
+            self.waiting.remove(queued)
+            if queued.state is QueueState.FAILED:
+                assert isinstance(queued.failure, DeadlineExceeded | ReplicaUnavailable)
+                self.ended.append(queued)
             else:
                 assert self.engine.up
-                self.running.append(ticket)
-                self.unsent[ticket] = list(ticket.costs)
+                self.running.append(queued)
+                self.unsent[queued] = list(queued.costs)
                 assert idle or self._fits(), "more was released than there is"
                 idle = False
 
     def _fits(self):
         return (
-            sum(ticket.cost.slots for ticket in self.running) <= SLOTS
-            and sum(ticket.cost.blocks for ticket in self.running) <= BLOCKS
-        ) or any(ticket.cost.slots > SLOTS or ticket.cost.blocks > BLOCKS for ticket in self.running)
+            sum(queued.cost.slots for queued in self.running) <= SLOTS
+            and sum(queued.cost.blocks for queued in self.running) <= BLOCKS
+        ) or any(queued.cost.slots > SLOTS or queued.cost.blocks > BLOCKS for queued in self.running)
 
     @precondition(lambda self: self.waiting or self.running or self.ended)
     @rule(data=st.data(), finished=st.booleans(), again=st.booleans())
     def leave(self, data, finished, again):
-        ticket = data.draw(st.sampled_from(self.waiting + self.running + self.ended))
+        queued = data.draw(st.sampled_from(self.waiting + self.running + self.ended))
         for group in (self.waiting, self.running, self.ended):
-            if ticket in group:
-                group.remove(ticket)
-        if self.unsent.pop(ticket, None) is not None and self.engine.up:
-            self.engine.underway.append((ticket, None))
-        self.floor.leave(ticket, self.now_s, finished=finished)
+            if queued in group:
+                group.remove(queued)
+        if self.unsent.pop(queued, None) is not None and self.engine.up:
+            self.engine.underway.append((queued, None))
+        self.core.leave(queued, self.now_s, finished=finished)
         if again:
-            self.floor.leave(ticket, self.now_s, finished=finished)
+            self.core.leave(queued, self.now_s, finished=finished)
 
     @precondition(lambda self: self.running and self.engine.up)
-    @rule(data=st.data(), told=st.booleans())
-    def submit(self, data, told):
-        ticket = data.draw(st.sampled_from(self.running))
-        if self.unsent[ticket]:
-            self.engine.underway.append((ticket, self.unsent[ticket].pop(0)))
-            self.floor.on_submitted(ticket)
+    @rule(data=st.data())
+    def submit(self, data):
+        queued = data.draw(st.sampled_from(self.running))
+        if self.unsent[queued]:
+            self.engine.underway.append((queued, self.unsent[queued].pop(0)))
+            self.core.on_submitted(queued)
 
     @precondition(lambda self: self.engine.underway)
     @rule(data=st.data())
@@ -151,40 +151,40 @@ class DispatchMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.runs)
     @rule(data=st.data(), tokens=st.integers(1, 50))
     def answer(self, data, tokens):
-        weights = self.floor.weights
-        ticket = data.draw(st.sampled_from([run[0] for run in self.engine.runs]))
-        if ticket in self.running and not self.unsent[ticket]:
-            prompt_tokens = 0 if ticket.begun else ticket.request.prompt_tokens
-            if not ticket.begun:
-                self.floor.on_first_token(ticket, self.now_s)
-            self.floor.charge_tokens(ticket, prompt_tokens, 0, tokens)
+        weights = self.core.weights
+        queued = data.draw(st.sampled_from([run[0] for run in self.engine.runs]))
+        if queued in self.running and not self.unsent[queued]:
+            prompt_tokens = 0 if queued.begun else queued.request.prompt_tokens
+            if not queued.begun:
+                self.core.on_first_token(queued, self.now_s)
+            self.core.charge_tokens(queued, prompt_tokens, 0, tokens)
             self.got += weights.prompt * prompt_tokens + weights.output * tokens
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), in_s=st.none() | st.floats(0.1, 100))
     def put_back(self, data, in_s):
-        ticket = data.draw(st.sampled_from(self.running))
-        prompts = data.draw(st.sets(st.sampled_from(range(len(ticket.request.prompts))), min_size=1))
-        self._put_back(ticket, prompts, in_s=in_s)
+        queued = data.draw(st.sampled_from(self.running))
+        prompts = data.draw(st.sets(st.sampled_from(range(len(queued.request.prompts))), min_size=1))
+        self._put_back(queued, prompts, in_s=in_s)
         if self.engine.up:
-            self.engine.underway.append((ticket, None))
+            self.engine.underway.append((queued, None))
 
-    def _put_back(self, ticket, prompts, *, in_s=None):
-        self.running.remove(ticket)
-        self.unsent.pop(ticket)
+    def _put_back(self, queued, prompts, *, in_s=None):
+        self.running.remove(queued)
+        self.unsent.pop(queued)
         answer_by_s = None if in_s is None else self.now_s + in_s
-        self.floor.requeue(ticket, self.now_s, prompts=sorted(prompts), answer_by_s=answer_by_s, draw=0.0)
-        self.waiting.append(ticket)
+        self.core.requeue(queued, self.now_s, prompts=sorted(prompts), answer_by_s=answer_by_s, draw=0.0)
+        self.waiting.append(queued)
 
     @precondition(lambda self: self.engine.up)
     @rule(again=st.booleans())
     def die(self, again):
         self.engine.die()
-        for ticket in list(self.running):
+        for queued in list(self.running):
             if again:
-                self._put_back(ticket, range(len(ticket.request.prompts)))
+                self._put_back(queued, range(len(queued.request.prompts)))
             else:
-                self.floor.leave(ticket, self.now_s, finished=False, lost=True)
+                self.core.leave(queued, self.now_s, finished=False, lost=True)
         self.running.clear()
         self.unsent.clear()
 
@@ -194,34 +194,36 @@ class DispatchMachine(RuleBasedStateMachine):
         self.engine.up = True
 
     @invariant()
-    def everybody_is_where_they_should_be(self):
-        if not hasattr(self, "floor"):
+    def credits_match_the_running_requests(self):
+        if not hasattr(self, "core"):
             return
-        assert self.floor.waiting == len(self.waiting)
-        assert self.floor.running == len(self.running)
-        assert self.floor.endpoint_states[0].credits.held == len(self.running)
-        assert self.floor.allocator.holdings.slots == sum(ticket.cost.slots for ticket in self.running)
+        assert self.core.waiting == len(self.waiting)
+        assert self.core.running == len(self.running)
+        assert self.core.endpoint_states[0].credits.held == len(self.running)
+        assert self.core.allocator.holdings.slots == sum(queued.cost.slots for queued in self.running)
 
     @invariant()
     def nobody_waits_beside_an_empty_replica(self):
-        if hasattr(self, "floor") and self.engine.up and not self.running:
+        if hasattr(self, "core") and self.engine.up and not self.running:
             self.engine.hear(len(self.engine.underway))
             if not self.config.pools and not self.config.reserved:
                 self.turn(0.0)
                 assert self.running or not self.waiting
 
     def teardown(self):
-        if not hasattr(self, "floor"):
+        if not hasattr(self, "core"):
             return
-        for ticket in self.waiting + self.running + self.ended:
-            self.floor.leave(ticket, self.now_s, finished=False)
-        account = self.floor.endpoint_states[0].credits
+        for queued in self.waiting + self.running + self.ended:
+            self.core.leave(queued, self.now_s, finished=False)
+        account = self.core.endpoint_states[0].credits
         assert account.uncounted == account.outstanding == (0, 0, 0)
-        assert account.held == self.floor.running == self.floor.waiting == self.floor.allocator.holdings.slots == 0
-        assert all(quota.used == (0, 0, 0) for quota in self.floor.allocator.quotas.all)
-        assert all(len(room.wait_account) == 0 and room.wait_account.weight == 0 for room in self.floor.queues)
-        assert all(not room.requeued for room in self.floor.queues)
-        assert self.floor.predictor.served == pytest.approx(self.got), "charged otherwise than computed"
+        assert account.held == self.core.running == self.core.waiting == self.core.allocator.holdings.slots == 0
+        assert all(quota.used == (0, 0, 0) for quota in self.core.allocator.quotas.all)
+        assert all(
+            len(pool_queue.wait_account) == 0 and pool_queue.wait_account.weight == 0 for pool_queue in self.core.queues
+        )
+        assert all(not pool_queue.requeued for pool_queue in self.core.queues)
+        assert self.core.predictor.served == pytest.approx(self.got), "charged otherwise than computed"
         assert CARD.max_sequences == SLOTS
 
 

@@ -45,7 +45,7 @@ class Model:
 
     def __init__(self) -> None:
         self.spots: dict[tuple[Any, ...], Spot] = {(p,): Spot(WEIGHTS.get(p, 1.0), p.rank, 0.0) for p in PriorityClass}
-        self.floors: dict[tuple[Any, ...], float] = {}
+        self.levels: dict[tuple[Any, ...], float] = {}
         self.last: dict[tuple[Any, ...], Spot] = {}
         self.waiting: list[QueueEntry[int]] = []
         self.rank: dict[QueueEntry[int], int] = {}
@@ -67,11 +67,11 @@ class Model:
         return [spot for name, spot in self.spots.items() if name[:-1] == parent]
 
     def level(self, parent: tuple[Any, ...]) -> float:
-        floor = self.floors.get(parent, 0.0)
+        lowest = self.levels.get(parent, 0.0)
         waiting = [spot.counter for spot in self.siblings(parent) if spot.waiting]
         if waiting:
-            return max(floor, min(waiting))
-        return max(floor, self.last[parent].counter) if parent in self.last else floor
+            return max(lowest, min(waiting))
+        return max(lowest, self.last[parent].counter) if parent in self.last else lowest
 
     def join(self, entry: QueueEntry[int], rank: int, now_s: float) -> None:
         self.events += 1
@@ -105,7 +105,7 @@ class Model:
     def rest(self, path: list[tuple[Any, ...]]) -> None:
         for name in path:
             if not self.spots[name].waiting and not self.spots[name].running:
-                for memory in (self.spots, self.floors, self.last):
+                for memory in (self.spots, self.levels, self.last):
                     for below in [other for other in memory if other[: len(name)] == name]:
                         if below != name or memory is not self.spots:
                             del memory[below]
@@ -151,7 +151,7 @@ class Model:
         path = self.path(entry.flow, self.rank[entry])
         self.taken_s[path[0]] = now_s
         for name in path:
-            self.floors[name[:-1]] = self.level(name[:-1])
+            self.levels[name[:-1]] = self.level(name[:-1])
             self.spots[name].running += 1
             if len(name) > 1:
                 self.spots[name].turn = self.events
@@ -201,7 +201,7 @@ class Model:
 
 
 class Both:
-    """The line and its model, told the same."""
+    """The queue and its model, with the same calls."""
 
     def __init__(self) -> None:
         self.line = make_queue(QueueOrderConfig(class_weights=WEIGHTS, ageing_s=AGEING_S))
@@ -367,10 +367,10 @@ def test_long_busy_histories_agree_with_the_model(seed):
     both = Both()
     paths = draw.sample(PATHS, 4)
     priorities = draw.choice([[PriorityClass.STANDARD], [PriorityClass.STANDARD, PriorityClass.BACKGROUND]])
-    crowd = draw.choice([2, 6, 12])
+    most = draw.choice([2, 6, 12])
     for _ in range(200):
         kind = draw.random()
-        if kind < 0.3 and len(both.model.waiting) < crowd:
+        if kind < 0.3 and len(both.model.waiting) < most:
             due_in_s = draw.choice([None, None, 5.0, 29.0])
             both.add(Flow(draw.choice(paths), draw.choice(priorities)), draw.choice(SERVICES), due_in_s)
         elif kind < 0.5 and both.model.waiting:

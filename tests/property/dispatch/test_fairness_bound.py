@@ -73,7 +73,7 @@ class History:
         self.whole_prompts = draw.random() < 0.5
         """Whether a prompt is charged when it is taken, as in the paper, or as it is computed."""
         self.line = make_queue(QueueOrderConfig(policy=policy, quantum=self.quantum, ageing_s=None))
-        self.room = draw.choice([60, 200, 600])
+        self.capacity = draw.choice([60, 200, 600])
         self.budget = draw.choice([8, 32, 128])
         self.slots = draw.choice([2, 4, 12])
         self.longest = draw.choice([5, 20, 60])
@@ -94,7 +94,7 @@ class History:
             self.families.append(keys)
         self.running: list[QueueEntry[Job]] = []
         self.waiting: set[QueueEntry[Job]] = set()
-        self.free = self.room
+        self.free = self.capacity
         self.pairs: dict[tuple[Party, Party], tuple[tuple[int, int], float, float]] = {}
         self.worst = 0.0
         """The largest difference seen, over what is allowed then."""
@@ -233,7 +233,7 @@ class History:
             self.judge_pair(one, other)
         for node in self.families[0]:
             # What runs is in memory, so the bound is never looser than the paper's 2 * w_q * M for weights of 1.
-            assert node.most_outstanding <= OUTPUT * self.room
+            assert node.most_outstanding <= OUTPUT * self.capacity
         return self.worst
 
     def judge_pair(self, one: Party, other: Party) -> None:

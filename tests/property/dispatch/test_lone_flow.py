@@ -82,7 +82,7 @@ def test_to_keep_a_lone_flow_is_to_forget_it(moves, ageing_s):
         other = forgotten.line.head(float(number))
         assert (waiting and (waiting.flow, waiting.number)) == (other and (other.flow, other.number))
         if number % 7 == 0:  # whoever looks may let go of what is kept, so not each time
-            told = [
+            results = [
                 [(hall.line.lead(flow), hall.line.over_service(flow)) for flow in FLOWS] for hall in (kept, forgotten)
             ]
-            assert told[0] == told[1]
+            assert results[0] == results[1]

@@ -47,7 +47,7 @@ def test_memory_stays_within_the_budget_and_everything_is_served_in_bounded_time
     round_s = turn_s + longest_s + UNLOAD_S + load_s + 4 * TICK_S
     one.until(one.now_s + 2 * MODELS * round_s)
     assert all(call.began_s is not None for call in one.calls)
-    # Each of the others can be before it once, and it may just have been told to go.
+    # Each of the others can be before it once, and it may just have been ordered to unload.
     assert max(call.waited_s for call in one.calls) <= (MODELS + 1) * round_s
 
 

@@ -48,18 +48,18 @@ def sides(of, sessions, name="chat", key="k"):
 @given(st.lists(SHARES, min_size=2, max_size=5), SESSIONS)
 def test_a_growing_weight_takes_nobody_from_the_canary_and_a_rollback_takes_all(weights, sessions):
     live = LiveRollouts()
-    way = router(live)
+    routes = router(live)
     before = set()
     for weight in sorted(weights):
         live.apply_states([state(weight)])
-        now = {i for i, side in enumerate(sides(way, sessions)) if side is RolloutVersion.CANARY}
+        now = {i for i, side in enumerate(sides(routes, sessions)) if side is RolloutVersion.CANARY}
         assert before <= now
-        assert sides(way, sessions, "gpt") == sides(way, sessions)
+        assert sides(routes, sessions, "gpt") == sides(routes, sessions)
         before = now
     live.apply_states([live["chat"].state.with_phase(RolloutPhase.SWITCHED, 0.0)])
-    assert set(sides(way, sessions)) == {RolloutVersion.CANARY}
+    assert set(sides(routes, sessions)) == {RolloutVersion.CANARY}
     live.apply_states([live["chat"].state.with_phase(RolloutPhase.ROLLED_BACK, 0.0)])
-    assert set(sides(way, sessions)) == {RolloutVersion.STABLE}
+    assert set(sides(routes, sessions)) == {RolloutVersion.STABLE}
 
 
 @given(SHARES, st.text(max_size=8), SESSIONS)
@@ -94,19 +94,19 @@ def test_all_requests_of_a_key_are_on_one_side_whatever_their_sessions(weight, k
 )
 def test_bounds_hold_for_both_versions_and_the_stable_one_follows_the_canary(pools, needs, version, failures):
     table = RoutesConfig(pools=pools, names={name: [TargetConfig(pool=name)] for name in pools})
-    way = RoutingTable(table).route_by_rollout(needs, VersionSplit("chat", "v1", "v2", version))
+    plan = RoutingTable(table).route_by_rollout(needs, VersionSplit("chat", "v1", "v2", version))
     named = needs.allowed("chat") or needs.allowed(needs.model)
     opened = [name for name in pools if named or needs.allowed(name)]
-    if way is None:
+    if plan is None:
         assert opened == []
         return
     fitting = [name for name in opened if find_exclusion(pools[name], needs) is None]
-    assert way.arm.tried == (len(fitting) == 2)
+    assert plan.arm.tried == (len(fitting) == 2)
     if not fitting:
         return
-    visited, copy = [way.first_target()], way.shadow_target
+    visited, copy = [plan.first_target()], plan.shadow_target
     for failure in failures:
-        if (target := way.next_target(failure)) is None:
+        if (target := plan.next_target(failure)) is None:
             break
         visited.append(target)
     wanted = "v1" if version is RolloutVersion.STABLE else "v2"

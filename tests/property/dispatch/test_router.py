@@ -34,14 +34,14 @@ FAILURES = (ReplicaLost(), ContextLengthExceeded("Too long."), ReplicaLost())
 
 
 def gone(router, ask, principal):
-    """All places that a request goes to while each fails it, or what is said instead."""
+    """All targets of a request while each of them fails it, or the error instead."""
     try:
-        way = router.route(ask, principal)
-        targets = [way.first_target()]
-        targets += [way.next_target(failure) for failure in FAILURES]
+        plan = router.route(ask, principal)
+        targets = [plan.first_target()]
+        targets += [plan.next_target(failure) for failure in FAILURES]
     except MaitredError as error:
         return type(error), error.message
-    return targets, way.excluded, way.tried, way.name
+    return targets, plan.excluded, plan.tried, plan.name
 
 
 @given(table=TABLES, requests=st.lists(st.tuples(ASKS, CALLERS), min_size=1, max_size=12))

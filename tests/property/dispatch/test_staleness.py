@@ -1,4 +1,4 @@
-"""Whatever replicas have said, and however long ago: an old word neither shuts one out nor makes it look idle."""
+"""An old report, whatever it says and however old, neither excludes a replica nor makes it look idle."""
 
 from itertools import pairwise
 

@@ -54,9 +54,9 @@ def family(name):
     return tokenizer, AnswerFormat.of(tokenizer), llguidance.LLTokenizer(source, eos_token=END)
 
 
-def matcher(name, rules, said, inside):
+def matcher(name, rules, answer_text, inside):
     _, answers, _ = family(name)
-    return compiled(name, answer_grammar(answers, inside=inside, said=said, tools=rules, arguments=ARGUMENTS))
+    return compiled(name, answer_grammar(answers, inside=inside, said=answer_text, tools=rules, arguments=ARGUMENTS))
 
 
 @cache
@@ -178,12 +178,12 @@ def test_what_a_model_was_trained_to_write_passes(name):
 
 def test_a_form_is_due_only_behind_the_thought():
     tokenizer, answers, _ = family("thinking")
-    for said, text in (
+    for answer_text, text in (
         (FORM, '{"a": 1}'),
         (Grammar("regex", r"[0-9]+/[0-9]+"), "12/3"),
         (Grammar("lark", 'start: "a" B+\nB: /b|c/\n'), "abcb"),
     ):
-        machine = matcher("thinking", None, said, True)
+        machine = matcher("thinking", None, answer_text, True)
         for answer, taken in ((f"Well </think>\n\n{text}", True), (text, False), (f"</think>{text}no", False)):
             tokens = tokenizer.encode(answer, add_special_tokens=False)
             one = machine.deep_copy()

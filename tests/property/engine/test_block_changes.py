@@ -104,7 +104,7 @@ def test_what_is_expected_is_found_until_the_engine_says_what_came_of_it():
     assert follower.cached_tokens("acme", [[1] * 20]) == {"e": 0}, "it has started anew"
 
 
-def test_more_changes_than_are_told_skip_a_number(monkeypatch):
+def test_more_changes_than_an_update_holds_skip_a_sequence_number(monkeypatch):
     monkeypatch.setattr(blocks, "MOST_CHANGES", 3)
     runs, _ = engine()
     assert runs.block_update() is None
@@ -121,16 +121,16 @@ def test_more_changes_than_are_told_skip_a_number(monkeypatch):
     assert runs.block_update(whole=True).sequence == 2
 
 
-@pytest.mark.parametrize("name", ["told", "guessed"])
-def test_one_that_is_emptied_is_forgotten_unless_it_tells_itself(name):
+@pytest.mark.parametrize("name", ["reported", "guessed"])
+def test_an_emptied_engine_is_forgotten_unless_it_reports_its_blocks(name):
     follower, (runs, _) = placement(), engine()
-    if name == "told":
+    if name == "reported":
         follower.on_block_update("e", runs.block_update(whole=True))
     follower.on_dispatch("e", 10_000, "acme", [[1] * 200])
     before = follower.cached_tokens("acme", [[1] * 200])["e"]
     assert before > 0
     follower.on_restart("e")
-    assert follower.cached_tokens("acme", [[1] * 200])["e"] == (before if name == "told" else 0)
+    assert follower.cached_tokens("acme", [[1] * 200])["e"] == (before if name == "reported" else 0)
 
 
 def test_news_before_the_whole_are_passed_over():

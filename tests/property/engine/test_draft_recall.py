@@ -91,7 +91,7 @@ class Life:
         await self.counters.settle(lease, used)
         self.lines.append((self.clock.wall_s(), used))
 
-    def told(self, new, window_s):
+    def restore_from_ledger(self, new, window_s):
         """What the ledger says, second by second, as far back as that."""
         now_s = self.clock.wall_s()
         lines = self.lines + [(now_s, reserved) for reserved in self.running.values()]
@@ -118,7 +118,7 @@ def test_no_bucket_is_fuller_than_it_was(before, after, window_s):
         for step in before:
             await old.do(step)
         new = MemoryCounters(clock)
-        old.told(new, window_s)
+        old.restore_from_ledger(new, window_s)
         for number, step in enumerate(after):
             was, found = await remaining(old.counters), await remaining(new)
             # What the dead process had reserved would have come back to it at the end of the leases.
@@ -141,7 +141,7 @@ def test_requests_that_end_at_once_leave_buckets_as_they_were(before):
         for step in before:
             await old.do(step, at_once=True)
         new = MemoryCounters(clock)
-        old.told(new, math.inf)
+        old.restore_from_ledger(new, math.inf)
         for claim, was, found in zip(CLAIMS.values(), await remaining(old.counters), await remaining(new), strict=True):
             # Times are rounded up to a second.
             assert was - claim.refill_per_s - 1 <= found <= was

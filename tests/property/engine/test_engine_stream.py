@@ -130,7 +130,7 @@ class Account:
 
 
 class Engine:
-    """The other end, which keeps to the protocol until it is told not to."""
+    """The other end, which keeps to the protocol until the test breaks it."""
 
     def __init__(self, chunk_bytes):
         self.connection = EngineConnection()
@@ -253,7 +253,7 @@ async def scenario(events, chunk_bytes, eager, hears):
     cancels = [(m.request_id, m.index) for m in engine.wire.messages if isinstance(m, Cancel)]
     assert len(set(cancels)) == len(cancels), "something was cancelled twice"
     for account in accounts:
-        told = [
+        known = [
             m.paused for m in engine.wire.messages if isinstance(m, Pause) and m.request_id == account.stream.wire_id
         ]
-        assert told == [number % 2 == 0 for number in range(len(told))], "the engine was told what it knew"
+        assert known == [number % 2 == 0 for number in range(len(known))], "the engine got what it knew already"

@@ -1,6 +1,6 @@
 """An answer does not depend on its neighbours.
 
-Every request of a random crowd is answered twice: alone, by an engine that computes whole prompts and remembers
+Every request of a random batch is answered twice: alone, by an engine that computes whole prompts and remembers
 nothing; and together with all others, by an engine whose KV cache is too small for them (so it preempts), whose steps
 are short (so it chunks) and which shares prefixes. Tokens and their log-probabilities must be the same, to the last
 bit. Nor does an answer depend on where it is computed: one that is taken over in the middle by another engine goes on
@@ -59,11 +59,11 @@ class Engines:
                 speculation=SpeculationConfig(method="none"),
             ),
         )
-        crowded = EngineConfig(**common, kv_memory_bytes=1 << 20, step_tokens=70, max_sequences=64)
-        self.crowded, _ = build(folder, crowded)
-        self.guessing, _ = build(folder, crowded)
-        self.rumour = Rumour(VOCABULARY)
-        self.guessing._speculator = Speculator(self.rumour, 6, FakeClock(), worth=Always())
+        batched_config = EngineConfig(**common, kv_memory_bytes=1 << 20, step_tokens=70, max_sequences=64)
+        self.batched, _ = build(folder, batched_config)
+        self.drafting, _ = build(folder, batched_config)
+        self.drafter = Rumour(VOCABULARY)
+        self.drafting._speculator = Speculator(self.drafter, 6, FakeClock(), worth=Always())
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +102,8 @@ def check(engines, requests, between=lambda engine, step: None):
     alone = {}
     for request in requests:
         alone |= run(engines.calm, [request])
-    engines.rumour.answers = {key: tokens for key, (tokens, _, _) in alone.items()}
-    for engine in (engines.crowded, engines.guessing):
+    engines.drafter.answers = {key: tokens for key, (tokens, _, _) in alone.items()}
+    for engine in (engines.batched, engines.drafting):
         together = run(engine, requests, between)
         assert together.keys() == alone.keys()
         for key, (tokens, logprobs, finishes) in alone.items():
@@ -114,22 +114,22 @@ def check(engines, requests, between=lambda engine, step: None):
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(crowd=st.lists(st.tuples(prompts, sampling), min_size=2, max_size=24))
-def test_alone_or_in_a_random_crowd(engines, crowd):
+@given(asked=st.lists(st.tuples(prompts, sampling), min_size=2, max_size=24))
+def test_answers_alone_equal_answers_in_a_random_batch(engines, asked):
     check(
-        engines, [EngineRequest(id=str(i), prompt=prompt, sampling=params) for i, (prompt, params) in enumerate(crowd)]
+        engines, [EngineRequest(id=str(i), prompt=prompt, sampling=params) for i, (prompt, params) in enumerate(asked)]
     )
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    crowd=st.lists(
+    asked=st.lists(
         st.tuples(prompts, sampling, st.lists(st.integers(0, 45), min_size=3, max_size=3)), min_size=1, max_size=16
     )
 )
-def test_alone_or_taken_over_in_the_middle(engines, crowd):
+def test_alone_or_taken_over_in_the_middle(engines, asked):
     whole, left = {}, []
-    for number, (prompt, params, cuts) in enumerate(crowd):
+    for number, (prompt, params, cuts) in enumerate(asked):
         request = EngineRequest(id=str(number), prompt=prompt, sampling=params)
         answers = run(engines.calm, [request])
         resumes = {
@@ -138,8 +138,8 @@ def test_alone_or_taken_over_in_the_middle(engines, crowd):
         whole |= {(id_, index): answers[id_, index] for id_, index in answers if index in resumes}
         if resumes:
             left.append(msgspec.structs.replace(request, resumes=resumes))
-    engines.rumour.answers = {key: tokens for key, (tokens, _, _) in whole.items()}
-    for engine in (engines.crowded, engines.guessing):
+    engines.drafter.answers = {key: tokens for key, (tokens, _, _) in whole.items()}
+    for engine in (engines.batched, engines.drafting):
         rest = run(engine, left)
         assert rest.keys() == whole.keys()
         for request in left:
@@ -152,7 +152,7 @@ def test_alone_or_taken_over_in_the_middle(engines, crowd):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_alone_or_among_sixty_four(engines, temperature):
-    before, guessed_before = engines.crowded.load(), engines.guessing.load()
+    before, guessed_before = engines.batched.load(), engines.drafting.load()
     requests = [
         EngineRequest(
             id=str(i),
@@ -162,10 +162,10 @@ def test_alone_or_among_sixty_four(engines, temperature):
         for i in range(64)
     ]
     check(engines, requests)
-    after = engines.crowded.load()
+    after = engines.batched.load()
     assert after.preemptions > before.preemptions, "the test is meant to preempt"
     assert after.cached_tokens > before.cached_tokens, "the test is meant to share prefixes"
-    guessed = engines.guessing.load()
+    guessed = engines.drafting.load()
     assert guessed.preemptions > guessed_before.preemptions
     assert guessed.steps - guessed_before.steps < 0.8 * (after.steps - before.steps), "right guesses save steps"
     right = guessed.accepted_tokens - guessed_before.accepted_tokens

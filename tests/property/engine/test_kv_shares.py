@@ -1,7 +1,8 @@
 """Floors and ceilings of the KV cache against a small batch that knows nothing else.
 
 Sequences of a few tenants wait in order of arrival, are admitted with all their blocks at once, and end. The rule for
-admission is the documented one: the head first; when it finds no room, only who is inside its own floor may pass it.
+admission is the documented one: the head first; when it finds no free blocks, only tenants within their guarantee may
+pass it.
 """
 
 from hypothesis import given, settings
@@ -66,7 +67,7 @@ class Batch:
 
 def shares():
     share = st.builds(
-        lambda floor, more: KVShareConfig(floor=floor, ceiling=min(1.0, floor + more)),
+        lambda guarantee, more: KVShareConfig(floor=guarantee, ceiling=min(1.0, guarantee + more)),
         st.sampled_from([0.0, 0.1, 0.25, 0.33]),
         st.floats(0.05, 1),
     )
@@ -85,7 +86,7 @@ def shares():
         max_size=60,
     ),
 )
-def test_floors_and_ceilings_hold_and_everybody_runs_in_the_end(shares, total, moves):
+def test_guarantees_and_ceilings_hold_and_every_sequence_runs_in_the_end(shares, total, moves):
     batch = Batch(shares, total)
     for move in moves:
         if isinstance(move, tuple):

@@ -70,7 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_tokens=st.integers(1, 4),
         blocks=st.integers(8, 24),
         max_sequences=st.integers(1, 6),
-        guests=st.integers(0, 3),
+        overcommit_slots=st.integers(0, 3),
         extra_budget=st.integers(0, 12),
         prefix_cache=st.booleans(),
         swap_slots=st.sampled_from([0, 1, 3, 20]),
@@ -83,11 +83,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         | st.just({}),
     )
-    def make(self, block_tokens, blocks, max_sequences, guests, extra_budget, prefix_cache, swap_slots, policy, shares):
+    def make(
+        self,
+        block_tokens,
+        blocks,
+        max_sequences,
+        overcommit_slots,
+        extra_budget,
+        prefix_cache,
+        swap_slots,
+        policy,
+        shares,
+    ):
         self.shares = shares
         self.block_tokens = block_tokens
         self.max_sequences = max_sequences
-        self.guests = guests
+        self.overcommit_slots = overcommit_slots
         self.left_out: dict[int, int] = {}
         self.step_tokens = max_sequences + extra_budget
         self.context = min(blocks * block_tokens, 30)
@@ -97,7 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.pool,
             block_tokens=block_tokens,
             max_sequences=max_sequences,
-            guests=guests,
+            guests=overcommit_slots,
             step_tokens=self.step_tokens,
             context_tokens=self.context,
             eos_token_ids=(EOS,),
@@ -238,7 +249,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.tokens <= self.step_tokens
         assert len({chunk.sequence.key for chunk in plan.chunks}) == len(plan.chunks)
         assert self.scheduler.running <= self.max_sequences + self.scheduler.overcommitted
-        assert self.scheduler.overcommitted <= self.guests
+        assert self.scheduler.overcommitted <= self.overcommit_slots
         self.draft(plan, data)
         self.cache.move(plan.moves, self.block_tokens)
         for chunk in plan.chunks:
@@ -248,8 +259,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.cache.write(chunk.sequence, chunk.start, chunk.end, self.block_tokens, chunk.drafts)
         for chunk in plan.chunks:
             self.cache.check(chunk.sequence, chunk.end, self.block_tokens)
-        spare = self.step_tokens - plan.tokens
-        assert all(chunk.samples for chunk in plan.decodes) or spare <= 0, "there was room for what is pending"
+        unused = self.step_tokens - plan.tokens
+        assert all(chunk.samples for chunk in plan.decodes) or unused <= 0, "there was room for what is pending"
 
         sampling = plan.sampling
         sampled = []
@@ -283,15 +294,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def draft(self, plan, data):
         """Guesses at what follows some of the decodes, where there is room for them."""
-        room = self.scheduler.draft_budget(plan)
-        assert room == self.step_tokens - plan.tokens
+        budget = self.scheduler.draft_budget(plan)
+        assert budget == self.step_tokens - plan.tokens
         for chunk in plan.decodes:
             sequence = chunk.sequence
             behind = sequence.table.capacity_tokens - len(sequence.tokens)
-            if chunk.samples and min(room, behind) > 0:
-                drafts = st.lists(st.integers(0, VOCABULARY - 1), max_size=min(room, behind, 4))
+            if chunk.samples and min(budget, behind) > 0:
+                drafts = st.lists(st.integers(0, VOCABULARY - 1), max_size=min(budget, behind, 4))
                 chunk.drafts = tuple(data.draw(drafts))
-                room -= len(chunk.drafts)
+                budget -= len(chunk.drafts)
 
     def check_end(self, sequence, token, position, finish):
         """Whether the answer had to end with this token."""
@@ -304,7 +315,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert finish is None
 
     def check_left_out(self, left_out, planned):
-        """Streams stall only to give way to guests, each in its turn, and no tenant alone gives its last row."""
+        """Streams pause only for overcommitted sequences, each in its turn, and no tenant alone gives its last row."""
         assert len(left_out) <= self.scheduler.overcommitted, "a stream stalls"
         self.left_out = {s.key: self.left_out.get(s.key, 0) + 1 for s in left_out}
         assert all(times < len(self.live) for times in self.left_out.values()), "a stream starves"

@@ -255,7 +255,7 @@ def test_a_light_tenant_hardly_waits_behind_a_flood():
     ageing_s=st.sampled_from([0.5, 2.0]),
     policy=st.sampled_from(["fair", "priority"]),
 )
-def test_whatever_is_in_the_way_a_background_request_ends_within_its_ageing(priority, prompt, ageing_s, policy):
+def test_a_background_request_ends_within_its_ageing_under_any_load(priority, prompt, ageing_s, policy):
     machine = Machine(
         blocks=40, max_sequences=4, step_tokens=64, line=BatchLineConfig(policy=policy, ageing_s=ageing_s)
     )
@@ -305,12 +305,12 @@ def test_nothing_is_left_whatever_happens(data):
     for _ in range(data.draw(st.integers(5, 60))):
         match data.draw(st.sampled_from(["add", "step", "step", "step", "cancel", "pause", "resume", "wait"])):
             case "add":
-                room = blocks * 4
-                prompt = data.draw(st.integers(1, room - 1))
+                capacity = blocks * 4
+                prompt = data.draw(st.integers(1, capacity - 1))
                 machine.add(
                     flow(data.draw(st.sampled_from("abc")), priority=data.draw(st.sampled_from(PriorityClass))),
                     prompt=prompt,
-                    output=data.draw(st.integers(1, min(20, room - prompt))),
+                    output=data.draw(st.integers(1, min(20, capacity - prompt))),
                     n=data.draw(st.integers(1, 3)),
                     same=data.draw(st.booleans()),
                     deadline_in_s=data.draw(st.none() | st.floats(0.001, 0.5)),
@@ -336,7 +336,7 @@ def test_nothing_is_left_whatever_happens(data):
     machine.run_dry()
 
 
-def test_paused_readers_of_a_full_cache_do_not_stand_in_the_way():
+def test_paused_sequences_of_a_full_cache_do_not_block_others():
     machine = Machine(blocks=20, max_sequences=8, step_tokens=64)
     stalled = [machine.add(flow("stalled"), prompt=60, output=100)[0] for _ in range(4)]
     for _ in range(10):
@@ -353,7 +353,7 @@ def test_paused_readers_of_a_full_cache_do_not_stand_in_the_way():
     assert all(s.output_tokens == 100 for s in stalled)
 
 
-def test_nobody_is_told_that_it_is_too_late_who_would_be_in_time():
+def test_no_sequence_that_would_be_in_time_fails_its_deadline():
     machine = trained_machine(blocks=200, step_tokens=128)
     machine.add(flow("a"), prompt=900, output=1, same=True)
     machine.run_dry()
@@ -395,7 +395,7 @@ def test_a_cache_that_is_much_too_small_still_gets_everything_done(blocks):
     assert all(sequence.preemptions <= 3 for sequence in sequences)
 
 
-# --- floors and ceilings of the cache ---
+# --- guarantees and ceilings of the cache ---
 
 SHARES = {"light": KVShareConfig(floor=0.3), "greedy": KVShareConfig(ceiling=0.5)}
 
@@ -434,7 +434,7 @@ def test_a_ceiling_keeps_nobody_else_from_the_rest():
     machine.run_dry()
 
 
-def test_a_tenant_comes_to_its_floor_soon_though_others_had_filled_the_cache():
+def test_a_tenant_gets_its_guarantee_soon_though_others_had_filled_the_cache():
     machine = Machine(blocks=40, max_sequences=16, step_tokens=64, kv_shares=SHARES)
     for _ in range(40):
         machine.add(flow("flood"), prompt=40, output=60)

@@ -43,7 +43,7 @@ def read(stream, *, short):
 
 
 @given(st.lists(events, max_size=12), st.booleans(), st.lists(st.integers(0, 400), max_size=6))
-def test_records_do_not_depend_on_which_way_was_taken(sent, ascii_only, cuts):
+def test_records_do_not_depend_on_whether_the_text_is_kept(sent, ascii_only, cuts):
     stream = [b"data: " + json.dumps(event, ensure_ascii=ascii_only).encode() + b"\n\n" for event in sent]
     stream.append(b"data: [DONE]\n\n")
     whole = b"".join(stream)

@@ -12,7 +12,7 @@ from maitred.core.flow import PriorityClass, QueuePosition
 counts = st.integers(-5, 10**9)
 seconds = st.floats(-1, 10**5)
 readings = st.none() | st.builds(CounterState, counts, counts, seconds)
-tallies = st.builds(
+contexts = st.builds(
     RequestContext,
     request_id=st.sampled_from(["req-1", "a:b"]),
     started_s=st.just(0.0),
@@ -36,16 +36,16 @@ usual = st.builds(
 )
 
 
-@given(tally=usual | tallies, explain=st.booleans())
-def test_the_form_writes_what_the_headers_make(tally, explain):
-    assert response_head_lines(tally, OPENAI, explain=explain) == encode_lines(
-        response_headers(tally, OPENAI, explain=explain)
+@given(context=usual | contexts, explain=st.booleans())
+def test_the_form_writes_what_the_headers_make(context, explain):
+    assert response_head_lines(context, OPENAI, explain=explain) == encode_lines(
+        response_headers(context, OPENAI, explain=explain)
     )
 
 
-@given(tally=usual)
-def test_another_api_has_its_own(tally):
-    lines = response_head_lines(tally, ANTHROPIC, explain=False)
+@given(context=usual)
+def test_another_api_has_its_own(context):
+    lines = response_head_lines(context, ANTHROPIC, explain=False)
     assert lines is not None
     assert b"\r\nrequest-id: req-1\r\n" in lines
     assert b"anthropic-ratelimit-requests-limit: " in lines

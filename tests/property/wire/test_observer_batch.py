@@ -29,52 +29,52 @@ ASK = InferenceRequest(model="any", prompts=["x"], sampling=SamplingParams(max_t
 
 
 @st.composite
-def tallies(draw):
+def contexts(draw):
     """One request, as it may end."""
-    tally = RequestContext(
+    context = RequestContext(
         draw(st.sampled_from("abcdef")), draw(TIMES_S), route=draw(st.sampled_from(["/v1/models", "/v1/x"]))
     )
-    tally.model = draw(st.sampled_from(["", "small", "large"]))
+    context.model = draw(st.sampled_from(["", "small", "large"]))
     tenant = draw(st.sampled_from(["", "one", "two", "three"]))
     if tenant:
-        tally.principal = Principal(key="k", tenants=(f"team-{tenant}", tenant), scopes=frozenset())
-    tally.priority = draw(st.sampled_from([None, *PriorityClass]))
-    tally.prompt_tokens, tally.completion_tokens = draw(TOKENS), draw(TOKENS)
-    tally.cached_tokens = min(draw(TOKENS), tally.prompt_tokens)
-    tally.request = draw(
+        context.principal = Principal(key="k", tenants=(f"team-{tenant}", tenant), scopes=frozenset())
+    context.priority = draw(st.sampled_from([None, *PriorityClass]))
+    context.prompt_tokens, context.completion_tokens = draw(TOKENS), draw(TOKENS)
+    context.cached_tokens = min(draw(TOKENS), context.prompt_tokens)
+    context.request = draw(
         st.sampled_from([None, ASK, InferenceRequest("any", [[1]], ASK.sampling, max_tokens=64, stops=(".",))])
     )
     if draw(st.booleans()):
-        tally.first_token_s = tally.started_s + draw(TIMES_S)
-        tally.gaps_s = draw(st.lists(TIMES_S, max_size=100))
-        tally.finish_reasons = draw(st.lists(st.sampled_from(FinishReason), max_size=2))
-    tally.waited_ms = draw(st.sampled_from([{}, {"slots": 12.5, "kv": 0.1}]))
-    tally.degraded = draw(st.sampled_from([[], ["max_tokens=16", "model=small"]]))
+        context.first_token_s = context.started_s + draw(TIMES_S)
+        context.gaps_s = draw(st.lists(TIMES_S, max_size=100))
+        context.finish_reasons = draw(st.lists(st.sampled_from(FinishReason), max_size=2))
+    context.waited_ms = draw(st.sampled_from([{}, {"slots": 12.5, "kv": 0.1}]))
+    context.degraded = draw(st.sampled_from([[], ["max_tokens=16", "model=small"]]))
     if draw(st.integers(0, 3)) == 3:
-        tally.failure, tally.refused_by = QueueFull(), draw(st.sampled_from(["", "tokens_per_minute"]))
-        tally.recoveries, tally.continued, tally.hedged, tally.stalled = 2, 1, "second", True
-        tally.clamped_max_tokens, tally.selection = 5, ModelSelection("auto", "small", "code")
-        tally.fallbacks, tally.rejected_answers = (
+        context.failure, context.refused_by = QueueFull(), draw(st.sampled_from(["", "tokens_per_minute"]))
+        context.recoveries, context.continued, context.hedged, context.stalled = 2, 1, "second", True
+        context.clamped_max_tokens, context.selection = 5, ModelSelection("auto", "small", "code")
+        context.fallbacks, context.rejected_answers = (
             ["general=large"],
             [RejectedAnswer("small", "schema", Usage(3, 4), replaced=True)],
         )
     outcome = draw(st.sampled_from(Outcome))
-    tally.close(outcome, 200 if outcome is Outcome.FINISHED else 429, (tally.first_token_s or 0.0) + draw(TIMES_S))
-    return tally
+    context.close(outcome, 200 if outcome is Outcome.FINISHED else 429, (context.first_token_s or 0.0) + draw(TIMES_S))
+    return context
 
 
 class Watchers:
-    """All that count, told at once or through a digest."""
+    """All observers, called at once or through a batch."""
 
-    def __init__(self, digest):
+    def __init__(self, batch):
         clock = FakeClock()
-        self.metrics = Metrics(lambda: 0, dict, config=MetricsConfig(tenants=2), slos=SLOS, clock=clock, batch=digest)
-        self.stories, self.recent = TimelineBuffer(4, clock, digest), RecentTraffic(clock, digest)
-        self.told = [*self.metrics.observers, self.stories, self.recent] if digest is None else [digest]
+        self.metrics = Metrics(lambda: 0, dict, config=MetricsConfig(tenants=2), slos=SLOS, clock=clock, batch=batch)
+        self.timelines, self.recent = TimelineBuffer(4, clock, batch), RecentTraffic(clock, batch)
+        self.observers = [*self.metrics.observers, self.timelines, self.recent] if batch is None else [batch]
 
-    def on_request_end(self, tally):
-        for observer in self.told:
-            observer.on_request_end(tally)
+    def on_request_end(self, context):
+        for observer in self.observers:
+            observer.on_request_end(context)
 
     def seen(self, what):
         match what:
@@ -86,9 +86,9 @@ class Watchers:
                 pairs = [line.rsplit(" ", 1) for line in kept]
                 return {series: pytest.approx(float(value), rel=1e-12, nan_ok=True) for series, value in pairs}
             case "list":
-                return encode([*self.stories.latest()])
-            case "story":
-                return [encode(self.stories.get(head.id)) for head in self.stories.latest()]
+                return encode([*self.timelines.latest()])
+            case "timeline":
+                return [encode(self.timelines.get(head.id)) for head in self.timelines.latest()]
             case "tenants":
                 return [*self.recent.tenants.items()]
             case "refusals":
@@ -97,13 +97,13 @@ class Watchers:
                 return self.recent.tick(0, 0)
 
 
-LOOKS = st.sampled_from(["scrape", "list", "story", "tenants", "refusals", "second"])
+LOOKS = st.sampled_from(["scrape", "list", "timeline", "tenants", "refusals", "second"])
 
 
-@given(st.lists(st.one_of(tallies(), LOOKS), max_size=100))
+@given(st.lists(st.one_of(contexts(), LOOKS), max_size=100))
 def test_nobody_can_tell_that_requests_are_counted_some_at_a_time(history):
     at_once, some = Watchers(None), Watchers(ObserverBatch())
-    for one in [*history, "scrape", "story", "tenants", "refusals", "second"]:
+    for one in [*history, "scrape", "timeline", "tenants", "refusals", "second"]:
         if isinstance(one, RequestContext):
             at_once.on_request_end(one)
             some.on_request_end(one)
@@ -112,18 +112,18 @@ def test_nobody_can_tell_that_requests_are_counted_some_at_a_time(history):
 
 
 def test_what_was_asked_is_not_kept_for_long():
-    told = []
+    sizes = []
 
     class Observer:
-        def on_request_end(self, *tallies):
-            told.append(len(tallies))
+        def on_request_end(self, *contexts):
+            sizes.append(len(contexts))
 
-    digest = ObserverBatch(Observer())
+    batch = ObserverBatch(Observer())
     for _ in range(40):
-        digest.on_request_end(RequestContext("r", 0.0, prompt_tokens=20_000))
-    assert told == [3] * 13
+        batch.on_request_end(RequestContext("r", 0.0, prompt_tokens=20_000))
+    assert sizes == [3] * 13
     for _ in range(100):
-        digest.on_request_end(RequestContext("r", 0.0))
-    assert told[13:] == [32, 32, 32]
-    digest.flush_pending()
-    assert sum(told) == 140
+        batch.on_request_end(RequestContext("r", 0.0))
+    assert sizes[13:] == [32, 32, 32]
+    batch.flush_pending()
+    assert sum(sizes) == 140

@@ -13,7 +13,7 @@ answers = st.lists(st.sampled_from([OPEN, CLOSE, " ", "\n", "<", "<thi", "</th",
 
 def read(parser, chunks):
     pairs = [*(parser.push(chunk) for chunk in chunks), parser.flush()]
-    return "".join(thought for thought, _ in pairs), "".join(said for _, said in pairs)
+    return "".join(thought for thought, _ in pairs), "".join(answer for _, answer in pairs)
 
 
 def written(parts, marks):

@@ -70,21 +70,21 @@ FAILURES = st.lists(
 
 @given(TABLES, NEEDS, FAILURES)
 def test_nobody_is_sent_where_it_may_not_go_nor_twice_to_one_place(config, needs, failures):
-    way = RoutingTable(config).make_plan(needs)
-    if way is None:
+    plan = RoutingTable(config).make_plan(needs)
+    if plan is None:
         found = NameResolver(config).resolve(needs.model)
         assert found is None or not any(map(needs.allowed, (needs.model, found.name, found.key)))
         return
     visited = []
     try:
-        target = way.first_target()
+        target = plan.first_target()
     except (InvalidRequest, Forbidden) as raised:
         refusal = raised
     else:
         refusal = None
     if refusal is not None:
-        assert all(each.explanation in refusal.message for each in way.excluded)
-        private = {each.reason for each in way.excluded} <= {ExclusionReason.PRIVACY, ExclusionReason.REGION}
+        assert all(each.explanation in refusal.message for each in plan.excluded)
+        private = {each.reason for each in plan.excluded} <= {ExclusionReason.PRIVACY, ExclusionReason.REGION}
         assert isinstance(refusal, Forbidden) == private
         return
     for failure in failures:
@@ -94,7 +94,7 @@ def test_nobody_is_sent_where_it_may_not_go_nor_twice_to_one_place(config, needs
         assert pool.local or not needs.local_only
         assert needs.regions is None or pool.region in needs.regions
         assert target.name in config.names
-        if (target := way.next_target(failure)) is None:
+        if (target := plan.next_target(failure)) is None:
             break
     places = [(each.pool, each.model) for each in visited]
     assert len(places) == len(set(places))

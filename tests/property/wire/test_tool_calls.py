@@ -109,7 +109,7 @@ def test_an_answer_without_markers_is_text_as_it_stands(parts, parser):
 def test_what_was_called_comes_out_as_it_was_written(calls, lengths, data):
     mark = WITH_TOKENS
     objects = [json.dumps({"name": name, "arguments": given}) for name, given in calls]
-    ways = {
+    readers = {
         HermesParser: "Well.\n" + "\n".join(f"{mark['<tool_call>']}\n{one}\n{mark['</tool_call>']}" for one in objects),
         Llama3Parser: "; ".join(json.dumps({"name": name, "parameters": given}) for name, given in calls),
         MistralParser: "".join(
@@ -117,7 +117,7 @@ def test_what_was_called_comes_out_as_it_was_written(calls, lengths, data):
         ),
     }
     parser = data.draw(st.sampled_from(PARSERS))
-    events = read(parser(NAMES, mark), cut(ways[parser], lengths))
+    events = read(parser(NAMES, mark), cut(readers[parser], lengths))
     assert [event for event in events if isinstance(event, TextEvent)] == [TextEvent("Well.")] * (
         parser is HermesParser
     )

@@ -49,7 +49,7 @@ def test_what_is_let_through_can_be_written(choices):
     reader = OpenAIStreamParser("there", 1, DIALECTS["generic"])
     whole = CollectedChoice()
     streamed = [*shapes()]
-    with suppress(MaitredError):  # it is broken, and said to be
+    with suppress(MaitredError):  # it is broken, and the error says so
         for event in [*events, END]:
             batch = reader.feed(encode_event(json.dumps(event).encode()))
             for part in () if batch is None else batch.parts:

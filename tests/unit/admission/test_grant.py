@@ -6,7 +6,7 @@ from contextlib import suppress
 from maitred.core.context import Outcome
 from maitred.core.errors import Draining, ReplicaLost, Unauthenticated
 from maitred.core.request import Usage
-from tests.support.admission_services import Desk, limit
+from tests.support.admission_services import AdmissionSetup, limit
 
 REQUESTS = "requests_per_minute|key:alice|*"
 TOKENS = "tokens_per_minute|tenant:acme|*"
@@ -14,8 +14,8 @@ INPUT = "input_tokens_per_minute|*|*"
 OUTPUT = "output_tokens_per_minute|*|tiny"
 
 
-def desk():
-    return Desk(
+def make_setup():
+    return AdmissionSetup(
         limit("key:alice", "requests_per_minute", 10),
         limit("tenant:acme", "tokens_per_minute", 10_000),
         limit("*", "input_tokens_per_minute", 10_000),
@@ -26,7 +26,7 @@ def desk():
 
 
 async def test_the_line_of_what_has_begun_holds_the_whole_reservation():
-    full = desk()
+    full = make_setup()
     async with full.admit(10, 100, choices=2) as grant:
         assert grant.max_tokens == 100
         (begun,) = full.ledger.begun
@@ -35,14 +35,14 @@ async def test_the_line_of_what_has_begun_holds_the_whole_reservation():
 
 
 async def test_what_was_clamped_is_not_held():
-    tight = desk()
+    tight = make_setup()
     async with tight.admit(10, 500) as grant:
         assert (grant.clamped, grant.max_tokens) == (True, 290)
         assert tight.ledger.begun[0].taken[OUTPUT] == 290
 
 
 async def test_the_line_of_what_has_ended_holds_what_was_used():
-    full = desk()
+    full = make_setup()
     async with full.admit(10, 100) as grant:
         await grant.settle(Usage(10, 5), Outcome.FINISHED)
     (event,) = full.ledger.events
@@ -51,7 +51,7 @@ async def test_the_line_of_what_has_ended_holds_what_was_used():
 
 
 async def test_failure_keeps_what_was_processed_and_refusal_nothing():
-    full = desk()
+    full = make_setup()
     for error in (ReplicaLost(), Draining()):
         with suppress(type(error)):
             async with full.admit(10, 100) as grant:
@@ -62,7 +62,7 @@ async def test_failure_keeps_what_was_processed_and_refusal_nothing():
 
 
 async def test_who_leaves_before_a_replica_was_asked_pays_for_nothing():
-    full = desk()
+    full = make_setup()
     for replica in ("", "replica-0"):
         with suppress(asyncio.CancelledError):
             async with full.admit(10, 100) as grant:
@@ -75,7 +75,7 @@ async def test_who_leaves_before_a_replica_was_asked_pays_for_nothing():
 
 
 async def test_what_was_made_before_the_key_was_revoked_is_billed_and_nothing_before_it_was():
-    full = desk()
+    full = make_setup()
     for output in (5, 0):
         with suppress(Unauthenticated):
             async with full.admit(10, 100) as grant:

@@ -13,7 +13,7 @@ LEASE_S = 30.0
 POOL = LimitClaim("pool", CounterKind.POOL, 10, 1)
 
 
-class House:
+class LeasesSetup:
     def __init__(self, lease_s=LEASE_S, **others):
         self.clock = StillClock()
         self.counters = FlakyCounters(self.clock)
@@ -29,58 +29,58 @@ class House:
 
 
 async def test_all_leases_are_renewed_in_one_call():
-    house = House()
-    await house.take("a")
-    await house.take("b")
-    house.clock.now_s = 20.0
-    await house.leases.renew()
-    assert house.counters.renewed == [({"a", "b"}, LEASE_S)]
-    house.clock.now_s = 40.0
-    assert await house.used() == 2
-    house.clock.now_s = 51.0
-    assert await house.used() == 0, "without renewal they end"
+    setup = LeasesSetup()
+    await setup.take("a")
+    await setup.take("b")
+    setup.clock.now_s = 20.0
+    await setup.leases.renew()
+    assert setup.counters.renewed == [({"a", "b"}, LEASE_S)]
+    setup.clock.now_s = 40.0
+    assert await setup.used() == 2
+    setup.clock.now_s = 51.0
+    assert await setup.used() == 0, "without renewal they end"
 
 
 async def test_where_nothing_is_held_nothing_is_renewed():
-    house = House()
-    await house.take("a")
-    await house.leases.settle("a", {})
-    await house.leases.renew()
-    assert house.counters.renewed == []
-    assert house.leases.active == 0
+    setup = LeasesSetup()
+    await setup.take("a")
+    await setup.leases.settle("a", {})
+    await setup.leases.renew()
+    assert setup.counters.renewed == []
+    assert setup.leases.active == 0
 
 
 @pytest.mark.parametrize("trouble", [StoreUnavailable(), RuntimeError(), OSError()])
-async def test_trouble_with_the_renewal_is_told_and_survived(trouble, caplog):
-    house = House()
-    await house.take("a")
-    house.counters.trouble = trouble
-    await house.leases.renew()
+async def test_a_failed_renewal_is_logged_and_survived(trouble, caplog):
+    setup = LeasesSetup()
+    await setup.take("a")
+    setup.counters.trouble = trouble
+    await setup.leases.renew()
     assert "1 leases could not be renewed" in caplog.text
 
 
 @pytest.mark.parametrize("trouble", [StoreUnavailable(), RuntimeError(), OSError()])
 async def test_a_settlement_that_failed_is_late_and_its_lease_is_kept(trouble, caplog):
-    house = House()
-    await house.take("a")
-    house.counters.trouble = trouble
-    await house.leases.settle("a", {"pool": 1})
-    assert (house.leases.active, house.leases.late) == (1, 1)
+    setup = LeasesSetup()
+    await setup.take("a")
+    setup.counters.trouble = trouble
+    await setup.leases.settle("a", {"pool": 1})
+    assert (setup.leases.active, setup.leases.late) == (1, 1)
     assert "tried again" in caplog.text
-    await house.leases.settle_late()
-    assert house.leases.late == 1
-    house.counters.trouble = None
-    await house.leases.renew()
-    await house.leases.settle_late()
-    assert (house.leases.active, house.leases.late) == (0, 0)
-    assert house.counters.settled == [("a", {"pool": 1})]
-    assert await house.used() == 0
+    await setup.leases.settle_late()
+    assert setup.leases.late == 1
+    setup.counters.trouble = None
+    await setup.leases.renew()
+    await setup.leases.settle_late()
+    assert (setup.leases.active, setup.leases.late) == (0, 0)
+    assert setup.counters.settled == [("a", {"pool": 1})]
+    assert await setup.used() == 0
 
 
 async def test_one_that_cannot_be_settled_holds_up_no_other(monkeypatch):
-    house = House()
+    setup = LeasesSetup()
     for lease in "ab":
-        house.leases.settle_later(lease, {})
+        setup.leases.settle_later(lease, {})
     settled = []
 
     async def settle(lease, amounts):
@@ -88,54 +88,54 @@ async def test_one_that_cannot_be_settled_holds_up_no_other(monkeypatch):
             raise RuntimeError
         settled.append(lease)
 
-    monkeypatch.setattr(house.counters, "settle", settle)
-    await house.leases.settle_late()
+    monkeypatch.setattr(setup.counters, "settle", settle)
+    await setup.leases.settle_late()
     assert settled == ["b"]
-    assert house.leases.late == 1
+    assert setup.leases.late == 1
 
 
 async def test_counters_that_hang_hold_up_an_answer_for_a_moment_only():
-    house = House(patience_s=0.0)
-    await house.take("a")
-    house.counters.trouble = asyncio.Event().wait
-    await house.leases.settle("a", {})
-    assert house.leases.late == 1
+    setup = LeasesSetup(patience_s=0.0)
+    await setup.take("a")
+    setup.counters.trouble = asyncio.Event().wait
+    await setup.leases.settle("a", {})
+    assert setup.leases.late == 1
 
 
 async def test_the_background_renews_and_catches_up():
-    house = House(lease_s=0.03)
-    await house.take("a")
-    await house.take("b")
-    house.counters.trouble = StoreUnavailable()
-    await house.leases.settle("a", {})
-    running = asyncio.create_task(house.leases.run())
-    house.counters.trouble = None
+    setup = LeasesSetup(lease_s=0.03)
+    await setup.take("a")
+    await setup.take("b")
+    setup.counters.trouble = StoreUnavailable()
+    await setup.leases.settle("a", {})
+    running = asyncio.create_task(setup.leases.run())
+    setup.counters.trouble = None
     async with asyncio.timeout(30):
-        while house.leases.late or not house.counters.renewed:  # noqa: ASYNC110
+        while setup.leases.late or not setup.counters.renewed:  # noqa: ASYNC110
             await asyncio.sleep(0)
-    assert house.counters.renewed[0] == ({"a", "b"}, 0.03)
-    assert house.counters.settled == [("a", {})]
+    assert setup.counters.renewed[0] == ({"a", "b"}, 0.03)
+    assert setup.counters.settled == [("a", {})]
     running.cancel()
     await asyncio.wait([running])
 
 
 async def test_at_the_end_what_is_late_gets_a_last_chance(caplog):
-    house = House()
-    running = asyncio.create_task(house.leases.run())
+    setup = LeasesSetup()
+    running = asyncio.create_task(setup.leases.run())
     await asyncio.sleep(0)
-    house.leases.settle_later("a", {})
+    setup.leases.settle_later("a", {})
     running.cancel()
     await asyncio.wait([running])
-    assert house.counters.settled == [("a", {})]
+    assert setup.counters.settled == [("a", {})]
     assert "not settled" not in caplog.text
 
 
-async def test_what_is_late_for_ever_is_told(caplog):
-    house = House()
-    house.counters.trouble = StoreUnavailable()
-    running = asyncio.create_task(house.leases.run())
+async def test_leases_that_never_settle_are_logged(caplog):
+    setup = LeasesSetup()
+    setup.counters.trouble = StoreUnavailable()
+    running = asyncio.create_task(setup.leases.run())
     await asyncio.sleep(0)
-    house.leases.settle_later("a", {})
+    setup.leases.settle_later("a", {})
     running.cancel()
     await asyncio.wait([running])
     assert "1 requests are not settled. Their usage is in the ledger." in caplog.text

@@ -82,7 +82,7 @@ def test_another_day_has_other_windows():
     assert named == [[f"usd_per_day|*|*|2026-11-2{1 + day}"] for day in days]
 
 
-def test_models_and_callers_are_told_apart():
+def test_each_model_and_caller_has_its_own_plan():
     book = Book()
     book.write("*", limit("*", "requests_per_minute", 9, model="tiny"))
     book.write("key:bob", limit("key:bob", "requests_per_minute", 9))

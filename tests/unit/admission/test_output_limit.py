@@ -65,7 +65,7 @@ def test_the_least_length_must_be_possible():
     assert output_limit(RequestedOutput(10, 50, 90, min_tokens=30), bounds(output_tokens=30), None).most == 30
 
 
-def test_the_default_gives_way_to_the_least_length():
+def test_the_least_length_overrides_the_default():
     assert output_limit(RequestedOutput(10, None, 90, min_tokens=30), bounds(), 20) == OutputLimit(30, 30)
 
 

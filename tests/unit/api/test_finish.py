@@ -1,4 +1,4 @@
-"""How an answer that was cut by its deadline is told from others, in both shapes, whole and streamed."""
+"""How an answer that was cut by its deadline is marked, in both APIs, whole and streamed."""
 
 import json
 
@@ -28,11 +28,11 @@ def ending(choice):
     return {name: value for name, value in choice.items() if name in ("finish_reason", "stop_reason")}
 
 
-@pytest.mark.parametrize(("reason", "told"), ENDS)
+@pytest.mark.parametrize(("reason", "expected"), ENDS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_it_is_told(shape, reason, told):
+def test_a_finish_by_deadline_is_marked(shape, reason, expected):
     whole = json.loads(shape.whole([CollectedChoice(["Hi"], finish=reason)], Usage(1, 1)))
-    assert ending(whole["choices"][0]) == told
+    assert ending(whole["choices"][0]) == expected
     events = shape.events([TextDelta(0, "Hi"), TextDelta(0, "", reason)]).decode().strip().split("\n\n")
     ends = [ending(json.loads(event.removeprefix("data: "))["choices"][0]) for event in events]
-    assert ends == [{"finish_reason": None}, told]
+    assert ends == [{"finish_reason": None}, expected]

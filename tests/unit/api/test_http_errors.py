@@ -77,7 +77,7 @@ def test_a_limit_that_refuses_says_which_it_is():
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (reached(retry_after_s=2.0), False),
         (reached(retry_after_s=None), True),
@@ -85,11 +85,11 @@ def test_a_limit_that_refuses_says_which_it_is():
         (errors.Saturated(retry_after_s=1.0), False),
     ],
 )
-def test_clients_are_told_when_retrying_cannot_help(error, told):
-    assert ((b"x-should-retry", b"false") in error_headers(error)) is told
+def test_errors_say_whether_retrying_can_help(error, expected):
+    assert ((b"x-should-retry", b"false") in error_headers(error)) is expected
 
 
-def test_who_is_not_known_is_told_how_to_say_who_they_are():
+def test_an_unknown_caller_gets_the_authentication_header():
     assert (b"www-authenticate", b"Bearer") in error_headers(errors.Unauthenticated())
 
 
@@ -124,7 +124,7 @@ def test_times_until_a_reset(seconds, text):
     assert dict(rate_limit_headers(standing))[b"x-ratelimit-reset-requests"] == text
 
 
-def test_a_lowered_length_is_said():
+def test_a_clamped_length_is_in_the_headers():
     assert clamped_headers(17) == [(b"x-maitred-max-tokens-clamped", b"17")]
     assert clamped_headers(None) == []
 
@@ -132,7 +132,7 @@ def test_a_lowered_length_is_said():
 @pytest.mark.parametrize(
     "error", [KeyError("secret"), errors.ProtocolViolation("secret"), errors.ConfigInvalid("secret")]
 )
-def test_what_is_ours_to_mend_is_not_told(error, caplog):
+def test_internal_errors_are_logged_and_not_disclosed(error, caplog):
     shown = to_public_error(error, "req-1")
     assert shown.http_status == 500
     assert "secret" not in error_body(shown).decode()

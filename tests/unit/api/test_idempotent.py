@@ -1,4 +1,4 @@
-"""Calls with an `Idempotency-Key`, without a server: whose work it is, and what each is told."""
+"""Calls with an `Idempotency-Key`, without a server: which call does the work, and what each call gets."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from maitred.core.errors import Draining, IdempotencyConflict
 from maitred.core.tenancy import Principal, Scope
 
 
-class House:
+class GuardedRoute:
     """One route whose handler does what the test says."""
 
     def __init__(self, work, *, idempotent=True, **bounds):
@@ -31,7 +31,7 @@ class House:
         self.ran.append(call.context.request_id)
         await self.work(call)
 
-    async def rate_limit_status(self, tally):
+    async def rate_limit_status(self, context):
         return RateLimitStatus(requests=CounterState(60, 59.0, 1.0))
 
     def call(self, request_id, *, key="k", principal=None, body=b"{}", may_send=None):
@@ -76,52 +76,52 @@ async def streamed(call):
 
 
 async def test_a_repeat_is_a_call_of_its_own_with_the_same_answer():
-    house = House(whole)
-    first, first_sent = house.call("req-1")
-    again, again_sent = house.call("req-2")
-    await house.route.repeat_handler(first)
-    await house.route.repeat_handler(again)
-    assert house.ran == ["req-1"]
+    guarded = GuardedRoute(whole)
+    first, first_sent = guarded.call("req-1")
+    again, again_sent = guarded.call("req-2")
+    await guarded.route.repeat_handler(first)
+    await guarded.route.repeat_handler(again)
+    assert guarded.ran == ["req-1"]
     assert body_in(first_sent) == body_in(again_sent) == b"answer"
     assert first.context.completion_tokens == 7
     # Nothing that the first one used is counted for the second.
     assert (again.context.completion_tokens, again.context.clamped_max_tokens) == (0, None)
-    told, retold = headers_in(first_sent), headers_in(again_sent)
-    assert b"x-maitred-idempotent-replay" not in told
-    assert retold[b"x-maitred-idempotent-replay"] == b"true"
-    assert retold[b"x-maitred-original-request-id"] == b"req-1"
-    assert (told[b"x-request-id"], retold[b"x-request-id"]) == (b"req-1", b"req-2")
-    assert told[b"x-maitred-max-tokens-clamped"] == retold[b"x-maitred-max-tokens-clamped"] == b"100"
-    assert retold[b"x-ratelimit-remaining-requests"] == b"59"
-    assert told[b"x-kind"] == retold[b"x-kind"] == b"whole"
+    first_headers, again_headers = headers_in(first_sent), headers_in(again_sent)
+    assert b"x-maitred-idempotent-replay" not in first_headers
+    assert again_headers[b"x-maitred-idempotent-replay"] == b"true"
+    assert again_headers[b"x-maitred-original-request-id"] == b"req-1"
+    assert (first_headers[b"x-request-id"], again_headers[b"x-request-id"]) == (b"req-1", b"req-2")
+    assert first_headers[b"x-maitred-max-tokens-clamped"] == again_headers[b"x-maitred-max-tokens-clamped"] == b"100"
+    assert again_headers[b"x-ratelimit-remaining-requests"] == b"59"
+    assert first_headers[b"x-kind"] == again_headers[b"x-kind"] == b"whole"
     assert len(first_sent[0]["headers"]) == len(dict(first_sent[0]["headers"]))
 
 
 async def test_a_stream_is_repeated_byte_for_byte():
-    house = House(streamed)
-    calls = [house.call(f"req-{i}") for i in range(3)]
-    await asyncio.gather(*(house.route.repeat_handler(call) for call, _ in calls))
-    assert len(house.ran) == 1
+    guarded = GuardedRoute(streamed)
+    calls = [guarded.call(f"req-{i}") for i in range(3)]
+    await asyncio.gather(*(guarded.route.repeat_handler(call) for call, _ in calls))
+    assert len(guarded.ran) == 1
     assert {body_in(sent) for _, sent in calls} == {b"one two three data: [DONE]\n\n"}
     assert {headers_in(sent)[b"cache-control"] for _, sent in calls} == {b"no-cache"}
 
 
 async def test_a_key_is_its_callers_own():
-    house = House(whole)
+    guarded = GuardedRoute(whole)
     callers = [None, principal("a", "acme"), principal("b", "acme"), principal("a", "team", "other")]
     for i, caller in enumerate(callers):
-        call, sent = house.call(f"req-{i}", principal=caller, body=b"%d" % i)
-        await house.route.repeat_handler(call)
+        call, sent = guarded.call(f"req-{i}", principal=caller, body=b"%d" % i)
+        await guarded.route.repeat_handler(call)
         assert body_in(sent) == b"answer"
-    assert len(house.ran) == len(callers)
-    call, _ = house.call("req-x", principal=principal("a", "acme"), body=b"other")
+    assert len(guarded.ran) == len(callers)
+    call, _ = guarded.call("req-x", principal=principal("a", "acme"), body=b"other")
     with pytest.raises(IdempotencyConflict):
-        await house.route.repeat_handler(call)
+        await guarded.route.repeat_handler(call)
 
 
 async def test_a_route_that_takes_no_key_ignores_it():
-    house = House(whole, idempotent=False)
-    assert house.route.repeat_handler is None
+    guarded = GuardedRoute(whole, idempotent=False)
+    assert guarded.route.repeat_handler is None
 
 
 async def test_a_fault_of_ours_reaches_everybody_and_is_not_kept():
@@ -130,15 +130,15 @@ async def test_a_fault_of_ours_reaches_everybody_and_is_not_kept():
         await asyncio.sleep(0)
         raise KeyError("ours")
 
-    house = House(fails)
-    calls = [house.call(f"req-{i}") for i in range(3)]
-    ends = await asyncio.gather(*(house.route.repeat_handler(call) for call, _ in calls), return_exceptions=True)
+    guarded = GuardedRoute(fails)
+    calls = [guarded.call(f"req-{i}") for i in range(3)]
+    ends = await asyncio.gather(*(guarded.route.repeat_handler(call) for call, _ in calls), return_exceptions=True)
     assert [type(end) for end in ends] == [KeyError] * 3
     assert {body_in(sent) for _, sent in calls} == {b"one "}
-    assert (len(house.ran), len(house.store), house.store.held_bytes) == (1, 0, 0)
+    assert (len(guarded.ran), len(guarded.store), guarded.store.held_bytes) == (1, 0, 0)
 
 
-async def test_work_that_is_cancelled_is_not_kept_and_those_attached_are_told():
+async def test_cancelled_work_is_not_recorded_and_attached_repeats_fail():
     begun = asyncio.Event()
 
     async def hangs(call):
@@ -146,17 +146,17 @@ async def test_work_that_is_cancelled_is_not_kept_and_those_attached_are_told():
         begun.set()
         await asyncio.Event().wait()
 
-    house = House(hangs)
-    first, _ = house.call("req-1")
-    working = asyncio.create_task(house.route.repeat_handler(first))
-    attached = asyncio.create_task(house.route.repeat_handler(house.call("req-2")[0]))
+    guarded = GuardedRoute(hangs)
+    first, _ = guarded.call("req-1")
+    working = asyncio.create_task(guarded.route.repeat_handler(first))
+    attached = asyncio.create_task(guarded.route.repeat_handler(guarded.call("req-2")[0]))
     await begun.wait()
     working.cancel()
     with pytest.raises(asyncio.CancelledError):
         await working
     with pytest.raises(Draining):
         await attached
-    assert (len(house.store), house.store.held_bytes) == (0, 0)
+    assert (len(guarded.store), guarded.store.held_bytes) == (0, 0)
 
 
 async def test_who_was_broken_off_for_its_slowness_holds_up_nobody():
@@ -172,11 +172,11 @@ async def test_who_was_broken_off_for_its_slowness_holds_up_nobody():
             await call.stream(b"x" * PIECE_BYTES)
             written += 1
 
-    house = House(endless, max_answer_bytes=1024)
-    slow, _ = house.call("req-slow", may_send=may_send)
-    fast, sent = house.call("req-fast")
-    working = asyncio.create_task(house.route.repeat_handler(slow))
-    reading = asyncio.create_task(house.route.repeat_handler(fast))
+    guarded = GuardedRoute(endless, max_answer_bytes=1024)
+    slow, _ = guarded.call("req-slow", may_send=may_send)
+    fast, sent = guarded.call("req-fast")
+    working = asyncio.create_task(guarded.route.repeat_handler(slow))
+    reading = asyncio.create_task(guarded.route.repeat_handler(fast))
     async with asyncio.timeout(5):
         await until(lambda: len(sent) > 1)
         go_on.set()
@@ -187,8 +187,8 @@ async def test_who_was_broken_off_for_its_slowness_holds_up_nobody():
         with pytest.raises(IdempotencyConflict, match="too slowly"):
             await working
     with pytest.raises(IdempotencyConflict, match="too large to keep"):
-        await house.route.repeat_handler(house.call("req-late")[0])
-    assert house.store.held_bytes == ENTRY_BYTES
+        await guarded.route.repeat_handler(guarded.call("req-late")[0])
+    assert guarded.store.held_bytes == ENTRY_BYTES
 
 
 async def test_a_connection_that_fails_holds_up_nobody():
@@ -196,8 +196,8 @@ async def test_a_connection_that_fails_holds_up_nobody():
         while True:
             await call.stream(b"x" * PIECE_BYTES)
 
-    house = House(endless, max_answer_bytes=1024)
-    call, _ = house.call("req-1")
+    guarded = GuardedRoute(endless, max_answer_bytes=1024)
+    call, _ = guarded.call("req-1")
 
     async def fail(message):
         raise ConnectionError("gone")
@@ -205,7 +205,7 @@ async def test_a_connection_that_fails_holds_up_nobody():
     call._send = fail
     async with asyncio.timeout(5):
         with pytest.raises(ConnectionError):
-            await house.route.repeat_handler(call)
+            await guarded.route.repeat_handler(call)
 
 
 async def until(condition):

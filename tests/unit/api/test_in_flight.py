@@ -61,7 +61,7 @@ async def test_some_come_in_even_if_it_is_full_but_not_when_it_closes():
         pass
 
 
-async def test_an_empty_house_drains_at_once():
+async def test_an_empty_gateway_drains_at_once():
     gate = InFlightLimiter(1)
     assert await gate.drain(1000) == 0
     with pytest.raises(Draining), gate.acquire():
@@ -70,22 +70,22 @@ async def test_an_empty_house_drains_at_once():
 
 async def test_those_inside_may_finish():
     gate, door = InFlightLimiter(9), asyncio.Event()
-    guest = asyncio.create_task(inside(gate, door))
+    request = asyncio.create_task(inside(gate, door))
     await asyncio.sleep(0)
     draining = asyncio.create_task(gate.drain(1000))
     await asyncio.sleep(0)
     assert not draining.done()
     door.set()
     assert await draining == 0
-    await guest
+    await request
 
 
-async def test_who_is_still_there_after_the_grace_period_is_told_why():
+async def test_requests_that_outlast_the_grace_period_are_cancelled_with_the_reason():
     gate, door = InFlightLimiter(9), asyncio.Event()
-    guests = [asyncio.create_task(inside(gate, door)) for _ in range(3)]
+    requests = [asyncio.create_task(inside(gate, door)) for _ in range(3)]
     await asyncio.sleep(0)
     assert await gate.drain(0) == 3
-    results = await asyncio.gather(*guests, return_exceptions=True)
+    results = await asyncio.gather(*requests, return_exceptions=True)
     assert [type(result) for result in results] == [Draining] * 3
     assert gate.count == 0
 
@@ -93,7 +93,7 @@ async def test_who_is_still_there_after_the_grace_period_is_told_why():
 async def test_whose_key_is_no_longer_valid_is_shown_out_and_nobody_else():
     gate, door, asked = InFlightLimiter(9), asyncio.Event(), []
     keys = [principal("a", "good"), principal("a", "revoked"), principal("a", "revoked"), None]
-    guests = [asyncio.create_task(inside(gate, door, key)) for key in keys]
+    requests = [asyncio.create_task(inside(gate, door, key)) for key in keys]
     await asyncio.sleep(0)
 
     def holds(one):
@@ -102,9 +102,9 @@ async def test_whose_key_is_no_longer_valid_is_shown_out_and_nobody_else():
 
     assert gate.cancel_revoked(holds) == 2
     assert asked == ["good", "revoked"]
-    await asyncio.wait(guests[1:3])
+    await asyncio.wait(requests[1:3])
     door.set()
-    results = await asyncio.gather(*guests, return_exceptions=True)
+    results = await asyncio.gather(*requests, return_exceptions=True)
     assert [type(result) for result in results] == [type(None), Unauthenticated, Unauthenticated, type(None)]
 
 

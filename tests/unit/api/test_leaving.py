@@ -46,7 +46,7 @@ async def test_a_client_that_has_its_answer_may_leave():
         await asyncio.sleep(0)
 
 
-async def test_work_that_goes_on_without_its_client_is_told_of_its_leaving():
+async def test_work_that_goes_on_without_its_client_notices_that_it_left():
     connection, left = PlainAsgiConnection(), []
     recorded = call(connection)
     recorded.on_disconnect = lambda: left.append(True)

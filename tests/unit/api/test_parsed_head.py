@@ -31,12 +31,12 @@ def scope(kept=None):
     return {"type": "http", "method": "GET", "path": "/one/x", "headers": HEADERS, **extensions}
 
 
-def edge(identity, told, name):
+def edge(identity, seen, name):
     async def handler(call):
-        told.append((name, call.parameter, call.principal))
+        seen.append((name, call.parameter, call.principal))
         await call.respond(b"")
 
-    async def standing(tally):
+    async def standing(context):
         return None
 
     return GatewayApp(
@@ -74,8 +74,8 @@ def test_a_head_says_the_same_kept_or_not():
 
 
 async def test_a_credential_is_looked_at_again_when_something_has_changed():
-    identity, told, kept = Identity(), [], {}
-    application = edge(identity, told, "edge")
+    identity, seen, kept = Identity(), [], {}
+    application = edge(identity, seen, "edge")
     for _ in range(3):
         await asked(application, scope(kept))
     assert identity.looks == 1
@@ -83,14 +83,14 @@ async def test_a_credential_is_looked_at_again_when_something_has_changed():
     identity.principal = Principal(key="ada", tenants=("acme",), scopes=frozenset({Scope.METRICS}))
     await asked(application, scope(kept))
     assert identity.looks == 2
-    assert [principal is first for *_, principal in told] == [True, True, True, False]
+    assert [principal is first for *_, principal in seen] == [True, True, True, False]
     identity.principal = Principal(key="ada", tenants=("acme",), scopes=frozenset())
     await asked(application, scope(kept))
-    assert len(told) == 4  # what it may do is asked each time
+    assert len(seen) == 4  # what it may do is asked each time
 
 
 async def test_a_route_is_that_of_the_configuration_of_now():
-    identity, told, kept = Identity(), [], {}
+    identity, seen, kept = Identity(), [], {}
     for name in ("before", "before", "after"):
-        await asked(edge(identity, told, name), scope(kept))
-    assert told == [(name, "x", identity.principal) for name in ("before", "before", "after")]
+        await asked(edge(identity, seen, name), scope(kept))
+    assert seen == [(name, "x", identity.principal) for name in ("before", "before", "after")]

@@ -1,4 +1,4 @@
-"""Places in the queue, and who is told of them; and what refusals say of coming back."""
+"""Positions in the queue, and who may see them; and Retry-After in rejections."""
 
 import asyncio
 import json
@@ -31,30 +31,30 @@ def principal(*tenants, scopes=(Scope.INFERENCE,)):
     return Principal(key="k", tenants=tenants, scopes=frozenset(scopes))
 
 
-class House:
+class RefusingGateway:
     """An application whose system behind refuses everything with what the test says."""
 
     def __init__(self, caller, refusal=None, *, capacity=10, **config):
         self.caller = caller
         self.refusal = refusal
         self.asks = []
-        self.tallies = []
+        self.contexts = []
         self.clock = FakeClock()
         self.app = make_app(ServerConfig(**config), self, self, InFlightLimiter(capacity), self.clock, observers=[self])
 
     async def identify(self, header):
         return self.caller
 
-    async def rate_limit_status(self, tally):
+    async def rate_limit_status(self, context):
         return None
 
-    def on_request_end(self, tally):
-        self.tallies.append(tally)
+    def on_request_end(self, context):
+        self.contexts.append(context)
 
-    def generate(self, ask, tally):
+    def generate(self, ask, context):
         self.asks.append(ask)
-        tally.predicted_position = QueuePosition(40, 9.5, 9.75)
-        tally.priority = PriorityClass.BATCH
+        context.predicted_position = QueuePosition(40, 9.5, 9.75)
+        context.priority = PriorityClass.BATCH
         raise self.refusal
 
     def queue_position(self, principal, request_id):
@@ -78,12 +78,12 @@ class House:
             raise AssertionError("nobody ever sends more")
 
         await self.app({"type": "http", "method": method, "path": path, "headers": given}, receive, send)
-        told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-        return SimpleNamespace(status=sent[0]["status"], headers=told, body=json.loads(sent[1]["body"]))
+        headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return SimpleNamespace(status=sent[0]["status"], headers=headers, body=json.loads(sent[1]["body"]))
 
 
-async def test_a_place_is_told_to_the_organisation_whose_request_it_is():
-    answer = await House(principal("team", "acme")).ask("/v1/queue/req/1", "GET")
+async def test_a_position_is_shown_to_the_organisation_of_the_request():
+    answer = await RefusingGateway(principal("team", "acme")).ask("/v1/queue/req/1", "GET")
     assert (answer.status, answer.body) == (
         200,
         {
@@ -94,9 +94,11 @@ async def test_a_place_is_told_to_the_organisation_whose_request_it_is():
             "predicted_ttft_ms": 3650,
         },
     )
-    assert (await House(principal("acme")).ask("/v1/queue/other", "GET")).status == 404
-    assert (await House(principal("other")).ask("/v1/queue/req/1", "GET")).status == 404
-    assert (await House(principal("acme", scopes=[Scope.METRICS])).ask("/v1/queue/req/1", "GET")).status == 403
+    assert (await RefusingGateway(principal("acme")).ask("/v1/queue/other", "GET")).status == 404
+    assert (await RefusingGateway(principal("other")).ask("/v1/queue/req/1", "GET")).status == 404
+    assert (
+        await RefusingGateway(principal("acme", scopes=[Scope.METRICS])).ask("/v1/queue/req/1", "GET")
+    ).status == 403
 
 
 @pytest.mark.parametrize(
@@ -108,8 +110,8 @@ async def test_a_place_is_told_to_the_organisation_whose_request_it_is():
     ],
 )
 async def test_a_refusal_tells_the_truth_and_grants_so_many_retries(refusal, status, code):
-    house = House(principal("team", "acme"), refusal, retry_share=0.5, retry_allowance=1)
-    answers = [await house.ask(x_maitred_explain="true") for _ in range(2)]
+    gateway = RefusingGateway(principal("team", "acme"), refusal, retry_share=0.5, retry_allowance=1)
+    answers = [await gateway.ask(x_maitred_explain="true") for _ in range(2)]
     for answer in answers:
         assert (answer.status, answer.body["error"]["code"]) == (status, code)
         assert answer.headers["retry-after"] == "3"
@@ -120,28 +122,28 @@ async def test_a_refusal_tells_the_truth_and_grants_so_many_retries(refusal, sta
         assert answer.headers["x-maitred-priority"] == "batch"
         assert answer.headers["x-maitred-waited"] == ""
         assert "x-should-retry" not in answer.headers
-    assert {tally.outcome for tally in house.tallies} == {Outcome.REFUSED}
+    assert {context.outcome for context in gateway.contexts} == {Outcome.REFUSED}
     # Two were granted, for one allowance and half of two first attempts. The retries earn nothing.
-    retry = await house.ask(x_stainless_retry_count="1")
+    retry = await gateway.ask(x_stainless_retry_count="1")
     assert retry.headers["x-should-retry"] == "false"
-    assert [ask.retries for ask in house.asks] == [0, 0, 1]
+    assert [ask.retries for ask in gateway.asks] == [0, 0, 1]
     # Later there is room again, and another team has its own.
-    house.clock.now_s += 600
-    assert "x-should-retry" not in (await house.ask(x_stainless_retry_count="2")).headers
-    house.caller = principal("others", "acme")
-    assert "x-should-retry" not in (await house.ask()).headers
+    gateway.clock.now_s += 600
+    assert "x-should-retry" not in (await gateway.ask(x_stainless_retry_count="2")).headers
+    gateway.caller = principal("others", "acme")
+    assert "x-should-retry" not in (await gateway.ask()).headers
 
 
 async def test_a_key_that_was_refused_before_makes_a_retry():
-    house = House(principal("acme"), QueueFull(retry_after_s=1), retry_share=1.0, retry_allowance=0)
-    assert "x-should-retry" not in (await house.ask(idempotency_key="a")).headers
-    assert (await house.ask(idempotency_key="a")).headers["x-should-retry"] == "false"
-    assert [ask.retries for ask in house.asks] == [0, 1]
+    gateway = RefusingGateway(principal("acme"), QueueFull(retry_after_s=1), retry_share=1.0, retry_allowance=0)
+    assert "x-should-retry" not in (await gateway.ask(idempotency_key="a")).headers
+    assert (await gateway.ask(idempotency_key="a")).headers["x-should-retry"] == "false"
+    assert [ask.retries for ask in gateway.asks] == [0, 1]
 
 
-async def test_a_full_house_counts_too():
-    house = House(principal("acme"), capacity=0, retry_share=0.0, retry_allowance=1)
-    answers = [await house.ask() for _ in range(2)]
+async def test_a_rejection_by_a_full_gateway_counts_too():
+    gateway = RefusingGateway(principal("acme"), capacity=0, retry_share=0.0, retry_allowance=1)
+    answers = [await gateway.ask() for _ in range(2)]
     assert [answer.body["error"]["code"] for answer in answers] == ["saturated"] * 2
     assert [answer.headers.get("x-should-retry") for answer in answers] == [None, "false"]
 
@@ -157,20 +159,20 @@ async def test_a_full_house_counts_too():
     ],
 )
 async def test_other_errors_take_nothing_from_the_budget(refusal):
-    house = House(principal("acme"), refusal, retry_share=0.0, retry_allowance=1)
+    gateway = RefusingGateway(principal("acme"), refusal, retry_share=0.0, retry_allowance=1)
     for _ in range(3):
-        assert "x-should-retry" not in (await house.ask()).headers
-    house.refusal = QueueFull()
-    assert "x-should-retry" not in (await house.ask()).headers
+        assert "x-should-retry" not in (await gateway.ask()).headers
+    gateway.refusal = QueueFull()
+    assert "x-should-retry" not in (await gateway.ask()).headers
 
 
 async def test_what_headers_say_reaches_the_work():
-    house = House(principal("acme"), QueueFull())
-    await house.ask(
+    gateway = RefusingGateway(principal("acme"), QueueFull())
+    await gateway.ask(
         x_maitred_priority="9", x_maitred_ttft_ms="200", x_maitred_deadline_ms="5000", x_maitred_partial="true"
     )
-    ask = house.asks[0]
+    ask = gateway.asks[0]
     assert (ask.priority, ask.ttft_in_s, ask.deadline_in_s, ask.partial) == (9, 0.2, 5.0, True)
-    answer = await house.ask(x_maitred_deadline_ms="soon")
+    answer = await gateway.ask(x_maitred_deadline_ms="soon")
     assert (answer.status, answer.body["error"]["param"]) == (400, "x-maitred-deadline-ms")
-    assert len(house.asks) == 1
+    assert len(gateway.asks) == 1

@@ -12,19 +12,19 @@ async def handler(call):
 
 LIST = Route("GET", "/v1/models", handler, "")
 ONE = Route("GET", "/v1/models/{model}", handler, "")
-POST = Route("POST", "/v1/chat/completions", handler, "")
+CHAT = Route("POST", "/v1/chat/completions", handler, "")
 KEY = Route("GET", "/admin/v1/keys/{id}", handler, "")
 CHANGE = Route("PATCH", "/admin/v1/keys/{id}", handler, "")
 ROTATE = Route("POST", "/admin/v1/keys/{id}/rotate", handler, "")
 EVENTS = Route("GET", "/admin/v1/keys/events", handler, "")
-TABLE = RouteTable([LIST, ONE, POST, KEY, CHANGE, ROTATE, EVENTS])
+TABLE = RouteTable([LIST, ONE, CHAT, KEY, CHANGE, ROTATE, EVENTS])
 
 
 def test_whole_paths_and_rests():
     assert TABLE.find("GET", "/v1/models") == (LIST, "")
     assert TABLE.find("HEAD", "/v1/models") == (LIST, "")
     assert TABLE.find("GET", "/v1/models/Qwen/Qwen2.5-0.5B") == (ONE, "Qwen/Qwen2.5-0.5B")
-    assert TABLE.find("POST", "/v1/chat/completions") == (POST, "")
+    assert TABLE.find("POST", "/v1/chat/completions") == (CHAT, "")
 
 
 @pytest.mark.parametrize("path", ["/", "", "/v1", "/v1/models/", "/v1/chat/completions/", "/V1/models", "/v1/modelsx"])

@@ -5,19 +5,19 @@ from maitred.core.context import ModelSelection, RequestContext
 from maitred.core.flow import PriorityClass, QueuePosition
 
 
-def told(tally, *, explain=False):
-    headers = timing_headers(tally, explain=explain)
+def headers_of(context, *, explain=False):
+    headers = timing_headers(context, explain=explain)
     assert len(dict(headers)) == len(headers)
     return {name.decode(): value.decode() for name, value in headers}
 
 
-def test_a_request_that_came_near_no_queue_is_told_nothing():
-    assert told(RequestContext("r", 0.0)) == {}
+def test_a_request_without_a_queue_gets_no_headers():
+    assert headers_of(RequestContext("r", 0.0)) == {}
 
 
 def test_a_prediction_is_rounded_up():
-    tally = RequestContext("r", 0.0, predicted_position=QueuePosition(3, 1.2001, 1.3), priority=PriorityClass.BATCH)
-    assert told(tally) == {
+    context = RequestContext("r", 0.0, predicted_position=QueuePosition(3, 1.2001, 1.3), priority=PriorityClass.BATCH)
+    assert headers_of(context) == {
         "x-maitred-queue-position": "3",
         "x-maitred-predicted-wait-ms": "1201",
         "x-maitred-predicted-ttft-ms": "1300",
@@ -25,21 +25,21 @@ def test_a_prediction_is_rounded_up():
     }
 
 
-def test_waits_are_told_to_those_who_ask_with_the_longest_first():
-    tally = RequestContext("r", 0.0, waited_ms={"slots": 0.04, "tenant_share": 120.26})
-    assert told(tally) == {}
-    assert told(tally, explain=True) == {"x-maitred-waited": "tenant_share=120.3, slots=0.0"}
-    assert told(RequestContext("r", 0.0), explain=True) == {"x-maitred-waited": ""}
+def test_waits_are_shown_on_request_with_the_longest_first():
+    context = RequestContext("r", 0.0, waited_ms={"slots": 0.04, "tenant_share": 120.26})
+    assert headers_of(context) == {}
+    assert headers_of(context, explain=True) == {"x-maitred-waited": "tenant_share=120.3, slots=0.0"}
+    assert headers_of(RequestContext("r", 0.0), explain=True) == {"x-maitred-waited": ""}
 
 
 def test_what_was_taken_is_named_in_characters_that_a_header_can_hold():
-    tally = RequestContext("r", 0.0, degraded=["max_tokens=64", "model=klein\r\nx: ü"])
-    assert told(tally) == {"x-maitred-degraded": "max_tokens=64, model=klein??x: ??"}
+    context = RequestContext("r", 0.0, degraded=["max_tokens=64", "model=klein\r\nx: ü"])
+    assert headers_of(context) == {"x-maitred-degraded": "max_tokens=64, model=klein??x: ??"}
 
 
-def test_who_answers_is_told_where_the_caller_had_left_it_open():
-    tally = RequestContext("req-1", 0.0, model="groß")
-    assert told(tally) == {}
-    tally.selection = ModelSelection("auto", "small", "small", 0.1)
-    assert told(tally) == {"x-maitred-model": "gro??"}, "the one that it went on to, not the first choice"
-    assert told(RequestContext("req-2", 0.0, selection=tally.selection)) == {}, "none has been reached yet"
+def test_the_answering_model_is_named_where_the_caller_left_it_open():
+    context = RequestContext("req-1", 0.0, model="groß")
+    assert headers_of(context) == {}
+    context.selection = ModelSelection("auto", "small", "small", 0.1)
+    assert headers_of(context) == {"x-maitred-model": "gro??"}, "the one that it went on to, not the first choice"
+    assert headers_of(RequestContext("req-2", 0.0, selection=context.selection)) == {}, "none has been reached yet"

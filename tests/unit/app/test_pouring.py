@@ -52,10 +52,10 @@ class DrivenReplica(MemoryReplica):
 
 
 @asynccontextmanager
-async def answering(asked, tally=None):
+async def answering(asked, context=None):
     """The answer after its first part, read up to there, and waited for."""
     replica, outlet = DrivenReplica(), Outlet()
-    async with pipeline(replica).generate(asked, tally or RequestContext("req", 0.0)) as answer:
+    async with pipeline(replica).generate(asked, context or RequestContext("req", 0.0)) as answer:
         first = asyncio.ensure_future(anext(answer))
         await replica.opened.wait()
         replica.say("a")
@@ -71,15 +71,15 @@ async def answering(asked, tally=None):
 
 
 async def test_text_goes_out_at_once_and_its_reader_sleeps_on():
-    tally = RequestContext("req", 0.0)
-    async with answering(ask(), tally) as (replica, outlet, reading, _):
+    context = RequestContext("req", 0.0)
+    async with answering(ask(), context) as (replica, outlet, reading, _):
         replica.say("b")
         replica.say("c")
         assert outlet.parts == [TextDelta(0, "b"), TextDelta(0, "c")]
         await asyncio.sleep(0)
         assert not reading.done()
-        assert tally.completion_tokens == 3
-        assert len(tally.gaps_s) == 2
+        assert context.completion_tokens == 3
+        assert len(context.gaps_s) == 2
     assert replica.cancelled == [("wire", None)]
 
 
@@ -93,7 +93,7 @@ async def test_the_end_is_for_the_reader():
             await anext(answer)
 
 
-async def test_what_has_no_way_out_waits_for_the_reader():
+async def test_deltas_wait_for_the_reader_while_the_sink_is_closed():
     async with answering(ask()) as (replica, outlet, reading, answer):
         outlet.open = False
         replica.say("b")
@@ -115,7 +115,7 @@ async def test_what_must_be_looked_at_is_read():
         assert outlet.parts == []
 
 
-async def test_a_fault_on_the_way_out_is_raised_by_the_reader():
+async def test_a_failure_of_the_sink_is_raised_by_the_reader():
     async with answering(ask()) as (replica, outlet, reading, _):
         outlet.failure = RuntimeError("no")
         replica.say("b")
@@ -124,7 +124,7 @@ async def test_a_fault_on_the_way_out_is_raised_by_the_reader():
     assert replica.cancelled == [("wire", None)]
 
 
-async def test_a_loss_behind_what_went_out_is_told():
+async def test_a_loss_after_pushed_deltas_is_raised():
     async with answering(ask()) as (replica, outlet, reading, _):
         replica.say("b")
         replica.stream.fail(ReplicaLost())

@@ -15,7 +15,7 @@ BODY = b"#" * 32
 
 
 class StoppedClock:
-    """Moves only when told to."""
+    """Moves only when a test sets it."""
 
     now_s = 50.0
 
@@ -117,7 +117,7 @@ async def test_another_body_is_a_conflict_while_it_runs_and_after():
         await bench.claim(body=b"!" * 32)
 
 
-async def test_a_failure_reaches_readers_after_what_was_said_and_frees_the_key():
+async def test_a_failure_reaches_readers_after_the_recorded_part_and_frees_the_key():
     bench = Bench()
     claim = await bench.claim()
     early = asyncio.create_task(claim.recording.reader().head())

@@ -27,7 +27,7 @@ def test_a_configuration_without_traps(written):
     assert (result.exit_code, result.stdout.startswith("No trap in ")) == (0, True)
 
 
-def test_a_trap_is_told_with_its_evidence_and_remedy(written):
+def test_a_suspicious_setting_is_reported_with_evidence_and_remedy(written):
     result = run("--config", written("server: {heartbeat_s: 60}\n"))
     assert result.exit_code == 1
     head, evidence, remedy = result.stdout.splitlines()
@@ -38,9 +38,9 @@ def test_a_trap_is_told_with_its_evidence_and_remedy(written):
 
 def test_findings_for_programs(written):
     result = run("--json", "--config", written("server: {heartbeat_s: 60}\n"))
-    said = json.loads(result.stdout)
-    assert (said["healthy"], result.exit_code) == (False, 1)
-    assert said["findings"][0]["kind"] == "config"
+    report = json.loads(result.stdout)
+    assert (report["healthy"], result.exit_code) == (False, 1)
+    assert report["findings"][0]["kind"] == "config"
     assert run("--json", "--config", written("")).stdout == '{\n  "healthy": true,\n  "findings": []\n}\n'
 
 

@@ -230,7 +230,7 @@ def test_an_engine_of_its_own_counts_tokens_as_the_gateways_queue_does(monkeypat
     assert [weights for *_, weights, _ in served] == [ServiceWeights(output=7.0)]
 
 
-def test_an_engine_of_its_own_is_told_how_to_trust_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_separate_engine_gets_the_secret_and_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[tuple[object, ...]] = []
     process = ModuleType("maitred.engine.process")
     process.serve = lambda *arguments: served.append(arguments)  # type: ignore[attr-defined]

@@ -100,12 +100,12 @@ def test_of_a_model_that_is_loaded_here_only_what_the_gateway_does_with_it_chang
     assert comparison.config.models["m"] == TextModelConfig(path="/models/mine", region="eu")
 
 
-def test_that_the_model_of_its_own_comes_or_goes_with_the_others_is_told():
+def test_a_local_model_that_comes_or_goes_with_the_others_is_reported():
     (change,) = compare_configs(Config(), replace(Config(), models={"a": served()})).pending
     assert (change.setting, change.before, change.after) == ("model", "served", "not served")
 
 
-def test_a_secret_that_was_changed_is_told_by_its_reference_alone():
+def test_a_changed_secret_is_reported_by_its_reference_only():
     def keyed(value):
         upstream = UpstreamConfig(url="http://127.0.0.1:9/v1", api_key=Secret(value, "{file: key}"))
         return replace(Config(), models={"a": TextModelConfig(upstreams=[upstream])})

@@ -60,7 +60,7 @@ def test_several_settings() -> None:
         "engine: [1]\n",
     ],
 )
-def test_what_cannot_be_edited_is_said_with_the_lines_to_add(text: str) -> None:
+def test_a_file_that_cannot_be_edited_is_reported_with_the_lines_to_add(text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         set_values(text, CHANGES, "maitred.yaml")
     assert caught.value.message.endswith("engine:\n  max_sequences: 24\n  itl_objective_s: 0.05")

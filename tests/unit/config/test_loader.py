@@ -79,7 +79,7 @@ def test_unknown_setting_without_a_near_name_lists_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("word", ["true", "True", "yes", "on", "1"])
-def test_true_is_spelt_in_several_ways(word: str) -> None:
+def test_true_has_several_spellings(word: str) -> None:
     assert loaded(f"server:\n  strict: {word}\n").config.server.strict is True
     assert load(None, {"MAITRED__SERVER__STRICT": word}).config.server.strict is True
 
@@ -133,7 +133,7 @@ def test_other_machines_are_served_without_a_key_only_on_purpose(host: str) -> N
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_this_machine_needs_no_key_unless_told(host: str) -> None:
+def test_this_machine_needs_no_key_unless_configured(host: str) -> None:
     assert loaded(f"server:\n  host: '{host}'\n").config.server.serves_anyone
     assert not loaded(f"server:\n  host: '{host}'\n  allow_unauthenticated: false\n").config.server.serves_anyone
 

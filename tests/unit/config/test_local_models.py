@@ -60,7 +60,7 @@ def test_what_does_not_go_together_is_a_fault_at_its_place(model, key):
     assert f"{key}: " in caught.value.message
 
 
-def test_a_method_of_its_own_beside_a_draft_model_of_all_is_told_before_the_model_is_loaded():
+def test_a_method_of_one_model_that_conflicts_with_the_common_draft_model_is_reported_before_the_load():
     engine = "engine:\n  speculation: {method: auto, draft_model: small}\n"
     with pytest.raises(ConfigInvalid) as caught:
         loaded(f"{engine}models:\n  m:\n    path: x\n    engine: {{speculation: {{method: ngram}}}}\n")

@@ -112,13 +112,13 @@ def test_the_table_has_the_values_that_are_set() -> None:
             assert any(f"{set_by}.".startswith(f"{key}.") for set_by in keys_of(PROFILES[name].settings)), (name, key)
             if isinstance(value, dict):
                 if " / " in cells[name]:
-                    told = [said(cell) for cell in cells[name].split(" / ")]
-                    assert told == [value.get(kind) for kind in PriorityClass], (name, key)
+                    values = [parse_cell(cell) for cell in cells[name].split(" / ")]
+                    assert values == [value.get(kind) for kind in PriorityClass], (name, key)
             else:
-                assert said(cells[name]) == value, (name, key)
+                assert parse_cell(cells[name]) == value, (name, key)
 
 
-def said(cell: str) -> object:
+def parse_cell(cell: str) -> object:
     """A value as the table says it."""
     text = cell.strip("`").replace(",", "")
     if text == "none":

@@ -49,30 +49,30 @@ class Budget(Struct, frozen=True, kw_only=True):
     usd: Annotated[float | None, Meta(description="How much.")] = None
 
 
-class Guest(Struct, frozen=True, kw_only=True):
+class Person(Struct, frozen=True, kw_only=True):
     """Somebody at the table."""
 
     key: Annotated[Secret | None, Meta(description="What opens the door.")] = None
     wines: Annotated[tuple[str, ...], Meta(description="What they drink.")] = ("red",)
-    seats: Annotated[dict[str, int], Meta(description="Where they sit.")] = field(default_factory=lambda: {"a": 1})
+    chairs: Annotated[dict[str, int], Meta(description="Where they sit.")] = field(default_factory=lambda: {"a": 1})
     budget: Budget = Budget()
 
 
 class Bar(Struct, frozen=True, kw_only=True):
-    """Where guests wait."""
+    """Where people wait."""
 
     open: Annotated[bool, Meta(description="Whether it is open.")] = True
     budget: Budget = Budget()
-    regulars: Annotated[dict[str, Guest], Meta(description="Who is always there.")] = {}
+    regulars: Annotated[dict[str, Person], Meta(description="Who is always there.")] = {}
 
 
-class House(Struct, frozen=True, kw_only=True):
-    guests: Annotated[dict[str, Guest], Meta(description="Who comes.")] = {}
+class Venue(Struct, frozen=True, kw_only=True):
+    people: Annotated[dict[str, Person], Meta(description="Who comes.")] = {}
     bar: Bar = Bar()
 
 
-HOUSE = """\
-guests:
+VENUE = """\
+people:
   ann:
     key: {env: KEY}
     wines: [red, white]
@@ -84,39 +84,39 @@ bar:
   budget: {}
   regulars:
     cleo:
-      seats: {b: 2}
+      chairs: {b: 2}
 """
 
 
-def house(text: str) -> tuple[House, Mapping[str, str]]:
+def venue(text: str) -> tuple[Venue, Mapping[str, str]]:
     root, faults = parse_yaml(text, "f")
     assert faults == []
-    return build_struct(House, root, {"KEY": "hunter2"}, lambda _: ())
+    return build_struct(Venue, root, {"KEY": "hunter2"}, lambda _: ())
 
 
 def test_sections_inside_of_sections_show_what_was_set() -> None:
-    assert settings_yaml(*house(HOUSE)) == HOUSE
-    assert settings_yaml(*house("")) == "guests: {}\nbar:\n  open: true\n  budget: {}\n  regulars: {}\n"
-    built, origins = house(HOUSE)
+    assert settings_yaml(*venue(VENUE)) == VENUE
+    assert settings_yaml(*venue("")) == "people: {}\nbar:\n  open: true\n  budget: {}\n  regulars: {}\n"
+    built, origins = venue(VENUE)
     lines = settings_yaml(built, origins, with_origins=True).splitlines()
     assert lines[2] == f"{'    key: {env: KEY}':<40}  # f:3"
-    assert house("\n".join(lines))[0] == built
+    assert venue("\n".join(lines))[0] == built
 
 
 def test_the_reference_describes_a_struct_once() -> None:
-    page = settings_reference(House)
-    assert "## `guests.NAME`\n\nSomebody at the table. Who comes.\n" in page
-    assert "### `guests.NAME.budget.usd`" in page
+    page = settings_reference(Venue)
+    assert "## `people.NAME`\n\nSomebody at the table. Who comes.\n" in page
+    assert "### `people.NAME.budget.usd`" in page
     assert "- Environment: `MAITRED__GUESTS__NAME__WINES`" in page
     assert "- Takes: a list, `[…, …]`, of text\n- Default: `[red]`" in page
     assert "- Takes: names, each with whole number\n- Default: `{a: 1}`" in page
     assert "- Takes: a secret, by reference: `{env: NAME}` or `{file: path}` or null" in page
-    assert "## `bar.budget`\n\nMoney. Takes what `guests.NAME.budget` takes.\n" in page
+    assert "## `bar.budget`\n\nMoney. Takes what `people.NAME.budget` takes.\n" in page
     assert (
-        "## `bar.regulars.NAME`\n\nSomebody at the table. Who is always there. Takes what `guests.NAME` takes." in page
+        "## `bar.regulars.NAME`\n\nSomebody at the table. Who is always there. Takes what `people.NAME` takes." in page
     )
     assert page.count("How much.") == 1
-    info = inspect.type_info(House)
+    info = inspect.type_info(Venue)
     assert isinstance(info, inspect.StructType)
     for key in leaf_keys(info):
         assert f"### `{key}`\n" in page

@@ -81,7 +81,7 @@ def test_what_is_shown_can_be_read_back_and_has_no_secret(tmp_path):
         ("[{dialect: vllm}]", "Must be set"),
     ],
 )
-def test_faults_are_told(tmp_path, upstream, text):
+def test_faults_are_reported(tmp_path, upstream, text):
     message = faults(tmp_path, upstream)
     assert text in message
     assert "pass@" not in message

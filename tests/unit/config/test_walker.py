@@ -98,16 +98,16 @@ def test_numbers_are_finite_also_without_bounds(text: str) -> None:
     assert [fault.message for fault in walker.faults] == [f"Must be a number, not {text!r}."]
 
 
-class Guest(Struct, frozen=True, kw_only=True):
-    seats: Annotated[int, Meta(ge=1)]
+class Person(Struct, frozen=True, kw_only=True):
+    chairs: Annotated[int, Meta(ge=1)]
     key: Secret | None = None
 
 
 class Party(Struct, frozen=True, kw_only=True):
-    guests: dict[str, Guest] = {}
-    courses: list[Guest] = []
+    people: dict[str, Person] = {}
+    courses: list[Person] = []
     wines: tuple[str, ...] = ()
-    host: Guest | None = None
+    host: Person | None = None
     wait_s: Annotated[float, Meta(gt=0, extra={"unit": "seconds"})] | None = None
 
 
@@ -119,36 +119,36 @@ def party(text: str) -> tuple[Party | None, list[str], dict[str, str]]:
 
 def test_names_of_the_writers_choice_and_lists_hold_structs() -> None:
     built, faults, origins = party(
-        "guests:\n  ann: {seats: 2, key: {env: KEY}}\n  bob:\n    seats: 3\n"
-        "courses:\n  - seats: 4\n  - {seats: 5}\nwines: [red, 12]\nhost: {seats: 6}\nwait_s: 250ms\n"
+        "people:\n  ann: {chairs: 2, key: {env: KEY}}\n  bob:\n    chairs: 3\n"
+        "courses:\n  - chairs: 4\n  - {chairs: 5}\nwines: [red, 12]\nhost: {chairs: 6}\nwait_s: 250ms\n"
     )
     assert faults == []
     assert built == Party(
-        guests={"ann": Guest(seats=2, key=Secret("secret", "")), "bob": Guest(seats=3)},
-        courses=[Guest(seats=4), Guest(seats=5)],
+        people={"ann": Person(chairs=2, key=Secret("secret", "")), "bob": Person(chairs=3)},
+        courses=[Person(chairs=4), Person(chairs=5)],
         wines=("red", "12"),
-        host=Guest(seats=6),
+        host=Person(chairs=6),
         wait_s=0.25,
     )
-    assert (origins["guests.bob.seats"], origins["courses[1].seats"]) == ("f:4", "f:7")
+    assert (origins["people.bob.chairs"], origins["courses[1].chairs"]) == ("f:4", "f:7")
 
 
 def test_every_fault_in_them_is_named_by_its_place() -> None:
     built, faults, _ = party(
-        "guests:\n  ann: {seat: 2}\n  bob: 3\ncourses:\n  - {seats: 0}\n  - {seats: 1}\nwines: red\n"
-        "host:\n  seats: x\nwait_s: 2 weeks\n"
+        "people:\n  ann: {chair: 2}\n  bob: 3\ncourses:\n  - {chairs: 0}\n  - {chairs: 1}\nwines: red\n"
+        "host:\n  chairs: x\nwait_s: 2 weeks\n"
     )
     assert faults == [
-        "f:2: guests.ann.seat: No such setting. Did you mean guests.ann.seats?",
-        "f:2: guests.ann.seats: Must be set; it has no default.",
-        "f:3: guests.bob: Is a section: put its settings below it, such as `seats:`.",
-        "f:3: guests.bob.seats: Must be set; it has no default.",
-        "f:5: courses[0].seats: Must be a whole number at least 1, not 0.",
+        "f:2: people.ann.chair: No such setting. Did you mean people.ann.chairs?",
+        "f:2: people.ann.chairs: Must be set; it has no default.",
+        "f:3: people.bob: Is a section: put its settings below it, such as `chairs:`.",
+        "f:3: people.bob.chairs: Must be set; it has no default.",
+        "f:5: courses[0].chairs: Must be a whole number at least 1, not 0.",
         "f:7: wines: Must be a list, each entry on a line that begins with `- `, not 'red'.",
-        "f:9: host.seats: Must be a whole number at least 1, not 'x'.",
+        "f:9: host.chairs: Must be a whole number at least 1, not 'x'.",
         "f:10: wait_s: Must be a duration such as 500ms or 2m, above 0, not 2 weeks.",
     ]
-    assert built == Party(courses=[Guest(seats=1)])
+    assert built == Party(courses=[Person(chairs=1)])
 
 
 class Meal(StrEnum):
@@ -171,8 +171,8 @@ def test_names_of_an_enumeration_are_checked_and_their_values_take_the_unit() ->
 
 
 def test_empty_sections_of_names_are_empty() -> None:
-    assert party("guests:\nhost:\n")[:2] == (Party(), [])
-    assert party("guests: [1]")[1] == ["f:1: guests: Must be names with something below each."]
+    assert party("people:\nhost:\n")[:2] == (Party(), [])
+    assert party("people: [1]")[1] == ["f:1: people: Must be names with something below each."]
     assert party("courses:")[1] == [
         "f:1: courses: Must be a list, each entry on a line that begins with `- `, not empty."
     ]
@@ -203,9 +203,9 @@ def test_only_brackets_make_a_list_of_text() -> None:
 
 
 def test_entries_have_an_origin_of_their_own() -> None:
-    _, _, origins = party("guests:\n  ann: {seats: 2}\n")
-    assert origins["guests.ann"] == "f:2"
+    _, _, origins = party("people:\n  ann: {chairs: 2}\n")
+    assert origins["people.ann"] == "f:2"
 
 
 def test_settings_below_names_are_suggested() -> None:
-    assert party("seats: 3")[1] == ["f:1: seats: No such setting. Did you mean guests.NAME.seats?"]
+    assert party("chairs: 3")[1] == ["f:1: chairs: No such setting. Did you mean people.NAME.chairs?"]

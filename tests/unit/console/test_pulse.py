@@ -62,7 +62,7 @@ async def test_it_waits_for_news():
         assert await waiting == [2]
 
 
-async def test_no_more_may_watch_than_there_is_room_for():
+async def test_the_number_of_viewers_is_limited():
     _, _, beating = pulse(most_viewers=2)
     with beating.watching(), beating.watching():
         with pytest.raises(Saturated) as refused, beating.watching():

@@ -30,8 +30,8 @@ def sessions(lasting_s=100.0, most=4):
 
 
 def headers(cookie, token=None):
-    said = {b"cookie": f"other=1; {COOKIE}={cookie}", **HOST}
-    return (said | ({} if token is None else {b"x-maitred-console": token})).get
+    given = {b"cookie": f"other=1; {COOKIE}={cookie}", **HOST}
+    return (given | ({} if token is None else {b"x-maitred-console": token})).get
 
 
 async def test_cookie_and_token_together_stand_for_the_key():

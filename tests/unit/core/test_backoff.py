@@ -77,13 +77,13 @@ def test_every_attempt_fits(most, first_s, most_s, deadline_s, patience_s, tries
         patience_s=patience_s,
     )
     now_s, made = 0.0, 1
-    for passes_s, told_s, takes_s, _ in tries:
+    for passes_s, asked_s, takes_s, _ in tries:
         now_s += passes_s
-        wait = attempts.wait(now_s, told_s=told_s, takes_s=takes_s)
+        wait = attempts.wait(now_s, told_s=asked_s, takes_s=takes_s)
         if isinstance(wait, GiveUpReason):
             break
         made += 1
-        assert (told_s or 0.0) <= wait <= (told_s or 0.0) + most_s
+        assert (asked_s or 0.0) <= wait <= (asked_s or 0.0) + most_s
         assert now_s + wait + takes_s <= deadline_s + 1e-6
     assert made <= most
     assert len(asked) == made - 1

@@ -59,7 +59,7 @@ def test_a_share_of_the_traces_is_sampled():
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "expected"),
     [
         ("", "maitred=usage"),
         ("vendor=7, other=1", "maitred=usage,vendor=7,other=1"),
@@ -68,10 +68,10 @@ def test_a_share_of_the_traces_is_sampled():
         (",".join(f"v{n}=1" for n in range(32)), ",".join(["maitred=usage", *(f"v{n}=1" for n in range(31))])),
     ],
 )
-def test_who_works_below_is_told_that_the_usage_is_told(state, told):
+def test_a_child_context_says_that_usage_is_reported(state, expected):
     context = TraceContext(TRACE, SPAN, sampled=True, state=state)
     assert context.accounted == ("maitred=usage" in state)
     below = context.accounting()
-    assert below == TraceContext(TRACE, SPAN, sampled=True, state=told)
+    assert below == TraceContext(TRACE, SPAN, sampled=True, state=expected)
     assert below.accounted
     assert below.accounting() == below

@@ -18,12 +18,12 @@ def test_the_choices_of_a_prompt_share_its_whole_blocks():
     assert request_cost(40, 3, 9, 16) == Cost(3, 2 + 3 * 2, 40)
 
 
-def test_what_is_promised_is_not_free():
+def test_promised_blocks_are_not_free():
     assert account().free == Cost(6, 80)
     assert account().total == Cost(8, 100)
 
 
-def test_what_is_held_is_not_free_until_the_report_counts_it():
+def test_held_credits_are_not_free_until_a_report_counts_them():
     credits_left = account()
     hold = credits_left.acquire([Cost(2, 10, 5), Cost(1, 5, 5)])
     assert credits_left.free == Cost(3, 65, -10)
@@ -38,7 +38,7 @@ def test_what_is_held_is_not_free_until_the_report_counts_it():
     assert credits_left.outstanding == NOTHING
 
 
-def test_what_leaves_unheard_is_free_at_once_and_keeps_its_place_in_the_order():
+def test_an_unreported_request_that_leaves_frees_its_credits_and_keeps_its_position():
     credits_left = account()
     first, second = credits_left.acquire([Cost(1, 1)]), credits_left.acquire([Cost(1, 2)])
     credits_left.on_submitted(first)
@@ -51,7 +51,7 @@ def test_what_leaves_unheard_is_free_at_once_and_keeps_its_place_in_the_order():
     assert credits_left.free == Cost(6, 80)
 
 
-def test_a_token_proves_that_it_was_sent():
+def test_a_token_proves_that_the_request_was_submitted():
     credits_left = account()
     hold = credits_left.acquire([Cost(1, 1)])
     credits_left.on_answered(hold)
@@ -62,7 +62,7 @@ def test_a_token_proves_that_it_was_sent():
     assert credits_left.uncounted == NOTHING
 
 
-def test_without_reports_places_are_counted_here():
+def test_without_reports_slots_are_counted_here():
     credits_left = Credits()
     hold = credits_left.acquire([Cost(3, 50)])
     credits_left.on_submitted(hold)
@@ -77,7 +77,7 @@ def test_without_reports_places_are_counted_here():
     assert credits_left.idle
 
 
-def test_an_engine_may_take_fewer_for_a_while():
+def test_an_engine_may_take_fewer_sequences_for_a_while():
     credits_left = Credits()
     credits_left.on_report(REPORT, 0, 16)
     assert credits_left.total == Cost(8, 100)

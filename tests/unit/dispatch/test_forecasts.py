@@ -8,81 +8,81 @@ from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
 from maitred.dispatch.request import Endpoint
 from maitred.fairness.config import QueueOrderConfig
-from tests.support.dispatchers import EMPTY, Desk, SaidReplica, errand
+from tests.support.dispatchers import EMPTY, DispatchSetup, ScriptedReplica, make_dispatch_request
 
 
 @pytest.fixture
 def replica():
-    return SaidReplica()
+    return ScriptedReplica()
 
 
 @pytest.fixture
-def floor(replica):
+def core(replica):
     return DispatchCore([Endpoint("local", replica)], DispatchConfig())
 
 
-def forecast(floor, now_s, **fields):
-    return floor.forecast_cache.predict(floor.new_entry(errand(**fields)), floor.refresh(now_s), now_s)
+def forecast(core, now_s, **fields):
+    return core.forecast_cache.predict(core.new_entry(make_dispatch_request(**fields)), core.refresh(now_s), now_s)
 
 
-def test_who_asks_and_joins_is_told_the_same(floor):
-    assert forecast(floor, 0.001) is forecast(floor, 0.002)
+def test_a_request_that_asks_and_then_joins_gets_the_same_forecast(core):
+    assert forecast(core, 0.001) is forecast(core, 0.002)
 
 
-def test_another_request_or_a_later_one_is_not(floor):
-    first = forecast(floor, 0.001)
-    assert forecast(floor, 0.002, max_tokens=11) is not first
-    assert forecast(floor, 0.002) is not first
-    assert forecast(floor, 0.1) is not forecast(floor, 0.2)
+def test_another_request_or_a_later_one_gets_its_own_forecast(core):
+    first = forecast(core, 0.001)
+    assert forecast(core, 0.002, max_tokens=11) is not first
+    assert forecast(core, 0.002) is not first
+    assert forecast(core, 0.1) is not forecast(core, 0.2)
 
 
-def test_after_a_report_or_when_another_has_joined_it_is_not(floor, replica):
-    first = forecast(floor, 0.001)
+def test_after_a_report_or_another_join_the_forecast_is_made_anew(core, replica):
+    first = forecast(core, 0.001)
     replica._load = replace(EMPTY, free_sequences=1)
-    second = forecast(floor, 0.001)
+    second = forecast(core, 0.001)
     assert second is not first
-    floor.join(floor.new_entry(errand("another")), 0.001)
-    third = forecast(floor, 0.001)
+    core.join(core.new_entry(make_dispatch_request("another")), 0.001)
+    third = forecast(core, 0.001)
     assert third is not second
     assert third.ahead.entries == 1
 
 
-def test_who_waits_is_always_looked_at_anew(floor, replica):
+def test_the_forecast_of_a_waiting_request_is_always_made_anew(core, replica):
     replica._load = replace(EMPTY, free_sequences=0)
-    tickets = [floor.new_entry(errand(name)) for name in ("one", "two")]
-    for ticket in tickets:
-        floor.join(ticket, 0.0)
-    ready = floor.refresh(0.0)
-    places = [floor.forecast_cache.forecast(ticket, ready, 0.0).ahead.entries for ticket in tickets]
+    waiting = [core.new_entry(make_dispatch_request(name)) for name in ("one", "two")]
+    for queued in waiting:
+        core.join(queued, 0.0)
+    ready = core.refresh(0.0)
+    places = [core.forecast_cache.forecast(queued, ready, 0.0).ahead.entries for queued in waiting]
     assert places == [0, 1]
 
 
-def test_who_waits_is_released_when_a_step_begins(replica):
-    floor = DispatchCore([Endpoint("local", replica)], DispatchConfig(line=QueueOrderConfig(policy="fifo")))
+def test_waiting_requests_are_predicted_to_start_with_a_step(replica):
+    core = DispatchCore([Endpoint("local", replica)], DispatchConfig(line=QueueOrderConfig(policy="fifo")))
     times = StepTimes(fixed_s=0.1, token_s=0.001)
     replica._load = replace(EMPTY, running=4, free_sequences=4, times=times)
-    floor.refresh(0.0)
-    at_once, later = forecast(floor, 0.01), forecast(floor, 0.07)
+    core.refresh(0.0)
+    at_once, later = forecast(core, 0.01), forecast(core, 0.07)
     assert at_once.prefill_s - later.prefill_s == pytest.approx(0.06), "less of the step under way is left"
     replica._load = replace(EMPTY, running=4, free_sequences=0, times=times)
-    floor.refresh(0.1)
-    waits, still = forecast(floor, 0.11), forecast(floor, 0.17)
+    core.refresh(0.1)
+    waits, still = forecast(core, 0.11), forecast(core, 0.17)
     assert not waits.wait.at_once
     assert waits.prefill_s == still.prefill_s > at_once.prefill_s
 
 
-async def test_a_wait_is_for_those_that_run_and_not_for_such_as_ran_before():
+async def test_a_predicted_wait_counts_running_requests_and_not_ended_ones():
     """Two long answers hold all blocks, where short ones with long prompts came and went, many at a time."""
-    desk = Desk()
-    desk.replica.say(free_sequences=100, times=StepTimes(fixed_s=0.01, token_s=0.001))
-    outlook = desk.floor.predictor
+    setup = DispatchSetup()
+    setup.replica.say(free_sequences=100, times=StepTimes(fixed_s=0.01, token_s=0.001))
+    outlook = setup.core.predictor
     for number in range(200):
         outlook.on_prompt(400, 0)
         outlook.outputs.observe("others", 4 + number % 2, 4 + number % 2)
     long = {"tokens": 16, "max_tokens": 784}
-    async with desk.seat("one", "one", **long), desk.seat("two", "two", **long):
-        desk.dispatcher.dispatch_ready()
-        desk.replica.say(running=2, free_sequences=98, free_blocks=0)
-        wait = forecast(desk.floor, desk.clock.monotonic_s(), number="three", org="three", **long).wait
+    async with setup.enqueue("one", "one", **long), setup.enqueue("two", "two", **long):
+        setup.dispatcher.dispatch_ready()
+        setup.replica.say(running=2, free_sequences=98, free_blocks=0)
+        wait = forecast(setup.core, setup.clock.monotonic_s(), number="three", org="three", **long).wait
         assert not wait.at_once
         assert wait.seconds == pytest.approx(785 * (0.01 + 2 * 0.001), rel=0.1)

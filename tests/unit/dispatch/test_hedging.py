@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from maitred.core.flow import PriorityClass
 from maitred.dispatch.config import HedgingConfig
 from maitred.dispatch.policy.hedging import HedgePolicy
-from tests.support.dispatchers import EMPTY, Desk, errand
+from tests.support.dispatchers import EMPTY, DispatchSetup, make_dispatch_request
 
 ON = HedgingConfig(models=["m"], least_s=0.01, most_tokens=64, share=0.5)
 INTERACTIVE = {"priority": PriorityClass.INTERACTIVE}
@@ -23,16 +23,16 @@ def learnt(config=ON, seconds=(0.1,) * 20):
     return hedging
 
 
-def desk(replicas=2, **config):
-    """A desk that has learnt that a first token takes 0.1 s."""
-    made = Desk(
+def setup_with_hedging(replicas=2, **config):
+    """A setup that has learnt that a first token takes 0.1 s."""
+    setup = DispatchSetup(
         hedging=HedgingConfig(**{"models": ["m"], "share": 0.5, "most_tokens": 64, **config}), replicas=replicas
     )
-    hedging = made.dispatcher.hedging
+    hedging = setup.dispatcher.hedging
     for _ in range(20):
         hedging.on_dispatch()
         hedging.on_answered(0.1)
-    return made
+    return setup
 
 
 @pytest.mark.parametrize(
@@ -45,22 +45,22 @@ def desk(replicas=2, **config):
         ({"priority": PriorityClass.STANDARD}, False),
     ],
 )
-def test_it_is_for_small_interactive_requests(fields, expected):
-    assert HedgePolicy(ON, "m").is_for(errand(**{**INTERACTIVE, **fields})) is expected
-    assert not HedgePolicy(ON, "another").is_for(errand(**INTERACTIVE))
-    assert not HedgePolicy(HedgingConfig(), "m").is_for(errand(**INTERACTIVE)), "off"
+def test_only_small_interactive_requests_are_hedged(fields, expected):
+    assert HedgePolicy(ON, "m").is_for(make_dispatch_request(**{**INTERACTIVE, **fields})) is expected
+    assert not HedgePolicy(ON, "another").is_for(make_dispatch_request(**INTERACTIVE))
+    assert not HedgePolicy(HedgingConfig(), "m").is_for(make_dispatch_request(**INTERACTIVE)), "off"
 
 
-def test_late_is_what_nearly_none_of_the_last_was():
+def test_a_hedge_waits_longer_than_nearly_all_recent_first_tokens_took():
     assert learnt(seconds=[0.1] * 19).after_s is None, "too few are known"
     assert learnt(seconds=[0.1] * 95 + [2.0] * 5).after_s == 0.1
     assert learnt(seconds=[0.1] * 94 + [2.0] * 6).after_s == 2.0
-    assert learnt(seconds=[0.001] * 20).after_s == 0.01, "the floor"
+    assert learnt(seconds=[0.001] * 20).after_s == 0.01, "the least"
     assert learnt(seconds=[9.0] * 300 + [0.2] * 256).after_s == 0.2, "what was long ago does not count"
 
 
 @given(st.floats(0.01, 0.5), st.lists(st.booleans(), max_size=400))
-def test_copies_are_never_more_than_their_part(share, wants):
+def test_hedges_never_exceed_their_share_of_requests(share, wants):
     hedging = HedgePolicy(HedgingConfig(models=["m"], share=share), "m")
     copies = 0
     for number, wanted in enumerate(wants, 1):
@@ -75,7 +75,7 @@ def test_copies_are_never_more_than_their_part(share, wants):
     assert copies <= share * len(wants) + 1e-6, "and nothing more is saved up"
 
 
-def test_a_quiet_hour_does_not_pay_for_a_burst():
+def test_a_quiet_hour_saves_no_hedges_for_a_burst():
     hedging = learnt(seconds=[0.1] * 1000)
     copies = 0
     while hedging.affordable:
@@ -85,109 +85,113 @@ def test_a_quiet_hour_does_not_pay_for_a_burst():
 
 
 @pytest.mark.parametrize("won", [True, False])
-async def test_one_of_both_is_given_up(won):
-    made = desk()
-    async with made.seat(**INTERACTIVE) as seat:
-        first = await seat.wait_dispatched()
-        assert seat.hedge_after_s() == 0.1
-        spare = seat.hedge()
-        assert {first.name, spare.endpoint.name} == {"post-0", "post-1"}
-        assert [station.credits.held for station in made.floor.endpoint_states] == [1, 1]
-        assert [post.endpoint.admin_state.running for post in made.floor.endpoint_states] == [1, 1]
-        seat.on_submitted()
-        spare.on_submitted()
-        spare.settle(won=won)
-        kept = spare.endpoint if won else first
-        assert [station.credits.held for station in made.floor.endpoint_states if station.endpoint is not kept] == [0]
-        assert await seat.wait_dispatched() is kept
-        seat.on_first_token()
-        seat.charge_tokens(prompt_tokens=16, output_tokens=1)
-        assert made.floor.running == 1
-    made.assert_empty()
-    assert [station.endpoint.admin_state.running for station in made.floor.endpoint_states] == [0, 0]
+async def test_the_losing_replica_is_released(won):
+    setup = setup_with_hedging()
+    async with setup.enqueue(**INTERACTIVE) as entry:
+        first = await entry.wait_dispatched()
+        assert entry.hedge_after_s() == 0.1
+        hedge = entry.hedge()
+        assert {first.name, hedge.endpoint.name} == {"replica-0", "replica-1"}
+        assert [endpoint_state.credits.held for endpoint_state in setup.core.endpoint_states] == [1, 1]
+        assert [endpoint_state.endpoint.admin_state.running for endpoint_state in setup.core.endpoint_states] == [1, 1]
+        entry.on_submitted()
+        hedge.on_submitted()
+        hedge.settle(won=won)
+        kept = hedge.endpoint if won else first
+        assert [
+            endpoint_state.credits.held
+            for endpoint_state in setup.core.endpoint_states
+            if endpoint_state.endpoint is not kept
+        ] == [0]
+        assert await entry.wait_dispatched() is kept
+        entry.on_first_token()
+        entry.charge_tokens(prompt_tokens=16, output_tokens=1)
+        assert setup.core.running == 1
+    setup.assert_empty()
+    assert [endpoint_state.endpoint.admin_state.running for endpoint_state in setup.core.endpoint_states] == [0, 0]
 
 
-async def test_it_is_charged_once():
+async def test_a_hedged_request_is_charged_once():
     service = []
     for hedged in (False, True):
-        made = desk()
-        async with made.seat(**INTERACTIVE) as seat:
-            await seat.wait_dispatched()
+        setup = setup_with_hedging()
+        async with setup.enqueue(**INTERACTIVE) as entry:
+            await entry.wait_dispatched()
             if hedged:
-                seat.hedge().settle(won=True)
-            seat.charge_tokens(prompt_tokens=16, output_tokens=8)
-        service.append(made.floor.predictor.served)
+                entry.hedge().settle(won=True)
+            entry.charge_tokens(prompt_tokens=16, output_tokens=8)
+        service.append(setup.core.predictor.served)
     assert service[0] == service[1] > 0
 
 
-async def test_there_is_none_where_others_wait_or_no_room_is():
-    made = desk()
-    async with made.seat(**INTERACTIVE) as seat:
-        await seat.wait_dispatched()
-        made.replicas[0].say(free_sequences=0, running=4)
-        made.replicas[1].say(free_sequences=0, running=4)
-        assert seat.hedge() is None, "no room"
-        async with made.seat(2) as waiting:
+async def test_no_hedge_is_sent_while_others_wait_or_nothing_is_free():
+    setup = setup_with_hedging()
+    async with setup.enqueue(**INTERACTIVE) as entry:
+        await entry.wait_dispatched()
+        setup.replicas[0].say(free_sequences=0, running=4)
+        setup.replicas[1].say(free_sequences=0, running=4)
+        assert entry.hedge() is None, "no room"
+        async with setup.enqueue(2) as waiting:
             asking = asyncio.create_task(waiting.wait_dispatched())
             await asyncio.sleep(0)
-            made.replicas[1]._load = EMPTY
-            assert made.floor.waiting == 1
-            assert seat.hedge() is None, "who waits goes first"
+            setup.replicas[1]._load = EMPTY
+            assert setup.core.waiting == 1
+            assert entry.hedge() is None, "who waits goes first"
             asking.cancel()
             await asyncio.wait([asking])
-        spare = seat.hedge()
-        assert spare is not None
-        spare.settle(won=False)
-    made.assert_empty()
+        hedge = entry.hedge()
+        assert hedge is not None
+        hedge.settle(won=False)
+    setup.assert_empty()
 
 
-async def test_there_is_none_with_one_replica_nor_once_something_has_come():
-    made = desk(replicas=1)
-    async with made.seat(**INTERACTIVE) as seat:
-        await seat.wait_dispatched()
-        assert seat.hedge_after_s() is None
-        assert seat.hedge() is None
-    made = desk()
-    async with made.seat(**INTERACTIVE) as seat:
-        await seat.wait_dispatched()
-        seat.charge_tokens(prompt_tokens=16, output_tokens=1)
-        assert seat.hedge() is None
-    made.assert_empty()
+async def test_no_hedge_is_sent_with_one_replica_nor_after_the_first_token():
+    setup = setup_with_hedging(replicas=1)
+    async with setup.enqueue(**INTERACTIVE) as entry:
+        await entry.wait_dispatched()
+        assert entry.hedge_after_s() is None
+        assert entry.hedge() is None
+    setup = setup_with_hedging()
+    async with setup.enqueue(**INTERACTIVE) as entry:
+        await entry.wait_dispatched()
+        entry.charge_tokens(prompt_tokens=16, output_tokens=1)
+        assert entry.hedge() is None
+    setup.assert_empty()
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from(["join", "spare", "won", "lost", "leave", "down", "up"]), st.integers(0, 5))))
-def test_whatever_happens_nothing_is_left(events):
-    made = desk(replicas=3)
-    floor, now_s = made.floor, made.clock.now_s
-    tickets, spares = [], {}
+@given(st.lists(st.tuples(st.sampled_from(["join", "hedge", "won", "lost", "leave", "down", "up"]), st.integers(0, 5))))
+def test_no_credits_are_held_after_any_sequence_of_events(events):
+    setup = setup_with_hedging(replicas=3)
+    core, now_s = setup.core, setup.clock.now_s
+    requests, hedges = [], {}
     for number, (what, which) in enumerate(events):
-        released = [ticket for ticket in tickets if ticket.allocation is not None and ticket.state.name == "RELEASED"]
+        released = [queued for queued in requests if queued.allocation is not None and queued.state.name == "RELEASED"]
         chosen = released[which % len(released)] if released else None
         match what:
             case "join":
-                ticket = floor.new_entry(errand(number, f"org-{which}", **INTERACTIVE))
-                floor.join(ticket, now_s)
-                tickets.append(ticket)
-            case "spare" if chosen is not None and chosen not in spares:
-                waiting = floor.waiting
-                spare = floor.hedge(chosen, now_s)
-                assert spare is None or not waiting
-                if spare is not None:
-                    assert spare.endpoint_state is not chosen.allocation.endpoint_state
-                    spares[chosen] = spare
-            case "won" | "lost" if chosen in spares:
-                floor.settle_hedge(chosen, spares.pop(chosen), won=what == "won")
-            case "leave" if tickets:
-                ticket = tickets.pop(which % len(tickets))
-                if ticket in spares:
-                    floor.settle_hedge(ticket, spares.pop(ticket), won=False)
-                floor.leave(ticket, now_s, finished=bool(which % 2))
+                queued = core.new_entry(make_dispatch_request(number, f"org-{which}", **INTERACTIVE))
+                core.join(queued, now_s)
+                requests.append(queued)
+            case "hedge" if chosen is not None and chosen not in hedges:
+                waiting = core.waiting
+                hedge = core.hedge(chosen, now_s)
+                assert hedge is None or not waiting
+                if hedge is not None:
+                    assert hedge.endpoint_state is not chosen.allocation.endpoint_state
+                    hedges[chosen] = hedge
+            case "won" | "lost" if chosen in hedges:
+                core.settle_hedge(chosen, hedges.pop(chosen), won=what == "won")
+            case "leave" if requests:
+                queued = requests.pop(which % len(requests))
+                if queued in hedges:
+                    core.settle_hedge(queued, hedges.pop(queued), won=False)
+                core.leave(queued, now_s, finished=bool(which % 2))
             case "down" | "up":
-                made.replicas[which % 3].up = what == "up"
-        floor.dispatch_ready(now_s)
-    for ticket, spare in spares.items():
-        floor.settle_hedge(ticket, spare, won=False)
-    for ticket in tickets:
-        floor.leave(ticket, now_s, finished=True)
-    made.assert_empty()
+                setup.replicas[which % 3].up = what == "up"
+        core.dispatch_ready(now_s)
+    for queued, hedge in hedges.items():
+        core.settle_hedge(queued, hedge, won=False)
+    for queued in requests:
+        core.leave(queued, now_s, finished=True)
+    setup.assert_empty()

@@ -30,10 +30,10 @@ CARD = ModelCard(
 TTFT_S = 2.0
 
 
-class Answer:
-    def __init__(self, ticket):
-        self.ticket = ticket
-        self.prompt = ticket.request.prompt_tokens
+class Running:
+    def __init__(self, queued):
+        self.queued = queued
+        self.prompt = queued.request.prompt_tokens
         self.computed = 0
         self.tokens = 0
 
@@ -63,13 +63,13 @@ class Engine:
         self.running += self.sent
         self.read, self.sent = len(self.sent), []
         self.decoding = [answer for answer in self.running if answer.computed == answer.prompt]
-        room = STEP_TOKENS - len(self.decoding)
+        free_tokens = STEP_TOKENS - len(self.decoding)
         self.chunks = []
         for answer in self.running:
-            length = min(room, answer.prompt - answer.computed)
+            length = min(free_tokens, answer.prompt - answer.computed)
             if length:
                 self.chunks.append((answer, length))
-                room -= length
+                free_tokens -= length
         tokens = len(self.decoding) + sum(length for _, length in self.chunks)
         return TIMES.of(tokens, 0, decodes=len(self.decoding), chunks=len(self.chunks))
 
@@ -80,10 +80,10 @@ class Engine:
         served = self.decoding + [answer for answer, _ in self.chunks if answer.computed == answer.prompt]
         for answer in served:
             answer.tokens += 1
-        self.running = [answer for answer in self.running if answer.tokens < answer.ticket.request.max_tokens]
+        self.running = [answer for answer in self.running if answer.tokens < answer.queued.request.max_tokens]
         self.steps, self.read = self.steps + 1, 0
         used = sum(-(-(answer.computed + answer.tokens) // BLOCK_TOKENS) for answer in self.running)
-        needed = sum(answer.ticket.cost.blocks for answer in self.running)
+        needed = sum(answer.queued.cost.blocks for answer in self.running)
         self.report = LoadReport(
             steps=self.steps,
             running=len(self.running),
@@ -107,8 +107,8 @@ class Day:
         self.draw = random.Random(7)
         self.engine = Engine()
         config = DispatchConfig(line=QueueOrderConfig(policy=policy), headroom=0.0)
-        self.floor = DispatchCore([Endpoint("post", self.engine)], config)
-        self.gatekeeper = QueueAdmission(self.floor, config, lambda: 0.0)
+        self.core = DispatchCore([Endpoint("replica", self.engine)], config)
+        self.gatekeeper = QueueAdmission(self.core, config, lambda: 0.0)
         self.now_s = 1000.0
         self.arrived = self.expired = self.good = 0
         self.errors, self.come_back_s = [], []
@@ -120,7 +120,7 @@ class Day:
             if step_ends_s is not None and step_ends_s < arrives_s:
                 self.now_s, step_ends_s = step_ends_s, None
                 self.step()
-                self.floor.refresh(self.now_s)
+                self.core.refresh(self.now_s)
                 if self.engine.sent or self.engine.running:
                     step_ends_s = self.now_s + self.engine.begin()
                 self.turn()
@@ -149,30 +149,30 @@ class Day:
         except Refused as refusal:
             self.come_back_s.append(refusal.retry_after_s)
             return
-        self.floor.join(self.floor.new_entry(made), self.now_s)
+        self.core.join(self.core.new_entry(made), self.now_s)
         self.turn()
 
     def turn(self):
-        for ticket in self.floor.dispatch_ready(self.now_s):
-            if ticket.state is QueueState.RELEASED:
-                self.engine.sent.append(Answer(ticket))
-                self.floor.on_submitted(ticket)
+        for queued in self.core.dispatch_ready(self.now_s):
+            if queued.state is QueueState.RELEASED:
+                self.engine.sent.append(Running(queued))
+                self.core.on_submitted(queued)
             else:
                 self.expired += 1
-                self.floor.leave(ticket, self.now_s, finished=False)
+                self.core.leave(queued, self.now_s, finished=False)
         assert len(self.engine.sent) + len(self.engine.running) <= SLOTS
 
     def step(self):
         for answer in self.engine.end():
-            ticket = answer.ticket
-            self.floor.charge_tokens(ticket, answer.prompt if answer.tokens == 1 else 0, 0, 1)
+            queued = answer.queued
+            self.core.charge_tokens(queued, answer.prompt if answer.tokens == 1 else 0, 0, 1)
             if answer.tokens == 1:
-                self.floor.on_first_token(ticket, self.now_s)
-                actual_s = self.now_s - ticket.joined_s
-                self.errors.append(abs(ticket.predicted_position.ttft_s - actual_s) / actual_s)
+                self.core.on_first_token(queued, self.now_s)
+                actual_s = self.now_s - queued.joined_s
+                self.errors.append(abs(queued.predicted_position.ttft_s - actual_s) / actual_s)
                 self.good += actual_s <= TTFT_S
-            if answer.tokens == ticket.request.max_tokens:
-                self.floor.leave(ticket, self.now_s, finished=True)
+            if answer.tokens == queued.request.max_tokens:
+                self.core.leave(queued, self.now_s, finished=True)
 
     def error(self, quantile):
         late = sorted(self.errors[len(self.errors) // 4 :])
@@ -180,7 +180,7 @@ class Day:
 
 
 @pytest.mark.parametrize("load", [2, 10])
-def test_in_order_of_arrival_times_are_known(load):
+def test_predictions_are_exact_when_requests_run_in_order_of_arrival(load):
     day = Day("fifo", load, tenants=1)
     assert day.goodput >= 0.95 * Day.CAPACITY_PER_S
     assert day.expired <= 0.02 * day.arrived
@@ -188,7 +188,7 @@ def test_in_order_of_arrival_times_are_known(load):
 
 
 @pytest.mark.parametrize("load", [2, 10])
-def test_among_tenants_goodput_holds_and_promises_are_mostly_kept(load):
+def test_with_several_tenants_goodput_holds_and_predictions_are_mostly_kept(load):
     day = Day("fair", load, tenants=5)
     assert day.goodput >= 0.9 * Day.CAPACITY_PER_S
     assert day.expired <= 0.05 * day.arrived
@@ -197,7 +197,7 @@ def test_among_tenants_goodput_holds_and_promises_are_mostly_kept(load):
     assert max(day.come_back_s) < 70
 
 
-def test_below_capacity_nobody_is_refused():
+def test_below_capacity_no_request_is_rejected():
     day = Day("fair", 0.5, tenants=5)
     assert not day.come_back_s
     assert day.expired == 0

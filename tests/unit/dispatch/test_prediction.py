@@ -32,19 +32,19 @@ def queue(entries=0, free=(0, 100), **fields):
     return QueueAhead(entries=entries, free=Cost(*free), **(known | fields))
 
 
-def test_a_place_that_is_free_is_there_at_once():
+def test_a_free_slot_means_no_wait():
     assert predict_wait(queue(free=(1, 5)), ONE).at_once
     assert predict_wait(queue(entries=2, free=(3, 15)), ONE).at_once
     assert not predict_wait(queue(entries=3, free=(3, 100)), ONE).at_once
 
 
-def test_places_come_free_in_the_order_in_which_answers_end():
+def test_slots_come_free_in_the_order_in_which_answers_end():
     assert predict_wait(queue(), ONE).seconds == 1.0
     assert predict_wait(queue(entries=2), ONE).seconds == 3.0
     assert predict_wait(queue(entries=2, free=(2, 100)), ONE).seconds == 1.0
 
 
-def test_a_line_that_was_played_through_is_believed():
+def test_a_simulated_turn_replaces_the_estimate():
     assert predict_wait(queue(entries=2, seconds_until_turn=7.0), ONE).seconds == 7.0
 
 
@@ -58,18 +58,18 @@ def test_blocks_come_free_with_the_answers_that_hold_them():
     assert predict_wait(queue(free=(4, 0), blocks_held=50.0), long).seconds == 2.0
 
 
-def test_while_nothing_is_known_of_them_blocks_come_free_as_service_is_done():
+def test_without_known_ends_blocks_come_free_at_the_rate_of_service():
     assert predict_wait(queue(free=(4, 0), left=[[]]), ONE).seconds == pytest.approx(0.25)
     assert predict_wait(queue(entries=4, free=(8, 0), left=[[]]), ONE).seconds == pytest.approx(400 / 200 * 1 + 0.25)
 
 
-def test_who_cannot_tell_says_nothing():
+def test_without_measurements_nothing_is_predicted():
     wait = predict_wait(queue(steps_per_s=None, per_s=None), ONE)
     assert not wait.at_once
     assert wait.seconds == 0.0
 
 
-def test_those_ahead_keep_their_places():
+def test_requests_ahead_occupy_slots_first():
     assert steps_until_place([10, 20], 0, 0, 5, 1) == 10
     assert steps_until_place([10, 20], 0, 1, 5, 1) == 15
     assert steps_until_place([10, 20], 0, 1, 50, 1) == 20
@@ -81,7 +81,7 @@ def test_those_ahead_keep_their_places():
 
 @pytest.mark.parametrize("left", [[float(k) for k in range(1, 33)], [3.0, 3.0, 40.0], [7.0]])
 @pytest.mark.parametrize("ahead", [150, 4_000])
-def test_far_away_is_what_it_would_be_if_every_place_were_followed(left, ahead):
+def test_the_estimate_for_a_long_queue_equals_following_each_slot(left, ahead):
     ends = sorted(left)
     for _ in range(ahead):
         heapreplace(ends, ends[0] + 50.0)
@@ -115,27 +115,27 @@ def test_a_long_prompt_that_is_charged_puts_its_tenant_behind():
     assert simulate_dispatch([runner(15.0), other], 0, 0, places, 0, 0.0).steps == 20
 
 
-def test_who_will_send_something_is_reckoned_with():
+def test_expected_arrivals_of_other_tenants_count():
     places = [(10.0, -1), (20.0, -1), (30.0, -1)]
     others = [runner(0.0, 0, joins=0.1) for _ in range(2)]
     alone = simulate_dispatch([runner(50.0)], 0, 2, places, 0, 2.0).steps
     assert simulate_dispatch([runner(50.0), *others], 0, 2, places, 0, 2.0).steps >= alone
 
 
-def test_who_may_be_a_guest_needs_no_place():
+def test_a_tenant_that_may_use_an_overcommit_slot_needs_no_free_slot():
     # They hold equally many; the light tenant comes in beyond the places when one of its own answers ends.
     places = [(10.0, 1), (20.0, 1), (30.0, 1), (40.0, 0), (50.0, 0), (60.0, 0)]
     flood = SimulatedTenant(0.0, 1.0, 9, 10.0, 100.0, 0.0, held=3)
     light = SimulatedTenant(900.0, 1.0, 0, 10.0, 100.0, 0.0, held=3)
     assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0).steps > 50, "others were served less"
     light.counter = 100.0
-    assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0).steps == 30, "no guests there"
+    assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0).steps == 30, "no overcommit there"
     assert simulate_dispatch([flood, light], 1, 0, places, 0, 2.0, overcommit=4).steps == 10, (
-        "as a guest beside the flood"
+        "overcommitted beside the flood"
     )
 
 
-def test_who_may_be_a_guest_now_does_not_wait():
+def test_a_tenant_that_may_use_an_overcommit_slot_now_does_not_wait():
     places = [(10.0, 0), (20.0, 0), (30.0, 0)]
     flood = SimulatedTenant(0.0, 1.0, 2, 10.0, 100.0, 0.0, held=3)
     assert simulate_dispatch([flood, runner()], 1, 0, places, 0, 2.0, overcommit=1) == PredictedTurn(0, 0)
@@ -143,7 +143,7 @@ def test_who_may_be_a_guest_now_does_not_wait():
     assert simulate_dispatch([flood, runner()], 1, 1, places, 0, 2.0, overcommit=1).steps > 0, "its own go first"
 
 
-def test_a_guest_has_the_next_place_that_comes_free():
+def test_a_running_overcommitted_sequence_takes_the_next_free_slot():
     places = [(10.0, 0), (20.0, 0), (30.0, 0)]
     assert simulate_dispatch([runner()], 0, 0, places, -1, 2.0) == PredictedTurn(20, 0)
 
@@ -155,7 +155,7 @@ def test_releases_before_a_turn_are_counted():
     assert simulate_dispatch([runner()], 0, 2, places, 0, 2.0) == PredictedTurn(20, 1), "not those of the same moment"
 
 
-def test_far_away_is_guessed_in_proportion():
+def test_a_long_wait_is_estimated_in_proportion():
     near = simulate_dispatch([runner()], 0, 60, [(5.0, 0)] * 4, 0, 2.0).steps
     far = simulate_dispatch([runner()], 0, 120, [(5.0, 0)] * 4, 0, 2.0).steps
     assert far > 1.5 * near
@@ -180,7 +180,7 @@ TIMES = StepTimes(fixed_s=0.01, token_s=0.001, context_token_s=0.0)
 NONE = UnreportedPrompts(0, 0)
 
 
-def test_what_is_held_of_a_prompt_is_looked_back_at():
+def test_cached_tokens_of_a_prompt_add_attention_time():
     idle = LoadReport(step_tokens=100, times=StepTimes(0.01, 0.001, pair_s=1e-6))
     alone_s = 0.01 + 0.05 + 1e-6 * 50 * 50 / 2
     assert predict_prefill_s(idle, 50, NONE, NONE, 16, 9.0) == pytest.approx(alone_s)
@@ -197,7 +197,7 @@ def test_a_prompt_takes_the_steps_that_it_needs():
     assert predict_prefill_s(LoadReport(), 50, NONE, NONE, 16, 0.0) == 0.0
 
 
-def test_the_step_under_way_ends_first():
+def test_the_running_step_ends_first():
     busy = LoadReport(running=10, step_tokens=110, times=TIMES, waiting_prompt_tokens=150)
     step_s = 0.01 + 0.01
     assert predict_prefill_s(busy, 50, NONE, NONE, 16, 0.0) == pytest.approx((step_s + 0.1) + (step_s + 0.1))
@@ -205,7 +205,7 @@ def test_the_step_under_way_ends_first():
     assert predict_prefill_s(busy, 50, NONE, NONE, 16, 9.0) == pytest.approx(step_s + 0.1)
 
 
-def test_what_was_sent_before_the_step_began_is_in_it():
+def test_prompts_sent_before_the_step_began_are_part_of_it():
     times = replace(TIMES, chunk_s=0.002)
     busy = LoadReport(running=10, step_tokens=110, times=times)
     step_s = 0.01 + 0.01

@@ -18,7 +18,7 @@ def test_the_narrowest_tenant_that_is_named_counts():
     assert quotas.quota_for((FlowLevel("else"), FlowLevel("key"))) is quotas.common
 
 
-def test_the_common_part_is_what_the_others_leave():
+def test_the_common_quota_is_what_the_others_leave():
     quotas = Quotas({"acme": 0.2}, {"gold": (["team"], 0.3)})
     assert quotas.limit(quotas.common, TOTAL) == Cost(5, 500)
     acme = quotas.quota_for((FlowLevel("acme"),))
@@ -28,7 +28,7 @@ def test_the_common_part_is_what_the_others_leave():
     assert quotas.remaining(acme, TOTAL) == Cost(2, 200)
 
 
-def test_a_small_part_has_a_place_at_least():
+def test_a_small_share_has_at_least_one_slot():
     quotas = Quotas({"acme": 0.01}, {})
     assert quotas.limit(quotas.all[0], TOTAL) == Cost(1, 10)
 
@@ -46,14 +46,14 @@ def test_the_fair_share_is_by_weight_among_those_seen_lately():
     assert holdings.above_share(heavy, 2, 8, 1.0)
 
 
-def test_who_holds_nothing_is_never_above():
+def test_a_tenant_that_holds_nothing_is_never_above_its_share():
     holdings = TenantHoldings()
     for number in range(20):
         holdings.observe(FlowLevel(f"t{number}"), 0.0)
     assert not holdings.above_share(FlowLevel("t3"), 4, 8, 0.0)
 
 
-def test_who_was_not_seen_for_a_minute_is_forgotten_unless_something_runs():
+def test_a_tenant_not_seen_for_a_minute_is_forgotten_unless_it_runs_something():
     holdings = TenantHoldings()
     one, two = FlowLevel("one"), FlowLevel("two")
     holdings.observe(one, 0.0)
@@ -68,7 +68,7 @@ def test_who_was_not_seen_for_a_minute_is_forgotten_unless_something_runs():
     assert holdings.slots == 0
 
 
-def test_a_guest_of_those_who_hold_more_per_weight_and_are_not_more_urgent():
+def test_overcommit_is_for_tenants_that_hold_less_per_weight_than_others_of_no_higher_class():
     holdings = TenantHoldings()
     light, flood = FlowLevel("light"), FlowLevel("flood", 2.0)
     holdings.observe(light, 0.0)

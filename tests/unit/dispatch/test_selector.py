@@ -1,4 +1,4 @@
-"""Several replicas with room: which of them gets a request."""
+"""Several replicas with capacity: which of them gets a request."""
 
 import random
 
@@ -15,23 +15,23 @@ from maitred.dispatch.request import Endpoint
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig
 from maitred.routing.prefix import PrefixCacheBalancer
-from tests.support.dispatchers import CARD, SaidReplica, errand
+from tests.support.dispatchers import CARD, ScriptedReplica, make_dispatch_request
 
 TIMES = StepTimes(fixed_s=0.01, token_s=0.001)
 
 
 class Pool:
-    """Replicas with room for anything, and a floor before them."""
+    """Replicas with capacity for anything, and a dispatch core before them."""
 
     def __init__(self, count=3, *, times=TIMES, **settings):
         load = {"free_blocks": 10_000, "total_blocks": 10_000, "times": times}
         self.replicas = {}
         for number in range(count):
-            replica = self.replicas[f"r{number}"] = SaidReplica(CARD)
+            replica = self.replicas[f"r{number}"] = ScriptedReplica(CARD)
             replica.say(**load)
         placement = PrefixCacheBalancer(Balancer(BalanceConfig(**settings), ServiceWeights(), random.Random(1).random))
-        posts = [Endpoint(name, replica) for name, replica in self.replicas.items()]
-        self.floor = DispatchCore(posts, DispatchConfig(headroom=0.0), placement)
+        endpoints = [Endpoint(name, replica) for name, replica in self.replicas.items()]
+        self.core = DispatchCore(endpoints, DispatchConfig(headroom=0.0), placement)
         self.now_s = 1_000_000.0
         self.made = 0
 
@@ -39,14 +39,14 @@ class Pool:
         """Where a request goes; it has ended when this returns."""
         self.made += 1
         self.now_s += 1.0
-        asked = errand(self.made, org, tokens=len(prompt), arrived_s=self.now_s, **fields)
+        asked = make_dispatch_request(self.made, org, tokens=len(prompt), arrived_s=self.now_s, **fields)
         asked.prompts[:] = [prompt]
-        ticket = self.floor.new_entry(asked)
-        self.floor.join(ticket, self.now_s)
-        assert self.floor.dispatch_ready(self.now_s) == [ticket]
-        assert ticket.state is QueueState.RELEASED
-        name = ticket.allocation.endpoint_state.endpoint.name
-        self.floor.leave(ticket, self.now_s, finished=True)
+        queued = self.core.new_entry(asked)
+        self.core.join(queued, self.now_s)
+        assert self.core.dispatch_ready(self.now_s) == [queued]
+        assert queued.state is QueueState.RELEASED
+        name = queued.allocation.endpoint_state.endpoint.name
+        self.core.leave(queued, self.now_s, finished=True)
         return name
 
 
@@ -55,7 +55,7 @@ def text(seed, length=640):
     return [words.randrange(100) for _ in range(length)]
 
 
-def test_the_next_turn_goes_where_the_last_one_was():
+def test_the_next_turn_of_a_session_goes_to_the_same_replica():
     pool = Pool(bound=None)
     homes = {}
     for seed in range(6):
@@ -71,7 +71,7 @@ def test_a_session_stays_whatever_it_says():
         assert len({pool.ask(text(seed), session=session) for seed in range(20)}) == 1
 
 
-def test_another_organisation_finds_nothing():
+def test_another_organisation_finds_no_cached_prefix():
     pool = Pool(count=2, bound=None)
     home = pool.ask(text(1))
     assert {pool.ask(text(1), org=f"org-{number}") for number in range(4)} == set(pool.replicas)
@@ -88,7 +88,7 @@ def test_an_engine_that_has_started_anew_holds_nothing():
     assert pool.ask(text(1)) != home, "it is the other one's turn"
 
 
-def test_who_has_much_to_compute_is_passed_over():
+def test_a_replica_with_much_to_compute_is_not_chosen():
     pool = Pool(count=2, bound=None)
     home = pool.ask(text(1))
     pool.replicas[home].say(waiting_prompt_tokens=5_000, running=1)
@@ -111,7 +111,7 @@ def test_the_bound_spreads_what_one_prompt_would_keep_together():
     assert 0.35 < given.count("r0") / len(given) < 0.65
 
 
-def test_a_replica_without_room_is_not_asked():
+def test_a_full_replica_is_not_chosen():
     pool = Pool(count=2, bound=None)
     home = pool.ask(text(1))
     pool.replicas[home].say(free_sequences=0, running=4)
@@ -125,19 +125,19 @@ class Alone(Pool):
         super().__init__(1)
         self.replicas["r0"].say(step_tokens=10_000)
         keys = b"".join(chain(shared_scope(org), known, 16))
-        self.placement = self.floor.selector.balancer
+        self.placement = self.core.selector.balancer
         self.placement.on_block_update("r0", BlockUpdate(1, 16, 1_000, stored=keys, whole=True))
 
     def foreseen_s(self, prompt, org="acme"):
         """What is foretold of the prompt's first token where nobody waits and nothing runs."""
-        asked = errand(1, org, tokens=len(prompt), arrived_s=self.now_s)
+        asked = make_dispatch_request(1, org, tokens=len(prompt), arrived_s=self.now_s)
         asked.prompts[:] = [prompt]
-        ticket = self.floor.new_entry(asked)
-        assert self.floor.dispatch_now(ticket, self.now_s)
-        return ticket.prefill_s
+        queued = self.core.new_entry(asked)
+        assert self.core.dispatch_now(queued, self.now_s)
+        return queued.prefill_s
 
 
-def test_what_the_engine_holds_of_a_prompt_is_not_foretold_to_take_time():
+def test_cached_tokens_add_no_predicted_prefill_time():
     whole_s = pytest.approx(0.01 + 0.640)
     assert Alone(text(1)).foreseen_s(text(2)) == whole_s
     assert Alone(text(1)).foreseen_s(text(1)) == pytest.approx(0.01 + 0.016), "the last token is computed: its block is"
@@ -150,24 +150,24 @@ def test_what_the_engine_holds_of_a_prompt_is_not_foretold_to_take_time():
     assert pool.foreseen_s(text(1)) == whole_s
 
 
-def test_what_the_engine_holds_of_a_prompt_counts_while_others_wait():
+def test_cached_tokens_count_while_others_wait():
     pool = Alone(text(1))
     pool.replicas["r0"].say(free_sequences=0, running=4)
     waits = {}
     for seed in (1, 2):
-        asked = errand(seed, "acme", tokens=640, arrived_s=pool.now_s)
+        asked = make_dispatch_request(seed, "acme", tokens=640, arrived_s=pool.now_s)
         asked.prompts[:] = [text(seed)]
-        ticket = pool.floor.new_entry(asked)
-        pool.floor.forecast_cache.predict(ticket, pool.floor.refresh(pool.now_s), pool.now_s)
-        waits[seed] = ticket.prefill_s
+        queued = pool.core.new_entry(asked)
+        pool.core.forecast_cache.predict(queued, pool.core.refresh(pool.now_s), pool.now_s)
+        waits[seed] = queued.prefill_s
     assert waits[2] - waits[1] == pytest.approx(0.624)
 
 
-def test_of_a_prompt_whose_tokens_nobody_knows_as_much_is_computed_as_usual():
+def test_a_prompt_with_unknown_tokens_is_predicted_with_the_usual_cached_share():
     foreseen_s = []
     for prompt in (TruncatedPrompt((), 640), text(2)):
         pool = Alone(text(1))
         for _ in range(200):
-            pool.floor.predictor.on_prompt(100, 50)
+            pool.core.predictor.on_prompt(100, 50)
         foreseen_s.append(pool.foreseen_s(prompt))
     assert foreseen_s == [pytest.approx(0.01 + 0.320, rel=0.01), pytest.approx(0.01 + 0.640)]

@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_cpu_is_taken_and_said_once(caplog):
+def test_without_a_gpu_the_cpu_is_used_and_logged_once(caplog):
     with caplog.at_level(logging.INFO, "maitred.engine"):
         assert ComputeDevice.of("auto") == ComputeDevice(torch.device("cpu"), accelerated=False)
         assert ComputeDevice.of("cpu") == ComputeDevice(torch.device("cpu"), accelerated=False)

@@ -15,11 +15,11 @@ def test_more_sequences_at_least_than_at_most():
     assert keys(EngineConfig(min_sequences=9, max_sequences=8)) == ["engine.min_sequences"]
 
 
-def test_floors_that_fill_the_cache_are_sound():
+def test_guaranteed_shares_that_fill_the_cache_are_valid():
     assert keys(EngineConfig(kv_shares={str(i): KVShareConfig(floor=0.1) for i in range(10)})) == []
 
 
-def test_floors_that_are_more_than_there_is():
+def test_guaranteed_shares_beyond_the_whole_cache_are_refused():
     shares = {"acme": KVShareConfig(floor=0.7), "beta": KVShareConfig(floor=0.6)}
     assert list(engine_faults(EngineConfig(kv_shares=shares))) == [
         (
@@ -30,7 +30,7 @@ def test_floors_that_are_more_than_there_is():
     ]
 
 
-def test_a_floor_above_its_own_ceiling():
+def test_a_guaranteed_share_above_its_ceiling_is_refused():
     assert keys(EngineConfig(kv_shares={"acme": KVShareConfig(floor=0.5, ceiling=0.4)})) == [
         "engine.kv_shares.acme.floor"
     ]

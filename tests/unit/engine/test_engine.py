@@ -10,7 +10,7 @@ from tests.support.schedulers import make_scheduler
 
 
 class CountingRunner:
-    """Follows every token by its successor, in as much time as it is told."""
+    """Follows every token by its successor, in a given time."""
 
     def __init__(self, clock):
         self.clock = clock

@@ -9,7 +9,7 @@ from tests.unit.engine.test_engine import Bench
 ENGINE = "maitred.engine"
 
 
-def told(caplog):
+def messages(caplog):
     return [(record.levelname, record.request_id, record.getMessage()) for record in caplog.records]
 
 
@@ -22,7 +22,7 @@ def test_an_answer_is_a_line_under_the_id_that_its_client_knows(caplog):
         bench.step()
     (record,) = caplog.records
     assert record.trace_id == "4bf9"
-    assert told(caplog) == [
+    assert messages(caplog) == [
         (
             *("DEBUG", "hello"),
             "choice 0 ended by length: 4 prompt tokens, 0 of them cached, and 2 output tokens; waited 0.000 s, "
@@ -31,13 +31,13 @@ def test_an_answer_is_a_line_under_the_id_that_its_client_knows(caplog):
     ]
 
 
-def test_who_leaves_is_a_line_and_who_was_not_told_an_id_has_ours(caplog):
+def test_a_cancelled_choice_is_logged_with_our_id_where_it_has_no_other(caplog):
     bench = Bench()
     with caplog.at_level(logging.DEBUG, ENGINE):
         bench.submit("use-1-0", max_tokens=9, n=2)
         bench.step()
         bench.engine.cancel("owner", "use-1-0", 1)
-    assert told(caplog) == [("DEBUG", "use-1-0", "choice 1 cancelled after 1 output tokens")]
+    assert messages(caplog) == [("DEBUG", "use-1-0", "choice 1 cancelled after 1 output tokens")]
 
 
 def test_who_gives_its_place_to_others_is_a_line(caplog):
@@ -47,7 +47,7 @@ def test_who_gives_its_place_to_others_is_a_line(caplog):
             bench.submit(name, prompt=8, max_tokens=56)
         for _ in range(40):
             bench.step()
-    assert any("gives its place to others after" in message for _, _, message in told(caplog))
+    assert any("gives its place to others after" in message for _, _, message in messages(caplog))
 
 
 def test_a_step_that_fails_names_those_who_were_in_it(caplog, monkeypatch):
@@ -64,7 +64,7 @@ def test_a_step_that_fails_names_those_who_were_in_it(caplog, monkeypatch):
     assert caplog.messages == ["a step failed that had 2 requests in it: poison, bystander"]
 
 
-def test_nothing_is_said_by_default_of_what_goes_well(caplog):
+def test_by_default_nothing_is_logged_of_successful_requests(caplog):
     bench = Bench()
     with caplog.at_level(logging.INFO, ENGINE):
         bench.submit("a", max_tokens=1)

@@ -46,12 +46,12 @@ def engine(tmp_path_factory):
 def answers(engine, requests):
     for request in requests:
         engine.submit("owner", request)
-    told = {request.id: [] for request in requests}
+    outputs = {request.id: [] for request in requests}
     while engine.occupied:
         for output in engine.step().get("owner", []):
-            told[output.request_id] += output.delta.tokens
+            outputs[output.request_id] += output.delta.tokens
     assert engine.load().free_blocks == engine.load().total_blocks
-    return told
+    return outputs
 
 
 def test_tokens_that_were_not_sampled_are_computed_like_any_others(engine, monkeypatch):

@@ -8,15 +8,15 @@ from tests.unit.engine.test_engine import Bench
 
 def run(bench, steps=1):
     """The deltas of so many steps that carry a course, by request."""
-    told = {}
+    with_stats = {}
     for _ in range(steps):
         for name, delta in bench.step():
             if delta.course is not None:
-                told.setdefault(name, []).append((delta, delta.course))
-    return told
+                with_stats.setdefault(name, []).append((delta, delta.course))
+    return with_stats
 
 
-def test_it_is_told_at_the_first_token_and_at_the_end():
+def test_stats_are_sent_with_the_first_token_and_at_the_end():
     bench = Bench()
     bench.submit("a", prompt=4, max_tokens=3)
     bench.clock.now_s += 0.5
@@ -36,11 +36,11 @@ def test_a_long_prompt_takes_steps_and_the_batch_is_an_average():
     bench.runner.step_s = 0.1
     bench.step()
     bench.submit("short", prompt=4, max_tokens=9)
-    told = run(bench, 12)
-    (_, first), (_, last) = told["long"]
+    with_stats = run(bench, 12)
+    (_, first), (_, last) = with_stats["long"]
     assert (first.prefill_steps, first.prefill_batch) == (3, 2)
     assert last.decode_batch == 2.0
-    (_, short) = told["short"][-1]
+    (_, short) = with_stats["short"][-1]
     assert 1.0 < short.decode_batch < 2.0, "it was alone in the end"
 
 
@@ -57,8 +57,8 @@ def test_who_is_preempted_was_away_and_computes_again():
     bench.runner.step_s = 0.1
     for name in "abcd":
         bench.submit(name, prompt=8, max_tokens=56)
-    told = run(bench, 300)
-    courses = {name: deltas[-1][1] for name, deltas in told.items()}
+    with_stats = run(bench, 300)
+    courses = {name: deltas[-1][1] for name, deltas in with_stats.items()}
     assert bench.engine.load().preemptions == sum(course.preemptions for course in courses.values()) > 0
     recomputed = sum(course.recomputed_tokens for course in courses.values())
     assert bench.engine.load().recomputed_tokens == recomputed > 0

@@ -10,18 +10,18 @@ from tests.support.clock import FakeClock
 from tests.unit.engine.test_engine import Bench
 
 
-class Bed:
+class FakeMemory:
     """Notes what is done to it; waking takes until `up` is set."""
 
     def __init__(self, pool=None, fault=None):
-        self.there = True
+        self.present = True
         self.up = threading.Event()
         self.up.set()
         self.pool = pool
         self.fault = fault
 
     def release_memory(self):
-        self.there = False
+        self.present = False
         if self.pool is not None:
             self.pool.clear()
 
@@ -29,7 +29,7 @@ class Bed:
         self.up.wait(10)
         if self.fault is not None:
             raise self.fault
-        self.there = True
+        self.present = True
 
 
 class Sleepy(Bench):
@@ -38,12 +38,12 @@ class Sleepy(Bench):
     def __init__(self):
         super().__init__()
         pool = self.engine._scheduler.pool
-        self.bed = Bed(pool)
-        self.engine._sleep_controller = SleepController(self.bed, self.clock, 5.0)
+        self.memory = FakeMemory(pool)
+        self.engine._sleep_controller = SleepController(self.memory, self.clock, 5.0)
         execute = self.runner.execute
 
         def computed(plan):
-            assert self.bed.there
+            assert self.memory.present
             return execute(plan)
 
         self.runner.execute = computed
@@ -70,7 +70,7 @@ def test_it_sleeps_once_nothing_runs_and_forgets_what_it_had_computed():
     assert not bench.engine.load().asleep
     assert bench.turns()[-1][1].finish is not None
     assert bench.engine.load().asleep
-    assert not bench.bed.there
+    assert not bench.memory.present
     news = bench.engine.block_update()
     assert news.stored == b""
     assert bench.engine.block_update(whole=True).stored == b""
@@ -83,14 +83,14 @@ def test_a_request_wakes_it_and_is_answered_as_before():
     before = [delta.tokens for _, delta in bench.turns()]
     bench.engine.set_asleep(asleep=True)
     bench.turns()
-    bench.bed.up.clear()
+    bench.memory.up.clear()
     bench.submit("b", prompt=9)
     assert bench.engine.max_idle_s() == 0
     assert bench.step() == []
     assert bench.engine.max_idle_s() > 0, "it waits for its model, and looks at its sockets meanwhile"
     assert bench.engine.load().asleep
     bench.clock.now_s += 2.0
-    bench.bed.up.set()
+    bench.memory.up.set()
     after = bench.turns()
     assert [delta.tokens for _, delta in after] == before
     assert after[0][1].cached_tokens == 0
@@ -106,24 +106,24 @@ def test_it_can_be_woken_by_word_and_one_that_is_drowsy_stays_awake():
     bench.engine.set_asleep(asleep=True)
     bench.engine.set_asleep(asleep=False)
     bench.turns()
-    assert bench.bed.there
+    assert bench.memory.present
     bench.engine.set_asleep(asleep=True)
     bench.turns()
     bench.engine.set_asleep(asleep=False)
     bench.turns()
-    assert bench.bed.there
+    assert bench.memory.present
     assert not bench.engine.load().asleep
 
 
 def test_one_that_cannot_wake_dies_of_it():
-    slumber = SleepController(Bed(fault=MemoryError("no room")), FakeClock(), 1.0)
-    slumber.order(asleep=True)
-    assert not slumber.step(occupied=False)
-    slumber.step(occupied=True)
-    while slumber.max_idle_s(occupied=True):
+    controller = SleepController(FakeMemory(fault=MemoryError("no room")), FakeClock(), 1.0)
+    controller.order(asleep=True)
+    assert not controller.step(occupied=False)
+    controller.step(occupied=True)
+    while controller.max_idle_s(occupied=True):
         threading.Event().wait(0.001)
     with pytest.raises(MemoryError):
-        slumber.step(occupied=True)
+        controller.step(occupied=True)
 
 
 def test_a_request_that_ends_while_it_wakes_leaves_it_awake_and_empty():
@@ -134,5 +134,5 @@ def test_a_request_that_ends_while_it_wakes_leaves_it_awake_and_empty():
     bench.step()
     bench.engine.cancel_owner("owner")
     bench.turns()
-    assert bench.bed.there
+    assert bench.memory.present
     bench.check_idle()

@@ -20,13 +20,13 @@ def answers(folder, target, **settings):
         sampling = SamplingParams(max_tokens=80, seed=number, temperature=number % 2, ignore_eos=True)
         prompt = [4 + (number * 7 + position) % 120 for position in range(20 + number)]
         engine.submit("test", EngineRequest(id=str(number), prompt=prompt, sampling=sampling))
-    told: dict[str, list[int]] = {}
+    tokens: dict[str, list[int]] = {}
     while engine.busy:
         for output in engine.step().get("test", []):
-            told.setdefault(output.request_id, []).extend(output.delta.tokens)
+            tokens.setdefault(output.request_id, []).extend(output.delta.tokens)
     load = engine.load()
     assert load.free_blocks == load.total_blocks
-    return told, load
+    return tokens, load
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def entry(of, value=None, arrived_s=0.0, service=100.0):
     return QueueEntry(value, of, arrived_s=arrived_s, service=service)
 
 
-def crowd(line, of, count, service=100.0):
+def add_entries(line, of, count, service=100.0):
     for number in range(count):
         line.add(entry(of, number, service=service), 0.0)
 
@@ -48,8 +48,8 @@ def test_empty(line):
 
 def test_flows_take_turns(line):
     one, two = flow("a"), flow("b")
-    crowd(line, one, 50)
-    crowd(line, two, 50)
+    add_entries(line, one, 50)
+    add_entries(line, two, 50)
     heads = []
     for _ in range(6):
         heads.append(line.head(0.0).flow.path[0].id)
@@ -59,8 +59,8 @@ def test_flows_take_turns(line):
 
 def test_a_turn_is_worth_a_quantum_not_a_request(line):
     small, large = flow("small"), flow("large")
-    crowd(line, small, 400, service=10.0)
-    crowd(line, large, 40, service=250.0)
+    add_entries(line, small, 400, service=10.0)
+    add_entries(line, large, 40, service=250.0)
     served = Counter()
     while served.total() < 5000:
         served += serve(line, 1)
@@ -69,16 +69,16 @@ def test_a_turn_is_worth_a_quantum_not_a_request(line):
 
 def test_weights_multiply_along_the_path(line):
     plain, heavy = flow("a", "x"), flow("b", "y", weight=2.0)
-    crowd(line, plain, 300)
-    crowd(line, heavy, 300)
+    add_entries(line, plain, 300)
+    add_entries(line, heavy, 300)
     served = serve(line, 100)
     assert served[heavy] == pytest.approx(4 * served[plain], rel=0.1)
 
 
 def test_real_costs_count_not_predictions(line):
     cheap, dear = flow("cheap"), flow("dear")
-    crowd(line, cheap, 200)
-    crowd(line, dear, 200)
+    add_entries(line, cheap, 200)
+    add_entries(line, dear, 200)
     served = Counter()
     for _ in range(100):
         head = line.head(0.0)
@@ -92,8 +92,8 @@ def test_real_costs_count_not_predictions(line):
 
 def test_what_is_booked_for_what_runs_counts_already(line):
     one, two = flow("a"), flow("b")
-    crowd(line, one, 10)
-    crowd(line, two, 10)
+    add_entries(line, one, 10)
+    add_entries(line, two, 10)
     taken = []
     for _ in range(4):
         taken.append(line.head(0.0))
@@ -103,8 +103,8 @@ def test_what_is_booked_for_what_runs_counts_already(line):
 
 def test_a_refund_counts(line):
     one, two = flow("a"), flow("b")
-    crowd(line, one, 10)
-    crowd(line, two, 10)
+    add_entries(line, one, 10)
+    add_entries(line, two, 10)
     serve(line, 2)
     line.charge(one, -500.0)
     assert serve(line, 6)[one] >= 500.0
@@ -123,10 +123,10 @@ def test_arrival_decides_inside_a_flow_and_put_back_keeps_it(line):
 
 def test_credit_and_debt_end_with_the_last_request(line):
     one, two = flow("a"), flow("b")
-    crowd(line, one, 1, service=5000.0)
+    add_entries(line, one, 1, service=5000.0)
     serve(line, 1)
-    crowd(line, one, 10)
-    crowd(line, two, 10)
+    add_entries(line, one, 10)
+    add_entries(line, two, 10)
     served = serve(line, 10)
     assert served[one] == pytest.approx(served[two], abs=100)
 
@@ -146,8 +146,8 @@ def test_removal(line):
 
 def test_ahead(line):
     one, two = flow("a"), flow("b")
-    crowd(line, one, 10)
-    crowd(line, two, 3)
+    add_entries(line, one, 10)
+    add_entries(line, two, 3)
     assert line.ahead(entry(one), 0.0) == WorkAhead(13, 1300.0)
     assert line.ahead(entry(two), 0.0).entries == pytest.approx(6, abs=1)
     assert line.ahead(entry(flow("c")), 0.0).entries <= 2
@@ -155,7 +155,7 @@ def test_ahead(line):
 
 def test_over_service_is_what_a_flow_owes(line):
     one = flow("a")
-    crowd(line, one, 10)
+    add_entries(line, one, 10)
     assert line.over_service(one) == line.over_service(flow("stranger")) == 0.0
     head = line.head(0.0)
     line.take(head, 0.0)
@@ -166,5 +166,5 @@ def test_over_service_is_what_a_flow_owes(line):
 def test_a_long_debt_is_paid_back_without_going_round_for_each_quantum():
     line = make_queue(QueueOrderConfig(policy="deficit", quantum=1e-3))
     for name in "ab":
-        crowd(line, flow(name), 10, service=1e6)
+        add_entries(line, flow(name), 10, service=1e6)
     assert serve(line, 10)[flow("a")] == 5e6

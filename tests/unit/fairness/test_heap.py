@@ -44,7 +44,7 @@ def test_leaving_twice_is_a_mistake_only_for_remove():
     assert heap.least() is None
 
 
-def test_remains_take_no_more_room_than_the_living():
+def test_removed_entries_take_no_more_memory_than_present_ones():
     heap = Heap()
     for number in range(10_000):
         heap.push(float(number), number, number)

@@ -20,7 +20,7 @@ def entry(of, value=None, arrived_s=0.0, service=10.0, **others):
     return QueueEntry(value, of, arrived_s=arrived_s, service=service, **others)
 
 
-def crowd(line, of, count, service=10.0, arrived_s=0.0):
+def add_entries(line, of, count, service=10.0, arrived_s=0.0):
     for number in range(count):
         line.add(entry(of, number, arrived_s, service), arrived_s)
 
@@ -47,15 +47,15 @@ def line():
 
 def test_backlogged_flows_share_by_weight(line):
     one, two = flow("a"), flow("b", b=3.0)
-    crowd(line, one, 100)
-    crowd(line, two, 100)
+    add_entries(line, one, 100)
+    add_entries(line, two, 100)
     served = serve(line, 80)
     assert served[two] == pytest.approx(3 * served[one], rel=0.05)
 
 
 def test_a_flood_does_not_delay_others_by_more_than_one(line):
     flood, light = flow("flood"), flow("light")
-    crowd(line, flood, 1000)
+    add_entries(line, flood, 1000)
     serve(line, 50)
     late = entry(light)
     line.add(late, 0.0)
@@ -69,7 +69,7 @@ def test_a_flood_does_not_delay_others_by_more_than_one(line):
 def test_each_level_shares_what_its_parent_gets(line):
     flows = {name: flow(*name.split(".")) for name in ("a.x", "a.y", "b.z")}
     for each in flows.values():
-        crowd(line, each, 200)
+        add_entries(line, each, 200)
     served = serve(line, 200)
     assert served[flows["b.z"]] == pytest.approx(1000, abs=20)
     assert served[flows["a.x"]] == pytest.approx(500, abs=20)
@@ -77,8 +77,8 @@ def test_each_level_shares_what_its_parent_gets(line):
 
 def test_a_path_may_end_where_another_goes_on(line):
     short, long = flow("a"), flow("a", "a")
-    crowd(line, short, 50)
-    crowd(line, long, 50)
+    add_entries(line, short, 50)
+    add_entries(line, long, 50)
     served = serve(line, 50)
     assert served[short] == served[long]
     assert serve(line, 50).total() == 500
@@ -86,10 +86,10 @@ def test_a_path_may_end_where_another_goes_on(line):
 
 def test_idleness_earns_no_credit(line):
     busy, idler = flow("busy"), flow("idler")
-    crowd(line, busy, 200)
-    crowd(line, idler, 1)
+    add_entries(line, busy, 200)
+    add_entries(line, idler, 1)
     serve(line, 100)
-    crowd(line, idler, 200)
+    add_entries(line, idler, 200)
     served = serve(line, 40)
     assert served[idler] <= served[busy] + 10
 
@@ -97,31 +97,31 @@ def test_idleness_earns_no_credit(line):
 def test_a_trickle_that_runs_earns_no_credit_either(line):
     # It keeps one cheap request running, waits for nothing, and then comes with many.
     busy, trickle = flow("busy"), flow("trickle")
-    crowd(line, trickle, 1)
+    add_entries(line, trickle, 1)
     line.take(line.head(0.0), 0.0)
-    crowd(line, busy, 200)
+    add_entries(line, busy, 200)
     for _ in range(100):
         serve(line, 1)
         line.charge(trickle, 0.1)
-    crowd(line, trickle, 200)
+    add_entries(line, trickle, 200)
     served = serve(line, 40)
     assert served[trickle] <= served[busy] + 10
 
 
 def test_coming_and_going_gains_nothing(line):
     steady, swings = flow("steady"), flow("swings")
-    crowd(line, steady, 500)
+    add_entries(line, steady, 500)
     served = Counter()
     for _ in range(50):
-        crowd(line, swings, 2)
+        add_entries(line, swings, 2)
         served += serve(line, 4)
     assert served[swings] <= served[steady] + 20
 
 
 def test_charges_while_running_decide(line):
     one, two = flow("a"), flow("b")
-    crowd(line, one, 5)
-    crowd(line, two, 5)
+    add_entries(line, one, 5)
+    add_entries(line, two, 5)
     line.take(line.head(0.0), 0.0)
     line.charge(one, 100.0)
     assert serve(line, 5) == {two: 50.0}
@@ -131,7 +131,7 @@ def test_charges_while_running_decide(line):
 def test_equal_counters_take_turns(line):
     # Nothing is charged until much has been released: nobody may get all of it.
     for name in "abc":
-        crowd(line, flow(name), 10)
+        add_entries(line, flow(name), 10)
     heads = []
     for _ in range(6):
         heads.append(line.head(0.0).flow.path[0].id)
@@ -140,11 +140,11 @@ def test_equal_counters_take_turns(line):
 
 
 def test_newcomers_do_not_pass_one_that_waits_for_ever(line):
-    crowd(line, flow("a"), 2)
+    add_entries(line, flow("a"), 2)
     serve(line, 1, cost=0.0)
     waits = line.head(0.0)
     for number in range(50):
-        crowd(line, flow(f"new {number}"), 1)
+        add_entries(line, flow(f"new {number}"), 1)
         if line.head(0.0) is waits:
             break
         serve(line, 1, cost=0.0)
@@ -153,8 +153,8 @@ def test_newcomers_do_not_pass_one_that_waits_for_ever(line):
 
 def test_a_refund_counts_at_once(line):
     one, two = flow("a"), flow("b")
-    crowd(line, one, 3)
-    crowd(line, two, 3)
+    add_entries(line, one, 3)
+    add_entries(line, two, 3)
     line.take(line.head(0.0), 0.0)
     line.charge(one, 100.0)
     assert line.head(0.0).flow is two
@@ -189,7 +189,7 @@ def test_put_back_of_a_flow_that_waits_for_nothing_else(line):
 
 
 def test_any_entry_may_be_taken(line):
-    crowd(line, flow("a"), 2)
+    add_entries(line, flow("a"), 2)
     other = entry(flow("b"))
     line.add(other, 0.0)
     line.take(other, 0.0)
@@ -215,30 +215,30 @@ def test_least_slack_first_inside_a_key(line):
 def test_classes_share_by_weight():
     line = make_queue(QueueOrderConfig(ageing_s=None))
     for priority in PriorityClass:
-        crowd(line, flow("a", priority=priority), 1000)
+        add_entries(line, flow("a", priority=priority), 1000)
     served = serve(line, 1500)
     shares = [round(served[flow("a", priority=priority)] / 1000) for priority in PriorityClass]
     assert shares == [8, 4, 2, 1]
 
 
 def test_a_class_that_comes_back_is_first_among_equals(line):
-    crowd(line, flow("a", priority=BATCH), 50)
+    add_entries(line, flow("a", priority=BATCH), 50)
     serve(line, 10)
-    crowd(line, flow("b", priority=INTERACTIVE), 1)
+    add_entries(line, flow("b", priority=INTERACTIVE), 1)
     assert line.head(0.0).flow.priority is INTERACTIVE
 
 
 def test_classes_that_are_not_named_weigh_one():
     line = make_queue(QueueOrderConfig(class_weights={INTERACTIVE: 3.0}, ageing_s=None))
     for priority in (INTERACTIVE, BACKGROUND):
-        crowd(line, flow("a", priority=priority), 100)
+        add_entries(line, flow("a", priority=priority), 100)
     served = serve(line, 80)
     assert served[flow("a", priority=INTERACTIVE)] == 600
 
 
 def test_counts_go_by_the_class_that_was_asked_for():
     line = make_queue(QueueOrderConfig(ageing_s=1.0))
-    crowd(line, flow("a", priority=BACKGROUND), 3)
+    add_entries(line, flow("a", priority=BACKGROUND), 3)
     line.head(100.0)
     assert line.waiting_in(BACKGROUND) == 3
     assert line.waiting_in(INTERACTIVE) == 0
@@ -249,9 +249,9 @@ def test_counts_go_by_the_class_that_was_asked_for():
 def test_what_has_aged_is_charged_where_it_was_taken():
     line = make_queue(QueueOrderConfig(ageing_s=10.0))
     old, fresh = flow("old", priority=STANDARD), flow("new", priority=INTERACTIVE)
-    crowd(line, old, 1, arrived_s=0.0)
+    add_entries(line, old, 1, arrived_s=0.0)
     line.head(10.0)
-    crowd(line, fresh, 2, arrived_s=10.0)
+    add_entries(line, fresh, 2, arrived_s=10.0)
     aged = line.head(10.0)
     assert aged.flow is old
     assert aged.rank == INTERACTIVE.rank
@@ -265,7 +265,7 @@ def test_a_flood_does_not_become_urgent_by_waiting():
     # Its requests wait long, but only for one another; something of it begins all the time.
     line = make_queue(QueueOrderConfig(ageing_s=10.0))
     flood, light = flow("flood"), flow("light")
-    crowd(line, flood, 500)
+    add_entries(line, flood, 500)
     for second in range(200):
         serve(line, 1, float(second))
         if second % 20 == 0:
@@ -294,8 +294,8 @@ def test_every_request_moves_up_in_its_own_time_while_its_class_is_passed_over()
 
 def test_what_begins_sets_the_clock_of_its_class_back():
     line = make_queue(QueueOrderConfig(ageing_s=10.0))
-    crowd(line, flow("a", priority=BATCH), 2)
-    crowd(line, flow("b", priority=BACKGROUND), 1)
+    add_entries(line, flow("a", priority=BATCH), 2)
+    add_entries(line, flow("b", priority=BACKGROUND), 1)
     line.take(next(waiting for waiting in line if waiting.flow.path[0].id == "a"), 6.0)
     line.head(15.9)
     assert {waiting.flow.path[0].id: waiting.rank for waiting in line} == {"a": 2, "b": 2}
@@ -305,14 +305,14 @@ def test_what_begins_sets_the_clock_of_its_class_back():
 
 def test_looking_late_is_as_good_as_looking_all_the_time():
     line = make_queue(QueueOrderConfig(ageing_s=10.0))
-    crowd(line, flow("a", priority=BACKGROUND), 2)
+    add_entries(line, flow("a", priority=BACKGROUND), 2)
     line.head(1000.0)
     assert {waiting.rank for waiting in line} == {INTERACTIVE.rank}
 
 
 def test_without_ageing_nothing_moves_up():
     line = make_queue(QueueOrderConfig(ageing_s=None))
-    crowd(line, flow("a", priority=BACKGROUND), 3)
+    add_entries(line, flow("a", priority=BACKGROUND), 3)
     line.head(1e9)
     assert {waiting.rank for waiting in line} == {BACKGROUND.rank}
 
@@ -344,7 +344,7 @@ def test_a_flow_that_runs_from_two_classes_is_charged_in_both():
 def test_over_service_adds_the_leads_of_all_levels(line):
     x, y, z = flow("a", "x"), flow("a", "y", y=2.0), flow("b", "z")
     for each in (x, y, z):
-        crowd(line, each, 2)
+        add_entries(line, each, 2)
         line.take(next(waiting for waiting in line if waiting.flow is each), 0.0)
     line.charge(x, 30.0)
     line.charge(y, 20.0)
@@ -357,12 +357,12 @@ def test_over_service_adds_the_leads_of_all_levels(line):
 
 def test_lead_is_over_those_that_wait(line):
     slow, busy, back = flow("slow"), flow("busy"), flow("back")
-    crowd(line, slow, 1)
+    add_entries(line, slow, 1)
     line.take(line.head(0.0), 0.0)
-    crowd(line, busy, 3)
+    add_entries(line, busy, 3)
     line.take(line.head(0.0), 0.0)
     line.charge(busy, 900.0)
-    crowd(line, back, 1)
+    add_entries(line, back, 1)
     # Lifted to the one that waits, it is far ahead of the one whose only request runs, and yet it is its turn.
     assert line.over_service(back) == 900.0
     assert line.lead(back) == 0.0
@@ -372,7 +372,7 @@ def test_lead_is_over_those_that_wait(line):
 
 
 def test_nobody_leads_where_nobody_waits(line):
-    crowd(line, flow("only"), 1)
+    add_entries(line, flow("only"), 1)
     line.take(line.head(0.0), 0.0)
     line.charge(flow("only"), 10.0)
     assert line.lead(flow("only")) == 0.0
@@ -380,60 +380,60 @@ def test_nobody_leads_where_nobody_waits(line):
 
 def test_idle_flows_are_forgotten(line):
     keeps_waiting = flow("steady")
-    crowd(line, keeps_waiting, 3000)
+    add_entries(line, keeps_waiting, 3000)
     for number in range(2000):
-        crowd(line, flow(f"org {number}", "key"), 1)
+        add_entries(line, flow(f"org {number}", "key"), 1)
         serve(line, 2)
     assert nodes(line) < 60
 
 
 def test_a_late_charge_to_a_flow_that_is_forgotten_is_nothing(line):
-    crowd(line, flow("a"), 1)
+    add_entries(line, flow("a"), 1)
     serve(line, 1)
     line.charge(flow("a"), 1e6)
     line.charge(flow("b"), 1e6)
-    crowd(line, flow("a"), 1)
-    crowd(line, flow("c"), 1)
+    add_entries(line, flow("a"), 1)
+    add_entries(line, flow("c"), 1)
     assert line.head(0.0).flow == flow("a")
 
 
 def test_a_late_refund_to_a_flow_that_is_remembered_counts(line):
-    crowd(line, flow("waits"), 5)
+    add_entries(line, flow("waits"), 5)
     for name in ("a", "b"):
-        crowd(line, flow(name), 1)
+        add_entries(line, flow(name), 1)
     for waiting in [waiting for waiting in line if waiting.flow.path[0].id != "waits"]:
         line.take(waiting, 0.0)
         line.charge(waiting.flow, 100.0)
         line.done(waiting.flow)
     line.charge(flow("b"), -50.0)
     for name in ("a", "b"):
-        crowd(line, flow(name), 10)
+        add_entries(line, flow(name), 10)
     served = serve(line, 5 + 13)
     assert served[flow("b")] == served[flow("a")] + 50
 
 
-def test_a_weight_holds_from_when_it_is_said(line):
+def test_a_weight_counts_from_when_it_is_set(line):
     before, after = flow("a"), flow("a", a=4.0)
-    crowd(line, before, 10)
-    crowd(line, flow("b"), 200)
+    add_entries(line, before, 10)
+    add_entries(line, flow("b"), 200)
     serve(line, 20)
-    crowd(line, after, 200)
+    add_entries(line, after, 200)
     served = serve(line, 50)
     assert served[after] == pytest.approx(4 * served[flow("b")], rel=0.1)
 
 
 def test_ahead_of_a_light_arrival_is_little_and_of_the_flood_all(line):
     flood, light = flow("flood"), flow("light")
-    crowd(line, flood, 100)
+    add_entries(line, flood, 100)
     assert line.ahead(entry(light), 0.0) == WorkAhead(1, 10.0)
     assert line.ahead(entry(flood), 0.0) == WorkAhead(100, 1000.0)
 
 
 def test_ahead_counts_what_others_get_meanwhile(line):
     one, two, heavy = flow("a"), flow("b"), flow("c", c=2.0)
-    crowd(line, one, 10)
-    crowd(line, two, 3)
-    crowd(line, heavy, 100)
+    add_entries(line, one, 10)
+    add_entries(line, two, 3)
+    add_entries(line, heavy, 100)
     assert line.ahead(entry(one), 0.0).entries == pytest.approx(10 + 3 + 20, abs=2)
 
 
@@ -441,7 +441,7 @@ def test_ahead_in_the_line_agrees_with_what_happens():
     line = make_queue(QueueOrderConfig(ageing_s=None))
     flows = [flow("a", "x"), flow("a", "y"), flow("b", "z", b=2.0), flow("c", "u", priority=BATCH)]
     for each, count in zip(flows, (30, 5, 40, 20), strict=True):
-        crowd(line, each, count)
+        add_entries(line, each, count)
     expected = {waiting: line.ahead(waiting, 0.0).entries for waiting in line}
     for position in range(95):
         head = line.head(0.0)
@@ -451,7 +451,7 @@ def test_ahead_in_the_line_agrees_with_what_happens():
 
 def test_ahead_of_a_thousand_flows_is_an_estimate(line):
     for number in range(1000):
-        crowd(line, flow(f"tenant {number}"), 10)
+        add_entries(line, flow(f"tenant {number}"), 10)
     ahead = line.ahead(entry(flow("tenant 5")), 0.0)
     assert ahead.entries == pytest.approx(10_000, rel=0.1)
     assert line.ahead(entry(flow("new")), 0.0).entries <= 1000
@@ -464,7 +464,7 @@ def test_overload_of_interactive_work_starves_nobody_beyond_the_bound(weights, p
     ageing_s, step_s, slots, per_step, cost = 10.0, 0.1, 4, 5.0, 50.0
     config = QueueOrderConfig(ageing_s=ageing_s, **({"class_weights": weights} if weights else {}))
     line = make_queue(config)
-    crowds = [flow(f"user {number}", priority=INTERACTIVE) for number in range(8)]
+    users = [flow(f"user {number}", priority=INTERACTIVE) for number in range(8)]
     # One of them is served at once, for it finds its class unserved. The others of its class have to wait.
     patient = [entry(flow(f"patient {n}", priority=priority), "patient", 0.0, cost) for n in range(4)]
     running, handed_out, now_s = [], 0.0, 0.0
@@ -472,8 +472,8 @@ def test_overload_of_interactive_work_starves_nobody_beyond_the_bound(weights, p
     for waiting in patient:
         line.add(waiting, 0.0)
     while len(taken_s) < len(patient) and now_s < 100.0:
-        for each in crowds:
-            crowd(line, each, 3 - sum(w.flow is each for w in line), cost, now_s)
+        for each in users:
+            add_entries(line, each, 3 - sum(w.flow is each for w in line), cost, now_s)
         while len(running) < slots:
             head = line.head(now_s)
             line.take(head, now_s)
@@ -486,7 +486,7 @@ def test_overload_of_interactive_work_starves_nobody_beyond_the_bound(weights, p
             for waiting in patient:
                 handed_out_since.setdefault(waiting, handed_out)
                 if waiting not in taken_s:
-                    siblings, batch = len(crowds) + len(patient) - 1, slots * cost
+                    siblings, batch = len(users) + len(patient) - 1, slots * cost
                     share = config.class_weights[INTERACTIVE] / sum(config.class_weights.values())
                     bound = (siblings * cost + 2 * batch) / share + batch
                     assert handed_out - handed_out_since[waiting] <= bound

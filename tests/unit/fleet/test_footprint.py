@@ -20,10 +20,10 @@ def test_weights_are_counted_in_the_type_that_is_computed_with():
     assert half.weights_bytes == pytest.approx(stored + embedding, rel=0.01)
 
 
-def test_the_cache_is_what_is_said_or_what_all_could_use_or_a_part_of_the_budget():
-    said = estimate_footprint(BUNDLED_MODEL, EngineConfig(kv_memory_bytes=64 << 20), 1 << 30)
-    assert said.kv_bytes == 64 << 20
-    assert said.total_bytes == said.weights_bytes + said.kv_bytes + PROCESS_BYTES
+def test_the_cache_is_the_configured_size_or_what_all_could_use_or_a_part_of_the_budget():
+    footprint = estimate_footprint(BUNDLED_MODEL, EngineConfig(kv_memory_bytes=64 << 20), 1 << 30)
+    assert footprint.kv_bytes == 64 << 20
+    assert footprint.total_bytes == footprint.weights_bytes + footprint.kv_bytes + PROCESS_BYTES
     few = estimate_footprint(BUNDLED_MODEL, EngineConfig(max_sequences=2), 1 << 30)
     assert few.kv_bytes == 2 * 2048 * TOKEN_BYTES
     many = estimate_footprint(BUNDLED_MODEL, EngineConfig(), 1 << 30)

@@ -1,4 +1,4 @@
-"""What is said of waits, against what they turn out to be on a machine whose loads vary."""
+"""Predicted waits, compared with the real ones on a machine whose load times vary."""
 
 import random
 
@@ -38,15 +38,15 @@ def test_the_longer_a_pause_the_sooner_its_end_is_the_models():
     for _ in range(4):
         one.call("a")
         one.until(one.now_s + 2.0)
-    said = []
+    predicted = []
     while one.residents.evictable_from_s(one.residents["a"], one.now_s, one.demands()) > one.now_s:
-        said.append(asked(one, "b"))
+        predicted.append(asked(one, "b"))
         one.tick()
-    assert said == sorted(said, reverse=True)
-    assert said[-1] < 6.0 < said[0]
+    assert predicted == sorted(predicted, reverse=True)
+    assert predicted[-1] < 6.0 < predicted[0]
 
 
-def test_a_load_that_is_late_is_said_to_take_longer_the_later_it_is_and_so_are_those_after_it():
+def test_a_late_load_is_predicted_to_take_longer_and_so_are_those_after_it():
     one = machine([1, 1], 1, loads_s=[12.0, 4.0], turn_loads=0.0, guess_s=4.0)
     one.call("a")
     one.tick()
@@ -68,7 +68,9 @@ def errors_of(traffic, seeds=24):
         traffic(one, draw)
         one.until(one.now_s + 60)
         waits = [(call.predicted_s, call.waited_s) for call in one.calls]
-        errors += [abs(said - came) / max(came, TICK_S) for said, came in waits if max(said, came) >= LEAST_S]
+        errors += [
+            abs(predicted - came) / max(came, TICK_S) for predicted, came in waits if max(predicted, came) >= LEAST_S
+        ]
     return sorted(errors)
 
 
@@ -101,7 +103,7 @@ def skewed(one, draw):
 
 
 @pytest.mark.parametrize(("traffic", "median", "nine_in_ten"), [(alternating, 0.2, 0.4), (skewed, 0.2, 0.6)])
-def test_most_waits_are_as_was_said(traffic, median, nine_in_ten):
+def test_most_waits_are_as_predicted(traffic, median, nine_in_ten):
     errors = errors_of(traffic)
     assert len(errors) > 300
     assert errors[len(errors) // 2] <= median

@@ -91,7 +91,7 @@ def test_enough_of_the_others_go_or_none():
     assert one.residents["c"].phase is ResidencyPhase.LOADED
 
 
-def test_nobody_overtakes_one_that_waits_for_room():
+def test_no_model_overtakes_one_that_waits_for_memory():
     one = machine([2, 4, 2], 4, turn_loads=4.0)
     one.call("a", 60.0)
     one.until(105.0)
@@ -112,7 +112,7 @@ def test_the_memory_of_an_idle_model_is_given_back_after_a_while():
     assert one.residents["a"].phase is ResidencyPhase.LOADED
 
 
-def test_a_model_that_takes_more_than_was_thought_makes_room_at_once():
+def test_a_model_larger_than_estimated_causes_an_unload_at_once():
     one = machine([1, 1], 2)
     for name in "ab":
         one.call(name)
@@ -174,14 +174,14 @@ def test_predictions_come_true():
     assert errors[len(errors) * 9 // 10] <= 3.0
 
 
-def test_a_load_that_takes_longer_than_usual_is_never_said_to_be_over():
+def test_a_load_that_takes_longer_than_usual_is_never_predicted_to_be_over():
     one = machine([1], 1, loads_s=10.0, guess_s=2.0)
     one.call("a")
     one.until(108.0)
     assert ready_in_s(one.residents, "a", one.now_s, one.demands()) > 0
 
 
-def test_one_that_sleeps_leaves_its_room_to_others_and_is_back_sooner():
+def test_a_sleeping_model_leaves_its_memory_to_others_and_is_back_sooner():
     one = machine([4, 4], 5)
     one.asleep_bytes = 1
     one.call("a", 6.0)
@@ -207,7 +207,7 @@ def test_one_that_sleeps_leaves_its_room_to_others_and_is_back_sooner():
     assert not one.residents["a"].is_asleep
 
 
-def test_those_that_sleep_are_ended_where_their_processes_are_in_the_way():
+def test_sleeping_models_are_ended_where_memory_for_processes_is_short():
     one = machine([4, 4], 4)
     one.asleep_bytes = 1
     one.call("a")

@@ -39,7 +39,7 @@ def principal(directory, public_id="k1"):
     return directory.principal_for(directory.key(public_id))
 
 
-def test_what_the_tenants_say_is_combined_on_the_way_up():
+def test_settings_of_a_tenant_and_its_parents_are_combined():
     found = principal(directory_of(ORGANISATION, TEAM, KEY))
     assert found.key == "k1"
     assert found.tenants == ("lab", "acme")

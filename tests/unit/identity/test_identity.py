@@ -69,7 +69,7 @@ async def test_the_other_credentials_are_not_tried():
 async def test_whatever_is_wrong_gets_the_same_answer():
     fixture = Fixture()
     plaintext, other = fixture.made.plaintext, make_key()
-    said = {
+    refusals = {
         await fixture.refusal("garbage"),
         await fixture.refusal("sk-mtd-"),
         await fixture.refusal(other.plaintext),
@@ -77,15 +77,15 @@ async def test_whatever_is_wrong_gets_the_same_answer():
         await fixture.refusal(plaintext[:-1]),
     }
     fixture.put_key(expires_s=1000.0)
-    said.add(await fixture.refusal())
+    refusals.add(await fixture.refusal())
     fixture.put_key(make_key(fixture.made.public_id).secret)
-    said.add(await fixture.refusal())
+    refusals.add(await fixture.refusal())
     fixture.put_key(revoked=True)
-    said.add(await fixture.refusal())
+    refusals.add(await fixture.refusal())
     fixture.put_key()
     fixture.put(Tenant(id="acme", disabled=True))
-    said.add(await fixture.refusal())
-    assert said == {INVALID}
+    refusals.add(await fixture.refusal())
+    assert refusals == {INVALID}
     fixture.put(Tenant(id="acme"))
     assert (await fixture.who()).key == fixture.made.public_id
 
@@ -156,7 +156,7 @@ async def test_who_names_a_key_of_ours_is_not_anonymous():
         assert await fixture.refusal(text) == INVALID
 
 
-async def test_nobody_is_told_apart_by_a_directory_that_is_too_old():
+async def test_a_directory_that_is_too_old_identifies_nobody():
     def stale():
         raise StoreUnavailable
 

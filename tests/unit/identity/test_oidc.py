@@ -96,7 +96,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("forge", REFUSED.values(), ids=REFUSED)
-async def test_a_token_that_is_wrong_in_any_way_is_nobody(forge):
+async def test_a_token_with_any_fault_is_refused(forge):
     fixture = Fixture()
     fixture.provider.published.append(jwk("r2", kid="r3"))
     assert await fixture.who(forge(fixture.provider)) is None
@@ -182,7 +182,7 @@ async def test_a_group_that_is_a_tenant_counts():
     assert (await fixture.who(token)).tenants == ("lab",)
 
 
-async def test_keys_are_found_by_discovery_or_where_they_are_said_to_be():
+async def test_keys_are_found_by_discovery_or_at_the_configured_address():
     fixture = Fixture()
     assert await fixture.who(fixture.provider.token()) is not None
     assert fixture.fetched == [

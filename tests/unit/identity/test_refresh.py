@@ -103,7 +103,7 @@ async def test_it_goes_on_asking_whatever_happens(caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-async def test_whoever_watches_is_told_after_every_look_whatever_it_brought():
+async def test_watchers_are_notified_after_every_refresh_whatever_it_brought():
     directory, _, _, refresher = parts(StoreUnavailable(), FIRST, DirectoryChanges(3), every_s=0.0)
     seen = []
     refresher.watch(lambda: seen.append(directory.version))
@@ -114,7 +114,7 @@ async def test_whoever_watches_is_told_after_every_look_whatever_it_brought():
     assert seen[:3] == [0, 3, 3]
 
 
-async def test_an_unexpected_fault_is_told_once(caplog):
+async def test_an_unexpected_fault_is_logged_once(caplog):
     _, _, source, refresher = parts(ValueError("odd"), every_s=0.0)
     running = asyncio.create_task(refresher.run())
     await until(lambda: len(source.asked) > 3)

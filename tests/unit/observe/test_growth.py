@@ -31,7 +31,7 @@ class World:
         return found[0] if found else None
 
 
-def test_a_leak_is_told_by_the_hour():
+def test_a_leak_is_reported_per_hour():
     world = World()
     world.pass_looks(30, leak=1e6)
     assert world.shown("maitred_growth_per_hour") == pytest.approx(1e6 * HOURLY)
@@ -48,7 +48,7 @@ def test_a_process_may_fill_its_caches_first():
     assert world.shown("maitred_growth_per_hour") == 0
 
 
-def test_nothing_is_said_before_there_are_enough_looks():
+def test_nothing_is_reported_before_there_are_enough_samples():
     world = World()
     world.pass_looks(8, leak=1e6)
     assert world.shown("maitred_growth_level") is not None

@@ -29,7 +29,7 @@ def line(waiting, steps_s):
 
 
 class Patient:
-    """A queue that is as long as it is told."""
+    """A queue of a given length."""
 
     def __init__(self):
         self.waiting, self.looks, self.clock = 40, 0, FakeClock()
@@ -47,7 +47,7 @@ class Patient:
         return None if found is None else [finding.kind for finding in found]
 
 
-def test_some_seconds_must_pass_before_anything_is_said():
+def test_nothing_is_reported_in_the_first_seconds():
     patient = Patient()
     assert patient.watched(4) is None
     assert patient.watched(1) == [FindingKind.COMPUTE]

@@ -24,7 +24,7 @@ def test_one_kind_does_not_hold_back_another():
     assert flood.take_all() == [(B, 1)]
 
 
-def test_nothing_is_told_of_what_all_passed():
+def test_no_summary_is_logged_where_every_line_passed():
     flood = LogRateLimiter(2)
     assert flood.allow(A, 1.0)
     assert flood.take_all() == []

@@ -11,10 +11,10 @@ from maitred.observe.logs import JsonFormatter, RequestLog, configure_logging
 
 
 def ended(outcome, released_s=None):
-    tally = RequestContext("req-1", 1.0, route="/v1/completions", model="m", prompt_tokens=3, completion_tokens=2)
-    tally.waited_ms, tally.dispatched_s = {"slots": 12.34567}, released_s
-    tally.close(outcome, 200, 1.5)
-    return tally
+    context = RequestContext("req-1", 1.0, route="/v1/completions", model="m", prompt_tokens=3, completion_tokens=2)
+    context.waited_ms, context.dispatched_s = {"slots": 12.34567}, released_s
+    context.close(outcome, 200, 1.5)
+    return context
 
 
 def test_a_failure_is_a_warning_with_fields(caplog):

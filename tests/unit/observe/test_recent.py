@@ -13,11 +13,11 @@ from tests.support.clock import FakeClock
 
 def of(tenant="acme", *, model="tiny", outcome=Outcome.FINISHED, failure=None, gaps_s=(), **more):
     principal = Principal(key=f"{tenant}key", tenants=("team", tenant), scopes=frozenset())
-    tally = RequestContext("req-1", 0.0, route="/v1/chat/completions", principal=principal, model=model)
-    tally.outcome, tally.failure, tally.gaps_s = outcome, failure, list(gaps_s)
+    context = RequestContext("req-1", 0.0, route="/v1/chat/completions", principal=principal, model=model)
+    context.outcome, context.failure, context.gaps_s = outcome, failure, list(gaps_s)
     for name, value in more.items():
-        setattr(tally, name, value)
-    return tally
+        setattr(context, name, value)
+    return context
 
 
 def test_a_second_counts_what_ended_in_it():

@@ -23,19 +23,19 @@ def ended(
     end_s=10.0,
     refused_by="",
 ):
-    tally = RequestContext("req-1", 0.0, model=model, priority=priority, gaps_s=list(gaps), refused_by=refused_by)
-    tally.first_token_s = first_s
-    tally.close(outcome, status, end_s)
-    return tally
+    context = RequestContext("req-1", 0.0, model=model, priority=priority, gaps_s=list(gaps), refused_by=refused_by)
+    context.first_token_s = first_s
+    context.close(outcome, status, end_s)
+    return context
 
 
-def kept(slo, *tallies, clock=None):
+def kept(slo, *contexts, clock=None):
     """Good, total and budget of one objective."""
     registry = CollectorRegistry()
     metrics = SloMetrics({"one": slo}, clock or FakeClock())
     registry.register(metrics)
-    for tally in tallies:
-        metrics.on_request_end(tally)
+    for context in contexts:
+        metrics.on_request_end(context)
     labels = {"slo": "one", "model": slo.model or "*", "class": slo.priority or "*", "indicator": slo.indicator}
     names = ("maitred_slo_good_total", "maitred_slo_events_total", "maitred_slo_error_budget_left")
     return tuple(registry.get_sample_value(name, labels) for name in names)
@@ -46,7 +46,7 @@ TTFT = SloConfig(indicator="ttft", objective=0.9, within_s=2.0)
 
 
 @pytest.mark.parametrize(
-    ("tally", "good", "total"),
+    ("context", "good", "total"),
     [
         (ended(), 1, 1),
         (ended(outcome=Outcome.FAILED, status=200), 0, 1),
@@ -59,8 +59,8 @@ TTFT = SloConfig(indicator="ttft", objective=0.9, within_s=2.0)
         (ended(model=""), 0, 0),
     ],
 )
-def test_the_service_is_not_blamed_for_what_others_did(tally, good, total):
-    assert kept(AVAILABILITY, tally)[:2] == (good, total)
+def test_the_service_is_not_blamed_for_what_others_did(context, good, total):
+    assert kept(AVAILABILITY, context)[:2] == (good, total)
 
 
 def test_a_first_token_is_in_time_or_not():

@@ -1,4 +1,4 @@
-"""A request's story as spans."""
+"""A request's timeline as spans."""
 
 from maitred.core.context import Outcome, RequestContext
 from maitred.core.inference import InferenceRequest
@@ -12,27 +12,27 @@ TRACE = TraceContext("1" * 32, "2" * 16, sampled=True)
 
 def ended(route):
     sampling = SamplingParams(max_tokens=0, seed=0)
-    tally = RequestContext(
+    context = RequestContext(
         "req-1", 100.0, route=route, model="m", request=InferenceRequest(model="m", prompts=["x"], sampling=sampling)
     )
-    tally.timeline.trace = TRACE
-    attempt = tally.timeline.begin(SpanName.ATTEMPT, 101.0, replica="local")
+    context.timeline.trace = TRACE
+    attempt = context.timeline.begin(SpanName.ATTEMPT, 101.0, replica="local")
     engine = TimelineSpan(SpanName.ENGINE, 101.25, {"replica": "local", "texts": 2})
     encode = TimelineSpan(SpanName.ENCODE, 101.5, {"prompt_tokens": 7, "batch": 2.0})
     engine.inside.append(encode)
     attempt.inside.append(engine)
-    for chapter in (encode, engine, attempt):
-        chapter.end(102.0)
-    tally.prompt_tokens, tally.first_token_s, tally.finish_reasons = 7, 102.0, [FinishReason.STOP]
-    tally.close(Outcome.FINISHED, 200, 102.5)
-    return tally
+    for span in (encode, engine, attempt):
+        span.end(102.0)
+    context.prompt_tokens, context.first_token_s, context.finish_reasons = 7, 102.0, [FinishReason.STOP]
+    context.close(Outcome.FINISHED, 200, 102.5)
+    return context
 
 
 def test_embeddings_generate_nothing_and_say_so():
     root, attempt, engine, encode = make_spans(ended("/v1/embeddings"), 0.0)
     assert root.name == "embeddings m"
-    told = {name: value for name, value in root.attributes.items() if name.startswith("gen_ai.")}
-    assert told == {
+    attributes = {name: value for name, value in root.attributes.items() if name.startswith("gen_ai.")}
+    assert attributes == {
         "gen_ai.operation.name": "embeddings",
         "gen_ai.provider.name": "maitred",
         "gen_ai.request.model": "m",

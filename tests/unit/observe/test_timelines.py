@@ -21,34 +21,34 @@ ASK = InferenceRequest(
 
 
 def ended(request_id="req-1", ask=ASK):
-    tally = RequestContext(request_id, 100.0, route="/v1/completions", model="m", request=ask)
-    tally.timeline.mark(SpanName.PLAN, 100.5, prompt_tokens=7)
-    tally.timeline.begin(SpanName.ATTEMPT, 101.0, replica="local")
-    tally.timeline.mark(SpanName.SETTLEMENT, 102.0, cost_usd=0.25)
-    tally.first_token_s = 101.25
-    tally.close(Outcome.CANCELLED, 200, 102.5)
-    return tally
+    context = RequestContext(request_id, 100.0, route="/v1/completions", model="m", request=ask)
+    context.timeline.mark(SpanName.PLAN, 100.5, prompt_tokens=7)
+    context.timeline.begin(SpanName.ATTEMPT, 101.0, replica="local")
+    context.timeline.mark(SpanName.SETTLEMENT, 102.0, cost_usd=0.25)
+    context.first_token_s = 101.25
+    context.close(Outcome.CANCELLED, 200, 102.5)
+    return context
 
 
-def test_it_is_told_from_the_arrival_of_the_request():
-    stories = TimelineBuffer(8, FakeClock())
-    stories.on_request_end(ended())
-    story = stories.get("req-1")
-    assert (story.duration_ms, story.ttft_ms, story.cost_usd) == (2500.0, 1250.0, 0.25)
-    assert [(one.name, one.at_ms, one.took_ms) for one in story.chapters] == [
+def test_a_timeline_begins_with_the_arrival_of_the_request():
+    timelines = TimelineBuffer(8, FakeClock())
+    timelines.on_request_end(ended())
+    timeline = timelines.get("req-1")
+    assert (timeline.duration_ms, timeline.ttft_ms, timeline.cost_usd) == (2500.0, 1250.0, 0.25)
+    assert [(one.name, one.at_ms, one.took_ms) for one in timeline.chapters] == [
         ("plan", 500.0, 0.0),
         ("attempt", 1000.0, None),
         ("settlement", 2000.0, 0.0),
     ]
-    assert story.chapters[0].facts == {"prompt_tokens": 7}
+    assert timeline.chapters[0].facts == {"prompt_tokens": 7}
 
 
 def test_a_refusal_names_the_limit():
-    stories = TimelineBuffer(8, FakeClock())
-    tally = ended()
-    tally.refused_by = "requests_per_minute"
-    stories.on_request_end(tally)
-    assert stories.get("req-1").refused_by == "requests_per_minute"
+    timelines = TimelineBuffer(8, FakeClock())
+    context = ended()
+    context.refused_by = "requests_per_minute"
+    timelines.on_request_end(context)
+    assert timelines.get("req-1").refused_by == "requests_per_minute"
 
 
 def held_by(thing):
@@ -63,37 +63,37 @@ def held_by(thing):
 
 
 def test_no_text_of_the_request_is_kept():
-    stories = TimelineBuffer(8, FakeClock())
-    tally = ended()
-    tally.gaps_s = [0.1234]
-    tally.listener = tally.position = object()
-    stories.on_request_end(tally)
-    assert SECRET not in encode(stories.get("req-1")).decode()
-    held = held_by(stories)
-    assert any(one is tally.timeline for one in held), "it looks far enough"
-    for gone in (SECRET, tally, tally.request, tally.gaps_s, tally.listener):
+    timelines = TimelineBuffer(8, FakeClock())
+    context = ended()
+    context.gaps_s = [0.1234]
+    context.listener = context.position = object()
+    timelines.on_request_end(context)
+    assert SECRET not in encode(timelines.get("req-1")).decode()
+    held = held_by(timelines)
+    assert any(one is context.timeline for one in held), "it looks far enough"
+    for gone in (SECRET, context, context.request, context.gaps_s, context.listener):
         assert not any(one is gone for one in held)
 
 
 def test_only_so_many_are_kept_the_latest_of_an_id():
-    stories = TimelineBuffer(2, FakeClock())
+    timelines = TimelineBuffer(2, FakeClock())
     for name in ("a", "b", "a", "c"):
-        stories.on_request_end(ended(name))
-    assert [head.id for head in stories.latest()] == ["c", "a"]
+        timelines.on_request_end(ended(name))
+    assert [head.id for head in timelines.latest()] == ["c", "a"]
     with pytest.raises(ResourceNotFound, match="the last 2"):
-        stories.get("b")
+        timelines.get("b")
 
 
 def test_what_asks_no_model_is_not_kept_nor_anything_if_nothing_shall_be():
-    stories = TimelineBuffer(2, FakeClock())
-    stories.on_request_end(ended("a", ask=None))
-    assert stories.latest() == []
+    timelines = TimelineBuffer(2, FakeClock())
+    timelines.on_request_end(ended("a", ask=None))
+    assert timelines.latest() == []
     nothing = TimelineBuffer(0, FakeClock())
     nothing.on_request_end(ended())
     assert nothing.latest() == []
 
 
-def test_parameters_are_told_that_were_set():
+def test_parameters_that_were_set_are_shown():
     assert request_parameters(ASK) == {"temperature": 0.2, "stream": True}
     left_open = InferenceRequest(
         model="m", prompts=[""], sampling=ASK.sampling, unset_fields=frozenset({"temperature"}), whole=True
@@ -102,7 +102,7 @@ def test_parameters_are_told_that_were_set():
 
 
 def test_stop_strings_are_counted_and_not_kept():
-    stories, stop = TimelineBuffer(2, FakeClock()), "a word of the client's"
-    stories.on_request_end(ended(ask=InferenceRequest(model="m", prompts=[""], sampling=ASK.sampling, stops=(stop,))))
-    assert stories.get("req-1").parameters["stops"] == 1
-    assert not any(one is stop for one in held_by(stories))
+    timelines, stop = TimelineBuffer(2, FakeClock()), "a word of the client's"
+    timelines.on_request_end(ended(ask=InferenceRequest(model="m", prompts=[""], sampling=ASK.sampling, stops=(stop,))))
+    assert timelines.get("req-1").parameters["stops"] == 1
+    assert not any(one is stop for one in held_by(timelines))

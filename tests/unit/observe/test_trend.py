@@ -1,4 +1,4 @@
-"""Growth at comparable load: found through noise and crowds, and not where there is none."""
+"""Growth at comparable load: found through noise and varying load, and not where there is none."""
 
 import random
 

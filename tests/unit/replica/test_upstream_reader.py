@@ -1,4 +1,4 @@
-"""What a server's stream is read as: every way to break off is told from the one way to be whole."""
+"""What a server's stream is read as: every broken ending is distinguished from the one complete ending."""
 
 import json
 
@@ -102,7 +102,7 @@ def test_neither_a_role_nor_a_count_is_a_part_of_an_answer():
         (b"data: " + b"x" * (9 << 20), "an event without an end"),
     ],
 )
-def test_what_is_broken_is_told(data, how):
+def test_broken_streams_are_reported(data, how):
     assert how in fails(data)
 
 

@@ -9,7 +9,7 @@ import pytest
 from maitred.core.errors import ConfigInvalid, StoreUnavailable
 from maitred.store.data_lock import lock_path
 
-HOLDER = """
+LOCKING = """
 import asyncio, sys
 from pathlib import Path
 from maitred.store.data_lock import lock_path
@@ -44,21 +44,21 @@ async def test_those_that_count_together_share_it_and_keep_out_who_counts_alone(
 
 async def test_a_gateway_that_was_killed_keeps_nobody_out(tmp_path):
     file = tmp_path / "gateway.lock"
-    holder = await create_subprocess_exec(sys.executable, "-c", HOLDER, str(file), stdout=PIPE)
+    process = await create_subprocess_exec(sys.executable, "-c", LOCKING, str(file), stdout=PIPE)
     try:
-        assert holder.stdout is not None
-        assert await holder.stdout.readline() == b"held\n"
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"held\n"
         with pytest.raises(ConfigInvalid):
             async with lock_path(file, exclusive=True, timeout_s=0):
                 pass
     finally:
-        holder.kill()
+        process.kill()
     async with lock_path(file, exclusive=True):
         pass
-    await holder.wait()
+    await process.wait()
 
 
-async def test_a_lock_that_cannot_be_made_is_said(tmp_path):
+async def test_a_lock_that_cannot_be_made_is_reported(tmp_path):
     (tmp_path / "gateway.lock").mkdir()
     with pytest.raises(StoreUnavailable, match="cannot be taken"):
         async with lock_path(tmp_path / "gateway.lock", exclusive=True):

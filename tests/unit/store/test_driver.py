@@ -1,4 +1,4 @@
-"""What can be told of an SQLite file without waiting."""
+"""What can be read of an SQLite file without waiting."""
 
 import sqlite3
 
@@ -36,7 +36,7 @@ def test_it_sees_what_is_committed_and_nothing_else(writer, glance):
     assert glance.change_token() not in (None, mark)
 
 
-def test_what_is_in_its_way_it_does_not_wait_for(writer, glance):
+def test_it_does_not_wait_for_locks_of_others(writer, glance):
     assert glance.read("SELECT count(*) FROM nothing") is None
     writer.execute("PRAGMA journal_mode = DELETE")
     writer.execute("BEGIN EXCLUSIVE")

@@ -156,7 +156,7 @@ def test_a_torn_end_is_no_damage(tmp_path, caplog):
     (path,) = tmp_path.rglob("*.segment")
     path.write_bytes(path.read_bytes()[:-1])
     (event,) = adopted(tmp_path)
-    assert event.outcome == Outcome.FAILED  # nobody was told that it was recorded
+    assert event.outcome == Outcome.FAILED  # nobody knows that it was recorded
     assert "died while it wrote" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
@@ -207,7 +207,7 @@ def test_half_an_entry_that_cannot_be_taken_back_ends_its_segment(tmp_path, monk
     assert [event.id for event in adopted(tmp_path)] == ["u-000001", "u-000003"]
 
 
-def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnavailable, match="journal"):
         make(tmp_path / "file" / "journal")

@@ -29,7 +29,7 @@ def test_without_a_url_it_is_sqlite_in_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+asyncpg"])
-def test_every_way_to_write_postgresql(scheme: str) -> None:
+def test_every_spelling_of_postgresql(scheme: str) -> None:
     url = database_url(_config(f"{scheme}://user:p%40ss@host:5433/name?sslmode=require\n"))
     assert url.drivername == "postgresql+asyncpg"
     assert (url.username, url.password, url.host, url.port, url.database) == ("user", "p@ss", "host", 5433, "name")

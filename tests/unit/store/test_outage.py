@@ -63,7 +63,7 @@ def test_the_database_is_away(error: Exception) -> None:
 def test_the_statement_is_wrong(error: Exception) -> None:
     assert not is_outage(error)
     assert not is_outage(_wrapped(error))
-    # Unless the connection is gone, whatever was said last.
+    # Unless the connection is gone, whatever the last error was.
     assert is_outage(_wrapped(error, lost=True))
 
 

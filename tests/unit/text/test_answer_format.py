@@ -25,8 +25,8 @@ def test_the_template_tells(tmp_path, family, calls, reasoning):
     assert (answers.calls, answers.reasoning) == (calls, reasoning)
     silent = AnswerFormat.of(tokenizer, "none", "none")
     assert (silent.calls, silent.reasoning, silent.marks.tokens) == (None, None, {})
-    told = AnswerFormat.of(tokenizer, "mistral", "think")
-    assert (told.calls, told.reasoning) == ("mistral", "think")
+    answer_format = AnswerFormat.of(tokenizer, "mistral", "think")
+    assert (answer_format.calls, answer_format.reasoning) == ("mistral", "think")
 
 
 def test_a_model_whose_template_has_no_place_for_tools_knows_none():
@@ -91,8 +91,8 @@ def test_ids_are_shortened_alike():
         {"role": "assistant", "content": "", "tool_calls": [call("call-1"), call("abcDEF123")]},
         result("call-1"),
     ]
-    told, answered = history.shape(messages)
-    short, kept = (each["id"] for each in told["tool_calls"])
+    answer_format, answered = history.shape(messages)
+    short, kept = (each["id"] for each in answer_format["tool_calls"])
     assert kept == "abcDEF123"
     assert len(short) == 9
     assert short.isalnum()

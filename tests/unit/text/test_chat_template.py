@@ -31,7 +31,7 @@ def test_loops_can_be_left():
     assert render("{% for m in messages %}{{ m.content }}{% break %}{% endfor %}") == "a"
 
 
-def test_it_is_told_what_only_it_knows():
+def test_a_template_gets_its_own_arguments():
     source = "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}{{ style }}"
     assert render(source) == ""
     assert render(source, arguments={"enable_thinking": False, "style": [1]}) == "<think></think>[1]"

@@ -8,16 +8,16 @@ from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
 from maitred.text.generation_defaults import DEFAULTED, GenerationDefaults
 
-SAID = '{"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "eos_token_id": [4, 5]}'
+FILE_TEXT = '{"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "eos_token_id": [4, 5]}'
 
 
-def defaults(folder, text=SAID, source="auto"):
+def defaults(folder, text=FILE_TEXT, source="auto"):
     (folder / "generation_config.json").write_text(text)
     return GenerationDefaults.of(folder, source)
 
 
-def settled(said, left_open=DEFAULTED, **sampling):
-    params = with_defaults(request(frozenset(left_open), **sampling), said).sampling
+def settled(defaults_of_model, left_open=DEFAULTED, **sampling):
+    params = with_defaults(request(frozenset(left_open), **sampling), defaults_of_model).sampling
     return {field: getattr(params, field) for field in DEFAULTED}
 
 
@@ -46,9 +46,9 @@ def test_the_next_model_does_not_inherit_those_of_the_one_before(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{}", None])
-def test_where_nothing_is_said_it_is_as_the_api_has_it(tmp_path, text):
-    said = GenerationDefaults.of(tmp_path) if text is None else defaults(tmp_path, text)
-    assert settled(said) == PLAIN
+def test_without_defaults_the_values_of_the_api_hold(tmp_path, text):
+    defaults_of_model = GenerationDefaults.of(tmp_path) if text is None else defaults(tmp_path, text)
+    assert settled(defaults_of_model) == PLAIN
 
 
 def test_the_file_need_not_count(tmp_path):

@@ -57,7 +57,7 @@ class Machine:
         return 0
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Nobody is told."""
+        """Calls nobody."""
 
     @asynccontextmanager
     async def generate(self, request: EngineRequest) -> AsyncIterator["_Stream"]:

@@ -57,7 +57,7 @@ def test_it_stops_at_the_highest_size() -> None:
     assert growth.best.sequences == 12
 
 
-def test_a_machine_too_slow_for_one_is_said_to_be() -> None:
+def test_a_machine_too_slow_for_one_sequence_is_reported() -> None:
     growth = BatchGrowth(objective_s=0.005, highest=64)
     assert run(growth, busy_from(16)) == [1, 1]
     assert growth.reason == "objective"

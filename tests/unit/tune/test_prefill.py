@@ -26,7 +26,7 @@ def test_too_little_is_known(prefills: list[Prefill]) -> None:
     assert step_tokens(prefills, sequences=4, decode_s=0.01, objective_s=0.1) is None
 
 
-def test_the_objective_leaves_room_for_so_many() -> None:
+def test_the_objective_bounds_the_tokens_of_a_step() -> None:
     prefills = line(0.010, 0.0002, 32, 64, 128, 256, 512, 1024)
     # (60 - 20) ms / 0.2 ms = 200 tokens beside 16 decodes.
     assert step_tokens(prefills, sequences=16, decode_s=0.020, objective_s=0.060) == 208

@@ -79,7 +79,7 @@ def test_an_answer_serves_once():
 
 
 def test_a_proof_is_nobody_elses():
-    """Even where both ends have drawn the same bytes, what one has said does not prove the other."""
+    """Even where both ends have drawn the same bytes, the proof of one does not serve the other."""
     same = secrets.token_bytes(NONCE_BYTES)
     gateway = GatewayHandshake(SECRET, nonce=same)
     answer = gateway.feed(MAGIC + same)

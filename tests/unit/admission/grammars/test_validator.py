@@ -39,13 +39,13 @@ async def settle():
 
 async def test_an_organisation_has_its_part_of_the_work_only():
     workers = Slow()
-    desk = GrammarValidator(GrammarsConfig(per_organisation=1, waiting_per_organisation=1), workers)
-    first, second = (asyncio.create_task(desk.validate("greedy", regex(text))) for text in "ab")
+    validator = GrammarValidator(GrammarsConfig(per_organisation=1, waiting_per_organisation=1), workers)
+    first, second = (asyncio.create_task(validator.validate("greedy", regex(text))) for text in "ab")
     await settle()
     assert len(workers.asked) == 1
     with pytest.raises(Saturated):
-        await desk.validate("greedy", regex("c"))
-    other = asyncio.create_task(desk.validate("modest", regex("d")))
+        await validator.validate("greedy", regex("c"))
+    other = asyncio.create_task(validator.validate("modest", regex("d")))
     await settle()
     assert len(workers.asked) == 2
     workers.asked[1].set_result(GrammarResult(GRAMMAR))
@@ -59,41 +59,41 @@ async def test_an_organisation_has_its_part_of_the_work_only():
     assert await second == GRAMMAR
 
 
-async def test_what_was_tried_is_remembered_while_there_is_room():
+async def test_equal_grammars_are_validated_once_until_the_cache_is_full():
     workers = Slow()
-    desk = GrammarValidator(GrammarsConfig(cache_bytes=100), workers)
-    same = [asyncio.create_task(desk.validate("one", regex("a"))) for _ in range(3)]
+    validator = GrammarValidator(GrammarsConfig(cache_bytes=100), workers)
+    same = [asyncio.create_task(validator.validate("one", regex("a"))) for _ in range(3)]
     await settle()
     workers.asked[0].set_result(GrammarResult(GRAMMAR))
     assert await asyncio.gather(*same) == [GRAMMAR] * 3
     assert len(workers.asked) == 1
-    large = asyncio.create_task(desk.validate("one", regex("b" * 80)))
+    large = asyncio.create_task(validator.validate("one", regex("b" * 80)))
     await settle()
     workers.asked[1].set_result(GrammarResult(GRAMMAR))
     await large
-    again = asyncio.create_task(desk.validate("one", regex("a")))
+    again = asyncio.create_task(validator.validate("one", regex("a")))
     await settle()
     assert len(workers.asked) == 3
     again.cancel()
 
 
 async def test_what_is_too_large_is_not_tried():
-    desk = GrammarValidator(GrammarsConfig(most_bytes=64), Slow())
+    validator = GrammarValidator(GrammarsConfig(most_bytes=64), Slow())
     with pytest.raises(InvalidRequest, match="64 are allowed"):
-        await desk.validate("one", regex("a" * 65))
+        await validator.validate("one", regex("a" * 65))
 
 
 async def test_a_process_that_takes_too_long_or_breaks_down_is_replaced():
     async with GrammarValidator(
         GrammarsConfig(workers=1), workers=(workers := GrammarWorkers(1, compile_s=30.0))
-    ) as desk:
+    ) as validator:
         chain = "start: r0\n" + "\n".join(f'r{n}: r{n + 1} "a"' for n in range(3000)) + '\nr3000: "b"'
-        assert (await desk.validate("one", regex("[ab]"))).kind == "regex"
+        assert (await validator.validate("one", regex("[ab]"))).kind == "regex"
         deep = Constraint("grammar", chain, "guided_grammar")
         with pytest.raises(InvalidRequest, match="Send a simpler one"):
-            await desk.validate("one", deep)
+            await validator.validate("one", deep)
         workers._compile_s = 1e-6
         with pytest.raises(InvalidRequest, match="takes more than"):
-            await desk.validate("one", regex("c"))
+            await validator.validate("one", regex("c"))
         workers._compile_s = 30.0
-        assert await desk.validate("one", regex("d")) == Grammar("regex", "d")
+        assert await validator.validate("one", regex("d")) == Grammar("regex", "d")

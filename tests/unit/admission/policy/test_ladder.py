@@ -18,7 +18,7 @@ from maitred.core.errors import (
 from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
 
-ROOM = 4000
+WINDOW_LEFT = 4000
 REFUSAL = DeadlineUnmeetable("Come back in 9 s.", retry_after_s=9.0)
 S512 = DegradationStep(step="shorten", to_tokens=512)
 S128 = DegradationStep(step="shorten", to_tokens=128)
@@ -32,8 +32,8 @@ def asked(max_tokens: int | None = 1000, *, min_tokens: int = 0, degradable: boo
     return InferenceRequest("large", ["Hi"], sampling, max_tokens=max_tokens, degradable=degradable)
 
 
-class Walk:
-    """Walks a ladder where nothing fits but what it is told, and keeps what was tried."""
+class LadderRun:
+    """Runs a ladder where only some variants fit, and keeps what was tried."""
 
     def __init__(self, *steps: DegradationStep, fits: tuple[str, ...] = ()) -> None:
         self.tried: list[str] = []
@@ -49,92 +49,92 @@ class Walk:
         return name
 
     async def down(self, ask: InferenceRequest, refusal: MaitredError = REFUSAL) -> tuple[str, ...]:
-        variant, name = await self._ladder.first_that_fits(ask, ROOM, refusal, self.attempt)
+        variant, name = await self._ladder.first_that_fits(ask, WINDOW_LEFT, refusal, self.attempt)
         assert name == self.tried[-1]
         return variant.degraded
 
 
 async def test_the_first_step_that_helps_is_taken() -> None:
-    walk = Walk(S512, S128, SMALL, fits=("large/128", "small/1000"))
-    assert await walk.down(asked()) == ("max_tokens=128",)
-    assert walk.tried == ["large/512", "large/128"]
-    assert walk.skipped == [("shorten", "queue_full")]
+    ladder_run = LadderRun(S512, S128, SMALL, fits=("large/128", "small/1000"))
+    assert await ladder_run.down(asked()) == ("max_tokens=128",)
+    assert ladder_run.tried == ["large/512", "large/128"]
+    assert ladder_run.skipped == [("shorten", "queue_full")]
 
 
 async def test_each_step_is_tried_alone_and_then_on_those_above() -> None:
-    walk = Walk(S512, SMALL, S128, TINY)
+    ladder_run = LadderRun(S512, SMALL, S128, TINY)
     with pytest.raises(DeadlineUnmeetable):
-        await walk.down(asked())
-    assert walk.tried == [
+        await ladder_run.down(asked())
+    assert ladder_run.tried == [
         *("large/512", "small/1000", "small/512", "large/128", "small/128", "tiny/1000", "tiny/128"),
     ]
 
 
 async def test_all_that_was_taken_is_announced() -> None:
-    assert await Walk(S128, SMALL, fits=("small/128",)).down(asked()) == ("max_tokens=128", "model=small")
+    assert await LadderRun(S128, SMALL, fits=("small/128",)).down(asked()) == ("max_tokens=128", "model=small")
 
 
 async def test_without_help_the_refusal_is_the_one_of_the_whole_request() -> None:
     with pytest.raises(DeadlineUnmeetable) as caught:
-        await Walk(S128, SMALL).down(asked())
+        await LadderRun(S128, SMALL).down(asked())
     assert caught.value is REFUSAL
 
 
 @pytest.mark.parametrize("refusal", [QueueFull(), ReplicaUnavailable()])
 async def test_load_and_absence_lead_to_the_ladder(refusal: MaitredError) -> None:
-    assert await Walk(SMALL, fits=("small/1000",)).down(asked(), refusal) == ("model=small",)
+    assert await LadderRun(SMALL, fits=("small/1000",)).down(asked(), refusal) == ("model=small",)
 
 
 async def test_limits_and_the_wish_of_the_caller_do_not() -> None:
-    walk = Walk(SMALL, fits=("small/1000",))
+    ladder_run = LadderRun(SMALL, fits=("small/1000",))
     limited = RateLimited("", subject="", limit="", value=0, reading=None)  # type: ignore[arg-type]
     with pytest.raises(RateLimited):
-        await walk.down(asked(), limited)
+        await ladder_run.down(asked(), limited)
     with pytest.raises(DeadlineUnmeetable):
-        await walk.down(asked(degradable=False))
-    assert walk.tried == []
+        await ladder_run.down(asked(degradable=False))
+    assert ladder_run.tried == []
 
 
 async def test_what_is_short_already_is_not_shortened() -> None:
-    walk = Walk(S128)
+    ladder_run = LadderRun(S128)
     for ask in (asked(128), asked(1), asked(max_tokens=2000, min_tokens=2000)):
         with pytest.raises(DeadlineUnmeetable):
-            await walk.down(ask)
-    assert walk.tried == []
-    assert walk.skipped == [("shorten", "nothing_to_take")] * 3
+            await ladder_run.down(ask)
+    assert ladder_run.tried == []
+    assert ladder_run.skipped == [("shorten", "nothing_to_take")] * 3
 
 
 async def test_a_request_without_a_length_is_as_long_as_it_would_get() -> None:
-    assert await Walk(S128, fits=("large/128",)).down(asked(None)) == ("max_tokens=128",)
-    walk = Walk(DegradationStep(step="shorten", to_tokens=ROOM), fits=("large/4000",))
+    assert await LadderRun(S128, fits=("large/128",)).down(asked(None)) == ("max_tokens=128",)
+    ladder_run = LadderRun(DegradationStep(step="shorten", to_tokens=WINDOW_LEFT), fits=("large/4000",))
     with pytest.raises(DeadlineUnmeetable):
-        await walk.down(asked(None))
+        await ladder_run.down(asked(None))
 
 
 async def test_a_model_without_a_length_keeps_the_length_open() -> None:
     """So that the smaller model's own window decides."""
-    assert await Walk(SMALL, fits=("small/None",)).down(asked(None)) == ("model=small",)
+    assert await LadderRun(SMALL, fits=("small/None",)).down(asked(None)) == ("model=small",)
 
 
 async def test_the_least_length_of_the_caller_holds() -> None:
-    assert await Walk(S512, S128, fits=("large/600",)).down(asked(min_tokens=600)) == ("max_tokens=600",)
-    walk = Walk(S512, S128)
+    assert await LadderRun(S512, S128, fits=("large/600",)).down(asked(min_tokens=600)) == ("max_tokens=600",)
+    ladder_run = LadderRun(S512, S128)
     with pytest.raises(DeadlineUnmeetable):
-        await walk.down(asked(min_tokens=600))
-    assert walk.tried == ["large/600"], "the second step has nothing left to take"
-    assert walk.skipped == [("shorten", "queue_full"), ("shorten", "nothing_to_take")]
+        await ladder_run.down(asked(min_tokens=600))
+    assert ladder_run.tried == ["large/600"], "the second step has nothing left to take"
+    assert ladder_run.skipped == [("shorten", "queue_full"), ("shorten", "nothing_to_take")]
 
 
 async def test_a_step_to_the_same_model_is_none() -> None:
-    walk = Walk(DegradationStep(step="model", to="large"))
+    ladder_run = LadderRun(DegradationStep(step="model", to="large"))
     with pytest.raises(DeadlineUnmeetable):
-        await walk.down(asked())
-    assert walk.skipped == [("model", "nothing_to_take")]
+        await ladder_run.down(asked())
+    assert ladder_run.skipped == [("model", "nothing_to_take")]
 
 
 async def test_overflow_takes_the_whole_request() -> None:
-    walk = Walk(S128, OVERFLOW, fits=("provider/1000",))
-    assert await walk.down(asked()) == ("overflow=provider",)
+    ladder_run = LadderRun(S128, OVERFLOW, fits=("provider/1000",))
+    assert await ladder_run.down(asked()) == ("overflow=provider",)
 
 
 async def test_what_the_smaller_model_cannot_do_is_no_step() -> None:
@@ -145,7 +145,7 @@ async def test_what_the_smaller_model_cannot_do_is_no_step() -> None:
 
     ladder = DegradationLadder([SMALL], skipped=lambda *skip: skipped.append(skip))
     with pytest.raises(DeadlineUnmeetable):
-        await ladder.first_that_fits(asked(), ROOM, REFUSAL, attempt)
+        await ladder.first_that_fits(asked(), WINDOW_LEFT, REFUSAL, attempt)
     assert skipped == [("model", "model_not_found")]
 
 
@@ -154,7 +154,7 @@ async def test_a_fault_of_ours_is_not_hidden() -> None:
         raise Bug
 
     with pytest.raises(Bug):
-        await DegradationLadder([SMALL]).first_that_fits(asked(), ROOM, REFUSAL, attempt)
+        await DegradationLadder([SMALL]).first_that_fits(asked(), WINDOW_LEFT, REFUSAL, attempt)
 
 
 STEPS = st.lists(

@@ -30,7 +30,7 @@ def test_what_is_long_past_does_not_count():
     assert slow_then_fast.gap_s(70.05) == pytest.approx(0.1, rel=0.02)
 
 
-def test_who_comes_into_an_empty_house_begins_anew():
+def test_the_first_departure_after_an_empty_queue_begins_anew():
     departures = after(1.0, 100.0)
     departures.restart(200.0)
     departures.on_release(200.2)

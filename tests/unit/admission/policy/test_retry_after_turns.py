@@ -20,7 +20,7 @@ def test_turns_that_have_passed_put_nobody_off():
     assert turns.take(SIXTY_A_MINUTE, 1, 1.0, now_s=200.0) == 1.0
 
 
-def test_a_crowd_that_never_comes_back_puts_nobody_off_for_long():
+def test_many_callers_that_never_come_back_delay_nobody_for_long():
     turns = RetryTurns()
     waits = [turns.take(SIXTY_A_MINUTE, 1, 1.0, now_s=0.0) for _ in range(1000)]
     assert max(waits) == pytest.approx(31.0)

@@ -112,7 +112,7 @@ APPLICATIONS = [whole, large, refused, streamed, begun_with_nothing]
 @pytest.mark.parametrize("method", [b"POST", b"HEAD"])
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
 @pytest.mark.parametrize("header", [b"", b"connection: close\r\n", b"expect: 100-continue\r\n"])
-async def test_both_ways_write_the_same(application, method, version, header):
+async def test_both_paths_write_the_same_bytes(application, method, version, header):
     request = REQUEST % (method, version, header)
     direct = await answered(HttpProtocol, application, request)
     assert direct[0]

@@ -22,8 +22,8 @@ class Parsed(HttpProtocol):
 
 
 async def seen(kind, reads):
-    """What an application is told of these reads, what is written, and whether the connection is closed then."""
-    told = []
+    """The calls that an application gets of these reads, what is written, and whether the connection is closed then."""
+    received = []
 
     async def serve(scope, receive, send):
         message = await receive()
@@ -31,7 +31,7 @@ async def seen(kind, reads):
         while whole is False and (message := await receive())["type"] == "http.request":
             whole = not message["more_body"]
         scope = {name: value for name, value in scope.items() if name != "extensions"}
-        told.append((scope, message.get("body"), whole))
+        received.append((scope, message.get("body"), whole))
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
@@ -48,7 +48,7 @@ async def seen(kind, reads):
     protocol.connection_lost(None)
     while state.tasks:
         await asyncio.wait(state.tasks)
-    return told, re.sub(rb"req-[0-9a-f]+", b"req-x", transport.written), transport.closed
+    return received, re.sub(rb"req-[0-9a-f]+", b"req-x", transport.written), transport.closed
 
 
 HEADERS = st.lists(
@@ -81,14 +81,14 @@ def requests(draw):
         before, after = draw(HEADERS), draw(HEADERS)
         length = draw(LENGTHS)
         heads.append((b"POST %b HTTP/%b" % (path, version), before, length, after))
-    told = []
+    parts = []
     for _ in range(draw(st.integers(2, 6))):
         line, before, length, after = draw(st.sampled_from(heads))
         body = draw(st.sampled_from([b"", b"{}", b"x" * 12, b"POST / HTTP/1.1\r\n\r\n", b"\r\n\r\n"]))
-        said = len(body) + draw(st.sampled_from([0, 0, 0, 0, 1, -1]))
-        told.append(b"\r\n".join([line, *before, length % max(0, said), *after, b"", body]))
-    stream = b"".join(told)
-    ends = [sum(map(len, told[: place + 1])) for place in range(len(told))]
+        body_bytes = len(body) + draw(st.sampled_from([0, 0, 0, 0, 1, -1]))
+        parts.append(b"\r\n".join([line, *before, length % max(0, body_bytes), *after, b"", body]))
+    stream = b"".join(parts)
+    ends = [sum(map(len, parts[: place + 1])) for place in range(len(parts))]
     kept = draw(st.lists(st.sampled_from(ends), max_size=6)) if draw(st.booleans()) else ends
     cuts = draw(st.lists(st.integers(0, len(stream)), max_size=2)) if draw(st.booleans()) else []
     places = sorted({0, len(stream), *kept, *cuts})
@@ -103,7 +103,7 @@ NOUGHTS = [
 @given(reads=requests())
 @example(reads=[head + b"{}" * (b"2" in head) for head in NOUGHTS])
 @settings(max_examples=300, deadline=None)
-def test_both_ways_tell_the_same(reads):
+def test_both_paths_give_the_same_request(reads):
     assert asyncio.run(seen(HttpProtocol, reads)) == asyncio.run(seen(Parsed, reads))
 
 
@@ -117,7 +117,7 @@ async def test_the_third_request_of_a_connection_needs_no_parser(monkeypatch):
     assert taken == [b"[1, 2]"]
 
 
-def test_a_body_is_as_long_as_is_said():
+def test_a_body_has_the_length_that_its_head_declares():
     scope = {"headers": [(b"host", b"here"), (b"content-length", b"2"), (b"x-a", b"1")], "state": {}, "path": "/"}
     head = CachedHead.of(REQUEST % (2, b"{}"), scope)
     assert head is not None

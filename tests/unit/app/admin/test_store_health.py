@@ -53,7 +53,7 @@ def test_a_ledger_that_is_ahead_drifts_below_zero(parts):
     assert view_of(parts).state().drift_tokens == {"a": -2}
 
 
-def test_costs_are_told_in_dollars(parts):
+def test_costs_are_shown_in_dollars(parts):
     assert view_of(parts).state().costs_usd == {"a": 0.5}
 
 
@@ -66,7 +66,7 @@ def test_the_rest_is_passed_on(parts):
     assert state.stores_up == {"database": False, "counters": True, "journal": False}
 
 
-def test_stores_that_refuse_everybody_are_told(parts):
+def test_stores_that_refuse_every_request_are_reported(parts):
     def away():
         raise StoreUnavailable
 
@@ -84,7 +84,7 @@ def test_soft_budgets_are_counted_and_logged(parts, caplog):
     assert view_of(parts).state().soft_budgets_passed == 1
 
 
-async def test_budgets_are_told_as_shares_by_tenant(parts):
+async def test_budgets_are_shown_as_shares_by_tenant(parts):
     async def spent(counters):
         return dict.fromkeys(counters, 100)
 

@@ -12,8 +12,8 @@ from maitred.core.clock import SystemClock
 SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": []}
 
 
-class House:
-    """A regime with one route, which answers when it is told to."""
+class Generation:
+    """A config generation with one route, which answers when its event is set."""
 
     def __init__(self):
         self.door, self.answered = asyncio.Event(), 0
@@ -30,28 +30,28 @@ class House:
         self.answered += 1
 
 
-async def test_a_regime_is_over_when_the_last_of_its_requests_has_ended():
-    first, second, third = House(), House(), House()
-    living = []
-    reception = GenerationSwitch(first, lambda regimes: living.append([*regimes]))
+async def test_a_generation_ends_with_the_last_of_its_requests():
+    first, second, third = Generation(), Generation(), Generation()
+    current_lists = []
+    switch = GenerationSwitch(first, lambda generations: current_lists.append([*generations]))
 
     def ask():
-        return asyncio.create_task(reception.current.app(SCOPE, None, None))
+        return asyncio.create_task(switch.current.app(SCOPE, None, None))
 
     early = [ask(), ask()]
     await asyncio.sleep(0)
-    reception.switch_to(second)
-    assert (reception.current, reception.alive, living) == (second, 2, [])
+    switch.switch_to(second)
+    assert (switch.current, switch.alive, current_lists) == (second, 2, [])
     late = ask()
     await asyncio.sleep(0)
     early[0].cancel()
     await asyncio.wait(early[:1])
-    assert not living
+    assert not current_lists
     first.door.set()
     await early[1]
-    assert living == [[second]]
+    assert current_lists == [[second]]
     second.door.set()
     await late
     assert (first.answered, second.answered) == (1, 1)
-    reception.switch_to(third)
-    assert living[1:] == [[third]], "nobody was there any more"
+    switch.switch_to(third)
+    assert current_lists[1:] == [[third]], "nobody was there any more"

@@ -75,12 +75,12 @@ def test_what_may_not_leave_goes_only_to_what_is_surely_here(name, stays):
         (asked(name, local_only=True), ANONYMOUS),
         (asked(name), caller(tags=frozenset({"local-only"}))),
     ):
-        way = models.route(ask, principal)
+        plan = models.route(ask, principal)
         if stays:
-            assert way.first_target().pool == name
+            assert plan.first_target().pool == name
         else:
             with pytest.raises(Forbidden):
-                way.first_target()
+                plan.first_target()
 
 
 def test_a_request_can_narrow_where_its_tenant_may_be_served_and_not_widen_it():
@@ -96,7 +96,7 @@ def test_a_request_can_narrow_where_its_tenant_may_be_served_and_not_widen_it():
 def test_tools_go_where_there_are_tools():
     models = router("tiny", "big", routing=RoutingConfig(fallbacks={"tiny": FallbackConfig(general=["big"])}))
     assert models.route(asked("tiny", needs=("tools",)), ANONYMOUS).first_target().pool == "tiny", (
-        "nobody has said that it has none"
+        "nobody has reported that it has none"
     )
 
 

@@ -35,7 +35,7 @@ def test_short_texts_go_together():
 
 
 @given(NUMBERS, st.data())
-def test_a_shortened_vector_points_the_same_way_and_has_length_one(numbers, data):
+def test_a_shortened_vector_keeps_its_direction_and_has_length_one(numbers, data):
     dimensions = data.draw(st.integers(1, len(numbers)))
     kept = unpacked(shorten(packed(numbers), dimensions))
     assert len(kept) == dimensions

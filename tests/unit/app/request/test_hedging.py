@@ -1,4 +1,4 @@
-"""The beginning of an answer by whichever of two replicas is the first, with replicas that do as they are told."""
+"""The beginning of an answer by whichever of two replicas is the first, with scripted replicas."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ from maitred.dispatch.config import DispatchConfig, HedgingConfig
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.request import Endpoint
 from maitred.routing.catalog import Catalog, ServedModel
-from tests.support.admission_services import Desk
+from tests.support.admission_services import AdmissionSetup
 from tests.unit.app.request.test_pipeline import EOS, TOKENIZER, MemoryReplica, MemoryStream, ask, ids
 
 
@@ -139,7 +139,7 @@ async def test_one_that_fails_leaves_it_to_the_other(fails):
     assert race.replicas.open == []
 
 
-async def test_where_both_fail_the_failure_of_the_first_is_told():
+async def test_where_both_fail_the_failure_of_the_first_is_raised():
     race = Race(ScriptedEntry(second := SecondReplica()))
     await race.both_open()
     race.say("b", ReplicaUnavailable())
@@ -209,7 +209,7 @@ async def test_engines_of_our_own_are_hedged_and_the_answer_is_billed_once():
     dispatcher = Dispatcher("m", [Endpoint("silent", silent), Endpoint("quick", quick)], config, SystemClock())
     dispatcher.hedging._ttft_samples_s.extend([0.001] * 20)
     dispatcher.hedging._budget = 1.0
-    services = Desk()
+    services = AdmissionSetup()
     pipeline = Pipeline(
         Router(Catalog([ServedModel("m", [quick], TOKENIZER)])),
         LocalFlowController({"m": dispatcher}, services.admission, SystemClock()),

@@ -23,7 +23,7 @@ from maitred.dispatch.request import Endpoint
 from maitred.routing.catalog import Catalog, ServedModel
 from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
-from tests.support.admission_services import Desk
+from tests.support.admission_services import AdmissionSetup
 
 TOKENIZER = Tokenizer.load(BUNDLED_MODEL)
 EOS = 3
@@ -123,21 +123,21 @@ def pipeline(replica, **options):
     catalog = Catalog([ServedModel("m", [replica], TOKENIZER)])
     return Pipeline(
         Router(catalog),
-        LocalFlowController({"m": dispatcher}, Desk().admission, FrozenClock()),
+        LocalFlowController({"m": dispatcher}, AdmissionSetup().admission, FrozenClock()),
         clock=FrozenClock(),
         **options,
     )
 
 
-async def run(replica, asked, tally=None, **options):
+async def run(replica, asked, context=None, **options):
     """All parts of an answer, merged per choice."""
-    tally = tally or RequestContext("req", 0.0)
+    context = context or RequestContext("req", 0.0)
     parts: list[TextDelta] = []
-    async with pipeline(replica, **options).generate(asked, tally) as answer:
+    async with pipeline(replica, **options).generate(asked, context) as answer:
         async for batch in answer:
             parts += batch
     assert replica.open == 0
-    return parts, tally
+    return parts, context
 
 
 def text_of(parts, index=0):
@@ -149,10 +149,10 @@ async def test_tokens_become_text_and_the_end_token_is_counted_not_shown():
     replica = MemoryReplica(
         [TokenDelta(0, hello[:1], cached_tokens=1)], [TokenDelta(0, hello[1:])], [TokenDelta(0, [EOS], finish=STOP)]
     )
-    parts, tally = await run(replica, ask())
+    parts, context = await run(replica, ask())
     assert text_of(parts) == "Hello there"
     assert [part.finish for part in parts][-1] is STOP
-    assert tally.usage == Usage(len(replica.requests[0].prompt), len(hello) + 1, 1)
+    assert context.usage == Usage(len(replica.requests[0].prompt), len(hello) + 1, 1)
 
 
 async def test_what_a_request_leaves_open_is_as_the_model_has_it():
@@ -161,7 +161,7 @@ async def test_what_a_request_leaves_open_is_as_the_model_has_it():
     dispatcher = Dispatcher("m", [Endpoint("local", replica)], DispatchConfig(recoveries=0), SystemClock())
     spine = Pipeline(
         Router(Catalog([model])),
-        LocalFlowController({"m": dispatcher}, Desk().admission, FrozenClock()),
+        LocalFlowController({"m": dispatcher}, AdmissionSetup().admission, FrozenClock()),
         clock=FrozenClock(),
     )
     asked = msgspec.structs.replace(ask(top_k=7), unset_fields=frozenset({"temperature"}))
@@ -182,20 +182,20 @@ async def test_a_stop_string_across_tokens_cuts_cancels_and_counts():
     tokens = ids("one two three four")
     upto = len(ids("one two three"))
     replica = MemoryReplica(*([TokenDelta(0, [token])] for token in tokens))
-    parts, tally = await run(replica, ask(stops=("wo thr",)))
+    parts, context = await run(replica, ask(stops=("wo thr",)))
     assert text_of(parts) == "one t"
     assert parts[-1].finish is STOP
     assert len(replica.cancelled) == 1
-    assert tally.completion_tokens <= upto
+    assert context.completion_tokens <= upto
 
 
 async def test_where_the_stop_falls_does_not_depend_on_how_tokens_were_batched():
     tokens = ids("one two three four")
-    one_by_one, tally_one = await run(MemoryReplica(*([TokenDelta(0, [t])] for t in tokens)), ask(stops=(" three",)))
-    at_once, tally_all = await run(MemoryReplica([TokenDelta(0, tokens, finish=STOP)]), ask(stops=(" three",)))
-    piled_up, tally_pile = await run(MemoryReplica([TokenDelta(0, [t]) for t in tokens]), ask(stops=(" three",)))
+    one_by_one, context_one = await run(MemoryReplica(*([TokenDelta(0, [t])] for t in tokens)), ask(stops=(" three",)))
+    at_once, context_all = await run(MemoryReplica([TokenDelta(0, tokens, finish=STOP)]), ask(stops=(" three",)))
+    piled_up, context_pile = await run(MemoryReplica([TokenDelta(0, [t]) for t in tokens]), ask(stops=(" three",)))
     assert text_of(one_by_one) == text_of(at_once) == text_of(piled_up) == "one two"
-    assert tally_one.completion_tokens == tally_all.completion_tokens == tally_pile.completion_tokens
+    assert context_one.completion_tokens == context_all.completion_tokens == context_pile.completion_tokens
 
 
 async def test_a_stop_string_that_completes_with_the_last_token_wins_over_length():
@@ -209,11 +209,11 @@ async def test_a_stop_string_that_completes_with_the_last_token_wins_over_length
 async def test_stop_strings_are_overlooked_before_min_tokens():
     tokens = ids("one two one two")
     count = len(tokens)
-    parts, tally = await run(
+    parts, context = await run(
         MemoryReplica([TokenDelta(0, tokens, finish=LENGTH)]), ask(stops=(" two",), min_tokens=count - 1)
     )
     assert text_of(parts) == "one two one"
-    assert tally.completion_tokens == count
+    assert context.completion_tokens == count
 
 
 async def test_the_first_token_after_min_tokens_may_complete_a_stop_string():
@@ -231,14 +231,14 @@ async def test_text_that_was_held_back_comes_out_at_the_end():
     assert text_of(parts) == "one two"
 
 
-async def test_choices_of_several_prompts_are_told_apart():
+async def test_choices_of_several_prompts_have_different_indexes():
     a, b = ids(" there"), ids("Hello")
     replica = MemoryReplica(
         [TokenDelta(0, a), TokenDelta(1, b)], [TokenDelta(1, b, finish=LENGTH), TokenDelta(0, a, finish=LENGTH)]
     )
-    parts, tally = await run(replica, ask(prompt=["x", "y"], n=2))
+    parts, context = await run(replica, ask(prompt=["x", "y"], n=2))
     assert [text_of(parts, index) for index in range(4)] == [" there there", "HelloHello"] * 2
-    assert tally.completion_tokens == 8
+    assert context.completion_tokens == 8
     assert len({request.id for request in replica.requests}) == 2
 
 
@@ -304,25 +304,25 @@ async def test_a_kv_cache_smaller_than_the_window_is_the_limit():
 
 async def test_a_prompt_is_counted_once_however_many_choices_find_it_in_the_cache():
     first, last = TokenDelta(0, ids("x"), LENGTH, cached_tokens=16), TokenDelta(1, ids("x"), LENGTH, cached_tokens=32)
-    _, tally = await run(MemoryReplica([last, first]), ask(prompt=[[5] * 40], n=2))
-    assert tally.usage == Usage(40, 2, 16)
+    _, context = await run(MemoryReplica([last, first]), ask(prompt=[[5] * 40], n=2))
+    assert context.usage == Usage(40, 2, 16)
 
 
 @pytest.mark.parametrize(("begun", "billed_tokens"), [(False, 0), (True, 40)])
 async def test_what_expires_before_anything_of_it_was_computed_costs_nothing(begun, billed_tokens):
     replica = MemoryReplica([TokenDelta(index, [], DEADLINE, begun=begun) for index in range(2)])
     dispatcher = Dispatcher("m", [Endpoint("local", replica)], DispatchConfig(), SystemClock())
-    desk, tally = Desk(), RequestContext("req", 0.0)
+    admission_setup, context = AdmissionSetup(), RequestContext("req", 0.0)
     spine = Pipeline(
         Router(Catalog([ServedModel("m", [replica], TOKENIZER)])),
-        LocalFlowController({"m": dispatcher}, desk.admission, SystemClock()),
+        LocalFlowController({"m": dispatcher}, admission_setup.admission, SystemClock()),
     )
     asked = msgspec.structs.replace(ask(prompt=[[5] * 40], n=2), partial=True)
-    async with spine.generate(asked, tally) as answer:
+    async with spine.generate(asked, context) as answer:
         parts = [part async for batch in answer for part in batch]
     assert [(part.text, part.finish) for part in parts] == [("", DEADLINE), ("", DEADLINE)]
-    assert (tally.usage, tally.first_token_s) == (Usage(billed_tokens, 0), None)
-    (event,) = desk.ledger.events
+    assert (context.usage, context.first_token_s) == (Usage(billed_tokens, 0), None)
+    (event,) = admission_setup.ledger.events
     assert (event.outcome, event.prompt_tokens, event.cost_nusd) == (
         Outcome.FINISHED,
         billed_tokens,
@@ -346,7 +346,7 @@ async def test_echo_begins_with_the_prompt_and_the_stop_string_in_it_does_not_co
     assert text_of(parts) == "Hello there"
 
 
-async def test_log_probabilities_are_told_in_text():
+async def test_log_probabilities_are_given_as_text():
     (token,) = ids("Hello")
     scores = [TokenLogprobs(-0.25, [(token, -0.25), (EOS, -3.0)])]
     parts, _ = await run(MemoryReplica([TokenDelta(0, [token], LENGTH, scores)]), ask(top_logprobs=2))
@@ -370,10 +370,10 @@ async def test_times_are_noted_at_delivery():
     replica = MemoryReplica(
         [TokenDelta(0, ids("x"))], [TokenDelta(0, ids("x"))], [TokenDelta(0, ids("x"), finish=LENGTH)]
     )
-    _, tally = await run(replica, ask())
+    _, context = await run(replica, ask())
     # Two looks at the clock lie in between: the attempt has begun, and so much of the deadline is left.
-    assert tally.first_token_s - tally.dispatched_s == 3.0
-    assert tally.gaps_s == [1.0, 1.0]
+    assert context.first_token_s - context.dispatched_s == 3.0
+    assert context.gaps_s == [1.0, 1.0]
 
 
 async def test_a_stream_that_just_ends_is_not_a_whole_answer():
@@ -420,7 +420,7 @@ async def test_a_model_without_a_template_cannot_chat():
     tokenizer.chat_template = None
     spine = Pipeline(
         Router(Catalog([ServedModel("m", [MemoryReplica()], tokenizer)])),
-        LocalFlowController({}, Desk().admission, SystemClock()),
+        LocalFlowController({}, AdmissionSetup().admission, SystemClock()),
     )
     with pytest.raises(InvalidRequest, match="no chat template"):
         async with spine.generate(

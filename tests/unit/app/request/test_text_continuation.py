@@ -11,7 +11,7 @@ from maitred.core.text_replica import TextRequest
 USER = [{"role": "user", "content": "Count."}]
 
 
-def manuscript(text, *, max_tokens=8, chat=True, choices=1, **fields):
+def continuation(text, *, max_tokens=8, chat=True, choices=1, **fields):
     asked = {"model": "m", **({"messages": USER} if chat else {"prompt": "Count: "}), **fields}
     made = TextContinuation(TextRequest("id", asked, choices, max_tokens, chat), 1)
     made.on_delta(TextDelta(0, piece) for piece in text)
@@ -27,7 +27,7 @@ def manuscript(text, *, max_tokens=8, chat=True, choices=1, **fields):
 )
 def test_the_rest_and_what_was_given_are_the_whole(pieces, tokens, max_tokens, least, chat):
     fields = {} if least is None else {"min_tokens": least}
-    rest = manuscript(pieces, max_tokens=max_tokens, chat=chat, **fields).remaining_request(tokens)
+    rest = continuation(pieces, max_tokens=max_tokens, chat=chat, **fields).remaining_request(tokens)
     text = "".join(pieces)
     left = max_tokens is None or max_tokens > tokens
     assert (rest is not None) == (bool(text) and left and not (chat and text[-1].isspace()))
@@ -40,7 +40,7 @@ def test_the_rest_and_what_was_given_are_the_whole(pieces, tokens, max_tokens, l
 @given(text=st.text(st.sampled_from("ab"), min_size=1), stops=st.lists(st.text(st.sampled_from("ab"), min_size=1)))
 def test_a_stop_string_that_may_have_begun_is_not_broken_in_two(text, stops):
     begun = any(text.endswith(stop[:length]) for stop in stops for length in range(1, len(stop)))
-    assert (manuscript([text], stop=stops).remaining_request(1) is None) == begun
+    assert (continuation([text], stop=stops).remaining_request(1) is None) == begun
 
 
 @pytest.mark.parametrize(
@@ -55,22 +55,22 @@ def test_a_stop_string_that_may_have_begun_is_not_broken_in_two(text, stops):
     ],
 )
 def test_what_is_not_known_to_be_safe_is_not_gone_on_with(fields):
-    assert manuscript(["0 1"], **fields).remaining_request(2) is None
+    assert continuation(["0 1"], **fields).remaining_request(2) is None
 
 
 @pytest.mark.parametrize("fields", [{"n": 1}, {"presence_penalty": 0.0}, {"temperature": 1.5}, {"tools": []}])
 def test_what_asks_for_nothing_is(fields):
-    assert manuscript(["0 1"], **fields).remaining_request(2).given == "0 1"
+    assert continuation(["0 1"], **fields).remaining_request(2).given == "0 1"
 
 
 def test_several_prompts_choices_and_prompts_in_tokens_are_not():
-    assert manuscript(["0"], choices=2).remaining_request(1) is None
-    assert manuscript(["0"], chat=False, prompt=[1, 2]).remaining_request(1) is None
-    assert manuscript(["0"], chat=False, prompt=["a"]).remaining_request(1) is None
+    assert continuation(["0"], choices=2).remaining_request(1) is None
+    assert continuation(["0"], chat=False, prompt=[1, 2]).remaining_request(1) is None
+    assert continuation(["0"], chat=False, prompt=["a"]).remaining_request(1) is None
 
 
 def test_a_thought_and_a_call_are_not():
     for extra in ({"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}):
-        made = manuscript(["0"])
+        made = continuation(["0"])
         made.on_delta([TextDelta(0, " 1", extra=extra)])
         assert made.remaining_request(2) is None

@@ -4,14 +4,14 @@ import asyncio
 from pathlib import Path
 
 from maitred.app.assembly.stores import running
-from maitred.app.workers import client as hotline
+from maitred.app.workers import client as client_module
 from maitred.app.workers.client import ControllerClient
 from maitred.app.workers.ipc import IpcConnection
 from maitred.wire.worker_protocol import ControllerSnapshot, DirectoryAck, ToController, WorkerHello
 
 
 class Controller:
-    """The other end of a line; keeps what it is told."""
+    """The other end of a connection; keeps the messages that it gets."""
 
     def __init__(self):
         self.heard, self.heard_some = [], asyncio.Event()
@@ -32,8 +32,8 @@ class Gatherer:
         self.flushed.set()
 
 
-async def test_what_is_gathered_is_told_together_and_once(monkeypatch):
-    monkeypatch.setattr(hotline, "_FLUSH_INTERVAL_S", 0.0)
+async def test_gathered_reports_are_sent_together_and_once(monkeypatch):
+    monkeypatch.setattr(client_module, "_FLUSH_INTERVAL_S", 0.0)
     line, one, two = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Gatherer(), Gatherer()
     line.schedule_flush(one)
     line.schedule_flush(two)
@@ -56,7 +56,7 @@ async def test_what_can_wait_goes_out_with_what_cannot():
 
 
 async def test_what_can_wait_goes_out_by_itself_before_long(monkeypatch):
-    monkeypatch.setattr(hotline, "_REPORT_DELAY_S", 0.0)
+    monkeypatch.setattr(client_module, "_REPORT_DELAY_S", 0.0)
     line, controller = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Controller()
     line._connection = controller
     line.report(DirectoryAck(1))
@@ -81,7 +81,7 @@ class Asking:
 
 
 async def test_the_next_controller_learns_who_was_never_answered(tmp_path):
-    """Of those who still ask, and of those who have given up; once it has said that it knows, it is forgotten."""
+    """Of those who still ask, and of those who have given up; once it has acknowledged them, they are forgotten."""
     hellos = asyncio.Queue()
     ends = []
 
@@ -93,14 +93,14 @@ async def test_the_next_controller_learns_who_was_never_answered(tmp_path):
         ends.append(IpcConnection(ToController, heard, lambda: None))
         return ends[-1]
 
-    path = tmp_path / "desk"
+    path = tmp_path / "controller"
     loop = asyncio.get_running_loop()
     server = await loop.create_unix_server(end, str(path))
     welcomed = asyncio.Event()
-    hotline = ControllerClient(1, 2, path, lambda _: welcomed.set())
-    hotline.register(Asking())
-    hotline.abandon("gave up")
-    async with running(hotline.run(), "hotline"), asyncio.timeout(10):
+    client = ControllerClient(1, 2, path, lambda _: welcomed.set())
+    client.register(Asking())
+    client.abandon("gave up")
+    async with running(client.run(), "client"), asyncio.timeout(10):
         for _ in range(2):  # the first dies before it has done anything
             assert (await hellos.get()).unanswered == ["gave up", "asks"]
             ends[-1].close()

@@ -25,9 +25,9 @@ from maitred.wire.worker_protocol import (
     SettleRequest,
     ToWorker,
 )
-from tests.support.admission_services import Desk as Admitting
+from tests.support.admission_services import AdmissionSetup
 from tests.support.clock import FakeClock
-from tests.support.dispatchers import Desk as Dispatching
+from tests.support.dispatchers import DispatchSetup
 
 
 class Socket(asyncio.Transport):
@@ -36,20 +36,20 @@ class Socket(asyncio.Transport):
     def __init__(self):
         super().__init__()
         self._read = FrameReader(ToWorker)
-        self.heard = []
+        self.received = []
 
     def write(self, data):
-        self.heard += self._read.messages(data)
+        self.received += self._read.messages(data)
 
 
 class Observed:
-    """Keeps what it is told of ended requests."""
+    """Keeps the contexts of ended requests."""
 
     def __init__(self):
-        self.tallies = []
+        self.contexts = []
 
-    def on_request_end(self, *tallies):
-        self.tallies += tallies
+    def on_request_end(self, *contexts):
+        self.contexts += contexts
 
 
 @pytest.fixture
@@ -64,20 +64,22 @@ def observed():
 
 
 @pytest.fixture
-def admitting():
-    return Admitting()
+def admission_setup():
+    return AdmissionSetup()
 
 
 @pytest.fixture
-async def worker(dispatchers, observed, admitting):
+async def worker(dispatchers, observed, admission_setup):
     """What a worker has: a socket to a controller."""
     clock = FakeClock()
-    desk = ControllerServer(InFlightLimiter(10), None, None, lambda: ControllerSnapshot(1, frozenset(), {}, {}), clock)
-    desk.reconfigure(LocalFlowController(dispatchers, admitting.admission, clock), [observed])
-    clerk, socket = WorkerSession(PendingWorkers()), Socket()
-    clerk.connection.connection_made(socket)
-    clerk.start(desk)
-    return clerk, socket
+    controller = ControllerServer(
+        InFlightLimiter(10), None, None, lambda: ControllerSnapshot(1, frozenset(), {}, {}), clock
+    )
+    controller.reconfigure(LocalFlowController(dispatchers, admission_setup.admission, clock), [observed])
+    session, socket = WorkerSession(PendingWorkers()), Socket()
+    session.connection.connection_made(socket)
+    session.start(controller)
+    return session, socket
 
 
 def asks(number):
@@ -92,73 +94,73 @@ async def turns():
         await asyncio.sleep(0)
 
 
-async def say(clerk, *messages: msgspec.Struct):
+async def send(session, *messages: msgspec.Struct):
     """In one piece, as one system call brings it."""
-    clerk.connection.data_received(b"".join(map(encode_frame, messages)))
+    session.connection.data_received(b"".join(map(encode_frame, messages)))
     await turns()
 
 
 async def test_who_leaves_in_the_moment_of_asking_holds_nothing(worker):
-    clerk, socket = worker
-    await say(clerk, asks(1), ReleaseRequest(1, Usage(3, 0), None, cancelled=True))
-    assert clerk.requests == 0
-    assert not [message for message in socket.heard if isinstance(message, AdmitRejected)]
+    session, socket = worker
+    await send(session, asks(1), ReleaseRequest(1, Usage(3, 0), None, cancelled=True))
+    assert session.requests == 0
+    assert not [message for message in socket.received if isinstance(message, AdmitRejected)]
 
 
 async def test_who_asks_for_a_model_that_is_gone_is_refused(worker):
-    clerk, socket = worker
-    await say(clerk, asks(1))
-    assert [message.number for message in socket.heard if isinstance(message, AdmitRejected)] == [1]
-    assert clerk.requests == 0
+    session, socket = worker
+    await send(session, asks(1))
+    assert [message.number for message in socket.received if isinstance(message, AdmitRejected)] == [1]
+    assert session.requests == 0
 
 
 def ended(number, outcome=Outcome.FINISHED):
-    tally = RequestContext(f"request-{number}", 0.0)
-    tally.close(outcome, 200, 1.0)
-    return encode_context(tally)
+    context = RequestContext(f"request-{number}", 0.0)
+    context.close(outcome, 200, 1.0)
+    return encode_context(context)
 
 
-@pytest.mark.parametrize("dispatchers", [{"m": Dispatching().dispatcher}])
-async def test_the_story_of_an_answer_is_whole_when_its_end_is_told(worker, observed):
-    clerk, _ = worker
-    await say(clerk, asks(1))
+@pytest.mark.parametrize("dispatchers", [{"m": DispatchSetup().dispatcher}])
+async def test_the_timeline_is_complete_when_the_end_of_a_request_is_reported(worker, observed):
+    session, _ = worker
+    await send(session, asks(1))
     # What a request ends with and the news of its end may come in one piece.
-    await say(clerk, SettleRequest(1, Usage(3, 2), Outcome.FINISHED, 0.5), ended(1))
-    (tally,) = observed.tallies
-    assert {SpanName.ADMISSION, SpanName.SETTLEMENT} <= {chapter.name for chapter in tally.timeline.spans}
-    assert not clerk._pending_reports
+    await send(session, SettleRequest(1, Usage(3, 2), Outcome.FINISHED, 0.5), ended(1))
+    (context,) = observed.contexts
+    assert {SpanName.ADMISSION, SpanName.SETTLEMENT} <= {span.name for span in context.timeline.spans}
+    assert not session._pending_reports
 
 
-@pytest.mark.parametrize("dispatchers", [{"m": Dispatching().dispatcher}])
-async def test_who_leaves_is_billed_as_its_worker_has_counted(worker, admitting):
-    clerk, _ = worker
-    await say(clerk, asks(1))
-    await say(clerk, ReleaseRequest(1, Usage(5, 2), 0.5, cancelled=True))
-    (event,) = admitting.ledger.events
+@pytest.mark.parametrize("dispatchers", [{"m": DispatchSetup().dispatcher}])
+async def test_who_leaves_is_billed_as_its_worker_has_counted(worker, admission_setup):
+    session, _ = worker
+    await send(session, asks(1))
+    await send(session, ReleaseRequest(1, Usage(5, 2), 0.5, cancelled=True))
+    (event,) = admission_setup.ledger.events
     assert (event.outcome, event.prompt_tokens, event.output_tokens) == (Outcome.CANCELLED, 5, 2)
 
 
-@pytest.mark.parametrize("dispatchers", [{"m": Dispatching().dispatcher}])
+@pytest.mark.parametrize("dispatchers", [{"m": DispatchSetup().dispatcher}])
 async def test_who_is_settled_holds_nothing_any_more(worker, dispatchers):
-    clerk, socket = worker
-    await say(clerk, asks(1))
-    assert (clerk.requests, dispatchers["m"].core.running) == (1, 1)
-    await say(clerk, SettleRequest(1, Usage(3, 2), Outcome.FINISHED, 0.5))
-    assert SettleReply(1) in socket.heard
-    assert (clerk.requests, dispatchers["m"].core.running) == (0, 0)
-    await say(clerk, ReleaseRequest(1, Usage(3, 2), 0.5))  # said by a worker that has not heard it yet
-    assert socket.heard[-1] == SettleReply(1)
+    session, socket = worker
+    await send(session, asks(1))
+    assert (session.requests, dispatchers["m"].core.running) == (1, 1)
+    await send(session, SettleRequest(1, Usage(3, 2), Outcome.FINISHED, 0.5))
+    assert SettleReply(1) in socket.received
+    assert (session.requests, dispatchers["m"].core.running) == (0, 0)
+    await send(session, ReleaseRequest(1, Usage(3, 2), 0.5))  # from a worker that has not received the end yet
+    assert socket.received[-1] == SettleReply(1)
 
 
 async def test_nothing_is_kept_of_who_leaves_in_the_moment_of_asking(worker, observed):
-    clerk, _ = worker
-    await say(clerk, asks(1), ReleaseRequest(1, Usage(3, 0), None, cancelled=True), ended(1, Outcome.CANCELLED))
-    assert [tally.request_id for tally in observed.tallies] == ["request-1"]
-    assert not clerk._pending_reports
+    session, _ = worker
+    await send(session, asks(1), ReleaseRequest(1, Usage(3, 0), None, cancelled=True), ended(1, Outcome.CANCELLED))
+    assert [context.request_id for context in observed.contexts] == ["request-1"]
+    assert not session._pending_reports
 
 
-async def test_who_has_asked_for_nothing_is_told_of_at_once(worker, observed):
-    clerk, _ = worker
-    clerk.connection.data_received(encode_frame(ended(1)))
-    assert [tally.request_id for tally in observed.tallies] == ["request-1"]
-    assert not clerk._pending_reports
+async def test_a_request_that_needed_no_admission_is_reported_at_once(worker, observed):
+    session, _ = worker
+    session.connection.data_received(encode_frame(ended(1)))
+    assert [context.request_id for context in observed.contexts] == ["request-1"]
+    assert not session._pending_reports

@@ -94,7 +94,7 @@ def test_the_html_shows_the_faults(chaos: Callable[..., Invocation]) -> None:
     assert "<svg" in Path("out/a.html").read_text()
 
 
-def test_all_faults_of_a_plan_are_told_at_once(chaos: Callable[..., Invocation]) -> None:
+def test_all_faults_of_a_plan_are_reported_at_once(chaos: Callable[..., Invocation]) -> None:
     done = chaos(
         text="instalation: {}\nload: {arrivals: {user: 2}}\nfaults:\n  - {kind: explode, at_s: 1}\n  - {kind: kill}\n"
     )

@@ -1,4 +1,4 @@
-"""How options and a YAML file become one spec, and how all of their faults are told at once."""
+"""How options and a YAML file become one spec, and how all of their faults are reported at once."""
 
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def test_a_loop_of_one_kind_replaces_one_of_the_other() -> None:
     assert len(faults(text="arrivals: {users: 5, rate_per_s: 1}")) == 1
 
 
-def test_all_faults_of_file_and_options_are_told_at_once() -> None:
+def test_all_faults_of_file_and_options_are_reported_at_once() -> None:
     listed = faults(
         *("--timeout", "3 weeks", "--objective", "ttf=1s", "--tenant", "a=0", "--set", "clients.retrys=2"),
         *("--prompt-tokens", "lognormal:mean=-4", "--body", "[1]"),

@@ -64,7 +64,7 @@ def sweep(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Invocation]:
     return lambda *words: CliRunner().invoke(app, ["load", "sweep", "--trial", "1m", "--out", "knee", *words])
 
 
-def test_the_knee_is_found_told_and_written(sweep: Callable[..., Invocation]) -> None:
+def test_the_knee_is_found_printed_and_written(sweep: Callable[..., Invocation]) -> None:
     done = sweep("--objective", "ttft=1s", "--tolerance", "10%", "--start-rate", "2")
     assert done.exit_code == 0, done.output
     found = Sweep.load(Path("knee.json"))

@@ -43,15 +43,15 @@ def test_what_holds_requests_up_stands_with_its_remedy_before_the_queues():
     assert text.index("Give it more memory.") < text.index("QUEUE")
 
 
-def test_nothing_is_said_where_nothing_was_found():
+def test_without_findings_nothing_is_shown():
     assert shown(findings=[]) == shown(findings=None) == shown()
 
 
-def test_a_terminal_does_not_obey_what_is_told_of_a_finding():
+def test_control_characters_of_a_finding_do_not_reach_the_terminal():
     assert "\x1b" not in shown(findings=[finding("\x1b[2J")])
 
 
-def test_a_soft_limit_is_told_from_a_hard_one():
+def test_a_soft_limit_is_marked_unlike_a_hard_one():
     limits = [
         UseBody(
             limit=name, kind=LimitKind("usd_per_month"), model=None, hard=hard, value=10.0, used=5.0, resets_in_s=1.0
@@ -60,5 +60,5 @@ def test_a_soft_limit_is_told_from_a_hard_one():
     ]
     counts = dict.fromkeys(("waiting", "running", "requests", "refused", "prompt_tokens", "output_tokens"), 0)
     lines = shown(tenants=[TenantUseBody(tenant="acme", **counts, limits=limits)]).splitlines()
-    told = [line.split("50%")[1].strip() for line in lines if "50%" in line]
-    assert told == ["usd_per_month", "soft usd_per_month"]
+    budgets = [line.split("50%")[1].strip() for line in lines if "50%" in line]
+    assert budgets == ["usd_per_month", "soft usd_per_month"]

@@ -66,9 +66,9 @@ def test_poolings_are_those_of_sentence_transformers(tmp_path, mode, form):
     library = pytest.importorskip("sentence_transformers.sentence_transformer.modules.pooling")
     model = make_model(tmp_path, "qwen3")
     old = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "weightedmean": "weightedmean_tokens"}
-    said = {"old": {f"pooling_mode_{old.get(mode, mode)}": True}, "new": {"pooling_mode": mode}}
-    if form in said:
-        saved_by_sentence_transformers(tmp_path, said[form], normalised=False)
+    config = {"old": {f"pooling_mode_{old.get(mode, mode)}": True}, "new": {"pooling_mode": mode}}
+    if form in config:
+        saved_by_sentence_transformers(tmp_path, config[form], normalised=False)
     rows, real = padded(model.model, texts())
     wanted = library.Pooling(HIDDEN, mode)({"token_embeddings": rows, "attention_mask": real})["sentence_embedding"]
     if form == "setting":

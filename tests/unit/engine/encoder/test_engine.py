@@ -127,7 +127,7 @@ def test_what_can_never_be_computed_is_refused(request_, reason):
     assert set(bench.step()) == {"taken"}
 
 
-def test_the_report_says_what_room_is_left():
+def test_the_report_says_what_capacity_is_left():
     bench = Bench(step_tokens=32, max_sequences=3)
     empty = bench.engine.load()
     assert (empty.free_sequences, empty.free_blocks, empty.total_blocks) == (3, 4, 4)
@@ -149,7 +149,7 @@ def test_it_learns_what_tokens_take():
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.booleans()), max_size=30), st.integers(1, 80))
-def test_everything_ends_once_and_all_room_comes_back(texts, step_tokens):
+def test_every_request_ends_once_and_all_capacity_is_freed(texts, step_tokens):
     bench = Bench(step_tokens=step_tokens)
     whole = bench.engine.load().free_blocks
     for index, (length, _) in enumerate(texts):

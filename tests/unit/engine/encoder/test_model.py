@@ -96,7 +96,7 @@ def test_the_window_is_that_of_the_table_less_its_padding_or_shorter(tmp_path):
     assert EncoderShape.load(tmp_path).context_tokens == 32
 
 
-def test_encoders_are_told_from_decoders(tmp_path):
+def test_encoders_are_distinguished_from_decoders(tmp_path):
     make_encoder(tmp_path / "encoder")
     make_model(tmp_path / "decoder", "llama")
     assert is_encoder(tmp_path / "encoder")

@@ -132,12 +132,12 @@ def answers(engine):
         )
         prompt = [4 + (number * 7 + position) % 120 for position in range(1 + number * 5)]
         engine.submit("test", EngineRequest(id=str(number), prompt=prompt, sampling=sampling))
-    told: dict[str, list[int]] = {}
+    tokens: dict[str, list[int]] = {}
     while engine.busy:
         for output in engine.step().get("test", []):
-            told.setdefault(output.request_id, []).extend(output.delta.tokens)
+            tokens.setdefault(output.request_id, []).extend(output.delta.tokens)
     assert engine.load().free_blocks == engine.load().total_blocks
-    return told
+    return tokens
 
 
 def test_an_engine_answers_the_same_on_kernels_of_a_cpu_on_those_of_a_gpu_and_with_graphs(folder):

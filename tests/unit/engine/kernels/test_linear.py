@@ -129,5 +129,5 @@ def test_a_missing_head_changes_nothing(weight):
 
 def _moved(tensor: torch.Tensor) -> torch.Tensor:
     """The same at an address that nothing fits."""
-    room = torch.zeros(tensor.numel() + 1, dtype=tensor.dtype)
-    return room[1:].view(tensor.shape).copy_(tensor)
+    buffer = torch.zeros(tensor.numel() + 1, dtype=tensor.dtype)
+    return buffer[1:].view(tensor.shape).copy_(tensor)

@@ -74,8 +74,8 @@ def test_is_the_same_after_it_was_taken_apart(bits, real):
     rows, parts = torch.randn(9, 70), linear.tensors()
     elsewhere = {}
     for name, part in parts.items():
-        room = torch.empty(part.nbytes + 8, dtype=torch.uint8)[8:]
-        elsewhere[name] = room.view(part.dtype).view(part.shape).copy_(part)
+        buffer = torch.empty(part.nbytes + 8, dtype=torch.uint8)[8:]
+        elsewhere[name] = buffer.view(part.dtype).view(part.shape).copy_(part)
     assert torch.equal(KINDS[linear.kind].of(parts)(rows), linear(rows))
     assert torch.equal(KINDS[linear.kind].of(elsewhere)(rows), linear(rows))
     assert KINDS[linear.kind].of(parts).tensors()["panels"].data_ptr() == parts["panels"].data_ptr()

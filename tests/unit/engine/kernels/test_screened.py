@@ -32,15 +32,15 @@ def searched(linear, rows):
     out = torch.full((len(rows) + 1, linear(rows).shape[1]), 7.0)
     found = torch.zeros(len(rows), dtype=torch.int64)
     most_rows = 100  # of a step; what a search needs is as much as its own rows need
-    room = torch.zeros(linear.scratch_bytes(most_rows) + 64, dtype=torch.uint8)
+    scratch = torch.zeros(linear.scratch_bytes(most_rows) + 64, dtype=torch.uint8)
     assert linear.scratch_bytes(most_rows) == linear.scratch_bytes(MOST_ROWS)
     count, tape = ctypes.c_int64(len(rows)), Tape(torch.get_num_threads())
-    places = rows.data_ptr(), out.data_ptr(), ctypes.addressof(count), room.data_ptr()
+    places = rows.data_ptr(), out.data_ptr(), ctypes.addressof(count), scratch.data_ptr()
     linear.record_search(tape, *places, most_rows, found)
     for _ in range(2):  # what one search leaves behind is nothing to the next
         tape.play()
     assert (out[-1] == 7.0).all()
-    assert not room[-64:].any()
+    assert not scratch[-64:].any()
     return out[:-1], found
 
 

@@ -104,7 +104,7 @@ def test_a_table_reuses_full_blocks_but_always_computes_a_token():
     assert pool.idle == pool.total
 
 
-def test_opening_without_room_changes_nothing():
+def test_opening_without_free_blocks_changes_nothing():
     pool = BlockPool(4)
     writer = BlockTable(pool, 1, "")
     writer.open([1, 2])

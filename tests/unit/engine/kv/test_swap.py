@@ -52,7 +52,7 @@ def test_a_restored_block_is_found_by_others_of_its_scope_and_no_others():
     assert table.open(tokens) == 4
 
 
-def test_no_more_is_kept_than_there_is_room_for():
+def test_no_more_is_kept_than_fits():
     pool, swap = pool_of(4, 1)
     tokens = [1, 2, 3, 4, 5, 6, 7]
     table = preempted(pool, tokens)

@@ -74,7 +74,7 @@ def test_nobody_is_held_back_longer_than_its_class_allows(windows_s, arrivals):
     held = BatchingWindow(windows_s, 4)
     now_s, waiting = 0.0, []
     for priority, gap_s in arrivals:
-        # Between two arrivals the engine asks again when it was told to.
+        # Between two arrivals the engine asks again at the given time.
         while waiting and (hold_s := held.hold_s(now_s, running=0, waiting=len(waiting))) > 0:
             if hold_s > gap_s:
                 break

@@ -169,7 +169,7 @@ def test_without_anybody_who_waits_for_tokens_a_prompt_has_the_whole_step():
 # --- preemption ---
 
 
-def test_a_prompt_of_which_little_is_computed_gives_way_to_an_answer():
+def test_a_prompt_of_which_little_is_computed_is_preempted_for_an_answer():
     scheduler = make_scheduler(blocks=17, block_tokens=4, step_tokens=6, max_sequences=4, policy="fifo")
     grown = add(scheduler, "grown", prompt=4, output=40)
     step(scheduler)
@@ -355,7 +355,7 @@ def test_patience_lasts_until_a_deadline_when_nothing_else_is_to_do():
 # --- the account of waiting ---
 
 
-def test_what_a_sequence_waited_for_is_told_apart():
+def test_the_causes_of_a_wait_are_reported_apart():
     scheduler = make_scheduler(max_sequences=1, step_tokens=8)
     add(scheduler, "a", output=3)
     step(scheduler, 0.0)
@@ -410,7 +410,7 @@ def test_a_tenant_at_its_ceiling_does_not_hold_others_up():
     assert other in finished[:2]
 
 
-def test_a_floor_is_left_free_for_a_tenant_that_waits():
+def test_a_guaranteed_share_is_left_free_for_a_tenant_that_waits():
     shares = {"sure": KVShareConfig(floor=0.5)}
     scheduler = make_scheduler(blocks=16, block_tokens=4, step_tokens=64, max_sequences=2, kv_shares=shares)
     first = add(scheduler, "greedy", prompt=20, output=9)
@@ -459,7 +459,7 @@ def test_gauges_say_what_is_free_and_what_is_promised():
     assert scheduler.promised_blocks == scheduler.waiting_prompt_tokens == 0
 
 
-def test_stop_and_length_are_told_from_a_deadline():
+def test_stop_and_length_are_distinguished_from_a_deadline():
     scheduler = make_scheduler()
     add(scheduler, "a", output=1, deadline_in_s=0.5)
     _, [advance] = step(scheduler)

@@ -18,7 +18,7 @@ def test_without_shares_everything_idle_is_for_everybody():
     assert books.most(flow("acme")) == 100
 
 
-def test_others_leave_a_floor_to_a_tenant_that_waits():
+def test_others_leave_a_guaranteed_share_to_a_tenant_that_waits():
     books = residency(acme=(0.3, 1.0))
     assert books.available_blocks(flow("beta"), 100) == 100
     books.on_join(flow("acme"))
@@ -27,14 +27,14 @@ def test_others_leave_a_floor_to_a_tenant_that_waits():
     assert books.available_blocks(flow("acme"), 100) == 100
 
 
-def test_a_floor_that_nobody_waits_for_is_lent():
+def test_a_guaranteed_share_that_nobody_waits_for_is_lent():
     books = residency(acme=(0.3, 1.0))
     books.on_join(flow("acme"))
     books.on_dequeue(flow("acme"))
     assert books.available_blocks(flow("beta"), 100) == 100
 
 
-def test_a_floor_that_is_met_reserves_nothing_more():
+def test_a_guaranteed_share_that_is_used_reserves_nothing_more():
     books = residency(acme=(0.3, 1.0))
     books.on_join(flow("acme"))
     books.hold(flow("acme"), range(20))
@@ -43,7 +43,7 @@ def test_a_floor_that_is_met_reserves_nothing_more():
     assert books.available_blocks(flow("beta"), 60) == 60
 
 
-def test_its_own_floor_is_a_tenants_even_when_others_are_owed_more_than_is_idle():
+def test_a_tenant_gets_its_guaranteed_share_even_when_others_are_owed_more_than_is_idle():
     books = residency(acme=(0.3, 1.0), beta=(0.5, 1.0))
     books.on_join(flow("acme"))
     books.on_join(flow("beta"))
@@ -81,7 +81,7 @@ def test_a_team_is_bound_by_its_organisation_as_well():
     assert books.most(flow("acme", "red")) == 40
 
 
-def test_a_floor_of_the_organisation_serves_its_teams():
+def test_a_guaranteed_share_of_the_organisation_serves_its_teams():
     books = residency(acme=(0.3, 1.0))
     books.on_join(flow("acme", "red"))
     assert books.is_entitled(flow("acme", "blue"), 30)

@@ -74,7 +74,7 @@ def test_it_follows_a_machine_that_has_become_slower():
     assert model.predict((1, 50)) == pytest.approx(52.5, rel=0.05)
 
 
-def test_features_that_cannot_be_told_apart_do_no_harm():
+def test_features_that_always_move_together_do_no_harm():
     model = LeastSquares(3, memory=100)
     learn(model, [((1, 2, 2), 3.0)] * 50)
     assert model.predict((1, 2, 2)) == pytest.approx(3.0)

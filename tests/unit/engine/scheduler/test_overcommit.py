@@ -73,7 +73,7 @@ def test_a_light_tenant_runs_in_the_next_step_and_the_flood_takes_turns(schedule
     assert scheduler.counters.preemptions == 0
 
 
-def test_nobody_gives_way_to_its_own_tenant(scheduler):
+def test_no_sequence_takes_turns_with_its_own_tenant(scheduler):
     flooded(scheduler)
     more = add(scheduler, "flood")
     step(scheduler)
@@ -81,7 +81,7 @@ def test_nobody_gives_way_to_its_own_tenant(scheduler):
     assert (scheduler.waiting, scheduler.overcommitted) == (1, 0)
 
 
-def test_there_are_so_many_guests_and_no_more(scheduler):
+def test_overcommitted_sequences_are_limited(scheduler):
     flooded(scheduler)
     lights = [add(scheduler, f"light-{number}") for number in range(3)]
     step(scheduler)
@@ -89,7 +89,7 @@ def test_there_are_so_many_guests_and_no_more(scheduler):
     assert scheduler.overcommit_slots == 0
 
 
-def test_a_guest_has_a_place_as_soon_as_one_comes_free(scheduler):
+def test_an_overcommitted_sequence_takes_a_slot_as_soon_as_one_is_free(scheduler):
     flood = flooded(scheduler)
     add(scheduler, "light")
     step(scheduler)
@@ -98,7 +98,7 @@ def test_a_guest_has_a_place_as_soon_as_one_comes_free(scheduler):
     assert (scheduler.running, scheduler.overcommitted, scheduler.free_sequences) == (PLACES, 0, 0)
 
 
-def test_a_tenant_that_holds_as_much_per_weight_is_no_guest(scheduler):
+def test_a_tenant_that_holds_as_much_per_weight_gets_no_overcommit_slot(scheduler):
     """Three places of weight 3 are as much as one of weight 1."""
     for _ in range(3):
         add(scheduler, "heavy", weight=3.0)
@@ -110,7 +110,7 @@ def test_a_tenant_that_holds_as_much_per_weight_is_no_guest(scheduler):
     assert other.table.blocks == []
 
 
-def test_an_urgent_class_gives_no_way_to_a_patient_one(scheduler):
+def test_an_urgent_class_does_not_take_turns_with_a_patient_one(scheduler):
     flooded(scheduler, priority=PriorityClass.INTERACTIVE)
     patient = add(scheduler, "light", priority=PriorityClass.BACKGROUND)
     urgent = add(scheduler, "light", priority=PriorityClass.INTERACTIVE)
@@ -142,7 +142,7 @@ def test_the_only_patient_one_is_not_left_out_all_the_time(scheduler):
 
 
 @pytest.mark.parametrize("beyond", [0, 1, 2])
-def test_a_guest_comes_in_only_where_a_step_has_tokens_for_its_prompt(beyond):
+def test_a_sequence_is_overcommitted_only_where_a_step_has_tokens_for_its_prompt(beyond):
     scheduler = make(step_tokens=PLACES + beyond)
     flood = [add(scheduler, "flood", max_tokens=100) for _ in range(PLACES)]
     while not all(sequence.output_tokens for sequence in flood):

@@ -169,7 +169,7 @@ def test_tokens_that_no_step_has_computed_are_computed_together_in_the_next():
     assert scheduler.counters.output_tokens == 6
 
 
-def test_a_step_that_has_no_room_for_all_of_them_gives_everybody_one():
+def test_a_step_too_small_for_all_pending_tokens_gives_each_sequence_one():
     scheduler = make_scheduler(max_sequences=4, step_tokens=8)
     for prompt in (range(3), [5]):
         scheduler.add(make_request(prompt, max_tokens=30), 0.0)

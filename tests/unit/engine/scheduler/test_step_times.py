@@ -220,7 +220,7 @@ def test_the_longest_chunk_is_one_that_fits_and_one_more_would_not(coefficients,
     ),
     objective_s=st.floats(1e-4, 10),
 )  # fmt: skip
-def test_whatever_it_is_told_it_stays_sane(steps, objective_s):
+def test_estimates_stay_sane_for_any_measurements(steps, objective_s):
     meter = StepMeter()
     for decodes, context, chunks, prefill, pairs, seconds in steps:
         chunks = chunks or not decodes

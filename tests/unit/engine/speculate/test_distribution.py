@@ -56,13 +56,13 @@ def answers(folder, drafter):
     for seed in range(ANSWERS):
         sampling = SamplingParams(max_tokens=3, seed=seed, ignore_eos=True)
         engine.submit("owner", EngineRequest(id=str(seed), prompt=PROMPT, sampling=sampling))
-    told = {str(seed): [] for seed in range(ANSWERS)}
+    outputs = {str(seed): [] for seed in range(ANSWERS)}
     while engine.occupied:
         for output in engine.step().get("owner", []):
-            told[output.request_id] += output.delta.tokens
+            outputs[output.request_id] += output.delta.tokens
     load = engine.load()
     assert 0 < load.accepted_tokens < load.drafted_tokens == ANSWERS
-    return list(told.values())
+    return list(outputs.values())
 
 
 def p_value(tokens, probabilities):
@@ -80,19 +80,19 @@ def test_sampled_tokens_keep_the_distribution(model):
     folder, oracle = model
     first, second = exact(oracle)
     after = first @ second
-    told = answers(folder, Favourite(int(after.argmax())))
-    assert p_value([tokens[0] for tokens in told], first) > SIGNIFICANT
-    assert p_value([tokens[1] for tokens in told], after) > SIGNIFICANT
-    assert p_value([tokens[1] for tokens in told], first) < SIGNIFICANT, "the test can tell"
+    outputs = answers(folder, Favourite(int(after.argmax())))
+    assert p_value([tokens[0] for tokens in outputs], first) > SIGNIFICANT
+    assert p_value([tokens[1] for tokens in outputs], after) > SIGNIFICANT
+    assert p_value([tokens[1] for tokens in outputs], first) < SIGNIFICANT, "the test can tell"
 
 
 def test_what_follows_a_right_guess_keeps_it_too(model):
     folder, oracle = model
     first, second = exact(oracle)
     guessed = int((first @ second).argmax())
-    told = [tokens for tokens in answers(folder, Favourite(guessed)) if tokens[1] == guessed]
+    outputs = [tokens for tokens in answers(folder, Favourite(guessed)) if tokens[1] == guessed]
     with torch.inference_mode():
         texts = torch.tensor([[*PROMPT, token, guessed] for token in range(len(first))])
         third = oracle(texts).logits[:, -1].softmax(-1).double()
     of_first = first * second[:, guessed]
-    assert p_value([tokens[2] for tokens in told], of_first @ third) > SIGNIFICANT
+    assert p_value([tokens[2] for tokens in outputs], of_first @ third) > SIGNIFICANT

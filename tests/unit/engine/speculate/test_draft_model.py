@@ -58,7 +58,7 @@ def requests(count=24, **fields):
 
 
 def answers(engine, asked, between=lambda engine, step: None):
-    told, scores, finishes = {}, {}, {}
+    outputs, scores, finishes = {}, {}, {}
     for request in asked:
         engine.submit("owner", request)
     step = 0
@@ -67,13 +67,13 @@ def answers(engine, asked, between=lambda engine, step: None):
         step += 1
         for output in engine.step().get("owner", []):
             key = output.request_id, output.delta.index
-            told.setdefault(key, []).extend(output.delta.tokens)
+            outputs.setdefault(key, []).extend(output.delta.tokens)
             scores.setdefault(key, []).extend(entry.logprob for entry in output.delta.logprobs or [])
             if output.delta.finish:
                 finishes[key] = output.delta.finish
     load = engine.load()
     assert load.free_blocks == load.total_blocks
-    return told, scores, finishes
+    return outputs, scores, finishes
 
 
 def read_lengths(engine):
@@ -181,7 +181,7 @@ def test_what_the_prefix_cache_knows_is_read_once(folders):
     assert right(engine) == 1.0
 
 
-def test_it_reads_in_pieces_what_a_step_has_no_room_for(folders, calm):
+def test_it_reads_a_prompt_larger_than_a_step_in_pieces(folders, calm):
     engine = make_engine(folders, "itself", step_tokens=64, kv_memory_bytes=8 << 20)
     lengths = read_lengths(engine)
     prompt = [4 + position % 100 for position in range(200)]
@@ -206,7 +206,7 @@ def test_methods_and_draft_models_go_together(folders):
             build(folders["itself"], EngineConfig(device="cpu", speculation=speculation))
 
 
-def test_another_vocabulary_is_told_by_a_token(tmp_path):
+def test_another_vocabulary_is_detected_by_a_token(tmp_path):
     def save(name, vocabulary, added=()):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)

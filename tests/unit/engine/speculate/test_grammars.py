@@ -39,8 +39,8 @@ FIELDS = [
 ]
 
 
-def make_engine(*, room=16 << 20, **fields):
-    config = EngineConfig(device="cpu", dtype="fp32", threads=1, kv_memory_bytes=room, **fields)
+def make_engine(*, kv_bytes=16 << 20, **fields):
+    config = EngineConfig(device="cpu", dtype="fp32", threads=1, kv_memory_bytes=kv_bytes, **fields)
     return build(BUNDLED_MODEL, config)[0]
 
 
@@ -77,18 +77,18 @@ def requests(schema, fields):
 
 
 def answers(engine, asked):
-    told, scores, finishes = {}, {}, {}
+    tokens, scores, finishes = {}, {}, {}
     for request in asked:
         engine.submit("owner", request)
     while engine.occupied:
         for output in engine.step().get("owner", []):
             key = output.request_id, output.delta.index
-            told.setdefault(key, []).extend(output.delta.tokens)
+            tokens.setdefault(key, []).extend(output.delta.tokens)
             scores.setdefault(key, []).extend(entry.logprob for entry in output.delta.logprobs or [])
             if output.delta.finish:
                 finishes[key] = output.delta.finish
     assert not engine.rejections()
-    return told, scores, finishes
+    return tokens, scores, finishes
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
@@ -138,12 +138,12 @@ def test_a_draft_model_under_a_grammar_changes_no_token(plain, fewer_layers, fie
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_grammars_drafts_shared_prefixes_and_preemption_at_once_change_no_token(plain, fewer_layers, method):
     """The KV cache is too small for all of them, and what was preempted finds its prefix in it again, or not."""
-    story = TOKENIZER.encode("There was a rabbit named Ruby, 7 years old, and a raven. " * 4, add_special_tokens=False)
+    text = TOKENIZER.encode("There was a rabbit named Ruby, 7 years old, and a raven. " * 4, add_special_tokens=False)
     grammar = parse_grammar(Constraint("json_schema", SCHEMA, "guided_json"))
     asked = [
         EngineRequest(
             id=str(number),
-            prompt=story[: 30 + 3 * (number % 4)],
+            prompt=text[: 30 + 3 * (number % 4)],
             sampling=SamplingParams(
                 max_tokens=60, seed=number, temperature=0.8 * (number % 2), grammar=grammar if number % 3 else None
             ),
@@ -154,7 +154,7 @@ def test_grammars_drafts_shared_prefixes_and_preemption_at_once_change_no_token(
     draft_model = str(fewer_layers) if method == "draft_model" else None
     engine = make_engine(
         block_tokens=16,
-        room=3 << 20,
+        kv_bytes=3 << 20,
         step_tokens=70,
         max_sequences=16,
         speculation=SpeculationConfig(method=method, draft_model=draft_model),
@@ -202,7 +202,7 @@ def test_a_guess_that_disagrees_with_what_is_forced_ends_there():
     assert supposition.tokens == [5, 1, 2, 3]
 
 
-def test_nothing_follows_what_cannot_come_or_ends_the_answer_or_has_no_room():
+def test_nothing_is_drafted_after_an_impossible_token_or_the_end_or_beyond_the_budget():
     impossible, ending, full = (SpeculativeGrammarState(Letters()) for _ in range(3))
     impossible.follow((5, 9, 5), 12)
     assert (impossible.tokens, impossible.draws) == ([5], [0, 1])

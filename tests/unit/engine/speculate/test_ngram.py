@@ -47,13 +47,13 @@ def test_asked_at_every_token_it_says_the_same_as_asked_once(tokens, most):
     drafter, sequence = NgramDrafter(), sequence_of([])
     for end in range(len(tokens) + 1):
         sequence.tokens = tokens[:end]
-        said = drafter.draft(sequence, most)
-        assert said == guess(tokens[:end], most)
+        drafted = drafter.draft(sequence, most)
+        assert drafted == guess(tokens[:end], most)
         places = [p for p in range(3, end) if tokens[p - 3 : p] == tokens[end - 3 : end]]
-        assert (said is not None) == bool(places)
-        if said is not None:
+        assert (drafted is not None) == bool(places)
+        if drafted is not None:
             place = max(places)
-            assert said.tokens == tuple(tokens[place + i % (end - place)] for i in range(most))
+            assert drafted.tokens == tuple(tokens[place + i % (end - place)] for i in range(most))
 
 
 def test_a_sequence_that_is_forgotten_leaves_nothing():

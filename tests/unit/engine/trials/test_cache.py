@@ -52,7 +52,7 @@ def test_without_a_folder_nothing_is_kept():
     assert notes.read("a") is None
 
 
-def test_old_notes_make_room(notes, monkeypatch):
+def test_old_results_are_evicted(notes, monkeypatch):
     monkeypatch.setattr(module, "_MOST_NOTES", 3)
     for key in "abcde":
         notes.write(key, STEPS)

@@ -95,7 +95,7 @@ def test_nothing_is_kept_where_that_is_switched_off(config, tmp_path):
         ({}, Path.home() / ".cache" / "maitred" / "weights"),
     ],
 )
-def test_they_are_in_the_users_cache_unless_said_otherwise(env, folder):
+def test_they_are_in_the_users_cache_unless_configured_otherwise(env, folder):
     assert cache_folder(WeightsCacheConfig(), env) == folder
     assert cache_folder(WeightsCacheConfig(folder="/here"), env) == Path("/here")
 

@@ -1,4 +1,4 @@
-"""Which differences are called, which are not, and what is said about them."""
+"""Which differences are called, which are not, and how they are reported."""
 
 import msgspec
 import numpy as np
@@ -106,7 +106,7 @@ def test_a_tail_is_not_judged_from_a_handful() -> None:
     assert "1000 requests" in p99.note
 
 
-def test_without_objectives_nothing_is_said_about_them() -> None:
+def test_without_objectives_the_report_has_no_line_about_them() -> None:
     plain = run(objectives=ObjectivesSpec())
     metrics = {it.metric for it in compare([plain], [plain]).rows}
     assert not metrics & {"goodput_per_s", "attainment"}
@@ -134,14 +134,14 @@ def test_another_target_is_what_a_comparison_is_for() -> None:
     assert not table.warnings
 
 
-def test_a_tester_at_its_limit_is_told() -> None:
+def test_a_tester_at_its_limit_is_reported() -> None:
     late = run()
     cost = msgspec.structs.replace(late.tester, limit="tester", verdict="Its core was full.")
     table = compare([msgspec.structs.replace(late, tester=cost)], [run()])
     assert any("“before”" in warning and "Its core was full." in warning for warning in table.warnings)
 
 
-def test_other_endings_are_told() -> None:
+def test_other_endings_are_reported() -> None:
     table = compare([run()], [run(failures=True)])
     assert any("ended as complete" in warning for warning in table.warnings)
 

@@ -70,7 +70,7 @@ def test_requests_that_pile_up_fail_a_rate_that_meets_its_objectives() -> None:
     assert trial(5, growth=20).passed
 
 
-def test_chance_is_told_from_certainty() -> None:
+def test_chance_is_distinguished_from_certainty() -> None:
     assert RateEvidence([trial(1, met=0.99)]).sure
     assert not RateEvidence([trial(1, met=0.955)]).sure
     assert RateEvidence([trial(1, met=0.5)]).sure
@@ -117,10 +117,10 @@ def simulated(rate: float, knee: float, rng: random.Random, *, seconds: float = 
     capacity = 1.25 * knee
     bound_s = -math.log(0.05) / (capacity - knee)
     judged = max(int(rng.gauss(rate * seconds, math.sqrt(rate * seconds))), 20)
-    spare = capacity - rate
-    share = 1 - math.exp(-spare * bound_s) if spare > 0 else 0.0
+    unused = capacity - rate
+    share = 1 - math.exp(-unused * bound_s) if unused > 0 else 0.0
     share += rng.gauss(0, math.sqrt(max(share * (1 - share), 1e-9) * 3 / judged))
-    growth = max(0.0, -spare) * seconds / 2 + rng.gauss(0, 2)
+    growth = max(0.0, -unused) * seconds / 2 + rng.gauss(0, 2)
     met = min(max(share, 0.0), 1.0)
     return SweepTrial(
         rate_per_s=rate, objective=0.95, judged=judged, met=round(met * judged), due=judged // 2, growth=growth,

@@ -44,14 +44,14 @@ def test_all_promises_are_judged_by_default_and_none_but_the_first_when_all_are_
     assert [verdict.name for verdict in judge(evidence(), NONE)] == ["faults played"]
 
 
-def test_a_fault_that_did_not_happen_is_told():
+def test_a_fault_that_did_not_happen_is_reported():
     verdict = faults_played(evidence(faults=[fault(5.0), fault(6.0, number=1, error="No such process.")]))
     assert verdict.state == "broken"
     assert verdict.found == "1 of 2"
     assert verdict.examples == ["fault 1 (kill): No such process."]
 
 
-def test_an_empty_house_holds():
+def test_an_empty_system_passes():
     assert nothing_left(EndState(gauges=EMPTY, settled_s=0.3), 5).found == "nothing, 0.3 s after the load"
 
 

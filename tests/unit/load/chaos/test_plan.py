@@ -120,7 +120,7 @@ def test_unsound_loads(load, says):
     assert says in caught.value.message
 
 
-def test_all_that_is_wrong_is_told_at_once():
+def test_all_faults_are_reported_at_once():
     with pytest.raises(ConfigInvalid) as caught:
         check(plan([{"kind": "hang", "at_s": 1}, {"kind": "stall", "at_s": 2}], load={"target": {"body": "[]"}}))
     for part in ("load.target.body", "faults[0] (hang): for_s", "faults[0] (hang): target", "faults[1] (stall)"):

@@ -83,7 +83,7 @@ def test_the_file_comes_back(tmp_path):
         ('{"format": "maitred-chaos/1"}', "is damaged"),
     ],
 )
-def test_another_file_is_told(tmp_path, content, says):
+def test_another_file_is_refused(tmp_path, content, says):
     path = tmp_path / "x.json"
     if content is not None:
         path.write_text(content)

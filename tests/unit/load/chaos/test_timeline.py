@@ -16,9 +16,9 @@ class Scene:
     """Notes what is done and undone."""
 
     def __init__(self, *faults, now_s=0.0):
-        self.done, self.undone, self.told = [], [], []
+        self.done, self.undone, self.messages = [], [], []
         self.begun = asyncio.Event()
-        self.timeline = FaultTimeline(faults, self.inflict, lambda: now_s, self.told.append)
+        self.timeline = FaultTimeline(faults, self.inflict, lambda: now_s, self.messages.append)
 
     @asynccontextmanager
     async def inflict(self, fault, note):
@@ -48,7 +48,7 @@ async def test_a_fault_is_done_and_undone():
     assert (entry.planned_s, entry.began_s, entry.ended_s, entry.error) == (3, 3.5, 3.5, "")
     assert entry.said == ["kill done"]
     assert scene.done == scene.undone == ["kill"]
-    assert [line.strip() for line in scene.told] == [
+    assert [line.strip() for line in scene.messages] == [
         "3.5 s  fault 0 (kill engine): kill done",
         "3.5 s  fault 0 (kill engine): over",
     ]
@@ -79,7 +79,7 @@ async def test_a_fault_of_the_timeline_itself_is_not_swallowed():
     def broken(fault, note):
         raise ZeroDivisionError
 
-    timeline = FaultTimeline([HANG], broken, lambda: 0.0, scene.told.append)
+    timeline = FaultTimeline([HANG], broken, lambda: 0.0, scene.messages.append)
     with pytest.raises(ExceptionGroup) as caught:
         await timeline.play()
     assert caught.group_contains(ZeroDivisionError)

@@ -28,7 +28,7 @@ def a_run(*, lag_s=0.0005, cpu_share=0.3, starved_share=0.0, send_delay_s=0.0005
     )
 
 
-def test_a_tester_with_time_to_spare_is_no_limit():
+def test_a_tester_that_is_not_busy_is_no_limit():
     cost = judge(a_run())
     assert cost.limit == "none"
     assert (cost.cpu_seconds, cost.cpu_share, cost.cpu_share_max) == (3.0, 0.3, 0.3)

@@ -1,4 +1,4 @@
-"""The result file: what goes in comes out, and other files are told apart."""
+"""The result file: what goes in comes out, and other files are refused."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def test_columns_and_the_counted() -> None:
     assert len(values) == len(request) == int((result.column("pieces") - 1).sum())
 
 
-def test_secrets_are_named_and_not_told(tmp_path: Path) -> None:
+def test_secrets_are_named_and_not_disclosed(tmp_path: Path) -> None:
     key = Secret("s3cr3t", "{env: KEY}")
     spec = LoadSpec(target=LoadTarget(api_key=key), tenants={"a": LoadTenant(api_key=key)})
     result = LoadResult.of(spec, RunData([], [], 0.0, 0.0), command="maitred load run", workload="none")
@@ -74,7 +74,7 @@ def test_tenants_are_summarised_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "reason"),
     [
         ("[]", "not a result of `maitred load run`"),
         ("not json", "not a result of `maitred load run`"),
@@ -83,10 +83,10 @@ def test_tenants_are_summarised_alone() -> None:
         ('{"format": "maitred-load/1"}', "damaged"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, content: str, said: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: str, reason: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(content)
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=reason):
         LoadResult.load(path)
 
 
@@ -96,7 +96,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "reason"),
     [
         (("gaps",), "AAAA", "gaps"),
         (("gaps",), "*", "gaps"),
@@ -104,7 +104,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         (("requests", "pieces"), [1] * 10, "do not fit"),
     ],
 )
-def test_damage_is_found(tmp_path: Path, field: tuple[str, ...], value: object, said: str) -> None:
+def test_damage_is_found(tmp_path: Path, field: tuple[str, ...], value: object, reason: str) -> None:
     content = msgspec.to_builtins(synthetic_result(5, requests=10))
     place = content
     for key in field[:-1]:
@@ -112,7 +112,7 @@ def test_damage_is_found(tmp_path: Path, field: tuple[str, ...], value: object, 
     place[field[-1]] = value
     path = tmp_path / "run.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=reason):
         LoadResult.load(path)
 
 

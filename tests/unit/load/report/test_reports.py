@@ -169,15 +169,15 @@ def test_losses_come_first(rich: LoadResult) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requests", "outcome", "said"),
+    ("requests", "outcome", "phrase"),
     [(0, UserOutcome.COMPLETE, "Nothing was measured"), (5, UserOutcome.REFUSED, "None of 5 requests")],
 )
-def test_nothing_answered(requests: int, outcome: UserOutcome, said: str) -> None:
+def test_nothing_answered(requests: int, outcome: UserOutcome, phrase: str) -> None:
     result = synthetic_result(1, requests=requests)
     result.summary = msgspec.structs.replace(result.summary, outcomes={outcome.value: requests})
     document = outline(result)
     assert document.verdict.tone is CalloutLevel.BAD
-    assert said in document.verdict.text
+    assert phrase in document.verdict.text
 
 
 def test_a_short_run_says_so() -> None:
@@ -186,7 +186,7 @@ def test_a_short_run_says_so() -> None:
     assert "Rates are from a window of" in texts
 
 
-def test_what_the_server_did_not_do_is_said() -> None:
+def test_answers_without_usage_or_shorter_than_asked_are_reported() -> None:
     result = synthetic_result(1, requests=200)
     result.requests = msgspec.structs.replace(result.requests, output_tokens=[0] * 200)
     silent = msgspec.convert(msgspec.to_builtins(result), LoadResult)

@@ -102,7 +102,7 @@ def test_pairs_are_found_by_the_usual_names(tmp_path, header):
         ("prompt_tokens,output_tokens\n1,2.5\n", "line 2: '2.5' should be a whole number"),
     ],
 )
-def test_a_bad_file_of_pairs_is_told_by_its_line(tmp_path, text, reason):
+def test_a_bad_file_of_pairs_is_reported_by_its_line(tmp_path, text, reason):
     path = tmp_path / "pairs.csv"
     path.write_text(text)
     with pytest.raises(InvalidRequest, match=r"pairs\.csv") as raised:

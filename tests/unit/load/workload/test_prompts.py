@@ -33,7 +33,7 @@ def test_the_words_are_plain_and_all_different():
 
 
 @pytest.mark.parametrize(("tokens", "words"), [(0, 1), (10, 1), (11, 1), (135, 100), (1260, 1000)])
-def test_a_message_leaves_room_for_the_template(tokens, words):
+def test_a_message_leaves_tokens_for_the_template(tokens, words):
     assert len(writer().message(0, 0, tokens).split(" ")) == words
 
 

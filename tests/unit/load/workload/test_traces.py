@@ -1,4 +1,4 @@
-"""Each format on a sample of what was published, and what is said of lines that are wrong."""
+"""Each format on a sample of what was published, and the errors for wrong lines."""
 
 import json
 import lzma
@@ -167,7 +167,7 @@ LINES = [
 
 
 @pytest.mark.parametrize(("read", "text", "reason"), LINES)
-def test_a_wrong_line_is_told_by_file_and_number(tmp_path, read, text, reason):
+def test_a_wrong_line_is_reported_by_file_and_number(tmp_path, read, text, reason):
     path = tmp_path / "trace.txt"
     path.write_text(text)
     with pytest.raises(InvalidRequest) as raised:

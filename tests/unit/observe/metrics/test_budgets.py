@@ -1,4 +1,4 @@
-"""How far budgets are used, for as many tenants as are told apart."""
+"""How far budgets are used, for as many tenants as have their own series."""
 
 from prometheus_client import CollectorRegistry
 
@@ -54,7 +54,7 @@ async def test_the_fullest_of_those_without_a_name_stands_for_them_while_they_as
     assert (used("first"), used("other")) == (0.1, None)
 
 
-async def test_what_nobody_can_know_is_not_told():
+async def test_unknown_budgets_are_not_exported():
     metrics, used = watched(10)
     counters = Counters(acme=50)
     asks(metrics, "acme")

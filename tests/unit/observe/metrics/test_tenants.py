@@ -1,4 +1,4 @@
-"""Tenants are told apart, but not without bound."""
+"""Tenants have their own series, up to a bound."""
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -12,19 +12,19 @@ from maitred.observe.metrics.requests import TenantMetrics
 
 def ended(organisation, *, model="m", outcome=Outcome.FINISHED, tokens=3):
     principal = Principal(key="k", tenants=("team", organisation), scopes=frozenset())
-    tally = RequestContext("req-1", 0.0, route="/v1/completions", model=model, principal=principal)
+    context = RequestContext("req-1", 0.0, route="/v1/completions", model=model, principal=principal)
     if outcome is Outcome.FINISHED:
-        tally.first_token_s, tally.prompt_tokens, tally.completion_tokens = 2.0, 10, tokens
-        tally.waited_ms = {"slots": 500.0}
-    tally.close(outcome, 200 if outcome is Outcome.FINISHED else 429, 5.0)
-    return tally
+        context.first_token_s, context.prompt_tokens, context.completion_tokens = 2.0, 10, tokens
+        context.waited_ms = {"slots": 500.0}
+    context.close(outcome, 200 if outcome is Outcome.FINISHED else 429, 5.0)
+    return context
 
 
-def counted(named, *tallies):
+def counted(named, *contexts):
     registry = CollectorRegistry()
     tenants = TenantMetrics(registry, named)
-    for tally in tallies:
-        tenants.on_request_end(tally)
+    for context in contexts:
+        tenants.on_request_end(context)
     return registry.get_sample_value
 
 

@@ -19,7 +19,7 @@ from maitred.observe.config import MetricsConfig
 from maitred.observe.metrics.engines import EngineState
 from maitred.observe.metrics.registry import Metrics
 from maitred.testing.script import SCRIPTED_CARD
-from tests.support.dispatchers import Desk
+from tests.support.dispatchers import DispatchSetup
 
 ROOT = Path(__file__).parents[4]
 QUERIES = [
@@ -36,21 +36,25 @@ def metrics(**options):
         ("m", "one"): LoadReport(running=3, waiting=1, free_blocks=25, total_blocks=100, prompt_tokens=70),
         ("m", "two"): LoadReport(running=5, free_blocks=100, total_blocks=100, prompt_tokens=30, cached_tokens=8),
     }
-    queue = replace(dispatch_snapshot(Desk().floor, 0.0), waiting={"standard": 1, "batch": 2})
+    queue = replace(dispatch_snapshot(DispatchSetup().core, 0.0), waiting={"standard": 1, "batch": 2})
     made = Metrics(
         lambda: 0,
         lambda: {where: EngineState(True, 0, load, None) for where, load in loads.items()},
         queues=lambda: {"m": queue},
         **options,
     )
-    tally = RequestContext("req-1", 0.0, route="/v1/completions", model="m", first_token_s=3.0, gaps_s=[0.5])
-    tally.prompt_tokens, tally.completion_tokens, tally.waited_ms = 70, 5, {"slots": 1500.0, "tenant_share": 500.0}
-    tally.finish_reasons += [FinishReason.LENGTH]
-    tally.request = InferenceRequest(
+    context = RequestContext("req-1", 0.0, route="/v1/completions", model="m", first_token_s=3.0, gaps_s=[0.5])
+    context.prompt_tokens, context.completion_tokens, context.waited_ms = (
+        70,
+        5,
+        {"slots": 1500.0, "tenant_share": 500.0},
+    )
+    context.finish_reasons += [FinishReason.LENGTH]
+    context.request = InferenceRequest(
         model="m", prompts=["x"], sampling=SamplingParams(max_tokens=5, seed=0), max_tokens=5
     )
-    tally.close(Outcome.FINISHED, 200, 5.0)
-    made.requests.on_request_end(tally)
+    context.close(Outcome.FINISHED, 200, 5.0)
+    made.requests.on_request_end(context)
     for steps in range(2):
         made.steps.on_report(("m", "one"), LoadReport(steps=steps, prefill_tokens=8 * steps))
     return made
@@ -76,13 +80,13 @@ def test_as_many_queries_of_others_are_answered_as_the_page_says(samples):
         asked[source] += 1
         answered[source] += all(any(re.fullmatch(name, one) for one in known) for name in names)
     page = (ROOT / "docs/metrics.md").read_text()
-    said = re.findall(r"^\| [^|]+ \(`([\w-]+)`\) \| (\d+) \| (\d+) \|", page, re.MULTILINE)
-    assert {source: (int(of), int(share)) for source, of, share in said} == {
+    documented = re.findall(r"^\| [^|]+ \(`([\w-]+)`\) \| (\d+) \| (\d+) \|", page, re.MULTILINE)
+    assert {source: (int(of), int(share)) for source, of, share in documented} == {
         source: (of, answered[source]) for source, of in asked.items()
     }
 
 
-def test_the_size_of_the_cache_is_said_as_routers_read_it():
+def test_the_size_of_the_cache_is_exported_as_routers_read_it():
     card = msgspec.structs.replace(SCRIPTED_CARD, kv_capacity_tokens=1600)
     made = Metrics(lambda: 0, lambda: {("m", "r"): EngineState(True, 0, LoadReport(total_blocks=100), card)})
     (info,) = (line for line in made.render()[0].decode().splitlines() if line.startswith("vllm:cache_config_info{"))
@@ -90,7 +94,7 @@ def test_the_size_of_the_cache_is_said_as_routers_read_it():
     assert 'num_gpu_blocks="100"' in info
 
 
-def test_engines_are_told_apart_and_who_waits_at_the_gateway_is_seen(samples):
+def test_engines_have_their_own_series_and_waiting_requests_are_counted(samples):
     assert values(samples, "vllm:num_requests_running") == {("m", "one"): 3, ("m", "two"): 5}
     assert values(samples, "vllm:num_requests_waiting") == {("m", "one"): 1, ("m", "two"): 0, ("m", "gateway"): 3}
     assert values(samples, "vllm:kv_cache_usage_perc") == {("m", "one"): 0.75, ("m", "two"): 0.0}

@@ -364,7 +364,7 @@ async def test_listeners_hear_of_reports_readiness_and_loss():
         assert heard[-1][0] is False
 
 
-async def test_an_engine_that_heard_more_than_was_said_breaks_the_protocol():
+async def test_an_engine_that_acknowledges_more_than_was_sent_breaks_the_protocol():
     connection = EngineConnection()
     connection.connection_made(Mock(spec=asyncio.Transport))
     connection.data_received(encode_frame(EngineHello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))

@@ -89,7 +89,7 @@ def test_where_nobody_knows_seconds_tokens_are_counted():
     assert names(policy, [ReplicaCandidate("a", prompt_tokens=260, cached_tokens=64), ReplicaCandidate("b")], 1) == "b"
 
 
-def test_predictions_that_are_alike_do_not_send_all_one_way():
+def test_equal_predictions_do_not_send_all_requests_to_one_replica():
     policy = balancer("predicted_ttft")
     pair = [ReplicaCandidate("a", wait_s=0.100, prefill_s=0.9), ReplicaCandidate("b", wait_s=0.103, prefill_s=0.9)]
     assert names(policy, pair, 4) == "abab"

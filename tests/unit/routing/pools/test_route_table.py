@@ -39,15 +39,15 @@ CONFIG = RoutesConfig(
 )
 
 
-def way(model="tiny", **needs):
+def make_plan(model="tiny", **needs):
     return RoutingTable(CONFIG).make_plan(RequestRequirements(model, **needs))
 
 
-def places(a_way, failure):
+def places(plan, failure):
     """Where a request goes that everybody fails alike."""
-    target = a_way.first_target()
+    target = plan.first_target()
     found = [(target.pool, target.model, target.reason)]
-    while (target := a_way.next_target(failure)) is not None:
+    while (target := plan.next_target(failure)) is not None:
         found.append((target.pool, target.model, target.reason))
     return found
 
@@ -57,7 +57,7 @@ OWN = [("small", None, TargetReason.OWN), ("cloud", "gpt-4o-mini", TargetReason.
 
 @pytest.mark.parametrize("failure", [ReplicaUnavailable(), ReplicaBusy(), ReplicaLost(), QueueFull(), TooExpensive()])
 def test_own_targets_come_first_then_the_general_chain_each_place_once(failure):
-    assert places(way(), failure) == [
+    assert places(make_plan(), failure) == [
         *OWN,
         ("cloud", "gpt-4o", TargetReason.GENERAL),
         ("long", "big-128k", TargetReason.GENERAL),
@@ -65,35 +65,35 @@ def test_own_targets_come_first_then_the_general_chain_each_place_once(failure):
 
 
 def test_what_is_too_long_for_all_goes_to_the_longer_window():
-    assert places(way(), ContextLengthExceeded()) == [*OWN, ("long", "big-128k", TargetReason.CONTEXT_LENGTH)]
+    assert places(make_plan(), ContextLengthExceeded()) == [*OWN, ("long", "big-128k", TargetReason.CONTEXT_LENGTH)]
 
 
 def test_what_one_provider_refuses_is_not_shown_to_the_next_place_of_the_same_model():
-    assert places(way(), ContentRefused()) == [OWN[0], ("cloud", "o1", TargetReason.CONTENT_POLICY)]
+    assert places(make_plan(), ContentRefused()) == [OWN[0], ("cloud", "o1", TargetReason.CONTENT_POLICY)]
 
 
 @pytest.mark.parametrize("failure", [InvalidRequest("No."), DeadlineExceeded()])
 def test_what_is_nobodys_fault_here_goes_nowhere_else(failure):
-    assert places(way(), failure) == OWN[:1]
+    assert places(make_plan(), failure) == OWN[:1]
 
 
 def test_limits_are_not_gone_round():
     failure = QuotaExceeded("Used up.", subject="tenant:a", limit="usd_per_day", value=1, reading=None)
-    assert places(way(), failure) == OWN[:1]
+    assert places(make_plan(), failure) == OWN[:1]
 
 
 def test_one_chain_can_follow_another():
-    a_way = way()
-    a_way.first_target()
-    assert a_way.next_target(ReplicaLost()).model == "gpt-4o-mini"
-    assert a_way.next_target(ContextLengthExceeded()).reason is TargetReason.CONTEXT_LENGTH
-    assert a_way.next_target(ReplicaLost()).reason is TargetReason.GENERAL
-    assert a_way.next_target(ReplicaLost()) is None, "big has been tried already"
+    plan = make_plan()
+    plan.first_target()
+    assert plan.next_target(ReplicaLost()).model == "gpt-4o-mini"
+    assert plan.next_target(ContextLengthExceeded()).reason is TargetReason.CONTEXT_LENGTH
+    assert plan.next_target(ReplicaLost()).reason is TargetReason.GENERAL
+    assert plan.next_target(ReplicaLost()) is None, "big has been tried already"
 
 
 def test_aliases_lead_on_and_bring_the_chain():
-    assert places(way("default"), ReplicaLost()) == places(way(), ReplicaLost())
-    assert way("default").first_target().name == "tiny"
+    assert places(make_plan("default"), ReplicaLost()) == places(make_plan(), ReplicaLost())
+    assert make_plan("default").first_target().name == "tiny"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_aliases_lead_on_and_bring_the_chain():
     ],
 )
 def test_the_name_as_it_stands_then_the_longest_pattern(name, pool, model, key):
-    target = way(name).first_target()
+    target = make_plan(name).first_target()
     assert (target.pool, target.model, target.name) == (pool, model, key)
 
 
@@ -116,25 +116,25 @@ def test_a_name_that_leads_nowhere():
     assert RoutingTable(RoutesConfig(aliases={"a": "b", "b": "a"})).make_plan(RequestRequirements("a")) is None
 
 
-def test_a_fallback_is_no_way_out_of_the_house_or_the_region():
-    assert {pool for pool, *_ in places(way(local_only=True), ReplicaLost())} == {"small", "long"}
-    assert {pool for pool, *_ in places(way(regions={"us"}), ReplicaLost())} == {"cloud"}
-    assert places(way(local_only=True), ContentRefused()) == OWN[:1]
+def test_a_fallback_never_leaves_this_machine_or_the_region():
+    assert {pool for pool, *_ in places(make_plan(local_only=True), ReplicaLost())} == {"small", "long"}
+    assert {pool for pool, *_ in places(make_plan(regions={"us"}), ReplicaLost())} == {"cloud"}
+    assert places(make_plan(local_only=True), ContentRefused()) == OWN[:1]
 
 
-def test_a_fallback_is_no_way_to_a_model_that_is_closed():
+def test_a_fallback_never_reaches_a_model_that_is_not_allowed():
     open_ones = {"tiny", "big"}
-    assert places(way(allowed=open_ones.__contains__), ReplicaLost()) == [
+    assert places(make_plan(allowed=open_ones.__contains__), ReplicaLost()) == [
         *OWN,
         ("long", "big-128k", TargetReason.GENERAL),
     ]
-    assert way(allowed={"big"}.__contains__) is None
-    assert way("default", allowed={"default"}.__contains__) is not None, "open under the name that was asked for"
-    assert way("openai/o3", allowed={"openai/*"}.__contains__) is not None
+    assert make_plan(allowed={"big"}.__contains__) is None
+    assert make_plan("default", allowed={"default"}.__contains__) is not None, "open under the name that was asked for"
+    assert make_plan("openai/o3", allowed={"openai/*"}.__contains__) is not None
 
 
 def test_what_no_own_target_can_do_goes_to_the_chain_at_once():
-    assert way("tiny", capabilities={"vision"}).first_target().pool == "cloud"
+    assert make_plan("tiny", capabilities={"vision"}).first_target().pool == "cloud"
     config = RoutesConfig(
         pools={"a": PoolConfig(capabilities=[]), "b": PoolConfig()},
         names={"a": [TargetConfig(pool="a")], "b": [TargetConfig(pool="b")]},
@@ -144,9 +144,9 @@ def test_what_no_own_target_can_do_goes_to_the_chain_at_once():
         RoutingTable(config).make_plan(RequestRequirements("a", capabilities={"tools"})).first_target().reason
         is TargetReason.GENERAL
     )
-    said = RoutingTable(config).make_plan(RequestRequirements("a"))
-    said.first_target()
-    assert said.next_target(Unsupported("No tools.")).pool == "b"
+    plan = RoutingTable(config).make_plan(RequestRequirements("a"))
+    plan.first_target()
+    assert plan.next_target(Unsupported("No tools.")).pool == "b"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_what_no_own_target_can_do_goes_to_the_chain_at_once():
 )
 def test_a_refusal_says_why_of_every_pool(model, needs, error, sentence):
     with pytest.raises(error) as refusal:
-        way(model, **needs).first_target()
+        make_plan(model, **needs).first_target()
     assert sentence in refusal.value.message
 
 

@@ -46,7 +46,7 @@ def test_no_rollout_stands_behind_another_one():
     }
 
 
-def test_tolerances_leave_room_between_them():
+def test_tolerances_to_promote_and_to_abort_must_differ():
     trial = TrialConfig(slow_abort=0.1)
     found = faults({"chat": RolloutConfig(stable="v1", canary="v2", trial=trial)})
     assert list(found) == ["routing.rollouts.chat.trial.slow_promote"]

@@ -7,17 +7,17 @@ BUDGET = LimitClaim("day", CounterKind.BUDGET, 1000, 10, per_output=2, ends_s=50
 POOL = LimitClaim("pool", CounterKind.POOL, 10, 1)
 
 
-def held_by(lease="a", now_s=0.0, *, told=True, local=False):
+def held_by(lease="a", now_s=0.0, *, reported=True, local=False):
     holdings = LeaseRecords()
-    holdings.add(Reservation(lease, [BUDGET, POOL], 50, 1, 30.0), 40, now_s, reported=told, from_slice=local)
+    holdings.add(Reservation(lease, [BUDGET, POOL], 50, 1, 30.0), 40, now_s, reported=reported, from_slice=local)
     return holdings
 
 
-def test_a_lease_is_told_as_it_was_granted():
+def test_a_lease_is_reported_as_it_was_granted():
     assert held_by().leases["a"].to_entries() == [("day", "budget", 90, 0.0, 5000.0), ("pool", "pool", 1, 0.0, 0.0)]
 
 
-def test_all_must_be_told_again_after_redis_was_away():
+def test_all_leases_are_reported_again_after_redis_was_away():
     holdings = held_by()
     assert holdings.unreported_leases(10) == []
     holdings.add(Reservation("b", [POOL], 0, 0, 30.0), 0, 0.0, reported=False, from_slice=True)
@@ -45,8 +45,8 @@ def test_an_expired_lease_returns_to_the_slices_once_and_is_forgotten_late():
     assert holdings.leases == {}
 
 
-def test_what_redis_was_not_told_is_not_forgotten():
-    holdings = held_by(told=False, local=True)
+def test_unreported_leases_are_not_forgotten():
+    holdings = held_by(reported=False, local=True)
     holdings.expire(30.0 + 10 * LATE_SETTLE_S)
     assert holdings.unreported_leases(10) == ["a"]
 

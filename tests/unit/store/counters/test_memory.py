@@ -195,7 +195,7 @@ async def test_claims_may_change_after_they_were_reserved(counters):
 
 
 class SlowLedger:
-    """Answers when it is told to."""
+    """Answers when its event is set."""
 
     def __init__(self):
         self.asked = []

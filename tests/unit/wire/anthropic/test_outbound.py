@@ -137,7 +137,7 @@ def test_images(url, source):
          "messages[0].content[0].image_url.url"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_said_is_refused(messages, fields, param):
+def test_what_the_other_api_cannot_express_is_refused(messages, fields, param):
     with pytest.raises(InvalidRequest) as caught:
         written(messages, **fields)
     assert caught.value.param == param

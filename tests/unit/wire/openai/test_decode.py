@@ -1,4 +1,4 @@
-"""What request bodies are taken, and what is said of those that are not."""
+"""Which request bodies are accepted, and the errors for the others."""
 # ruff: noqa: E501 - messages stand on one line, as they are sent
 
 import json
@@ -299,7 +299,7 @@ def test_a_body_names_its_priority_by_number_or_by_service_tier(decoded, fields,
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ({}, {}),
         ({"enable_thinking": False}, {"enable_thinking": False}),
@@ -314,11 +314,11 @@ def test_a_body_names_its_priority_by_number_or_by_service_tier(decoded, fields,
         ),
     ],
 )
-def test_what_a_template_is_told(fields, told):
-    assert chat(**fields).template_arguments() == told
+def test_arguments_of_a_chat_template(fields, expected):
+    assert chat(**fields).template_arguments() == expected
 
 
-def test_servers_of_others_are_told_it_in_the_words_that_they_know():
+def test_upstreams_get_template_arguments_under_the_names_that_they_know():
     request = chat(enable_thinking=False, chat_template_kwargs={"style": "short"})
     assert request_fields(request)["chat_template_kwargs"] == {"enable_thinking": False, "style": "short"}
     assert "enable_thinking" not in request_fields(request)

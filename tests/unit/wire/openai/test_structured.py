@@ -10,7 +10,7 @@ from maitred.wire.openai.sampling import to_constraint
 SCHEMA = {"type": "integer"}
 
 
-def said(**fields):
+def constraint_of(**fields):
     return to_constraint(ChatRequest(model="m", messages=[Message(role="user", content="Hi")], **fields))
 
 
@@ -48,8 +48,8 @@ def json_schema(**fields):
         ),
     ],
 )
-def test_what_is_said(fields, constraint):
-    assert said(**fields) == constraint
+def test_fields_give_the_constraint(fields, constraint):
+    assert constraint_of(**fields) == constraint
     if "response_format" not in fields:
         assert to_constraint(CompletionRequest(model="m", prompt="p", **fields)) == constraint
 
@@ -77,6 +77,6 @@ def test_what_is_said(fields, constraint):
 )
 def test_what_is_wrong_is_named(fields, param):
     with pytest.raises(InvalidRequest) as refusal:
-        said(**fields)
+        constraint_of(**fields)
     assert refusal.value.param == param
     assert param.split(".")[0] in refusal.value.message

@@ -1,4 +1,4 @@
-"""What FlashInfer is told, by a stand-in that computes what its documentation says of these arguments."""
+"""The arguments that FlashInfer gets, by a stand-in that computes what its documentation says of these arguments."""
 
 import os
 import sys

@@ -28,11 +28,11 @@ def answers(folder, target):
         prompt = [4 + (number * 7 + position) % 120 for position in range(3 + number * 7)]
         sampling = SamplingParams(max_tokens=5, seed=number, temperature=number % 2, ignore_eos=True)
         engine.submit("test", EngineRequest(id=str(number), prompt=prompt, sampling=sampling))
-    told: dict[str, list[int]] = {}
+    tokens: dict[str, list[int]] = {}
     while engine.busy:
         for output in engine.step().get("test", []):
-            told.setdefault(output.request_id, []).extend(output.delta.tokens)
-    return told
+            tokens.setdefault(output.request_id, []).extend(output.delta.tokens)
+    return tokens
 
 
 def test_answers_are_those_of_the_cpus_own_kernels(tmp_path):

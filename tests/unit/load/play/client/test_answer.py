@@ -89,7 +89,7 @@ def test_a_response_that_is_no_answer_is_never_complete(body):
     ("status", "outcome"),
     [(400, UserOutcome.REFUSED), (429, UserOutcome.REFUSED), (500, UserOutcome.FAILED), (503, UserOutcome.FAILED)],
 )
-def test_a_refusal_is_told_in_the_servers_words(status, outcome):
+def test_a_refusal_is_recorded_in_the_servers_words(status, outcome):
     *_, ended, error = read(b'{"error": {"message": "Not today."}}', status=status, headers={})
     assert (ended, error) == (outcome, f"HTTP {status}: Not today.")
 

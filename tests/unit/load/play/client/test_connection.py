@@ -55,7 +55,7 @@ async def test_a_chunk_in_a_segment_of_its_own_is_handed_on_whole():
     assert reader.pieces == PIECES
 
 
-async def test_every_way_to_cut_the_stream_gives_the_same_bytes():
+async def test_any_cut_of_the_stream_gives_the_same_bytes():
     stream = HEAD + b"".join(CHUNKS) + END
     for size in range(1, 80):
         reader = await received(*(stream[at : at + size] for at in range(0, len(stream), size)))
@@ -73,7 +73,7 @@ async def test_every_way_to_cut_the_stream_gives_the_same_bytes():
         assert b"".join(reader.pieces) == b"".join(PIECES), cut
 
 
-async def test_chunk_sizes_may_be_written_in_any_way_that_http_allows():
+async def test_chunk_sizes_may_have_any_form_that_http_allows():
     reader = await received(HEAD, CHUNKS[0], b"00B\r\ndata: one\n\n\r\n", b"b;note=1\r\ndata: one\n\n\r\n", END)
     assert reader.pieces == [PIECES[0]] * 3
 

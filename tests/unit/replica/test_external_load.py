@@ -1,4 +1,4 @@
-"""What a server says of others' requests there, and when its pages are no word."""
+"""The load of others at an upstream, and which metrics pages say nothing of it."""
 
 from math import inf
 
@@ -10,7 +10,7 @@ from maitred.replica.upstream.external_load import ExternalLoadTracker, ServerLo
 
 def test_our_own_requests_are_not_counted_twice():
     server = ExternalLoadTracker(interval_s=5.0)
-    assert server.estimate(0.0) == (0.0, 0.0, inf), "it has never said a word"
+    assert server.estimate(0.0) == (0.0, 0.0, inf), "it has never reported"
     server.on_report(ServerLoad(running=10, waiting=4), 8, 100.0)
     assert server.estimate(104.0) == (6.0, 4.0, 0.0)
     server.on_report(ServerLoad(running=10, waiting=4), 13, 105.0)
@@ -19,7 +19,7 @@ def test_our_own_requests_are_not_counted_twice():
     assert server.estimate(112.0) == (2.0, 2.0, 0.0)
 
 
-def test_a_page_that_says_nothing_is_no_word():
+def test_a_page_without_load_is_no_report():
     server = ExternalLoadTracker(interval_s=1.0)
     server.on_report(ServerLoad(kv_usage=0.5), 0, 1.0)
     assert server.estimate(1.0).late_s == inf
@@ -38,6 +38,6 @@ def test_it_is_never_below_nothing_nor_from_the_future(pages):
     for running, waiting, ours, passed_s in pages:
         now_s += passed_s
         server.on_report(ServerLoad(running, waiting), ours, now_s)
-        said = server.estimate(now_s + passed_s)
-        assert 0 <= said.waiting <= said.requests <= (running or 0) + (waiting or 0) + 18
-        assert said.late_s >= 0
+        estimate = server.estimate(now_s + passed_s)
+        assert 0 <= estimate.waiting <= estimate.requests <= (running or 0) + (waiting or 0) + 18
+        assert estimate.late_s >= 0

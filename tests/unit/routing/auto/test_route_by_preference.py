@@ -33,14 +33,14 @@ FROM_SMALL = TierPreference(("s", "m", "big"), (), "small", 0.1)
 FROM_LARGE = TierPreference(("big",), ("m", "s"), "large", 0.9)
 
 
-def way(preference=FROM_SMALL, model="auto", **needs):
+def make_plan(preference=FROM_SMALL, model="auto", **needs):
     return RoutingTable(CONFIG).route_by_preference(RequestRequirements(model, **needs), preference)
 
 
-def names(a_way, failure):
-    target = a_way.first_target()
+def names(plan, failure):
+    target = plan.first_target()
     found = [target.name]
-    while (target := a_way.next_target(failure)) is not None:
+    while (target := plan.next_target(failure)) is not None:
         found.append(target.name)
     return found
 
@@ -50,29 +50,31 @@ def only(*allowed):
 
 
 def test_the_chosen_ones_own_chain_comes_before_those_that_are_larger():
-    assert names(way(), ReplicaUnavailable()) == ["s", "spare", "m", "l"]
-    assert names(way(), ContextLengthExceeded("long")) == ["s", "m", "l"]
-    assert names(way(), ContentRefused()) == ["s", "m"]
-    assert names(way(FROM_LARGE), ReplicaUnavailable()) == ["l"], "nobody is given less than what it is for"
-    chosen = way(model="default").selection
+    assert names(make_plan(), ReplicaUnavailable()) == ["s", "spare", "m", "l"]
+    assert names(make_plan(), ContextLengthExceeded("long")) == ["s", "m", "l"]
+    assert names(make_plan(), ContentRefused()) == ["s", "m"]
+    assert names(make_plan(FROM_LARGE), ReplicaUnavailable()) == ["l"], "nobody is given less than what it is for"
+    chosen = make_plan(model="default").selection
     assert (chosen.name, chosen.model, chosen.reason, chosen.score) == ("auto", "s", "small", 0.1)
 
 
 def test_a_name_needs_permission_and_so_does_the_model():
-    assert names(way(**only("auto", "m", "l")), ReplicaUnavailable()) == ["m", "l"]
-    assert names(way(**only("auto", "big")), ReplicaUnavailable()) == ["l"], "under its alias"
-    assert names(way(FROM_LARGE, **only("auto", "s", "m")), ReplicaUnavailable()) == ["m", "s"]
-    assert way(**only("s", "m", "l")) is None
-    assert way(**only("auto", "spare")) is None
-    assert way(model="default", **only("auto", "s")).name == "s"
+    assert names(make_plan(**only("auto", "m", "l")), ReplicaUnavailable()) == ["m", "l"]
+    assert names(make_plan(**only("auto", "big")), ReplicaUnavailable()) == ["l"], "under its alias"
+    assert names(make_plan(FROM_LARGE, **only("auto", "s", "m")), ReplicaUnavailable()) == ["m", "s"]
+    assert make_plan(**only("s", "m", "l")) is None
+    assert make_plan(**only("auto", "spare")) is None
+    assert make_plan(model="default", **only("auto", "s")).name == "s"
 
 
 def test_bounds_hold_for_what_is_chosen_and_what_stands_behind_it():
-    assert names(way(regions={"us"}), ReplicaUnavailable()) == ["m", "l"]
-    assert names(way(local_only=True), ReplicaUnavailable()) == ["s", "spare", "m"]
-    assert way(FROM_LARGE, local_only=True).first_target().name == "m", "smaller rather than out of the house"
+    assert names(make_plan(regions={"us"}), ReplicaUnavailable()) == ["m", "l"]
+    assert names(make_plan(local_only=True), ReplicaUnavailable()) == ["s", "spare", "m"]
+    assert make_plan(FROM_LARGE, local_only=True).first_target().name == "m", (
+        "a smaller model rather than one that is not local"
+    )
     with pytest.raises(Forbidden, match="m is in us"):
-        way(TierPreference(("m", "big"), (), "medium"), regions={"asia"}).first_target()
+        make_plan(TierPreference(("m", "big"), (), "medium"), regions={"asia"}).first_target()
 
 
 @given(
@@ -84,12 +86,12 @@ def test_bounds_hold_for_what_is_chosen_and_what_stands_behind_it():
 def test_no_choice_leads_where_its_caller_may_not_go(place, allowed, local_only, regions):
     order = ("s", "m", "big")
     preference = TierPreference(order[place:], order[:place][::-1], "score")
-    a_way = way(preference, local_only=local_only, regions=regions, **only(*allowed))
-    assert (a_way is None) == ("auto" not in allowed or not allowed & {"s", "m", "l"})
-    if a_way is None:
+    plan = make_plan(preference, local_only=local_only, regions=regions, **only(*allowed))
+    assert (plan is None) == ("auto" not in allowed or not allowed & {"s", "m", "l"})
+    if plan is None:
         return
     try:
-        reached = names(a_way, ReplicaUnavailable())
+        reached = names(plan, ReplicaUnavailable())
     except Forbidden:
         reached = []
     assert len(set(reached)) == len(reached)
@@ -186,11 +188,11 @@ def test_nothing_larger_passes_the_bounds_or_is_closed():
 def test_going_upward_ends_and_visits_no_place_twice(sizes, failures, local_only, regions):
     routes, needs = RoutingTable(CONFIG), RequestRequirements("auto", local_only=local_only, regions=regions)
     preference = TierPreference(tuple(sizes), (), "small", 0.1, tuple(sizes))
-    a_way = routes.route_by_preference(needs, preference)
+    plan = routes.route_by_preference(needs, preference)
     visited = []
-    while a_way is not None:
+    while plan is not None:
         try:
-            target = a_way.first_target()
+            target = plan.first_target()
         except Forbidden:
             break
         for failure in [*failures, None]:
@@ -198,7 +200,7 @@ def test_going_upward_ends_and_visits_no_place_twice(sizes, failures, local_only
             pool = CONFIG.pools[target.pool]
             assert pool.local or not local_only
             assert regions is None or pool.region in regions
-            if failure is None or (target := a_way.next_target(failure)) is None:
+            if failure is None or (target := plan.next_target(failure)) is None:
                 break
-        a_way = routes.route_to_larger(needs, preference, a_way)
+        plan = routes.route_to_larger(needs, preference, plan)
     assert len(visited) == len({*visited}), "no place twice"
