@@ -119,7 +119,10 @@ class RequestTimeline(msgspec.Struct):
 
     def running(self, name: SpanName) -> TimelineSpan | None:
         """Returns the latest open span with that name."""
-        return next((span for span in reversed(self.spans) if span.name is name and span.ended_s is None), None)
+        for span in reversed(self.spans):
+            if span.name is name and span.ended_s is None:
+                return span
+        return None
 
     def context_at(self, span: TimelineSpan, new_span_id: Callable[[], str]) -> TraceContext | None:
         """Returns the trace context within a span, which gets its own span id; None: no trace."""

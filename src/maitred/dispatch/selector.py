@@ -140,7 +140,7 @@ class ReplicaSelector:
                 queued.cached_tokens = None
         if queued.cached_tokens is None or now_s - queued.cached_tokens_at_s > within_s:
             dispatch_request = queued.request
-            known = all(prompt[:1] for prompt in dispatch_request.prompts)
+            known = all(map(len, dispatch_request.prompts))
             queued.cached_tokens = (
                 placement.cached_tokens(dispatch_request.principal_org, dispatch_request.prompts)
                 if known

@@ -186,13 +186,8 @@ class EventTemplate:
         return self._before + encode_text(text) + self._after
 
 
-class EventTemplates:
-    """Templates of one answer, one for each choice, made on first use."""
-
-    __slots__ = ("_templates",)
-
-    def __init__(self) -> None:
-        self._templates: dict[int, EventTemplate] = {}
+class EventTemplates(dict[int, EventTemplate]):
+    """Templates of one answer by choice, made on first use."""
 
     def encode(self, index: int, text: str, encode_full: Callable[[int, str], bytes]) -> bytes:
         """Encodes the event that adds text to a choice.
@@ -203,9 +198,9 @@ class EventTemplates:
             encode_full: Function that encodes such an event completely, the same function each time. The function is
                 not stored, because only the garbage collector would free a reference cycle through it.
         """
-        template = self._templates.get(index)
+        template = self.get(index)
         if template is None:
-            template = self._templates[index] = EventTemplate(partial(encode_full, index))
+            template = self[index] = EventTemplate(partial(encode_full, index))
         return template.encode(text)
 
 

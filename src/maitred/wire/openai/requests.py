@@ -254,7 +254,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     def conversation(self) -> list[dict[str, Any]]:
         """Returns the messages in the form of chat templates."""
-        return [message.for_template() for message in self.messages]
+        return list(map(Message.for_template, self.messages))
 
     def template_arguments(self) -> dict[str, Any]:
         """Returns the additional arguments for the chat template, which ignores unknown names."""
@@ -334,7 +334,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def conversation(self) -> list[dict[str, Any]]:
         """Returns the messages in the form of chat templates."""
-        return [message.for_template() for message in self.messages or ()]
+        return list(map(Message.for_template, self.messages or ()))
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
