@@ -51,4 +51,6 @@ def local_model(config: Config, engines: EngineGroup) -> LocalModel:
     answers = AnswerFormat.of(tokenizer, config.model.tool_parser, config.model.reasoning_parser)
     defaults = GenerationDefaults.of(folder, config.model.generation_config)
     name = config.model.served_name or folder.resolve().name
-    return LocalModel(ServedModel(name, engines, tokenizer, answers, defaults), engines)
+    return LocalModel(
+        ServedModel(name, replicas=engines, tokenizer=tokenizer, answer_format=answers, defaults=defaults), engines
+    )
