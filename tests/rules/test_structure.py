@@ -15,6 +15,7 @@ LATE_STARTS = 1
 
 The one that is left is a question to a budget, asked when a retry is due."""
 MOST_ARGUMENTS = 12
+MOST_POSITIONAL = 4
 MANY_ARGUMENTS = {
     "engine/kernels": 21,  # kernels: every argument is a register
     "cli": 17,  # commands: every argument is an option
@@ -101,6 +102,37 @@ def test_functions_take_no_more_arguments_than_a_reader_can_hold():
                 if len([arg for arg in given if arg.arg not in ("self", "cls")]) > most:
                     too_many.append(f"{path}: {node.name}")
     assert too_many == []
+
+
+def positional(call):
+    """How many arguments a call gives by place; those of a tuple that is written out count each."""
+    unpacked = [arg.value for arg in call.args if isinstance(arg, ast.Starred)]
+    return len(call.args) + sum(len(value.elts) - 1 for value in unpacked if isinstance(value, ast.Tuple | ast.List))
+
+
+def own_names(tree):
+    """The names of classes and of what is imported from maitred in a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("maitred."):
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+def test_objects_are_made_with_names_for_all_but_a_few_arguments():
+    """Its place does not say what a fifth argument is."""
+    nameless = []
+    for path, tree in trees().items():
+        own = {name for name in own_names(tree) if name.lstrip("_")[:1].isupper()}
+        nameless += [
+            f"{path}:{node.lineno}: {node.func.id}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in own
+            and positional(node) > MOST_POSITIONAL
+        ]
+    assert nameless == []
 
 
 def test_few_objects_are_handed_what_starts_something_later():

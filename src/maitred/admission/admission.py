@@ -111,7 +111,14 @@ class Admission:
         readings: Sequence[CounterState] = ()
         if demand.claims:
             least = min(output, max(self._config.least_output_tokens, admission_request.min_tokens))
-            wanted = Reservation(lease, demand.claims, output, least, self.leases.lease_s, size)
+            wanted = Reservation(
+                lease=lease,
+                claims=demand.claims,
+                output=output,
+                least_output=least,
+                lease_s=self.leases.lease_s,
+                size=size,
+            )
             granted = await self._reserve(admission_request, demand, wanted)
             output, readings = granted.output, granted.readings
             rate_limits = rate_limit_status(demand.claims, readings)
@@ -125,7 +132,7 @@ class Admission:
                 admission_request,
                 plan,
                 size,
-                self._books,
+                books=self._books,
                 max_tokens=output,
                 clamped=clamped,
                 rate_limits=rate_limits,
@@ -160,12 +167,23 @@ class Admission:
                 counted = [msgspec.structs.replace(claim, hard=False) for claim in claims]
                 lease_s = self.leases.lease_s
                 answer = await self._counters.reserve(
-                    Reservation(lease, counted, max_tokens, max_tokens, lease_s, size)
+                    Reservation(
+                        lease=lease,
+                        claims=counted,
+                        output=max_tokens,
+                        least_output=max_tokens,
+                        lease_s=lease_s,
+                        size=size,
+                    )
                 )
                 readings = answer.readings
             self.leases.hold(lease)
         return Grant(
-            *(lease, admission_request, plan, size, self._books),
+            lease,
+            admission_request,
+            plan,
+            size,
+            books=self._books,
             max_tokens=max_tokens,
             clamped=False,
             rate_limits=None,
@@ -242,12 +260,12 @@ class Admission:
 
 def _requested_output(admission_request: AdmissionRequest) -> RequestedOutput:
     return RequestedOutput(
-        admission_request.prompt_tokens
+        longest_prompt=admission_request.prompt_tokens
         if admission_request.longest_prompt is None
         else admission_request.longest_prompt,
-        admission_request.max_tokens,
-        admission_request.window_left,
-        admission_request.min_tokens,
-        admission_request.max_tokens_param,
-        admission_request.prompt_param,
+        max_tokens=admission_request.max_tokens,
+        window_left=admission_request.window_left,
+        min_tokens=admission_request.min_tokens,
+        max_tokens_param=admission_request.max_tokens_param,
+        prompt_param=admission_request.prompt_param,
     )

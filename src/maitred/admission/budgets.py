@@ -88,5 +88,12 @@ class SoftBudgets:
             }
             self._reported[limit.id, claim.counter] = claim.ends_s
             self._on_passed(
-                limit, CounterState(limit.value, limit.value - used, reading.reset_s, used, reading.reserved)
+                limit,
+                CounterState(
+                    capacity=limit.value,
+                    remaining=limit.value - used,
+                    reset_s=reading.reset_s,
+                    used=used,
+                    reserved=reading.reserved,
+                ),
             )

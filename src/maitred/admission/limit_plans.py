@@ -75,7 +75,7 @@ class LimitPlanCache:
         demand = make_demand(watches, tag.price, day)
         if any(watch.claim.kind is CounterKind.BUDGET for watch in watches) and not demand.budgets:
             self._warn_free(model)
-        return LimitPlan(self._limits.edition, day, per_request_limits(rules), demand, tag)
+        return LimitPlan(self._limits.edition, day, bounds=per_request_limits(rules), demand=demand, tag=tag)
 
     def _warn_free(self, model: str) -> None:
         """Warns once that budgets count nothing for a free model, which the operator may not expect."""

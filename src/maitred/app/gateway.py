@@ -167,11 +167,16 @@ async def open_gateway(
     recent = RecentTraffic(clock, digest)
     await restore_rates(stores, clock)
     admission = Admission(
-        access.directory, stores.counters, stores.ledger, config.admission, clock, on_soft_budget=alarm
+        limits=access.directory,
+        counters=stores.counters,
+        ledger=stores.ledger,
+        config=config.admission,
+        clock=clock,
+        on_soft_budget=alarm,
     )
     registry = open_registry(config, local, on_demand, resources.encoders)
     in_flight = InFlightLimiter(config.server.max_in_flight)
-    accounts = StoreHealth(stores, access, admission, alarm, registry.links())
+    accounts = StoreHealth(stores, access, admission, alarm, engines=registry.links())
 
     def on_model_wanted(name: str) -> None:
         on_demand.on_wanted(name)
@@ -187,10 +192,10 @@ async def open_gateway(
             in_flight,
             stores.directory,
             access.refresher,
-            lambda: ControllerSnapshot(
+            make_snapshot=lambda: ControllerSnapshot(
                 access.directory.version, frozenset(live), resources.upstreams.windows(), registry.addresses(local)
             ),
-            clock,
+            clock=clock,
         )
         metrics = Metrics(
             lambda: in_flight.count,
@@ -221,9 +226,16 @@ async def open_gateway(
         for where, engine in registry.engines.items():
             engine.client.on_change(partial(_report_steps, metrics, where, engine))
         live_state = LiveState(
-            *(in_flight, queues.all, registry.states, replicas, recent, admission, accounts.stores_up),
-            *(LiveDiagnosis(metrics.samples, clock), clock),
-            config.console.viewers,
+            in_flight,
+            dispatchers=queues.all,
+            engines=registry.states,
+            replicas=replicas,
+            recent=recent,
+            admission=admission,
+            stores_up=accounts.stores_up,
+            diagnosis=LiveDiagnosis(metrics.samples, clock),
+            clock=clock,
+            max_viewers=config.console.viewers,
         )
         parts = GatewayServices(
             resources=resources,

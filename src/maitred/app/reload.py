@@ -56,7 +56,13 @@ class Reloader:
     @property
     def state(self) -> ReloadState:
         """State of the reloads, for metrics."""
-        return ReloadState(dict(self._ends), self._fault is None, self._since_s, self._took_s, len(self._pending))
+        return ReloadState(
+            outcomes=dict(self._ends),
+            last_successful=self._fault is None,
+            since_s=self._since_s,
+            last_duration_s=self._took_s,
+            pending=len(self._pending),
+        )
 
     def running(self) -> ConfigBody:
         """Returns the configuration that is in force."""

@@ -51,7 +51,13 @@ class MemoryIdempotencyStore:
         self._expire()
         known = self._listed.get(key)
         if known is None:
-            recording = MemoryRecording(self, key, body_hash, request_id, self._config.max_answer_bytes)
+            recording = MemoryRecording(
+                shelf=self,
+                key=key,
+                body_hash=body_hash,
+                request_id=request_id,
+                largest_bytes=self._config.max_answer_bytes,
+            )
             self._listed[key] = recording
             self._evict(ENTRY_BYTES)
             self.held_bytes += ENTRY_BYTES

@@ -152,7 +152,11 @@ class RequestContext(msgspec.Struct):
     def usage(self) -> Usage:
         """The usage in tokens, as it is billed."""
         return Usage(
-            self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.estimated, self.reasoning_tokens
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.cached_tokens,
+            self.estimated,
+            reasoning_tokens=self.reasoning_tokens,
         )
 
     def reset_for_fallback(self, fallback: str) -> None:

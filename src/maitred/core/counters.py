@@ -74,16 +74,16 @@ class LimitClaim(msgspec.Struct, frozen=True):
     def of(self, size: RequestSize) -> "LimitClaim":
         """Returns the claim for requests of one size."""
         return LimitClaim(
-            self.counter,
-            self.kind,
-            self.capacity,
-            self.fixed + self.per_prompt * size.prompt_tokens,
-            self.per_output * size.choices,
-            self.divisor,
-            self.refill_per_s,
-            self.ends_s,
-            self.hard,
-            self.clamps,
+            counter=self.counter,
+            kind=self.kind,
+            capacity=self.capacity,
+            fixed=self.fixed + self.per_prompt * size.prompt_tokens,
+            per_output=self.per_output * size.choices,
+            divisor=self.divisor,
+            refill_per_s=self.refill_per_s,
+            ends_s=self.ends_s,
+            hard=self.hard,
+            clamps=self.clamps,
         )
 
 
@@ -137,7 +137,7 @@ class Reservation(msgspec.Struct, frozen=True):
     def spelt_out(self) -> "Reservation":
         """Returns the reservation with the request size inside each claim, to send it on."""
         claims = [claim.of(self.size) for claim in self.claims]
-        return Reservation(self.lease, claims, self.output, self.least_output, self.lease_s)
+        return Reservation(self.lease, claims, self.output, self.least_output, lease_s=self.lease_s)
 
 
 class Counters(Protocol):

@@ -103,7 +103,7 @@ class RequestTimeline(msgspec.Struct):
     def fail(self, name: SpanName, began_s: float, ended_s: float, facts: dict[str, Any], why: BaseException) -> None:
         """Records a span that has ended with an error."""
         if len(self.spans) < MAX_SPANS:
-            self.spans.append(TimelineSpan(name, began_s, facts, ended_s, error_code(why)))
+            self.spans.append(TimelineSpan(name, began_s, facts, ended_s, error=error_code(why)))
 
     def mark(self, name: SpanName, now_s: float, **facts: object) -> None:
         """Records an event: a span of no length."""

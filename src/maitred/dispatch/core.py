@@ -180,10 +180,10 @@ class DispatchCore:
         return QueuedRequest(
             dispatch_request,
             queue,
-            self._costs(dispatch_request, expected_tokens),
-            expected_tokens,
-            service,
-            first_token_by_s,
+            costs=self._costs(dispatch_request, expected_tokens),
+            expected_tokens=expected_tokens,
+            service=service,
+            first_token_by_s=first_token_by_s,
         )
 
     def _costs(self, dispatch_request: DispatchRequest, expected_tokens: int) -> list[Cost]:
@@ -334,7 +334,11 @@ class DispatchCore:
         if endpoint_state is None:
             return None
         allocation = Allocation(
-            endpoint_state, endpoint_state.acquire(queued.costs, now_s), queued.allocation.quota, now_s, self.stalled_s
+            endpoint_state,
+            hold=endpoint_state.acquire(queued.costs, now_s),
+            quota=queued.allocation.quota,
+            since_s=now_s,
+            stalled_s=self.stalled_s,
         )
         self.allocator.allocate(queued, allocation.quota)
         self.selector.on_dispatch(queued, endpoint_state)
@@ -506,7 +510,11 @@ class DispatchCore:
         queued.state = QueueState.RELEASED
         queued.dispatched_s = now_s
         queued.allocation = Allocation(
-            endpoint_state, endpoint_state.acquire(queued.costs, now_s), quota, now_s, self.stalled_s
+            endpoint_state,
+            hold=endpoint_state.acquire(queued.costs, now_s),
+            quota=quota,
+            since_s=now_s,
+            stalled_s=self.stalled_s,
         )
         self.allocator.allocate(queued, quota)
         if self.selector.balancer is not None:

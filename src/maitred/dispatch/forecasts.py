@@ -228,7 +228,13 @@ class ForecastCache:
             if not steps_per_s:
                 return None
             simulation = QueueSimulation(
-                queued.queue, self.joins, self._predictor, self._allocator, ready, steps_per_s, now_s
+                queued.queue,
+                self.joins,
+                self._predictor,
+                self._allocator,
+                ready=ready,
+                steps_per_s=steps_per_s,
+                now_s=now_s,
             )
             self._simulations[queued.queue] = simulation
         return simulation.until_dispatched(queued, at_work, free, self._predictor.weights.output)
@@ -356,14 +362,14 @@ class QueueSimulation:
     ) -> None:
         self._tenants.append(
             SimulatedTenant(
-                lead,
-                tenant.weight,
-                waiting,
-                self._predictor.prompt_service,
-                steps,
-                joins_per_step,
-                self._allocator.holdings.held_by(tenant),
-                prompts,
+                counter=lead,
+                weight=tenant.weight,
+                waiting=waiting,
+                prompt_service=self._predictor.prompt_service,
+                steps=steps,
+                joins_per_step=joins_per_step,
+                held=self._allocator.holdings.held_by(tenant),
+                prompts=prompts,
             )
         )
 

@@ -201,7 +201,12 @@ class RejectionCache:
                 flow: last for flow, last in self._last_by_flow.items() if now_s - last.at_s <= _REJECTION_TTL_S
             }
         self._last_by_flow[queued.flow] = _CachedRejection(
-            queued, position, now_s, ready, _own_waiting(queued), self._left_count
+            queued=queued,
+            position=position,
+            at_s=now_s,
+            ready=ready,
+            own_waiting=_own_waiting(queued),
+            gone=self._left_count,
         )
 
     def forget(self) -> None:

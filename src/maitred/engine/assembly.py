@@ -104,7 +104,9 @@ def build(
     author = None
     if draft is not None and draft_folder is not None:
         drafting = loader.warmed_up(draft.decoder, kv.blocks)
-        author = DraftModel(*drafting, sampler, constraints, clock, shape.vocab_size)
+        author = DraftModel(
+            *drafting, sampler=sampler, constraints=constraints, clock=clock, vocab_size=shape.vocab_size
+        )
         models.append(LoadedModelMemory(author.drop, partial(_restore_draft, author, loader, draft_folder, kv)))
     engine = Engine(
         *(scheduler, runner, clock),
@@ -145,7 +147,9 @@ def _try_steps(
     config, target = loader.config, loader.target
     if config.bake_off == "off":
         return []
-    bounds = StepBounds(config.max_sequences, config.step_tokens, kv.context_tokens, kv.blocks, config.block_tokens)
+    bounds = StepBounds(
+        config.max_sequences, config.step_tokens, kv.context_tokens, kv.blocks, block_tokens=config.block_tokens
+    )
 
     def with_layers(layers: int) -> ModelRunner:
         if target.accelerated:

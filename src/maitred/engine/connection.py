@@ -137,7 +137,16 @@ class GatewayConnection:
         """Sends the report of a step, with the rejections before it."""
         self._steps += 1
         rejections, self.rejections = self.rejections, []
-        self.send(Step(self._steps, outputs, rejections, load, self._submits_heard, blocks))
+        self.send(
+            Step(
+                sequence=self._steps,
+                outputs=outputs,
+                rejections=rejections,
+                load=load,
+                submits_heard=self._submits_heard,
+                blocks=blocks,
+            )
+        )
 
     def _establish(self) -> None:
         self.established = True

@@ -362,7 +362,14 @@ class Engine:
         if stored_and_removed is None:
             return None
         stored, removed = stored_and_removed
-        return BlockUpdate(changes.sequence, self._scheduler.block_tokens, pool.total, stored, removed, whole)
+        return BlockUpdate(
+            sequence=changes.sequence,
+            block_tokens=self._scheduler.block_tokens,
+            total_blocks=pool.total,
+            stored=stored,
+            removed=removed,
+            whole=whole,
+        )
 
     def _forget(self, sequence: Sequence) -> None:
         """Forgets a sequence that lost its blocks, in the runner and the speculator."""
@@ -396,12 +403,12 @@ def _delta(
         return TokenDelta(sequence.index, tokens, finish, logprobs, course=course)
     waited_ms = {cause: round(1000 * seconds, 1) for cause, seconds in sequence.waited_s.items() if seconds >= 0.0001}
     return TokenDelta(
-        sequence.index,
-        tokens,
-        finish,
-        logprobs,
-        sequence.cached_tokens or 0,
-        waited_ms or None,
+        index=sequence.index,
+        tokens=tokens,
+        finish=finish,
+        logprobs=logprobs,
+        cached_tokens=sequence.cached_tokens or 0,
+        waited_ms=waited_ms or None,
         begun=sequence.cached_tokens is not None,
         course=course,
     )

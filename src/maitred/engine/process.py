@@ -64,7 +64,9 @@ def serve(
         gc.freeze()
         gc.enable()
         clock = SystemClock()
-        server = EngineServer(engine, card, listener, clock, credentials, vitals=ProcessStats(clock, _gpu_index(card)))
+        server = EngineServer(
+            engine, card, listener, clock, credentials=credentials, vitals=ProcessStats(clock, _gpu_index(card))
+        )
         server.watch_signals()
         listener.listen(128)
         logger.info(

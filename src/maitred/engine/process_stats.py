@@ -38,9 +38,9 @@ class ProcessStats:
         with self._process.oneshot():
             times = self._process.cpu_times()
             return ProcessState(
-                times.user + times.system,
-                self._process.memory_info().rss,
-                self._process.num_fds(),
-                self._process.num_threads(),
-                None if self._gpu is None else self._gpu.state(),
+                cpu_s=times.user + times.system,
+                resident_bytes=self._process.memory_info().rss,
+                open_files=self._process.num_fds(),
+                threads=self._process.num_threads(),
+                gpu=None if self._gpu is None else self._gpu.state(),
             )

@@ -245,7 +245,9 @@ class EngineServer:
 
     def _hello(self) -> EngineHello:
         load, blocks = self._load(), self._engine.block_update(whole=True)
-        return EngineHello(PROTOCOL_VERSION, self._epoch, os.getpid(), self._card, load, blocks)
+        return EngineHello(
+            protocol=PROTOCOL_VERSION, epoch=self._epoch, pid=os.getpid(), card=self._card, load=load, blocks=blocks
+        )
 
     def _load(self) -> LoadReport:
         return replace(self._engine.load(), process=self._vitals.now())

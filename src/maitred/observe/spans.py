@@ -67,15 +67,17 @@ def make_spans(context: RequestContext, wall_offset_s: float) -> Iterator[Span]:
     writer = _SpanWriter(wall_offset_s, context.ended_s)
     root_id = timeline.trace.span_id
     yield Span(
-        f"{operation_name(context)} {context.model or _requested_model(context)}".strip(),
-        root_id,
-        timeline.parent_span_id,
-        "server",
-        writer.wall_ns(context.started_s),
-        writer.wall_ns(context.ended_s),
-        _request_attributes(context),
-        [] if context.first_token_s is None else [SpanEvent("first_token", writer.wall_ns(context.first_token_s), {})],
-        context.error or str(context.outcome) if context.outcome is Outcome.FAILED else "",
+        name=f"{operation_name(context)} {context.model or _requested_model(context)}".strip(),
+        span_id=root_id,
+        parent_id=timeline.parent_span_id,
+        kind="server",
+        began_ns=writer.wall_ns(context.started_s),
+        ended_ns=writer.wall_ns(context.ended_s),
+        attributes=_request_attributes(context),
+        events=[]
+        if context.first_token_s is None
+        else [SpanEvent("first_token", writer.wall_ns(context.first_token_s), {})],
+        error=context.error or str(context.outcome) if context.outcome is Outcome.FAILED else "",
     )
     for span in timeline.spans:
         yield from writer.spans(span, root_id)
@@ -118,19 +120,19 @@ class _SpanWriter:
         if span.error:
             attributes["error.type"] = span.error
         yield Span(
-            str(span.name),
-            span_id,
-            parent_id,
-            kind,
-            began_ns,
-            self.wall_ns(self._ended_s if span.ended_s is None else span.ended_s),
-            attributes,
-            [
+            name=str(span.name),
+            span_id=span_id,
+            parent_id=parent_id,
+            kind=kind,
+            began_ns=began_ns,
+            ended_ns=self.wall_ns(self._ended_s if span.ended_s is None else span.ended_s),
+            attributes=attributes,
+            events=[
                 SpanEvent("candidate", began_ns, dict(_flatten(candidate, "maitred.")))
                 for candidate in span.facts.get("candidates", ())
             ],
-            span.error if failed else "",
-            engine,
+            error=span.error if failed else "",
+            engine=engine,
         )
         for inner in span.inside:
             yield from self.spans(inner, span_id, engine)

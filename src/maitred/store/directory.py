@@ -74,10 +74,12 @@ class DirectoryStore:
             # for one change.
             return DirectoryChanges(
                 version,
-                await find_tenants(connection, *_newer(tenants, since), order=tenants.c.version),
-                await find_keys(connection, *_newer(keys, since), order=keys.c.version),
-                await find_limits(connection, *_newer(limits, since), order=limits.c.made),
-                *[await _deleted_ids(connection, table, since) for table in (tenants, keys, limits)],
+                tenants=await find_tenants(connection, *_newer(tenants, since), order=tenants.c.version),
+                keys=await find_keys(connection, *_newer(keys, since), order=keys.c.version),
+                limits=await find_limits(connection, *_newer(limits, since), order=limits.c.made),
+                deleted_tenants=await _deleted_ids(connection, tenants, since),
+                deleted_keys=await _deleted_ids(connection, keys, since),
+                deleted_limits=await _deleted_ids(connection, limits, since),
             )
 
     async def tenant(self, tenant_id: str) -> Tenant:

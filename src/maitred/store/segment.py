@@ -146,4 +146,4 @@ class Segment:
             ) from error
 
     def _stop(self, size: int, reason: str, *, torn: bool = False) -> None:
-        self.damage = SegmentDamage(self._path, self._offset, size - self._offset, reason, torn)
+        self.damage = SegmentDamage(self._path, self._offset, lost_bytes=size - self._offset, reason=reason, torn=torn)

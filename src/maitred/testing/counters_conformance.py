@@ -141,15 +141,21 @@ async def counts_the_size_of_a_request(subject: CountersUnderTest) -> None:
     claims = [msgspec.structs.replace(_bucket(100, 1, per_output=2), per_prompt=3)]
     claims.append(msgspec.structs.replace(_budget(100, 0, per_output=1, divisor=4, clamps=True), per_prompt=2))
     size = RequestSize(prompt_tokens=4, choices=3)
-    granted = await subject.counters.reserve(Reservation("a", claims, 5, 5, LEASE_S, size))
+    granted = await subject.counters.reserve(
+        Reservation(lease="a", claims=claims, output=5, least_output=5, lease_s=LEASE_S, size=size)
+    )
     assert isinstance(granted, ReservationGranted)
     assert [reading.remaining for reading in granted.readings] == [100 - (1 + 3 * 4 + 2 * 3 * 5), 100 - 6]
     claim = msgspec.structs.replace(_pool(50, 0, per_output=1, clamps=True), per_prompt=1)
-    granted = await subject.counters.reserve(Reservation("b", [claim], 100, 1, LEASE_S, size))
+    granted = await subject.counters.reserve(
+        Reservation(lease="b", claims=[claim], output=100, least_output=1, lease_s=LEASE_S, size=size)
+    )
     assert isinstance(granted, ReservationGranted)
     assert granted.output == (50 - 4) // 3
     assert granted.readings[0].remaining == 1
-    denied = await subject.counters.reserve(Reservation("c", [claim], 100, 1, LEASE_S, size))
+    denied = await subject.counters.reserve(
+        Reservation(lease="c", claims=[claim], output=100, least_output=1, lease_s=LEASE_S, size=size)
+    )
     assert isinstance(denied, ReservationDenied)
     await subject.counters.settle("b", {})
     assert (await _read(subject, claim)).remaining == 50

@@ -117,7 +117,7 @@ class ChoiceRun:
         logprobs = None
         if sampling.top_logprobs is not None:
             logprobs = [_logprobs(token, sampling.top_logprobs) for token in tokens]
-        return TokenDelta(self.index, tokens, finish, logprobs, cached_tokens)
+        return TokenDelta(self.index, tokens, finish, logprobs, cached_tokens=cached_tokens)
 
 
 def _logprobs(token: int, top: int) -> TokenLogprobs:

@@ -216,7 +216,11 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
         self._engine.on_connect(self)
         engine = self._engine
-        self._send(EngineHello(PROTOCOL_VERSION, engine.epoch, os.getpid(), engine.card, engine.load()))
+        self._send(
+            EngineHello(
+                protocol=PROTOCOL_VERSION, epoch=engine.epoch, pid=os.getpid(), card=engine.card, load=engine.load()
+            )
+        )
 
     def data_received(self, data: bytes) -> None:
         for message in self._reader.messages(data):
@@ -293,7 +297,15 @@ class _Connection(asyncio.Protocol):
             case AnswerFault.DROP:
                 self.drop()
             case AnswerFault.HALF_FRAME:
-                frame = encode_frame(Step(self._sequence + 1, [], [], self._engine.load(), self._submits_heard))
+                frame = encode_frame(
+                    Step(
+                        sequence=self._sequence + 1,
+                        outputs=[],
+                        rejections=[],
+                        load=self._engine.load(),
+                        submits_heard=self._submits_heard,
+                    )
+                )
                 self._write(frame[: len(frame) // 2])
                 self.drop()
             case AnswerFault.GARBAGE:
@@ -310,7 +322,9 @@ class _Connection(asyncio.Protocol):
 
     def _send_step(self, outputs: list[TokenOutput], rejections: list[Rejection]) -> None:
         self._sequence += 1
-        self._send(Step(self._sequence, outputs, rejections, self._engine.load(), self._submits_heard))
+        self._send(
+            Step(self._sequence, outputs, rejections, load=self._engine.load(), submits_heard=self._submits_heard)
+        )
 
     def _send(self, message: ToGateway) -> None:
         self._write(encode_frame(message))

@@ -88,7 +88,13 @@ def read_decoding_rules(decoder: dict[str, Any] | None) -> DecodingRules:
                     f"The tokenizer's decoder step {step.get('type')!r} is not supported. Use a model with a "
                     "byte-level, SentencePiece or WordPiece tokenizer."
                 )
-    return DecodingRules(byte_level, byte_fallback, tuple(replacements), strips, continuation)
+    return DecodingRules(
+        byte_level,
+        byte_fallback,
+        replacements=tuple(replacements),
+        strips_leading_space=strips,
+        continuation=continuation,
+    )
 
 
 def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:

@@ -35,7 +35,14 @@ def encode_error(error: MaitredError) -> EncodedError:
     if isinstance(error, LimitReached):
         limit = EncodedLimit(error.subject, error.limit, error.value, error.counter_state)
     position = error.position if isinstance(error, Overloaded) else None
-    return EncodedError(type(error).__name__, error.message, error.param, error.retry_after_s, position, limit)
+    return EncodedError(
+        kind=type(error).__name__,
+        message=error.message,
+        param=error.param,
+        retry_after_s=error.retry_after_s,
+        place=position,
+        limit=limit,
+    )
 
 
 def decode_error(encoded: EncodedError) -> MaitredError:

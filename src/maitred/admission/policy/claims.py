@@ -122,10 +122,10 @@ def make_demand(watches: Sequence[WatchedCounter], price: Price, day: int) -> Li
     claims = tuple(spend_claim(watch, price, day) if watch.claim.kind is _BUDGET else watch.claim for watch in counted)
     return LimitDemand(
         claims,
-        tuple(watch.rule for watch in counted),
-        tuple((index, limit) for index, watch in enumerate(counted) for limit in watch.soft),
-        tuple(claim.counter for claim in claims if claim.kind is _BUDGET),
-        tuple(claim for claim in claims if claim.kind is _BUCKET),
+        rules=tuple(watch.rule for watch in counted),
+        soft=tuple((index, limit) for index, watch in enumerate(counted) for limit in watch.soft),
+        budgets=tuple(claim.counter for claim in claims if claim.kind is _BUDGET),
+        rates=tuple(claim for claim in claims if claim.kind is _BUCKET),
     )
 
 
@@ -134,15 +134,15 @@ def spend_claim(watch: WatchedCounter, price: Price, day: int) -> LimitClaim:
     claim = watch.claim
     window = window_on(watch.rule.limit.kind, day)
     return LimitClaim(
-        f"{claim.counter}|{window.name}",
-        _BUDGET,
-        claim.capacity,
-        0,
-        price.output,
-        PRICED_TOKENS,
-        0.0,
-        window.ends_s,
-        claim.hard,
+        counter=f"{claim.counter}|{window.name}",
+        kind=_BUDGET,
+        capacity=claim.capacity,
+        fixed=0,
+        per_output=price.output,
+        divisor=PRICED_TOKENS,
+        refill_per_s=0.0,
+        ends_s=window.ends_s,
+        hard=claim.hard,
         clamps=True,
         # The claim assumes the more expensive case: no prompt token or every prompt token is cached.
         per_prompt=max(price.prompt, price.cached),
@@ -220,9 +220,23 @@ def _claim(rule: LimitRule, capacity: int, *, hard: bool) -> LimitClaim:
     prompt, output = int(kind in _OF_PROMPTS), int(kind in _OF_OUTPUT)
     fixed = 0 if prompt or output else 1
     if kind.concurrent:
-        return LimitClaim(name, CounterKind.POOL, capacity, fixed, output, clamps=not fixed, per_prompt=prompt)
+        return LimitClaim(
+            counter=name,
+            kind=CounterKind.POOL,
+            capacity=capacity,
+            fixed=fixed,
+            per_output=output,
+            clamps=not fixed,
+            per_prompt=prompt,
+        )
     return LimitClaim(
-        name, CounterKind.BUCKET, capacity, fixed, output, refill_per_s=limit.value / 60, per_prompt=prompt
+        counter=name,
+        kind=CounterKind.BUCKET,
+        capacity=capacity,
+        fixed=fixed,
+        per_output=output,
+        refill_per_s=limit.value / 60,
+        per_prompt=prompt,
     )
 
 

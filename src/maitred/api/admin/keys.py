@@ -39,13 +39,20 @@ class KeyRoutes:
         create, rotate = "A new key, shown this once.", "A new secret for a key, shown this once."
         return [
             Route("GET", PATH, self.list, "API keys.", returns=KeyList, query=KeysQuery, needs=needs),
-            Route("POST", PATH, self.create, create, CreateKey, KeyBody, needs=needs, remembers=True),
+            Route("POST", PATH, self.create, create, reads=CreateKey, returns=KeyBody, needs=needs, remembers=True),
             Route("GET", path_with_id, self.get, "One API key.", returns=KeyBody, needs=needs),
             Route(
                 "PATCH", path_with_id, self.update, "Changes an API key.", reads=UpdateKey, returns=KeyBody, needs=needs
             ),
             Route(
-                "POST", f"{path_with_id}/rotate", self.rotate, rotate, RotateKey, KeyBody, needs=needs, remembers=True
+                "POST",
+                f"{path_with_id}/rotate",
+                self.rotate,
+                rotate,
+                reads=RotateKey,
+                returns=KeyBody,
+                needs=needs,
+                remembers=True,
             ),
             Route(
                 "POST", f"{path_with_id}/revoke", self.revoke, "Ends an API key for good.", returns=KeyBody, needs=needs

@@ -35,7 +35,16 @@ class LimitRoutes:
         needs = Scope.ADMIN
         return [
             Route("GET", PATH, self.list, "Limits.", returns=LimitList, query=LimitsQuery, needs=needs),
-            Route("POST", PATH, self.create, "A new limit.", CreateLimit, LimitBody, needs=needs, remembers=True),
+            Route(
+                "POST",
+                PATH,
+                self.create,
+                "A new limit.",
+                reads=CreateLimit,
+                returns=LimitBody,
+                needs=needs,
+                remembers=True,
+            ),
             Route("GET", path_with_id, self.get, "One limit.", returns=LimitBody, needs=needs),
             Route(
                 "PUT",

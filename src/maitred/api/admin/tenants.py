@@ -30,7 +30,16 @@ class TenantRoutes:
         needs = Scope.ADMIN
         return [
             Route("GET", PATH, self.list, "Tenants.", returns=TenantList, query=TenantsQuery, needs=needs),
-            Route("POST", PATH, self.create, "A new tenant.", CreateTenant, TenantBody, needs=needs, remembers=True),
+            Route(
+                "POST",
+                PATH,
+                self.create,
+                "A new tenant.",
+                reads=CreateTenant,
+                returns=TenantBody,
+                needs=needs,
+                remembers=True,
+            ),
             Route("GET", path_with_id, self.get, "One tenant.", returns=TenantBody, needs=needs),
             Route(
                 "PATCH",

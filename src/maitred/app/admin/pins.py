@@ -107,7 +107,12 @@ class PinAdmin:
             pin=PinRequest(pin_prefix.name or id_, pin_prefix.ttl_s),
         )
         pinned = _Pin(
-            id_, pin_prefix.model, tenant, pin_prefix.name or id_, len(tokens), self._clock.wall_s() + pin_prefix.ttl_s
+            id=id_,
+            model=pin_prefix.model,
+            tenant=tenant,
+            name=pin_prefix.name or id_,
+            tokens=len(tokens),
+            expires_wall_s=self._clock.wall_s() + pin_prefix.ttl_s,
         )
         for old in [_pinned for _pinned in self._pins.values() if _has_same_name(_pinned, pinned)]:
             del self._pins[old.id]  # the engines have replaced it

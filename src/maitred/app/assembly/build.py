@@ -77,7 +77,13 @@ def draft_generation(
         name: DegradationLadder(ladder, skipped=requests.on_degradation_skipped) for name, ladder in steps.items()
     }
     router = Router(catalog, read_routes(config, catalog), live)
-    return GenerationDraft(config, served, router, {**served.endpoints(), **registry.endpoints}, ladders)
+    return GenerationDraft(
+        config,
+        upstream_models=served,
+        router=router,
+        endpoints={**served.endpoints(), **registry.endpoints},
+        ladders=ladders,
+    )
 
 
 def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGeneration:
@@ -144,7 +150,14 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         retry_budget=parts.retry_budget,
         begin=None if traces is None else traces.start_trace,
     )
-    return ConfigGeneration(config, edge, draft.upstream_models, [*draft.endpoints], control, watching)
+    return ConfigGeneration(
+        config=config,
+        app=edge,
+        upstream_models=draft.upstream_models,
+        models=[*draft.endpoints],
+        flow_controller=control,
+        observers=watching,
+    )
 
 
 def open_console(
@@ -158,7 +171,12 @@ def open_console(
     if not config.enabled:
         return []
     routes = ConsoleRoutes(
-        *(pages(), sessions, identity, identity.refresh_principal, same_origin, own_use),
+        pages=pages(),
+        sessions=sessions,
+        identity=identity,
+        again=identity.refresh_principal,
+        same_origin=same_origin,
+        own_use=own_use,
         cookie=COOKIE,
         session_s=config.session_s,
     )

@@ -128,4 +128,4 @@ async def open_queues(
 ) -> AsyncIterator[ModelQueues]:
     """Opens the queues, at first those of the encoders only; the end of the context closes all of them."""
     async with KeyedTasks(Dispatcher.run, lambda dispatcher: f"dispatch of {dispatcher.model}") as chores:
-        yield ModelQueues(encoders, clock, chores, answered, wanted)
+        yield ModelQueues(encoders, clock, chores, answered, wanted=wanted)

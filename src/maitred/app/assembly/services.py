@@ -178,4 +178,14 @@ async def open_resources(
         open_schemas(config.routing.auto) as schemas,
         GrammarValidator(config.admission.grammars) as grammars,
     ):
-        yield GatewayResources(traces, stores, access, upstreams, local, on_demand, encoders, schemas, grammars)
+        yield GatewayResources(
+            traces=traces,
+            stores=stores,
+            access=access,
+            upstreams=upstreams,
+            local=local,
+            on_demand=on_demand,
+            encoders=encoders,
+            schemas=schemas,
+            grammars=grammars,
+        )

@@ -82,13 +82,13 @@ async def open_stores(
         await ledger.replay(counters.settle, outlived)
         await stack.enter_async_context(running(ledger.run(), "usage ledger"))
         yield GatewayStores(
-            DirectoryStore(database, clock),
-            journal,
-            ledger,
-            UsageQueries(database),
-            FeedbackStore(database, ledger.flush, clock),
-            counters,
-            RolloutStore(database, clock),
+            directory=DirectoryStore(database, clock),
+            journal=journal,
+            ledger=ledger,
+            usage=UsageQueries(database),
+            feedback=FeedbackStore(database, ledger.flush, clock),
+            counters=counters,
+            rollouts=RolloutStore(database, clock),
         )
 
 

@@ -51,5 +51,11 @@ def local_model(config: Config, engines: EngineGroup) -> LocalModel:
     answers = AnswerFormat.of(tokenizer, config.model.tool_parser, config.model.reasoning_parser)
     defaults = GenerationDefaults.of(folder, config.model.generation_config)
     name = config.model.served_name or folder.resolve().name
-    clients = [engine.client for engine in engines.values()]
-    return LocalModel(ServedModel(name, clients, tokenizer, answers, defaults), engines)
+    model = ServedModel(
+        name,
+        replicas=[engine.client for engine in engines.values()],
+        tokenizer=tokenizer,
+        answer_format=answers,
+        defaults=defaults,
+    )
+    return LocalModel(model, engines)

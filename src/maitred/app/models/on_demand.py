@@ -155,11 +155,21 @@ def open_local_models(config: Config, clock: Clock) -> OnDemandModelSet:
             clock=clock,
         )
         engine.client.pause_at_tokens = config.server.unread_tokens
-        replicas[name] = OnDemandReplica(name, engine, footprint, partial(residence.ready_in_s, name), clock)
+        replicas[name] = OnDemandReplica(
+            name, engine, footprint, ready_in_s=partial(residence.ready_in_s, name), clock=clock
+        )
         tokenizer = Tokenizer.load(folder)
         answers = AnswerFormat.of(tokenizer, model.tool_parser, model.reasoning_parser)
         defaults = GenerationDefaults.of(folder, model.generation_config)
-        models.append(ServedModel(name, [ModelDescription(replicas[name])], tokenizer, answers, defaults))
+        models.append(
+            ServedModel(
+                name,
+                replicas=[ModelDescription(replicas[name])],
+                tokenizer=tokenizer,
+                answer_format=answers,
+                defaults=defaults,
+            )
+        )
     return OnDemandModelSet(residence, replicas, models)
 
 

@@ -79,7 +79,13 @@ def open_registry(
     for name, encoder in encoders.engines.items():
         engines[name, config.encoder.engine_address or "local"] = encoder
     starting = list(dict.fromkeys(name for name, _ in engines))
-    registry = EngineRegistry([*models, *encoders.models], endpoints, engines | on_demand.engines, pinnable, starting)
+    registry = EngineRegistry(
+        models=[*models, *encoders.models],
+        endpoints=endpoints,
+        engines=engines | on_demand.engines,
+        pinnable=pinnable,
+        starting=starting,
+    )
     registry.check(config)
     return registry
 

@@ -208,10 +208,10 @@ def _needs_of(request: InferenceRequest, principal: Principal) -> RequestRequire
         regions = request.regions if regions is None else regions & request.regions
     return RequestRequirements(
         request.model,
-        _capabilities_of(request, _CAPABILITIES),
-        request.local_only or LOCAL_ONLY in principal.tags,
-        regions,
-        principal.may_use,
+        capabilities=_capabilities_of(request, _CAPABILITIES),
+        local_only=request.local_only or LOCAL_ONLY in principal.tags,
+        regions=regions,
+        allowed=principal.may_use,
     )
 
 

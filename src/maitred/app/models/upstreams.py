@@ -175,13 +175,13 @@ class Upstreams:
         """Returns the state of each upstream server for metrics."""
         return {
             (name, server.name): UpstreamState(
-                server.status.is_up,
-                server.open_streams,
-                server.reported_load.running,
-                server.reported_load.waiting,
-                server.reported_load.kv_usage,
-                server.status.breaker_state,
-                server.weight,
+                up=server.status.is_up,
+                open_requests=server.open_streams,
+                running=server.reported_load.running,
+                waiting=server.reported_load.waiting,
+                kv_usage=server.reported_load.kv_usage,
+                breaker=server.status.breaker_state,
+                weight=server.weight,
             )
             for name, servers in self.current.servers.items()
             for server in servers

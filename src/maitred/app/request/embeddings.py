@@ -153,14 +153,16 @@ class Embedder:
                 check_text(card, text, request.prompt_param if len(texts) == 1 else f"{request.prompt_param}[{index}]")
             context.prompt_tokens = sum(map(len, texts))
             job = _EmbeddingRequest(
-                request,
-                context,
-                texts,
-                list(split_inputs([len(text) for text in texts], card.kv_capacity_tokens // _MAX_CONCURRENT_CHUNKS)),
-                flow_of(principal, request),
-                principal.tenants[-1],
-                self._dispatchers[model.name],
-                [b""] * len(texts),
+                inference_request=request,
+                context=context,
+                texts=texts,
+                slices=list(
+                    split_inputs([len(text) for text in texts], card.kv_capacity_tokens // _MAX_CONCURRENT_CHUNKS)
+                ),
+                flow=flow_of(principal, request),
+                principal_org=principal.tenants[-1],
+                dispatcher=self._dispatchers[model.name],
+                vectors=[b""] * len(texts),
             )
             context.priority = job.flow.priority
             context.predicted_position = position = job.dispatcher.admission.check(

@@ -198,7 +198,7 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
             ReplicaUnavailable: Raised on `__aenter__` of the attempt if the replica is not ready.
         """
         requests = self._continuation.remaining_requests(self._clock.monotonic_s())
-        return EngineAttempt(endpoint, requests, on_submitted, self._context.timeline, self._clock)
+        return EngineAttempt(endpoint, requests, on_submitted, self._context.timeline, clock=self._clock)
 
     async def _requeue(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Closes the failed attempt and requeues the request.

@@ -331,7 +331,9 @@ class EscalatingStream:
             scored=self._checker.config.logprob is not None,
             max_usd=None if self._request.max_usd is None else max(0.0, self._request.max_usd - self._spent_usd),
         )
-        async with FallbackStream(self._respond, request, self._principal, self._context, route_plan) as answer:
+        async with FallbackStream(
+            self._respond, request, self._principal, self._context, route_plan=route_plan
+        ) as answer:
             whole = [part async for parts in answer for part in parts]
         context = self._context
         cost_nusd = self._price_of(context.model).cost_nusd(

@@ -92,7 +92,9 @@ class Pipeline:
     ) -> None:
         self._router = router
         self._flow_controller = control
-        self._planner = RequestPlanner(router, control, ladders or {}, max_choices, grammars or GrammarValidator())
+        self._planner = RequestPlanner(
+            router, control, ladders=ladders or {}, max_choices=max_choices, grammars=grammars or GrammarValidator()
+        )
         self._clock = clock or SystemClock()
         self._draw_seed = draw_seed
         self._least_itl_s = least_itl_s
@@ -121,14 +123,14 @@ class Pipeline:
                     request,
                     principal,
                     context,
-                    route_plan,
+                    route_plan=route_plan,
                     route_to_larger=self._router.route_to_larger,
                     checker=AnswerChecker(escalation, self._schemas),
                     price_of=self._flow_controller.price_of,
                 )
             )
         else:
-            response = answer = FallbackStream(self.respond, request, principal, context, route_plan)
+            response = answer = FallbackStream(self.respond, request, principal, context, route_plan=route_plan)
             if self._rollout_observer is not None and route_plan.arm is not None:
                 response = self._rollout_observer.observe(answer, route_plan, request, context, self.respond)
         return response if context.listener is None else _tap(response, context.listener)
@@ -171,7 +173,14 @@ class Pipeline:
         # While the request waits, it may overflow to another model.
         movable_plan = replace(plan, request=replace(plan.request, movable=True))
         return await stack.enter_async_context(
-            OverflowStream(self._admit, movable_plan, self._admit_overflow, overflow_request, principal, context)
+            OverflowStream(
+                self._admit,
+                movable_plan,
+                self._admit_overflow,
+                variant=overflow_request,
+                principal=principal,
+                context=context,
+            )
         )
 
     def _route(self, request: InferenceRequest, principal: Principal, context: RequestContext) -> RoutePlan:

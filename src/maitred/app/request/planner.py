@@ -152,7 +152,14 @@ class RequestPlanner:
         context.prompt_tokens = sum(map(len, prompts))
         organisation = (context.principal or ANONYMOUS).tenants[-1]
         request = await constrain(self._grammars, organisation, model, request, tool_rules, prompts)
-        tokenized = TokenizedRequest(model, card, request, prompts, available_tokens, tool_rules)
+        tokenized = TokenizedRequest(
+            model=model,
+            card=card,
+            request=request,
+            prompts=prompts,
+            available_tokens=available_tokens,
+            rules=tool_rules,
+        )
         if request.max_usd is not None:
             self._check_cost(tokenized, target, request.max_usd)
         return tokenized

@@ -113,15 +113,15 @@ async def prepare_upstream_request(
             available_tokens = [check_fits(card, prompt, request) for prompt in tokens]
             prompt_tokens = sum(map(len, tokens))
             return UpstreamRequestPlan(
-                model,
-                card,
-                request,
-                fields,
-                tokens,
-                available_tokens,
-                prompt_tokens,
-                len(tokens) * request.sampling.n,
-                None,
+                model=model,
+                card=card,
+                request=request,
+                fields=fields,
+                prompts=tokens,
+                available_tokens=available_tokens,
+                prompt_tokens=prompt_tokens,
+                choice_count=len(tokens) * request.sampling.n,
+                estimated=None,
             )
     return estimate_upstream_request(model, request, max_choices)
 
@@ -143,7 +143,15 @@ def estimate_upstream_request(model: TextModel, request: InferenceRequest, max_c
         prompt_tokens += corrected
     choices = len(substitute_prompts) * request.sampling.n
     return UpstreamRequestPlan(
-        model, card, request, fields, substitute_prompts, available_tokens, prompt_tokens, choices, estimated
+        model=model,
+        card=card,
+        request=request,
+        fields=fields,
+        prompts=substitute_prompts,
+        available_tokens=available_tokens,
+        prompt_tokens=prompt_tokens,
+        choice_count=choices,
+        estimated=estimated,
     )
 
 

@@ -178,7 +178,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
 
     def _new_attempt(self, endpoint: Endpoint[TextReplica], on_submitted: Callable[[], None]) -> UpstreamAttempt:
         """Makes an attempt at one server; closing it cancels the request."""
-        return UpstreamAttempt(endpoint, self._request, on_submitted, self._context.timeline, self._clock)
+        return UpstreamAttempt(endpoint, self._request, on_submitted, self._context.timeline, clock=self._clock)
 
     async def _requeue(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Closes the failed attempt and requeues the request, for another server or for the same one.
@@ -251,7 +251,12 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
             if part.text or part.extra or part.scores:
                 if part.finish is not None or self._next_is_continuation:
                     part = TextDelta(
-                        part.index, part.text, None, part.scores, part.extra, continued=self._next_is_continuation
+                        part.index,
+                        part.text,
+                        finish=None,
+                        scores=part.scores,
+                        extra=part.extra,
+                        continued=self._next_is_continuation,
                     )
                     self._next_is_continuation = False
                 shown.append(part)

@@ -207,7 +207,13 @@ async def _arguments_grammar(validator: GrammarValidator, organisation: str, too
     """Returns the grammar of a tool's arguments."""
     schema = tool.parameters or _NO_ARGUMENTS
     # A schema without a type would allow any JSON; arguments must be an object.
-    constraint = Constraint("json_schema", {"type": "object", **schema}, tool.param, tool.strict, _ARGUMENT_SEPARATOR)
+    constraint = Constraint(
+        form="json_schema",
+        content={"type": "object", **schema},
+        param=tool.param,
+        strict=tool.strict,
+        whitespace=_ARGUMENT_SEPARATOR,
+    )
     try:
         return await validator.validate(organisation, constraint)
     except InvalidRequest as error:

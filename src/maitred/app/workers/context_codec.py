@@ -92,18 +92,18 @@ def decode_context(ended: RequestEnded, spans: Sequence[TimelineSpan]) -> Reques
 
 def _summarize_request(request: InferenceRequest) -> RequestSummary:
     return RequestSummary(
-        request.model,
-        request.sampling,
-        request.max_tokens,
-        request.seed,
-        request.unset_fields,
-        request.stops,
-        request.priority,
-        request.ttft_in_s,
-        request.itl_objective_s,
-        request.deadline_in_s,
-        request.needs,
-        request.whole,
+        model=request.model,
+        sampling=request.sampling,
+        max_tokens=request.max_tokens,
+        seed=request.seed,
+        left_open=request.unset_fields,
+        stops=request.stops,
+        priority=request.priority,
+        ttft_in_s=request.ttft_in_s,
+        itl_objective_s=request.itl_objective_s,
+        deadline_in_s=request.deadline_in_s,
+        needs=request.needs,
+        whole=request.whole,
     )
 
 

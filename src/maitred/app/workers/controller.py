@@ -111,12 +111,12 @@ class WorkerSession:
         """
         if resume_grant.lease in controller.carried_leases:
             remote_request = RemoteRequest(
-                resume_grant.asks,
-                controller.flow_controller,
-                controller.in_flight,
-                controller.clock,
-                self.connection.send,
-                resume_grant,
+                admit_request=resume_grant.asks,
+                flow_controller=controller.flow_controller,
+                in_flight=controller.in_flight,
+                clock=controller.clock,
+                send=self.connection.send,
+                resume_grant=resume_grant,
             )
             task = self._add_request(remote_request)
             assert remote_request.resume_done is not None
@@ -176,7 +176,11 @@ class WorkerSession:
                 # Registered at once: the next message about it may be in the same read.
                 controller = self.controller
                 remote_request = RemoteRequest(
-                    message, controller.flow_controller, controller.in_flight, controller.clock, self.connection.send
+                    admit_request=message,
+                    flow_controller=controller.flow_controller,
+                    in_flight=controller.in_flight,
+                    clock=controller.clock,
+                    send=self.connection.send,
                 )
                 self._add_request(remote_request)
             case SubmissionAcked():

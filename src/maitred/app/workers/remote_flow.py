@@ -188,8 +188,12 @@ class RemoteDispatch:
         is_cancelled = error is not None and not isinstance(error, Exception) and not isinstance(cause, MaitredError)
         self.flush()
         release_request = ReleaseRequest(
-            *(self._number, self._context.usage, self._context.first_token_s),
-            *(self.attempt_result, None if is_cancelled else encoded_error, is_cancelled),
+            number=self._number,
+            usage=self._context.usage,
+            first_token_s=self._context.first_token_s,
+            met=self.attempt_result,
+            error=None if is_cancelled else encoded_error,
+            cancelled=is_cancelled,
         )
         if not self._is_disconnected:
             self._controller.send(release_request)
@@ -234,13 +238,15 @@ class RemoteDispatch:
         self._is_disconnected = False
         self._unsent_tokens, self._first_token_unsent = _NO_TOKENS, False  # the usage below contains these tokens
         return ResumeGrant(
-            replace(self._admit_request, prompts=[replace(prompt, ids=[]) for prompt in self._admit_request.prompts]),
-            self._accepted.lease,
-            self._accepted.max_tokens,
-            "" if self._dispatched is None else self._dispatched.replica,
-            self._context.usage,
-            self._context.first_token_s,
-            self._settle_request,
+            asks=replace(
+                self._admit_request, prompts=[replace(prompt, ids=[]) for prompt in self._admit_request.prompts]
+            ),
+            lease=self._accepted.lease,
+            max_tokens=self._accepted.max_tokens,
+            replica="" if self._dispatched is None else self._dispatched.replica,
+            usage=self._context.usage,
+            first_token_s=self._context.first_token_s,
+            ended=self._settle_request,
         )
 
     @property
@@ -342,7 +348,11 @@ class RemoteDispatch:
         self._requeue_count += 1
         self.flush()
         self._dispatched = None
-        self._controller.send(ReplicaFailed(self._number, self.attempt_result, list(prompts), answer_by_s, rest_s))
+        self._controller.send(
+            ReplicaFailed(
+                self._number, met=self.attempt_result, prompts=list(prompts), answer_by_s=answer_by_s, rest_s=rest_s
+            )
+        )
         return True
 
     @property
@@ -447,10 +457,10 @@ class RemoteFlowController:
             RemoteDispatch(
                 self._controller,
                 endpoints,
-                self._submissions.get(pool, {}),
-                CancelScope(),
-                admission_request,
-                self._recoveries,
+                submissions=self._submissions.get(pool, {}),
+                cancel_scope=CancelScope(),
+                admission_request=admission_request,
+                recoveries=self._recoveries,
             )
         )
         await entry.request_admission(

@@ -99,10 +99,10 @@ class RemoteRequest:
         self._upstream_attempt: tuple[UpstreamReplica, BreakerAttempt] | None = None
         self.context = RequestContext(
             admit_request.request_id,
-            admit_request.arrived_s,
-            admit_request.route,
-            self._principal,
-            admit_request.model,
+            started_s=admit_request.arrived_s,
+            route=admit_request.route,
+            principal=self._principal,
+            model=admit_request.model,
             priority=admit_request.flow.priority,
             prompt_tokens=sum(prompt.tokens for prompt in admit_request.prompts),
         )
@@ -183,15 +183,13 @@ class RemoteRequest:
             self._entry = entry
             self._send(
                 AdmitAccepted(
-                    *(
-                        admit_request.number,
-                        grant.lease,
-                        grant.max_tokens,
-                        grant.clamped,
-                        context.rate_limits,
-                        position,
-                    ),
-                    entry.expected_tokens,
+                    number=admit_request.number,
+                    lease=grant.lease,
+                    max_tokens=grant.max_tokens,
+                    clamped=grant.clamped,
+                    standing=context.rate_limits,
+                    place=position,
+                    expected_tokens=entry.expected_tokens,
                 )
             )
             try:

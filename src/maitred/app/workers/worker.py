@@ -98,9 +98,9 @@ async def run_worker(
             route_table,
             identity,
             in_flight,
-            [reporter],
-            pipeline.rate_limit_status,
-            RetryAdvisor(RetryBudget(config.server.retry_share, config.server.retry_allowance), clock),
+            observers=[reporter],
+            standing=pipeline.rate_limit_status,
+            retries=RetryAdvisor(RetryBudget(config.server.retry_share, config.server.retry_allowance), clock),
             begin=None if traces is None else traces.start_trace,
             max_body_bytes=config.server.max_body_bytes,
             body_timeout_s=config.server.body_timeout_s,
@@ -343,7 +343,11 @@ async def _open_pipeline(
             name: SubmissionTracker(engine.client, controller) for name, engine in local.engines.items()
         }
     flow_controller = RemoteFlowController(
-        controller, endpoints_by_name, submissions, config.admission, config.dispatch.recoveries
+        controller,
+        endpoints=endpoints_by_name,
+        submissions=submissions,
+        config=config.admission,
+        recoveries=config.dispatch.recoveries,
     )
     catalog = Catalog(models)
     routes = read_routes(config, catalog)

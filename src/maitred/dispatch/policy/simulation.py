@@ -72,7 +72,7 @@ def simulate_dispatch(
         output: Service of one output token.
         overcommit: Number of requests that may run beyond the slots (see `maitred.engine.scheduler.overcommit`).
     """
-    return _Simulation(runners, mine, before, running, free, output, overcommit).run()
+    return _Simulation(runners, mine, before, running, free=free, output=output, overcommit=overcommit).run()
 
 
 class _Simulation:

@@ -41,7 +41,9 @@ class PooledDecoder:
         self.dimensions = decoder.config.hidden_size * len(pooling.modes)
         self._decoder = decoder
         self._pooling = pooling
-        self._nothing = KVCache(decoder.config, 0, 1, decoder.dtype, decoder.device)
+        self._nothing = KVCache(
+            decoder.config, num_blocks=0, block_tokens=1, dtype=decoder.dtype, device=decoder.device
+        )
 
     @classmethod
     def load(

@@ -59,7 +59,14 @@ def pack(texts: Sequence[Sequence[int]], device: torch.device) -> PackedBatch:
     rows = pack_rows(texts, device)
     lengths, starts = rows.lengths.cpu(), rows.starts.cpu()
     groups = [_group(lengths[chosen], starts[chosen], device) for chosen in group_by_length(lengths.tolist())]
-    return PackedBatch(rows.tokens, rows.positions, rows.starts, rows.lengths, rows.text_of, groups)
+    return PackedBatch(
+        tokens=rows.tokens,
+        positions=rows.positions,
+        starts=rows.starts,
+        lengths=rows.lengths,
+        text_of=rows.text_of,
+        groups=groups,
+    )
 
 
 def pack_rows(texts: Sequence[Sequence[int]], device: torch.device) -> PackedRows:
@@ -72,7 +79,11 @@ def pack_rows(texts: Sequence[Sequence[int]], device: torch.device) -> PackedRow
     starts_there = torch.tensor(starts)
     positions = torch.arange(len(tokens)) - starts_there[text_of]
     return PackedRows(
-        tokens.to(device), positions.to(device), starts_there.to(device), lengths_there.to(device), text_of.to(device)
+        tokens=tokens.to(device),
+        positions=positions.to(device),
+        starts=starts_there.to(device),
+        lengths=lengths_there.to(device),
+        text_of=text_of.to(device),
     )
 
 
@@ -99,5 +110,9 @@ def _group(lengths: Tensor, starts: Tensor, device: torch.device) -> TextGroup:
     mask = None if bool(filled.all()) else filled[:, None, None, :].to(device)
     places = filled.flatten().nonzero().flatten()
     return TextGroup(
-        rows.flatten().to(device), mask, places.to(device), rows.flatten()[places].to(device), len(lengths)
-    )  # fmt: skip
+        rows=rows.flatten().to(device),
+        filled=mask,
+        places=places.to(device),
+        targets=rows.flatten()[places].to(device),
+        texts=len(lengths),
+    )

@@ -47,7 +47,7 @@ class PendingGrammars:
         waiting = [*sequences]
         grammar = waiting[0].sampling.grammar
         assert grammar is not None
-        self._requests[owner, request_id] = PendingGrammar(owner, request_id, grammar, waiting, now_s)
+        self._requests[owner, request_id] = PendingGrammar(owner, request_id, grammar, sequences=waiting, since_s=now_s)
 
     def get(self, owner: Hashable, request_id: str) -> PendingGrammar | None:
         """Returns the request if it is pending, else None."""

@@ -59,7 +59,7 @@ class GraphedDecoder:
         self._replayed = 0
         # All graphs share one memory pool, so the largest is recorded first.
         self._graphs = {
-            size: _DecodeGraph(decoder, cache, size, table_width, make_graph()) for size in reversed(self._sizes)
+            size: _DecodeGraph(decoder, cache, size, table_width, graph=make_graph()) for size in reversed(self._sizes)
         }
 
     @property

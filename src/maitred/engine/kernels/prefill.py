@@ -88,4 +88,6 @@ def _bucket(chunks: list[BatchChunk], block_tokens: int, dtype: torch.dtype, dev
         positions = before + offsets
         future = torch.arange(width * block_tokens) > positions[:, :, None]
         mask = torch.zeros(future.shape, dtype=dtype).masked_fill_(future, float("-inf"))[:, None].to(device)
-    return PrefillBucket(rows.to(device), kept.to(device), rows.flatten()[kept].to(device), tables, mask)
+    return PrefillBucket(
+        rows=rows.to(device), kept=kept.to(device), kept_rows=rows.flatten()[kept].to(device), tables=tables, mask=mask
+    )

@@ -74,7 +74,7 @@ class StepRecorder:
 
     def _make_buffers(self, rows: int, picked: int, cache: KVCache) -> "_StepBuffers":
         self._buffers = None  # frees the old memory before the new is allocated
-        buffers = _StepBuffers(self._config, self._weights, rows, picked, cache)
+        buffers = _StepBuffers(self._config, self._weights, rows, picked, cache=cache)
         buffers.record(self._attention)
         self._buffers = buffers
         return buffers

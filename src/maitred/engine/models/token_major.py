@@ -43,5 +43,5 @@ def make_cache(
     there.
     """
     if not accelerated:
-        return KVCache(config, num_blocks, block_tokens, dtype, device)
-    return TokenMajorCache(config, num_blocks + 1, block_tokens, dtype, device)
+        return KVCache(config, num_blocks, block_tokens, dtype, device=device)
+    return TokenMajorCache(config, num_blocks=num_blocks + 1, block_tokens=block_tokens, dtype=dtype, device=device)

@@ -106,7 +106,7 @@ class Sampler:
         edits = None
         if RowEdits.is_needed(params):
             ending = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
-            edits = RowEdits(params, prompt, output, ending, self._vocab_size)
+            edits = RowEdits(params, prompt, output, ending, vocab_size=self._vocab_size)
         self._rows[key] = _Row(params, choice_index, edits)
 
     def remove(self, key: int) -> None:
@@ -194,7 +194,7 @@ class Sampler:
                 raise Bug(f"The sampler was asked for sequences that were not added: {unknown[:8]}.")
             rows = [self._rows[key] for key in keys]
             parameters = DrawParameters.of([row.params for row in rows], [row.choice_index for row in rows])
-            self._layout = _Layout(keys, rows, parameters, self._rows_form(parameters), self._device)
+            self._layout = _Layout(keys, rows, parameters, form=self._rows_form(parameters), device=self._device)
         return self._layout
 
 

@@ -121,15 +121,13 @@ class Scheduler:
         wait_queue = WaitQueue(order, weights, residency, block_tokens=block_tokens, by_prefix=config.line.quantum > 0)
         overcommit = OvercommitSlots(min(config.most_overcommit_slots, step_tokens - max_sequences))
         self._state = SchedulerState(
-            *(
-                pool,
-                order,
-                wait_queue,
-                RunningBatch(config.itl_objective_s),
-                FlowCharges(order, weights),
-                residency,
-                overcommit,
-            ),
+            pool,
+            fair_queue=order,
+            wait_queue=wait_queue,
+            batch=RunningBatch(config.itl_objective_s),
+            accounts=FlowCharges(order, weights),
+            residency=residency,
+            overcommit=overcommit,
             pins=PinTable(pool, residency, config.pins if config.prefix_cache else PinsConfig(share=0), block_tokens),
             comes_back=SwapPolicy(block_copy_s, lambda: self._pace.times).pays,
         )

@@ -53,7 +53,7 @@ class SequenceFactory:
         sequences = []
         for index in request.previous_outputs:
             table = BlockTable(self._pool, self._block_tokens, scope)
-            sequence = Sequence(self._next_key, request, index, table, self._eos)
+            sequence = Sequence(self._next_key, request, index, table, eos_token_ids=self._eos)
             sequence.arrived_s = now_s
             if request.deadline_in_s is not None:
                 sequence.deadline_s = now_s + request.deadline_in_s

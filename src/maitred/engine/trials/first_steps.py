@@ -261,7 +261,7 @@ def _plan(trial: StepTrial, bounds: StepBounds) -> StepPlan:
         end = first + table.blocks_for(tokens)
         table.blocks = list(range(first, end))
         first = end
-        answers.append(Answer(-1 - key, request, 0, table, frozenset()))
+        answers.append(Answer(key=-1 - key, request=request, index=0, table=table, eos_token_ids=frozenset()))
     decodes = [Chunk(answer, trial.context - 1, 1) for answer in answers[: trial.decodes]]
     return StepPlan(decodes, [Chunk(answer, trial.before, trial.chunk) for answer in answers[trial.decodes :]])
 

@@ -60,8 +60,8 @@ METRICS = (
     Metric("output_tokens_per_s", "Output tokens/s", "1/s", False),
     Metric("requests_per_s", "Requests/s", "1/s", False),
     Metric("goodput_per_s", "Goodput/s", "1/s", False),
-    Metric("attainment", "Attainment", "share", False, "difference"),
-    Metric("failed", "Failed", "share", True, "difference", margin=1 / 3),
+    Metric(name="attainment", label="Attainment", unit="share", lower_is_better=False, scale="difference"),
+    Metric(name="failed", label="Failed", unit="share", lower_is_better=True, scale="difference", margin=1 / 3),
 )
 """All metrics, in the order of the table."""
 

@@ -136,7 +136,13 @@ class TcpLink:
             except OSError:
                 _reset(writer)  # the client must see that there is no server
                 return
-            connection = _Connection(self, reader, writer, server_reader, server_writer)
+            connection = _Connection(
+                link=self,
+                client_reader=reader,
+                client_writer=writer,
+                server_reader=server_reader,
+                server_writer=server_writer,
+            )
             self._connections.add(connection)
             try:
                 await connection.run()

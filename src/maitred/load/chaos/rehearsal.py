@@ -88,7 +88,7 @@ async def rehearse(
         exit_code=installation.exit_code,
         leftovers=installation.leftovers,
     )
-    evidence = ChaosEvidence(spec, calm, chaos, faults, end)
+    evidence = ChaosEvidence(spec, calm, chaos, faults, end=end)
     return ChaosRun.of(
         plan,
         evidence,

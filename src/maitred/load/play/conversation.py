@@ -101,7 +101,13 @@ class Conversations:
                 due_s += turn.think_s
             if not await self._doors.admit(due_s):
                 break
-            record = RequestRecord(session.id, number, session.tenant, due_s, turn.output_tokens)
+            record = RequestRecord(
+                session=session.id,
+                turn=number,
+                tenant=session.tenant,
+                intended_s=due_s,
+                asked_tokens=turn.output_tokens,
+            )
             question = {"role": "user", "content": self._question(session, number, turn)}
             messages = [question] if turn.blocks else [*history, question]
             answer = await self._ask(record, messages, keep_text=self._keep_text or number < last)

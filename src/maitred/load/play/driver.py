@@ -69,14 +69,14 @@ async def run(
             clock.now_s, duration_s=_duration_s(spec), requests=spec.bounds.requests, stop=stop or asyncio.Event()
         )
         conversations = Conversations(
-            spec, workload.block_tokens, pool, calibration, doors, clock.now_s, keep_text=keep_text
+            spec, workload.block_tokens, pool, calibration, doors=doors, now_s=clock.now_s, keep_text=keep_text
         )
         progress = _ProgressReport(doors, conversations, watch)
         with calm_collector():
             clock.restart()
             started_unix_s = time.time()
             async with LoadTesterMonitor(clock.now_s, lambda: conversations.open, progress.report) as monitor:
-                await _Crowd(spec, workload, conversations, doors, clock.now_s).play()
+                await _Crowd(spec, workload, conversations, doors, now_s=clock.now_s).play()
                 return RunData(
                     records=conversations.records,
                     samples=monitor.samples,

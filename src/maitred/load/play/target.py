@@ -178,7 +178,7 @@ async def calibrate(target: LoadTarget, pool: ConnectionPool) -> TargetCalibrati
         requests = RequestEncoder(fixed, pool.origin, model, dialect)
         counts: list[int] = []
         for words in PROBE_WORDS:
-            record = RequestRecord(0, 0, "", 0.0, 1)
+            record = RequestRecord(session=0, turn=0, tenant="", intended_s=0.0, asked_tokens=1)
             probe = requests.encode([{"role": "user", "content": prompts.probe(words)}], 1, key=key)
             await caller.ask(record, probe)
             if record.outcome is not UserOutcome.COMPLETE:
@@ -187,9 +187,23 @@ async def calibrate(target: LoadTarget, pool: ConnectionPool) -> TargetCalibrati
         else:
             if 0 in counts:
                 # The server reports no usage; most vocabularies have one token for each of the tester's words.
-                return TargetCalibration(model, server, dialect, 1.0, 0.0, tokenizer)
+                return TargetCalibration(
+                    model=model,
+                    server=server,
+                    dialect=dialect,
+                    tokens_per_word=1.0,
+                    template_tokens=0.0,
+                    tokenizer=tokenizer,
+                )
             per_word, template = prompts.fit(PROBE_WORDS[0], counts[0], PROBE_WORDS[1], counts[1])
-            return TargetCalibration(model, server, dialect, per_word, template, tokenizer)
+            return TargetCalibration(
+                model=model,
+                server=server,
+                dialect=dialect,
+                tokens_per_word=per_word,
+                template_tokens=template,
+                tokenizer=tokenizer,
+            )
         if record.status not in (400, 422):
             break
     if record.status == 0 or record.status >= 500:

@@ -280,7 +280,7 @@ class OpenAIStreamParser:
                 raise make_replica_lost(f"a choice ended for the reason {choice.finish_reason[:40]!r}, which is no end")
             self._unfinished_choices.discard(index)
         self.has_begun = True
-        return TextDelta(index, text, finish_reason, logprobs, extra)
+        return TextDelta(index, text, finish=finish_reason, scores=logprobs, extra=extra)
 
     def _raise_reported_error(self, data: bytes) -> None:
         """Raises an exception if the event is an error event."""

@@ -238,7 +238,7 @@ class UpstreamReplica:
                 if config.ca_file is None
                 else partial(_return_context, _make_tls_context(config.ca_file))
             )
-        self.connection_pool = HostPool(connections, self.url.host, self.url.port, config.connect_timeout_s, tls)
+        self.connection_pool = HostPool(connections, self.url.host, self.url.port, config.connect_timeout_s, tls=tls)
 
     def is_same_server(self, config: UpstreamConfig) -> bool:
         """Returns whether these settings have the same URL, name, kind and dialect as this replica."""

@@ -103,8 +103,14 @@ class AutoModel:
         models_by_size = tuple(self._models_by_tier.values())
         upward, downward = models_by_size[index:], models_by_size[:index][::-1]
         if task is not None and task in self._tasks:
-            return TierPreference((self._tasks[task], *upward), downward, task, score, models_by_size)
-        return TierPreference(upward, downward, tier, score, models_by_size)
+            return TierPreference(
+                upward=(self._tasks[task], *upward),
+                downward=downward,
+                reason=task,
+                score=score,
+                models_by_size=models_by_size,
+            )
+        return TierPreference(upward, downward, reason=tier, score=score, models_by_size=models_by_size)
 
 
 def prompt_text(prompt: Prompt) -> str | None:

@@ -107,7 +107,7 @@ class RoutingTable:
         if resolved is None or not is_allowed(needs.model, resolved, needs):
             return None
         fallback = self._config.fallbacks.get(resolved.name, _NO_FALLBACK)
-        return CachedRoute(self._config, self.names, needs, resolved, fallback)
+        return CachedRoute(self._config, self.names, needs, resolved, fallback=fallback)
 
     def route_by_preference(
         self, needs: RequestRequirements, preference: TierPreference, tried: Set[TargetKey] = frozenset()
@@ -141,7 +141,7 @@ class RoutingTable:
             content_policy=own_fallback.content_policy,
         )
         selection = ModelSelection(name, resolved.key, preference.reason, preference.score)
-        return RoutePlan(CachedRoute(self._config, self.names, needs, resolved, fallback), selection, tried)
+        return RoutePlan(CachedRoute(self._config, self.names, needs, resolved, fallback=fallback), selection, tried)
 
     def route_to_larger(
         self, needs: RequestRequirements, preference: TierPreference, route_plan: "RoutePlan"
@@ -198,14 +198,16 @@ class RoutingTable:
             for name in (version_split.name, allowed[version].name, version_split.stable)
         )
         fallback = next((chain for chain in chains if chain is not None), _NO_FALLBACK)
-        route_plan = RoutePlan(CachedRoute(self._config, self.names, needs, allowed[version], fallback))
+        route_plan = RoutePlan(
+            CachedRoute(self._config, self.names, needs, resolved=allowed[version], fallback=fallback)
+        )
         route_plan.arm = RolloutArm(version_split.name, version, tried=len(permitted) == len(models))
         other = permitted.get(RolloutVersion.CANARY if version is RolloutVersion.STABLE else RolloutVersion.STABLE)
         if version is RolloutVersion.CANARY:
             route_plan.stable_fallback = other
         elif other is not None:
             route_plan.shadow_target = RoutePlan(
-                CachedRoute(self._config, self.names, needs, other, _NO_FALLBACK)
+                CachedRoute(self._config, self.names, needs, resolved=other, fallback=_NO_FALLBACK)
             ).first_target()
         return route_plan
 

@@ -185,10 +185,10 @@ class CanaryTrial:
             decision = TrialDecision.PROMOTE
         return TrialResult(
             decision,
-            tuple(faults),
-            tuple(unproven),
-            self._requests[RolloutVersion.STABLE],
-            self._requests[RolloutVersion.CANARY],
+            faults=tuple(faults),
+            unproven=tuple(unproven),
+            stable_requests=self._requests[RolloutVersion.STABLE],
+            canary_requests=self._requests[RolloutVersion.CANARY],
         )
 
     def evidence(self) -> Mapping[CanaryFault, float]:

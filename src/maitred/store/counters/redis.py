@@ -76,7 +76,7 @@ class RedisCounters:
         if config.url is None:
             raise ConfigInvalid("counters.url is missing: say where Redis is, such as `redis://host:6379/0`.")
         try:
-            self._session = RedisSession(config, config.url, clock, gateway_id, offset_s)
+            self._session = RedisSession(config, config.url, clock, gateway_id, offset_s=offset_s)
         except ValueError as error:
             raise ConfigInvalid(f"counters.url is not the URL of a Redis: {error}") from None
         self._clock = clock

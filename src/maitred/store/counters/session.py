@@ -120,9 +120,9 @@ class RedisSession:
         return CountersState(
             self.mode,
             self._since_s,
-            len(self.slices),
-            len(self.lease_records.leases),
-            len(self.lease_records.unsettled),
+            slices=len(self.slices),
+            leases=len(self.lease_records.leases),
+            unsettled=len(self.lease_records.unsettled),
         )
 
     # --- calls ----------------------------------------------------------------------------------------------------
@@ -159,7 +159,11 @@ class RedisSession:
         now_s = self._clock.monotonic_s()
         states = []
         for claim, (remaining, reset_s, used, reserved, slice_amount) in zip(claims, rows, strict=True):
-            states.append(CounterState(claim.capacity, int(remaining), reset_s, int(used), int(reserved)))
+            states.append(
+                CounterState(
+                    claim.capacity, remaining=int(remaining), reset_s=reset_s, used=int(used), reserved=int(reserved)
+                )
+            )
             if self.mode is CounterMode.SHARED and claim.counter in self.slices:
                 self.slices.update(claim, int(slice_amount), now_s)
         self.lease_records.observe_states(claims, states, now_s)

@@ -98,5 +98,7 @@ class TallyGroup:
         for number, claim, budget in self._budgets:
             remaining, charged = claim.capacity - budget.taken, budget.charged
             reset_s = 0.0 if claim.ends_s is None or claim.ends_s < wall_s else claim.ends_s - wall_s
-            states[number] = CounterState(claim.capacity, remaining, reset_s, charged, budget.taken - charged)
+            states[number] = CounterState(
+                claim.capacity, remaining, reset_s, used=charged, reserved=budget.taken - charged
+            )
         return states

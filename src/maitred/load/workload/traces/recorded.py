@@ -147,8 +147,17 @@ def _of_result(path: Path) -> Iterator[LoadSession]:
             columns = msgspec.json.decode(file.read(), type=_Result).requests
         rows = zip(*(getattr(columns, name) for name in columns.__struct_fields__), strict=True)
         requests = [
-            RecordedRequest(session, turn, tenant, due_s, due_s if ended_s is None else ended_s, *tokens)
-            for session, turn, tenant, due_s, ended_s, *tokens in rows
+            RecordedRequest(
+                session,
+                turn,
+                tenant,
+                intended_s=due_s,
+                ended_s=due_s if ended_s is None else ended_s,
+                prompt_tokens=prompt_tokens,
+                output_tokens=output_tokens,
+                asked_tokens=asked_tokens,
+            )
+            for session, turn, tenant, due_s, ended_s, prompt_tokens, output_tokens, asked_tokens in rows
         ]
     except (msgspec.MsgspecError, ValueError) as error:
         raise InvalidRequest(f"{path} is a damaged result: {error}. Run the test again.") from None
