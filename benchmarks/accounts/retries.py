@@ -152,7 +152,7 @@ async def play(played: Mapping[str, CallerGroup], report: Report) -> None:
     by_side = dict(zip(sides, seen, strict=True))
     _judge(by_side, refused, report)
     counted = sum(count for sample, count in metrics.items() if _is_a_completion(sample))
-    sent = sum(one.requests for one in seen) + sum(refused.values())
+    sent = sum(group.requests for group in seen) + sum(refused.values())
     report.require("requests that client and gateway count differently", abs(counted - sent), at_most=0)
 
 

@@ -89,9 +89,9 @@ async def run(report: Report, aborts: int, probes: int, *, quick: bool) -> None:
         await require_nothing_left(report, gateway, "after the crowd")
         freed = await one_by_one(installation, client, key.secret, probes)
         client.close()
-        steps = [float(each.steps) for each in freed]
+        steps = [float(probe.steps) for probe in freed]
         report.figures["freed_after_steps"] = {**percentiles(steps), "most": max(steps)}
-        report.figures["freed_after_s"] = percentiles([each.seconds for each in freed])
+        report.figures["freed_after_s"] = percentiles([probe.seconds for probe in freed])
         print(report.figures, flush=True)
         if not quick:
             report.require("whole steps until a place is free, p95", percentiles(steps)["p95"], at_most=1)
@@ -130,7 +130,7 @@ async def ask_many(client: Client, calls: Iterator[Call]) -> list[Reply]:
     replies: list[Reply] = []
 
     async def ask_some() -> None:
-        replies.extend([await client.ask(each) for each in calls])
+        replies.extend([await client.ask(call) for call in calls])
 
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):

@@ -188,9 +188,11 @@ async def run(servers: Servers, size: Size) -> tuple[dict[str, Any], dict[str, l
             situation: {
                 "light_requests": len(times[situation]),
                 "light_ttft_s": percentiles(times[situation]),
-                "light_ttft_p99_s_by_round": [percentiles(each).get("p99", float("nan")) for each in rounds[situation]],
+                "light_ttft_p99_s_by_round": [
+                    percentiles(ttfts_s).get("p99", float("nan")) for ttfts_s in rounds[situation]
+                ],
                 "tokens_per_s": round(sum(speed[situation]) / len(speed[situation]), 1),
-                "tokens_per_s_by_round": [round(each, 1) for each in speed[situation]],
+                "tokens_per_s_by_round": [round(rate, 1) for rate in speed[situation]],
                 "light_endings": endings(of(chain.from_iterable(each), *LIGHT)),
                 "heavy_endings": endings(of(chain.from_iterable(each), HEAVY)),
             }

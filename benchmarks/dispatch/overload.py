@@ -115,7 +115,7 @@ async def run(report: Report, servers: dict[str, Server], size: Size) -> None:
     print("capacity", can, flush=True)
     report.figures |= {"capacity_per_s": can.requests_per_s, "objective_s": OBJECTIVE_S, "slots": SLOTS}
     loads = [("maitred", load) for load in size.loads] + [("naive", load) for load in size.naive]
-    parts: dict[tuple[str, float], list[Part]] = {each: [] for each in loads}
+    parts: dict[tuple[str, float], list[Part]] = {load: [] for load in loads}
     for number in range(size.rounds):
         for name, load in loads if number % 2 == 0 else reversed(loads):
             parts[name, load].append(await once(servers[name], load, can.requests_per_s, size, number))

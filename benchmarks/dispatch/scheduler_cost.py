@@ -3,7 +3,7 @@
 Every operation is timed by itself, and in the cycle of a request: it joins, is the head, is taken, is charged, ends.
 The cycle is timed with a thousand, ten thousand and a hundred thousand waiting, ten of each key. A cost that grows with
 the logarithm grows by 1.7 from the first to the last, and the processor's caches add to that. Counted is the thread's
-own processor time, the least of several rounds, since other work on the machine is not the line's cost. The engine's
+own processor time, the least of several rounds, since other work on the machine is not the queue's cost. The engine's
 half, a whole step, is in `benchmarks.engine.step_cost`.
 """
 
@@ -51,38 +51,38 @@ def main() -> int:
 
 
 def filled(config: QueueOrderConfig, size: int) -> tuple[FairQueue[int], list[QueueEntry[int]], random.Random]:
-    """A line with so many waiting, and others that might join."""
+    """A queue with so many waiting, and others that might join."""
     draw = random.Random(SEED)
     keys = size // REQUESTS_PER_KEY
     flows = [
         Flow((FlowLevel(f"org {number % (keys // 10)}"), FlowLevel(f"key {number}")), draw.choice(list(PriorityClass)))
         for number in range(keys)
     ]
-    line: FairQueue[int] = make_queue(config)
+    queue: FairQueue[int] = make_queue(config)
     entries = [
         QueueEntry(number, draw.choice(flows), arrived_s=number / size, service=float(draw.randint(10, 1000)))
         for number in range(2 * size)
     ]
     for entry in entries[:size]:
-        line.add(entry, 1.0)
-    return line, entries[size:], draw
+        queue.add(entry, 1.0)
+    return queue, entries[size:], draw
 
 
 def cycle_us(config: QueueOrderConfig, size: int, rounds: int, cycles: int) -> float:
     """Microseconds for one request to join, be the head, be taken, charged and done, with so many waiting."""
-    line, others, _ = filled(config, size)
+    queue, others, _ = filled(config, size)
     position = 0
     best_s = float("inf")
     for _ in range(rounds):
         gc.collect()
         began_s = time.thread_time()
         for _ in range(cycles):
-            line.add(others[position % len(others)], 1.0)
-            head = line.head(1.0)
+            queue.add(others[position % len(others)], 1.0)
+            head = queue.head(1.0)
             assert head is not None
-            line.take(head, 1.0)
-            line.charge(head.flow, head.service)
-            line.done(head.flow)
+            queue.take(head, 1.0)
+            queue.charge(head.flow, head.service)
+            queue.done(head.flow)
             others[position % len(others)] = head
             position += 1
         best_s = min(best_s, time.thread_time() - began_s)
@@ -91,38 +91,38 @@ def cycle_us(config: QueueOrderConfig, size: int, rounds: int, cycles: int) -> f
 
 def operations_us(config: QueueOrderConfig, rounds: int) -> dict[str, float]:
     """Microseconds for each operation by itself, with 10,000 waiting and 256 running."""
-    line, others, draw = filled(config, 10_000)
+    queue, others, draw = filled(config, 10_000)
     running = []
     for _ in range(RUNNING):
-        head = line.head(1.0)
+        head = queue.head(1.0)
         assert head is not None
-        line.take(head, 1.0)
+        queue.take(head, 1.0)
         running.append(head)
     some = others[:RUNNING]
 
     def charge() -> None:
         for entry in running:
-            line.charge(entry.flow, 2.0)
+            queue.charge(entry.flow, 2.0)
 
     def join() -> None:
         for entry in some:
-            line.add(entry, 1.0)
+            queue.add(entry, 1.0)
 
     def leave() -> None:
         for entry in some:
-            line.remove(entry)
+            queue.remove(entry)
 
     def ahead() -> None:
         for entry in some:
-            line.ahead(entry, 1.0)
+            queue.ahead(entry, 1.0)
 
     def over_service() -> None:
         for entry in running:
-            line.over_service(entry.flow)
+            queue.over_service(entry.flow)
 
     def head_again() -> None:
         for _ in range(RUNNING):
-            line.head(1.0)
+            queue.head(1.0)
 
     operations = {
         "charge": charge,

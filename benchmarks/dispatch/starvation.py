@@ -83,11 +83,11 @@ async def run(server: ServerProcess, keys: dict[str, str], seconds: float) -> di
 
 
 def _figures(interactive: list[Visit], background: list[Visit], seconds: float) -> dict[str, Any]:
-    interactive_s = [one.ended_s - one.due_s for one in interactive if one.whole]
-    whole = [one for one in background if one.whole]
-    took_s = [one.ended_s - one.due_s for one in whole]
+    interactive_s = [visit.ended_s - visit.due_s for visit in interactive if visit.whole]
+    whole = [visit for visit in background if visit.whole]
+    took_s = [visit.ended_s - visit.due_s for visit in whole]
     bound_s = CLASSES_ABOVE * AGEING_S + max(interactive_s)
-    tokens = [sum(one.tokens for one in visits) for visits in (interactive, background)]
+    tokens = [sum(visit.tokens for visit in visits) for visits in (interactive, background)]
     return {
         "background_requests": len(background),
         "whole_share": round(len(whole) / len(background), 4),

@@ -166,7 +166,7 @@ def make_rival(folder: Path, *, most: int) -> Callable[[list[list[int]]], int]:
 
     def run(prompts: list[list[int]]) -> int:
         done = model.generate_batch(prompts, greedy, continuous_batching_config=batching)
-        return sum(len(one.generated_tokens) for one in done.values())
+        return sum(len(output.generated_tokens) for output in done.values())
 
     return run
 

@@ -109,7 +109,7 @@ def main() -> int:
             guesses += cells["speculate"]["used"]  # made only where steps are measured to be worth it
     report.require(
         "least agreement of fp32 with transformers",
-        min(each["fp32"]["agrees"] for each in report.figures.values()),
+        min(figure["fp32"]["agrees"] for figure in report.figures.values()),
         at_least=1.0,
     )
     report.require("cells that differ", different, at_most=0)

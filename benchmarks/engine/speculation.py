@@ -186,7 +186,7 @@ def compare(case: Case, pairs: "list[tuple[Bench, Bench]]") -> tuple[dict[str, A
         "cpu_saved": round(statistics.median(cpu_ratios), 3),
     }
     for name in rounds[0]:
-        figures[name] = round(statistics.median([one[name] for one in rounds]), 3)
+        figures[name] = round(statistics.median([figures_of_round[name] for figures_of_round in rounds]), 3)
     return figures, different
 
 

@@ -239,7 +239,9 @@ def _run(
 def _files(archive: Path) -> Iterator[tuple[str, Any]]:
     """The JSON files of an archive, in the order of their names."""
     with tarfile.open(archive) as opened:
-        members = [one for one in opened.getmembers() if one.name.endswith(".json") and "remotes/" not in one.name]
+        members = [
+            member for member in opened.getmembers() if member.name.endswith(".json") and "remotes/" not in member.name
+        ]
         for member in sorted(members, key=lambda one: one.name):
             content = opened.extractfile(member)
             assert content is not None

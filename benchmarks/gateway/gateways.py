@@ -53,7 +53,7 @@ def main() -> int:
     if arguments.words:
         return install(arguments.words, names, parser)
     chosen = arguments.gateways or (QUICK_GATEWAYS if arguments.quick else names)
-    contenders = [one for one in CONTENDERS if one.name in chosen and one.installed()]
+    contenders = [contender for contender in CONTENDERS if contender.name in chosen and contender.installed()]
     for one in CONTENDERS:
         if one.name in chosen and one not in contenders:
             print(f"{one.name} is not installed: python -m benchmarks gateways install {one.name}")

@@ -115,16 +115,16 @@ class Administration:
     async def restart(self) -> float:
         """Replaces all workers; returns how long it took until the last of them had ended."""
         began_s = time.perf_counter()
-        leaving = {one["pid"] for one in await self._listed("POST", "workers/restart")}
-        while leaving & {one["pid"] for one in await self._listed("GET", "workers")}:  # noqa: ASYNC110 - far away
+        leaving = {item["pid"] for item in await self._listed("POST", "workers/restart")}
+        while leaving & {item["pid"] for item in await self._listed("GET", "workers")}:  # noqa: ASYNC110 - far away
             await asyncio.sleep(LOOK_EVERY_S)
         return time.perf_counter() - began_s
 
     async def billed(self) -> dict[str, int]:
         """What is in the ledger: requests by their outcomes, and the tokens of all that have finished."""
         listed = await self._listed("GET", "usage?group_by=outcome")
-        requests = {one["outcome"]: one["requests"] for one in listed}
-        return requests | {"tokens": sum(one["output_tokens"] for one in listed if one["outcome"] == "finished")}
+        requests = {item["outcome"]: item["requests"] for item in listed}
+        return requests | {"tokens": sum(item["output_tokens"] for item in listed if item["outcome"] == "finished")}
 
     async def _listed(self, method: str, path: str) -> list[dict[str, Any]]:
         async with self._session.request(method, f"{self._url}/{path}") as response:

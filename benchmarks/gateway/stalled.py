@@ -149,8 +149,8 @@ GENERATED = "maitred_engine_output_tokens_total"
 async def _read(client: Client, patient: Sort, size: Size, seed: str) -> list[float]:
     """The times between tokens that patient readers see, after the warm-up."""
     visits = await play_closed(client, {patient: PATIENT_USERS}, seconds=size.seconds, seed=seed)
-    later: list[Visit] = [one for one in visits if one.due_s >= size.warmup_s]
-    return [gap_s for one in later for gap_s in one.gaps_s]
+    later: list[Visit] = [visit for visit in visits if visit.due_s >= size.warmup_s]
+    return [gap_s for record in later for gap_s in record.gaps_s]
 
 
 async def standstill(server: ServerProcess, readers: StalledReaders) -> float:

@@ -143,7 +143,7 @@ class Callers:
     async def rollouts(self) -> dict[str, dict[str, Any]]:
         """How each stands."""
         async with self._client.get(f"{self._url}/admin/v1/rollouts") as response:
-            return {one["name"]: one for one in (await response.json())["data"]}
+            return {item["name"]: item for item in (await response.json())["data"]}
 
     async def _watch(self) -> None:
         while True:

@@ -250,8 +250,12 @@ def _judge(report: Report, right: dict[tuple[str, int], str], played: dict[str, 
     errors: list[float] = []
     report.figures = {"models": len(MODELS), "places": PLACES, "turn_loads": TURN_LOADS}
     for name, traffic in played.items():
-        cold = [one for one in traffic.answers if max(one.predicted_s, one.first_token_s) >= COLD_S and one.whole]
-        relative = [abs(one.predicted_s - one.first_token_s) / one.first_token_s for one in cold]
+        cold = [
+            answer
+            for answer in traffic.answers
+            if max(answer.predicted_s, answer.first_token_s) >= COLD_S and answer.whole
+        ]
+        relative = [abs(answer.predicted_s - answer.first_token_s) / answer.first_token_s for answer in cold]
         errors += relative
         loads = traffic.metrics["maitred_model_loads_total"]
         naive = lru_loads(in_order(name, traffic.answers), PLACES)
@@ -267,14 +271,16 @@ def _judge(report: Report, right: dict[tuple[str, int], str], played: dict[str, 
             ),
             "first_token_s": _spread([answer.first_token_s for answer in traffic.answers]),
             "waits_for_a_load": len(cold),
-            "predicted_s": _spread([one.predicted_s for one in cold]),
-            "came_s": _spread([one.first_token_s for one in cold]),
-            "error_s": _spread([abs(one.predicted_s - one.first_token_s) for one in cold]),
+            "predicted_s": _spread([answer.predicted_s for answer in cold]),
+            "came_s": _spread([answer.first_token_s for answer in cold]),
+            "error_s": _spread([abs(answer.predicted_s - answer.first_token_s) for answer in cold]),
             "relative_error": _spread(relative),
             "most_mib": traffic.most_bytes >> 20,
         }
         print(name, report.figures[name], flush=True)
-        wrong = sum(one.text != right.get((one.model, one.prompt)) or not one.whole for one in traffic.answers)
+        wrong = sum(
+            answer.text != right.get((answer.model, answer.prompt)) or not answer.whole for answer in traffic.answers
+        )
         report.require(f"{name}: answers that are wrong or not whole", wrong, at_most=0)
         report.require(f"{name}: loads, of those in order of arrival", loads / max(1, naive), at_most=0.5)
         budget_mib = PLACES * MODEL_BYTES >> 20

@@ -175,9 +175,9 @@ class Run:
     def _figures(self) -> dict[str, Any]:
         hosts = self.hosts.values()
         loads = [host.engine.load() for host in hosts]
-        served = [WEIGHTS.service(one.prompt_tokens, one.cached_tokens, one.output_tokens) for one in loads]
-        prompts, cached = sum(one.prompt_tokens for one in loads), sum(one.cached_tokens for one in loads)
-        assert len(self.ttft_s) == len(self.asks) == sum(one.finished for one in loads)
+        served = [WEIGHTS.service(load.prompt_tokens, load.cached_tokens, load.output_tokens) for load in loads]
+        prompts, cached = sum(load.prompt_tokens for load in loads), sum(load.cached_tokens for load in loads)
+        assert len(self.ttft_s) == len(self.asks) == sum(load.finished for load in loads)
         hit_rate, best = cached / prompts, oracle(self.asks, BLOCKS * self.replicas)
         return {
             "ttft_s": percentiles(self.ttft_s),
@@ -187,7 +187,7 @@ class Run:
             "held_elsewhere": self.placement.left_tokens / prompts,
             "max_over_mean_load": max(served) / (sum(served) / len(served)),
             "seconds_until_all_is_answered": self.clock.now_s,
-            "preemptions": sum(one.preemptions for one in loads),
+            "preemptions": sum(load.preemptions for load in loads),
             "requests_per_busy_s": len(self.asks) / sum(host.busy_s for host in hosts),
         }
 

@@ -74,7 +74,9 @@ class UpstreamGateway:
     @property
     def nothing_left(self) -> bool:
         """Whether nobody holds anything any more."""
-        endpoint_states = [endpoint_state for each in self.dispatchers for endpoint_state in each.core.endpoint_states]
+        endpoint_states = [
+            endpoint_state for dispatcher in self.dispatchers for endpoint_state in dispatcher.core.endpoint_states
+        ]
         held = sum(endpoint_state.credits.held for endpoint_state in endpoint_states)
         open_streams = sum(endpoint_state.endpoint.replica.open_streams for endpoint_state in endpoint_states)
         return (open_streams, self.gate.count, held) == (0, 0, 0)
@@ -185,18 +187,18 @@ async def upstream_gateway(
             )
             observers.append(system)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            ticking = [asyncio.create_task(each.run()) for each in (*dispatchers.values(), rollouts, trials.shadows)]
+            ticking = [asyncio.create_task(part.run()) for part in (*dispatchers.values(), rollouts, trials.shadows)]
             while not server.started:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0)
             try:
                 if up:
-                    servers = [server for each in upstreams.models for server in each.replicas]
+                    servers = [server for model in upstreams.models for server in model.replicas]
                     await system.wait_until(lambda: all(server.status.is_up for server in servers))
                 yield system
             finally:
                 gate.cancel_all()
                 server.stop(at_once=True)
-                for each in ticking:
-                    each.cancel()
+                for task in ticking:
+                    task.cancel()
                 await serving
                 assert COHORT.empty

@@ -106,11 +106,11 @@ def account_of(asked: Asked, lines: Sequence[Line]) -> str:
 def _figures(asked: Sequence[Asked]) -> dict[str, Any]:
     return {
         "requests": len(asked),
-        "streamed": sum(one.stream for one in asked),
-        "whole_share": round(sum(one.reply.whole for one in asked) / max(1, len(asked)), 4),
-        "ends": dict(Counter(one.end for one in asked).most_common()),
-        "seconds": percentiles([one.reply.seconds for one in asked]),
-        "longest_s": round(max((one.reply.seconds for one in asked), default=0.0), 2),
+        "streamed": sum(request.stream for request in asked),
+        "whole_share": round(sum(request.reply.whole for request in asked) / max(1, len(asked)), 4),
+        "ends": dict(Counter(request.end for request in asked).most_common()),
+        "seconds": percentiles([request.reply.seconds for request in asked]),
+        "longest_s": round(max((request.reply.seconds for request in asked), default=0.0), 2),
     }
 
 

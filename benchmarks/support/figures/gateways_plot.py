@@ -34,7 +34,9 @@ def plot(parts: Mapping[str, Any], path: Path) -> None:
     for axis, (label, values) in zip(axes[0], panels.items(), strict=True):
         colours = [_OURS if name == "maitred" else _OTHERS for name in values]
         bars = axis.barh(list(values), list(values.values()), color=colours)
-        axis.bar_label(bars, [f"{one:,.0f}" if one >= 100 else f"{one:.3g}" for one in values.values()], fontsize=8)
+        axis.bar_label(
+            bars, [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values.values()], fontsize=8
+        )
         axis.set_xscale("log")
         axis.set_xlim(min(values.values()) / 3, max(values.values()) * 8)
         axis.set_title(label, fontsize=9)

@@ -20,8 +20,8 @@ def plot(figures: dict[str, Any], path: Path) -> None:
     loads = {float(load): by_policy for load, by_policy in figures["by_load"].items()}
     for policy in figures["by_policy"]:
         of_policy = [by_policy[policy] for by_policy in loads.values()]
-        found.plot(list(loads), [each["hit_rate_over_oracle"] for each in of_policy], marker="o", label=policy)
-        waited.plot(list(loads), [each["ttft_s"]["mean"] for each in of_policy], marker="o", label=policy)
+        found.plot(list(loads), [point["hit_rate_over_oracle"] for point in of_policy], marker="o", label=policy)
+        waited.plot(list(loads), [point["ttft_s"]["mean"] for point in of_policy], marker="o", label=policy)
     found.axhline(1.0, color="grey", linewidth=0.8, linestyle="--", label="one cache of the same size")
     found.set_ylabel("prompt tokens found, over one cache")
     found.set_ylim(0, 1.05)

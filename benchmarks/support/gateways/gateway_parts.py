@@ -28,9 +28,9 @@ async def whole(field: Field) -> Figures:
     taken = await field.rounds(lambda runner: itertools.repeat(runner.request()), WHOLE_LANES)
     return {
         name: {
-            "per_s": median([one.per_s for one in turns]),
-            "cpu_us": median([one.cpu_us for one in turns]),
-            "failures": sum(one.turn.failures for one in turns),
+            "per_s": median([sample.per_s for sample in turns]),
+            "cpu_us": median([sample.cpu_us for sample in turns]),
+            "failures": sum(sample.turn.failures for sample in turns),
         }
         for name, turns in taken.items()
     }
@@ -44,12 +44,12 @@ async def streams(field: Field) -> Figures:
     for name, turns in taken.items():
         pairs = zip(turns, short[name], strict=True)
         figures[name] = {
-            "per_s": median([one.per_s for one in turns]),
-            "cpu_us": median([one.cpu_us for one in turns]),
+            "per_s": median([sample.per_s for sample in turns]),
+            "cpu_us": median([sample.cpu_us for sample in turns]),
             "cpu_us_per_event": median([(one.cpu_us - two.cpu_us) / (STREAM_TOKENS - 2) for one, two in pairs], 2),
-            "failures": sum(one.turn.failures for one in turns),
-            "lost_tokens": sum(one.turn.requests * STREAM_TOKENS - one.turn.words for one in turns),
-            "cut": sum(one.turn.requests - one.turn.whole for one in turns),
+            "failures": sum(sample.turn.failures for sample in turns),
+            "lost_tokens": sum(sample.turn.requests * STREAM_TOKENS - sample.turn.words for sample in turns),
+            "cut": sum(sample.turn.requests - sample.turn.whole for sample in turns),
         }
     return figures
 
@@ -130,9 +130,9 @@ async def flood(field: Field) -> Figures:
     taken = await field.rounds(unknown, FLOOD_LANES, who)
     return {
         name: {
-            "rejects_per_s": median([one.turn.requests / one.turn.seconds for one in turns]),
-            "cpu_us": median([one.cpu_us for one in turns]),
-            "let_in": sum(one.turn.statuses[200] for one in turns),
+            "rejects_per_s": median([sample.turn.requests / sample.turn.seconds for sample in turns]),
+            "cpu_us": median([sample.cpu_us for sample in turns]),
+            "let_in": sum(sample.turn.statuses[200] for sample in turns),
         }
         for name, turns in taken.items()
     }
@@ -151,12 +151,12 @@ async def long(field: Field) -> Figures:
                 yield prompt
 
         beside = asyncio.ensure_future(take(runner.port, prompts(), lanes=1))
-        count = sum(one.turn.requests for one in alone[runner.name]) // field.scale.rounds
+        count = sum(sample.turn.requests for sample in alone[runner.name]) // field.scale.rounds
         small = await turn_of(runner, itertools.repeat(runner.request(), count), lanes=SMALL_LANES)
         over.set()
         big = await beside
         figures[runner.name] = {
-            "small_alone_p99_ms": _ms([_percentile(one.turn.latencies_s, 99) for one in alone[runner.name]]),
+            "small_alone_p99_ms": _ms([_percentile(sample.turn.latencies_s, 99) for sample in alone[runner.name]]),
             "small_beside_p50_ms": _ms([_percentile(small.turn.latencies_s, 50)]),
             "small_beside_p99_ms": _ms([_percentile(small.turn.latencies_s, 99)]),
             "long_p50_ms": _ms([_percentile(big.latencies_s, 50)]),
@@ -186,9 +186,9 @@ def _note_added(
 ) -> None:
     """Puts each gateway's percentiles in, and by how much they are above those of the same round's direct turn."""
     for percent in (50, 99):
-        direct = [_percentile(times(one), percent) for one in taken[DIRECT]]
+        direct = [_percentile(times(sample), percent) for sample in taken[DIRECT]]
         for name, turns in taken.items():
-            own = [_percentile(times(one), percent) for one in turns]
+            own = [_percentile(times(sample), percent) for sample in turns]
             figures[name][f"{what}_p{percent}_ms"] = _ms(own)
             if name != DIRECT:
                 figures[name][f"{what}_added_p{percent}_ms"] = _ms(

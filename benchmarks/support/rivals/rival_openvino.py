@@ -51,7 +51,7 @@ def load(asked: Asked) -> Loaded:
         config.do_sample = False
         asking = [openvino.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
         done = pipeline.generate(asking, [config] * len(prompts))
-        return [len(one.m_generation_ids[0]) for one in done]
+        return [len(output.m_generation_ids[0]) for output in done]
 
     version = openvino_genai.__version__
     return Loaded(answer, f"OpenVINO GenAI {version}, ContinuousBatchingPipeline in process, {THREADS} threads")

@@ -27,7 +27,7 @@ def load(asked: Asked) -> Loaded:
         )
         greedy = GenerationConfig(max_new_tokens=output_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
         done = model.generate_batch(prompts, greedy, continuous_batching_config=batching)
-        return [len(one.generated_tokens) for one in done.values()]
+        return [len(output.generated_tokens) for output in done.values()]
 
     version = transformers.__version__
     return Loaded(answer, f"Transformers {version}, generate_batch in process, {THREADS} threads")

@@ -67,7 +67,7 @@ def load(asked: Asked) -> Loaded:
         )
         asking = [{"prompt_token_ids": prompt} for prompt in prompts]
         done = llm.generate(asking, sampling, use_tqdm=False)
-        return [len(one.outputs[0].token_ids) for one in done]
+        return [len(output.outputs[0].token_ids) for output in done]
 
     return Loaded(answer, f"vLLM {vllm.__version__}, LLM.generate in process, compiled, {THREADS} threads bound")
 

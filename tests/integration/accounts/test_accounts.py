@@ -89,7 +89,7 @@ def test_without_a_key_nothing_is_served_and_nothing_is_disclosed(tmp_path, keys
     with installation(tmp_path, keys) as server:
         key = keys["SEARCH_KEY"]
         wrong = [None, "none", key[:-1] + ("a" if key[-1] != "a" else "b"), make_key().plaintext, "sk-mtd-" + "x" * 60]
-        answers = [complete(server, one) for one in wrong]
+        answers = [complete(server, key) for key in wrong]
         assert {answer.status_code for answer in answers} == {401}
         assert len({answer.json()["error"]["message"] for answer in answers[1:]}) == 1
         assert complete(server, keys["ADMIN_KEY"]).status_code == 403

@@ -354,7 +354,7 @@ async def test_one_process_has_no_workers_and_cannot_be_replaced(admin):
 async def test_replicas_are_listed_and_taken_in_and_out_of_service(tmp_path):
     async with administered(tmp_path) as system:
         listed = (await system.done("GET", "replicas"))["data"]
-        assert [(one["model"], one["replica"], one["state"], one["ready"]) for one in listed] == [
+        assert [(replica["model"], replica["replica"], replica["state"], replica["ready"]) for replica in listed] == [
             ("m", "replica-0", "serving", True),
             ("m", "replica-1", "serving", True),
             ("n", "replica-0", "serving", True),

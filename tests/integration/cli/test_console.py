@@ -62,7 +62,7 @@ def test_pages_are_served_with_a_policy_and_come_again_only_when_they_changed(cl
 def test_a_session_stands_for_the_key_only_beside_its_token(closed):
     with logged_in(closed, closed.admin_key) as (client, token):
         cookie = client.cookies.jar
-        assert [(one.name, one.path, one.has_nonstandard_attr("HttpOnly")) for one in cookie] == [
+        assert [(item.name, item.path, item.has_nonstandard_attr("HttpOnly")) for item in cookie] == [
             ("maitred_session", "/", True)
         ]
         assert client.get("/admin/v1/keys", headers=token).status_code == 200
@@ -117,9 +117,9 @@ def test_a_key_for_inference_sees_its_own_use_and_no_more(closed):
         deadline_s = time.monotonic() + 10
         while not (own := client.get("/console/use", headers=token).json())["models"] and time.monotonic() < deadline_s:
             time.sleep(0.1)
-        assert [(one["requests"], one["output_tokens"]) for one in own["models"]] == [(1, 4)]
+        assert [(model["requests"], model["output_tokens"]) for model in own["models"]] == [(1, 4)]
         assert {
-            subject: [(one["kind"], one["value"]) for one in limits] for subject, limits in own["limits"].items()
+            subject: [(limit["kind"], limit["value"]) for limit in limits] for subject, limits in own["limits"].items()
         } == {"tenant:acme": [("requests_per_minute", 60)]}
 
 
@@ -131,8 +131,8 @@ def test_the_live_state_shows_tenants_to_administrators_alone(closed):
     )
     time.sleep(1.1)  # states are a second old at most
     whole = closed.admin.get("/admin/v1/live").json()
-    assert "shy" in [one["tenant"] for one in whole["tenants"]]
-    assert [(one["code"], one["count"]) for one in whole["refusals"] if one["tenant"] == "shy"] == [
+    assert "shy" in [tenant["tenant"] for tenant in whole["tenants"]]
+    assert [(refusal["code"], refusal["count"]) for refusal in whole["refusals"] if refusal["tenant"] == "shy"] == [
         ("model_not_found", 1)
     ]
     part = httpx.get(f"{closed.url}/admin/v1/live", headers={"authorization": f"Bearer {key}"}, trust_env=False)

@@ -138,7 +138,7 @@ def test_what_holds_requests_up_is_named_as_the_doctor_names_it(opened, system, 
             expect(batch.locator(".remedy")).to_contain_text(re.compile("replicas|max_sequences"))
             page.evaluate(AXE.read_text())
             faults = page.evaluate("() => axe.run('.findings')")["violations"]
-            assert [one["id"] for one in faults] == []
+            assert [fault["id"] for fault in faults] == []
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
             command = ["maitred", "doctor", "--url", system.url, "--key", system.admin_key, "--for", "2"]
             doctor = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
@@ -185,7 +185,7 @@ def test_a_limit_is_set_changed_and_deleted(opened, system):
     page.get_by_label("New value").fill("70")
     page.get_by_role("button", name="Save").click()
     expect(row).to_contain_text("70")
-    limits = {one["subject"]: one["value"] for one in system.admin.get("/admin/v1/limits").json()["data"]}
+    limits = {item["subject"]: item["value"] for item in system.admin.get("/admin/v1/limits").json()["data"]}
     assert limits["tenant:operators"] == 70
     row.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
@@ -215,9 +215,9 @@ def test_the_console_has_no_accessibility_violations(opened, system, scheme):
         page.wait_for_timeout(700)  # filled, and drawn
         found = page.evaluate("() => axe.run(document)")["violations"]
         serious = [
-            (one["id"], [node["html"] for node in one["nodes"]])
-            for one in found
-            if one["impact"] in ("serious", "critical")
+            (violation["id"], [node["html"] for node in violation["nodes"]])
+            for violation in found
+            if violation["impact"] in ("serious", "critical")
         ]
         assert serious == [], name
 

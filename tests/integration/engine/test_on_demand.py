@@ -246,7 +246,7 @@ def admin_of(machine):
 
 
 def states(machine):
-    return {one.model: one.state for one in admin_of(machine).all().data}
+    return {item.model: item.state for item in admin_of(machine).all().data}
 
 
 def test_a_model_can_be_loaded_ahead_and_its_memory_had_back():
@@ -271,7 +271,7 @@ def test_a_model_can_be_loaded_ahead_and_its_memory_had_back():
             assert len((await running)[2]) == 4
             assert len((await waiting)[2]) == 4  # it was loaded again for who waited
             assert not psutil.pid_exists(pid)
-            (one,) = (one for one in admin_of(machine).all().data if one.model == "a")
+            (one,) = (item for item in admin_of(machine).all().data if item.model == "a")
             assert (one.loads, one.unloads, one.state, one.running) == (2, 1, "serving", 0)
             assert one.measured_bytes
             assert one.idle_s < LIMIT_S

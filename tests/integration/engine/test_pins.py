@@ -66,11 +66,11 @@ def test_a_pinned_prefix_is_found_whatever_others_need(server, admin):
         press(server)
         assert cached_tokens(server, f"after {number}") >= (held - 1) * block
     assert server.metrics()["maitred_engine_pins_given_up_total"] == 0
-    assert [one["id"] for one in admin.get("/admin/v1/pins").json()["data"]] == [pin["id"]]
+    assert [item["id"] for item in admin.get("/admin/v1/pins").json()["data"]] == [pin["id"]]
     again = admin.post(
         "/admin/v1/pins", json={"model": "maitred-tiny", "messages": [SYSTEM], "tenant": "anonymous", "name": "village"}
     ).json()
-    assert [one["id"] for one in admin.get("/admin/v1/pins").json()["data"]] == [again["id"]]
+    assert [item["id"] for item in admin.get("/admin/v1/pins").json()["data"]] == [again["id"]]
     assert server.metrics()["maitred_engine_kv_blocks_pinned"] == held
     assert admin.delete(f"/admin/v1/pins/{again['id']}").json()["deleted"]
     assert admin.get("/admin/v1/pins").json()["data"] == []

@@ -94,7 +94,7 @@ def test_an_on_demand_model_sleeps_while_another_uses_its_memory(tmp_path):
         maitred(server, "wake", "red")
         assert maitred(server, "sleep", "red", "--wait")["state"] == "asleep"
         red = client.post("/v1/completions", json={"model": "red", **BODY}).json()
-        (memory,) = [one for one in listed(client, server) if one["model"] == "red"]
+        (memory,) = [model for model in listed(client, server) if model["model"] == "red"]
         state = maitred(server, "sleep", "red", "--wait")
         assert state["state"] == "asleep"
         assert state["measured_bytes"] < memory["measured_bytes"]
@@ -109,7 +109,7 @@ def test_an_on_demand_model_sleeps_while_another_uses_its_memory(tmp_path):
         # Room for one: what sleeps is ended where it is in the way.
         maitred(server, "sleep", "red", "--wait")
         assert client.post("/v1/completions", json={"model": "blue", **BODY}).status_code == 200
-        states = {one["model"]: one["state"] for one in listed(client, server)}
+        states = {model["model"]: model["state"] for model in listed(client, server)}
         assert states["blue"] == "serving"
         assert states["red"] in ("asleep", "out")
         again = client.post("/v1/completions", json={"model": "red", **BODY}).json()

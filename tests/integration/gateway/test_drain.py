@@ -23,7 +23,7 @@ def maitred(server, *arguments):
     """A command of an administrator's; what it has printed, decoded."""
     result = CliRunner().invoke(app, ["replicas", *arguments, "--json", "--url", server.url, "--key", ADMIN_KEY])
     assert result.exit_code == 0, result.output
-    return {one["replica"]: one for one in json.loads(result.stdout)}
+    return {replica["replica"]: replica for replica in json.loads(result.stdout)}
 
 
 @asynccontextmanager
@@ -51,7 +51,7 @@ async def test_a_drain_under_running_streams_loses_nothing_and_tells_when_it_is_
         busy = None
         while busy is None:
             assert not running.done()
-            replicas = {one["replica"]: one for one in (await client.get("/admin/v1/replicas")).json()["data"]}
+            replicas = {item["replica"]: item for item in (await client.get("/admin/v1/replicas")).json()["data"]}
             busy = next((name for name, one in replicas.items() if one["requests"] > 1), None)
         drained = (await client.post("/admin/v1/replicas/drain", json={"replica": busy})).json()
         assert (drained["state"], drained["ready"]) == ("draining", False)

@@ -66,7 +66,7 @@ def test_the_whole_timeline_of_a_request(server, admin):
     (chosen,) = [candidate for candidate in candidates if candidate["held_tokens"]]
     assert spans["routing"]["facts"]["replica"] == chosen["replica"]
     (engine,) = spans["attempt"]["inside"]
-    assert [one["name"] for one in engine["inside"]] == ["engine.queue", "prefill", "decode"]
+    assert [span["name"] for span in engine["inside"]] == ["engine.queue", "prefill", "decode"]
     _, prefill, decode = engine["inside"]
     assert prefill["facts"]["cached_tokens"] == timeline["cached_tokens"] > 0
     assert decode["facts"]["steps"] >= 1
@@ -93,7 +93,7 @@ def test_a_refused_request_has_a_timeline_too(server, admin):
         ask(server, "refused", model="unheard-of")
     timeline = json.loads(explain(server, admin, "refused", "--json").stdout)
     assert (timeline["outcome"], timeline["status"], timeline["error"]) == ("refused", 404, "model_not_found")
-    assert [(one["name"], one["error"]) for one in timeline["chapters"]] == [("resolve", "model_not_found")]
+    assert [(span["name"], span["error"]) for span in timeline["chapters"]] == [("resolve", "model_not_found")]
 
 
 def test_the_last_ones_are_listed_and_older_ones_forgotten(server, admin):

@@ -18,7 +18,7 @@ ONE_AT_A_TIME = msgspec.structs.replace(CARD, max_sequences=1)
 
 def kept(kind):
     """All that there are, with what else has ended in this process before."""
-    return {id(one) for one in gc.get_objects() if issubclass(type(one), kind)}
+    return {id(thing) for thing in gc.get_objects() if issubclass(type(thing), kind)}
 
 
 async def test_who_is_refused():

@@ -138,9 +138,9 @@ async def test_a_reload_says_what_it_changes_and_what_needs_a_restart_and_a_dry_
         for dry_run in (True, False):
             report = (await system.reload(dry_run=dry_run)).json()
             assert report["dry_run"] is dry_run
-            changed = {one["setting"]: (one["before"], one["after"]) for one in report["changed"]}
+            changed = {change["setting"]: (change["before"], change["after"]) for change in report["changed"]}
             assert changed == {"server.max_in_flight": ("8192", "7"), "explain.requests": ("1000", "3")}
-            ((pending, why),) = [(one["setting"], one["restart"]) for one in report["needs_restart"]]
+            ((pending, why),) = [(change["setting"], change["restart"]) for change in report["needs_restart"]]
             assert (pending, bool(why)) == ("residency.turn_loads", True)
             shown = await system.shown()
             if dry_run:
@@ -149,9 +149,9 @@ async def test_a_reload_says_what_it_changes_and_what_needs_a_restart_and_a_dry_
         assert f"{tmp_path}/maitred.yaml:" in next(
             line for line in shown["settings"].splitlines() if "max_in_flight" in line
         )
-        assert [one["setting"] for one in shown["needs_restart"]] == ["residency.turn_loads"]
+        assert [change["setting"] for change in shown["needs_restart"]] == ["residency.turn_loads"]
         report = await system.reloaded(**sections)
-        assert {one["setting"] for one in report["changed"]} == {"server.max_in_flight", "explain.requests"}
+        assert {change["setting"] for change in report["changed"]} == {"server.max_in_flight", "explain.requests"}
         assert report["needs_restart"] == []
 
 
@@ -196,10 +196,10 @@ async def test_a_server_that_is_removed_ends_its_stream_and_gets_nothing_new(tmp
             await system.reloaded(tenants=declared(), models={"m": model(quick)})
             assert not running.done()
             assert (await system.chat()).status_code == 200
-            names = {one["replica"] for one in (await system.client.get("/admin/v1/replicas")).json()["data"]}
+            names = {item["replica"] for item in (await system.client.get("/admin/v1/replicas")).json()["data"]}
             assert names == {quick.removeprefix("http://")}
             assert await running == TOKENS
-            served = [one["replica"] for one in await system.usage(2)]
+            served = [row["replica"] for row in await system.usage(2)]
             assert sorted(served) == sorted([leaving.url.removeprefix("http://"), quick.removeprefix("http://")])
             # Nobody looks at it any more, and its connections are closed.
             port = int(leaving.url.rpartition(":")[2])
@@ -210,7 +210,7 @@ async def closed(pid, port):
     import psutil
 
     connections = await asyncio.to_thread(psutil.Process(pid).net_connections, "tcp")
-    return not any(one.raddr and one.raddr.port == port for one in connections)
+    return not any(connection.raddr and connection.raddr.port == port for connection in connections)
 
 
 async def test_a_model_comes_and_goes_and_an_alias_moves(tmp_path, slow, quick):
@@ -231,7 +231,7 @@ async def test_a_model_comes_and_goes_and_an_alias_moves(tmp_path, slow, quick):
         # Back again, while nobody remembers it.
         await system.reloaded(**sections)
         assert (await system.chat("m")).status_code == 200
-        models = [one["model"] for one in await system.usage(4)]
+        models = [row["model"] for row in await system.usage(4)]
         assert sorted(models) == ["m", "m", "n", "n"]
 
 

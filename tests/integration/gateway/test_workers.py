@@ -239,7 +239,10 @@ async def test_a_burst_of_connections_that_stay_is_spread_over_the_workers(serve
         writer.write(b"GET /health/live HTTP/1.1\r\nhost: here\r\n\r\n")
         assert b"200 OK" in await reader.readuntil(b"}")
     taken = [
-        sum(each.status == psutil.CONN_ESTABLISHED and each.laddr.port == port for each in worker.net_connections())
+        sum(
+            connection.status == psutil.CONN_ESTABLISHED and connection.laddr.port == port
+            for connection in worker.net_connections()
+        )
         for worker in processes(server)[1]
     ]
     for _, writer in pairs:
@@ -282,21 +285,21 @@ async def test_workers_are_replaced_without_a_lost_stream(server, client):
 
 async def test_the_administration_replaces_workers_and_says_when_it_is_done(server, client):
     before = (await administer(server, "GET", "workers"))["data"]
-    assert [(one["worker"], one["leaving"]) for one in before] == [(1, False), (2, False)]
-    assert {one["pid"] for one in before} == {worker.pid for worker in processes(server)[1]}
+    assert [(worker["worker"], worker["leaving"]) for worker in before] == [(1, False), (2, False)]
+    assert {worker["pid"] for worker in before} == {worker.pid for worker in processes(server)[1]}
     streams = [Stream(client, MODELS[number % 2], max_tokens=100) for number in range(4)]
     await asyncio.gather(*(stream.begun.wait() for stream in streams))
-    assert sum(one["requests"] for one in (await administer(server, "GET", "workers"))["data"]) == 4
+    assert sum(item["requests"] for item in (await administer(server, "GET", "workers"))["data"]) == 4
     replacing = (await administer(server, "POST", "workers/restart"))["data"]
-    assert {one["pid"] for one in replacing} == {one["pid"] for one in before}
+    assert {worker["pid"] for worker in replacing} == {worker["pid"] for worker in before}
     restarted = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "maitred", "workers", "restart", "--wait", "--json", "--url", server.url),
         env={**os.environ, "MAITRED_ADMIN_KEY": ADMIN},
         stdout=asyncio.subprocess.PIPE,
     )
     listed = json.loads((await restarted.communicate())[0])
-    assert [(one["worker"], one["leaving"]) for one in listed] == [(1, False), (2, False)]
-    assert not {one["pid"] for one in listed} & {one["pid"] for one in before}
+    assert [(worker["worker"], worker["leaving"]) for worker in listed] == [(1, False), (2, False)]
+    assert not {worker["pid"] for worker in listed} & {worker["pid"] for worker in before}
     await asyncio.gather(*(stream.task for stream in streams))
     assert all(stream.whole for stream in streams)
 

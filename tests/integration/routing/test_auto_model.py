@@ -96,8 +96,8 @@ async def test_official_clients_list_it_and_stream_from_it():
         assert raw.headers["x-maitred-model"] == "s"
         parts = [chunk.choices[0].delta.content or "" async for chunk in raw.parse() if chunk.choices]
         assert "".join(parts) == TEXT
-        await system.wait_until(lambda: any(each.selection for each in system.contexts))
-        (context,) = [each for each in system.contexts if each.selection]
+        await system.wait_until(lambda: any(context.selection for context in system.contexts))
+        (context,) = [context for context in system.contexts if context.selection]
         assert (context.selection.name, context.selection.model) == ("auto", "s")
 
 

@@ -114,9 +114,10 @@ async def test_an_answer_that_breaks_its_schema_is_asked_of_the_next_larger_mode
         assert lines(system) == [("s", 10, Outcome.FINISHED), ("m", 10, Outcome.FINISHED)], "each is billed"
         assert [event.cost_nusd for event in system.ledger.events] == [10_000, 100_000]
         (context,) = system.contexts
-        assert [(each.model, each.reason, each.replaced) for each in context.rejected_answers] == [
-            ("s", "schema", True)
-        ]
+        assert [
+            (rejected_answer.model, rejected_answer.reason, rejected_answer.replaced)
+            for rejected_answer in context.rejected_answers
+        ] == [("s", "schema", True)]
         assert servers["l"].bodies == []
         assert headers_of(await ask(system)) == (BAD, "s", None), "nobody has asked for JSON"
 
@@ -135,7 +136,7 @@ async def test_the_largest_models_answer_is_returned_and_marked_as_failed():
         assert headers_of(answer) == ("Large.", "l", "s=schema, m=schema, l=schema")
         assert [event.model for event in system.ledger.events] == ["s", "m", "l"]
         (context,) = system.contexts
-        assert [each.replaced for each in context.rejected_answers] == [True, True, False]
+        assert [rejected_answer.replaced for rejected_answer in context.rejected_answers] == [True, True, False]
     async with serving(EscalationConfig(most=1, **BOTH), schemas=True) as (system, _):
         assert headers_of(await ask(system, response_format=SCHEMA)) == ("Medium.", "m", "s=schema, m=schema")
 

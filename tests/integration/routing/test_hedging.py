@@ -51,7 +51,7 @@ async def many(system, count):
     async def one_after_the_other():
         return [await ttft(system) for _ in left]
 
-    return [each for some in await asyncio.gather(*(one_after_the_other() for _ in range(4))) for each in some]
+    return [measured for some in await asyncio.gather(*(one_after_the_other() for _ in range(4))) for measured in some]
 
 
 async def test_a_late_request_is_answered_by_another_server_and_nothing_is_left():
@@ -95,7 +95,7 @@ async def test_the_others_are_never_sent_twice():
                 )
                 assert answer.status_code == 200
                 hedges.append(answer.headers.get("x-maitred-hedged"))
-            assert [each is not None for each in hedges] == [True, False, False], "not interactive, not small"
+            assert [hedge is not None for hedge in hedges] == [True, False, False], "not interactive, not small"
         assert len(one.stop().requests) + len(other.stop().requests) == 4
 
 
@@ -104,7 +104,7 @@ async def test_a_client_that_leaves_during_the_race_leaves_nothing_behind():
         async with upstream_gateway("", model=servers(one.url, other.url), dispatching=hedging()) as system:
             ready_to_hedge(system)
             leaving = asyncio.create_task(ttft(system))
-            await system.wait_until(lambda: sum(each.open_streams for each in system.model.replicas) == 2)
+            await system.wait_until(lambda: sum(replica.open_streams for replica in system.model.replicas) == 2)
             leaving.cancel()
             await asyncio.wait([leaving])
             await system.wait_until(lambda: system.nothing_left)

@@ -31,7 +31,7 @@ def rollout(**settings):
 async def sides(system, count=24):
     """Which version each of so many sessions gets."""
     headers = [(await ask(system, "chat", {"x-session-id": f"s{i}"})).headers for i in range(count)]
-    return [each["x-maitred-rollout"].removeprefix("chat=") for each in headers]
+    return [header["x-maitred-rollout"].removeprefix("chat=") for header in headers]
 
 
 async def test_sessions_stay_at_their_version_while_the_weight_grows_and_all_go_back_at_once():

@@ -213,7 +213,7 @@ async def test_revocation_is_for_good(store: DirectoryStore) -> None:
     await store.create_key(key("k1"))
     assert (await store.revoke_key("k1")).revoked
     assert (await store.revoke_key("k1")).revoked
-    assert [each.revoked for each in (await store.changes(2)).keys] == [True]
+    assert [key.revoked for key in (await store.changes(2)).keys] == [True]
     with pytest.raises(Conflict, match="revoked"):
         await store.rotate_key("k1", secret("new"), 0)
     with pytest.raises(Conflict, match="revoked"):
@@ -258,7 +258,7 @@ async def test_racing_rotations_all_happen_and_only_the_last_is_for_good(
     results = await asyncio.gather(*(store.rotate_key("k1", secret(f"r{number}"), 60) for number in range(6)))
     kept = (await store.key("k1")).secrets
     assert len(kept) == 7
-    assert [each.expires_s for each in kept] == [clock.now_s + 60] * 6 + [None]
+    assert [key.expires_s for key in kept] == [clock.now_s + 60] * 6 + [None]
     assert max(results, key=lambda result: len(result.secrets)).secrets == kept
     assert all(result.secrets[-1].expires_s is None for result in results)
 
@@ -286,7 +286,7 @@ async def test_a_limit_comes_back_as_it_was_stored(store: DirectoryStore) -> Non
     higher = limit("y", "tenant:acme", 99, model="m", burst=5)
     await store.put_limit(higher)
     assert list((await store.changes(before)).limits) == [higher]
-    assert [each.id for each in (await store.changes(0)).limits] == ["z", "y", "x", "w", "v", "u"]
+    assert [limit.id for limit in (await store.changes(0)).limits] == ["z", "y", "x", "w", "v", "u"]
     for other in (limit("y", "*", model="n"), limit("y", "tenant:acme"), limit("y", "tenant:acme", model="n")):
         with pytest.raises(Conflict):
             await store.put_limit(other)
@@ -348,14 +348,14 @@ async def test_a_key_and_the_deletion_of_its_tenant_race_to_one_outcome(store: D
 
 async def test_pages_cover_everything_once_and_in_order(store: DirectoryStore) -> None:
     ids = sorted(["b", "b-", "b_", "b0", "ba", "a", "z9", "0", *(f"t{number}" for number in range(50))])
-    await store.add_many([Tenant(id=each) for each in reversed(ids)], [key(each, "a") for each in ids])
-    await store.add_many(limits=[limit(each, f"key:{each}") for each in ids])
+    await store.add_many([Tenant(id=id_) for id_ in reversed(ids)], [key(id_, "a") for id_ in ids])
+    await store.add_many(limits=[limit(id_, f"key:{id_}") for id_ in ids])
 
     async def all_pages(page: Callable[..., Awaitable[list[Tenant] | list[ApiKey] | list[Limit]]]) -> list[str]:
         found: list[str] = []
         while got := await page(after=found[-1] if found else "", limit=7):
             assert len(got) <= 7
-            found += [each.id for each in got]
+            found += [key.id for key in got]
         return found
 
     # In the order of their bytes on both databases, as in Python.
@@ -465,9 +465,9 @@ async def test_many_are_loaded_at_once(store: DirectoryStore) -> None:
     limits = [limit(f"l{number}", f"key:k{number}") for number in range(1500)]
     await store.add_many([*teams, *organisations], keys, limits)  # Whatever order they come in.
     changes = await store.changes(0)
-    assert {each.id for each in changes.tenants} == {each.id for each in [*teams, *organisations]}
+    assert {tenant.id for tenant in changes.tenants} == {tenant.id for tenant in [*teams, *organisations]}
     assert sorted(changes.keys, key=lambda each: each.id) == sorted(keys, key=lambda each: each.id)
-    assert {each.id for each in changes.limits} == {each.id for each in limits}
+    assert {limit.id for limit in changes.limits} == {limit.id for limit in limits}
 
     with pytest.raises(InvalidRequest):
         await store.add_many([Tenant(id="fine"), Tenant(id="Not fine")])

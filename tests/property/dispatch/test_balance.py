@@ -70,11 +70,13 @@ def test_nobody_is_above_the_bound_while_another_could_take_the_request(policy, 
     loads, bound = LoadScorer(WEIGHTS), balance._bound
     for inquiry, among in rounds:
         bound.filter_candidates(inquiry, among)  # opens accounts
-        total, weights = sum(map(bound.load, among)), sum(each.weight for each in among)
-        added = {each: loads.added_load(inquiry, each) for each in among}
-        after = {each: (bound.load(each) + added[each]) / each.weight for each in among}
+        total, weights = sum(map(bound.load, among)), sum(candidate.weight for candidate in among)
+        added = {candidate: loads.added_load(inquiry, candidate) for candidate in among}
+        after = {candidate: (bound.load(candidate) + added[candidate]) / candidate.weight for candidate in among}
         within = [
-            each for each in among if loads.load(each) == 0 or after[each] <= factor * (total + added[each]) / weights
+            candidate
+            for candidate in among
+            if loads.load(candidate) == 0 or after[candidate] <= factor * (total + added[candidate]) / weights
         ]
         chosen = balance.choose(inquiry, among)
         assert chosen in within or (not within and after[chosen] == min(after.values()))

@@ -69,22 +69,29 @@ class Simulation:
                 self.core.charge_tokens(queued, queued.request.prompt_tokens, 0, output_tokens)
 
     def leave(self, now_s):
-        first = next((one for one in self.queued if one.state in (QueueState.RELEASED, QueueState.FAILED)), None)
+        first = next(
+            (request for request in self.queued if request.state in (QueueState.RELEASED, QueueState.FAILED)), None
+        )
         if first is not None:
             self.core.leave(first, now_s, finished=True)
         self.core.dispatch_ready(now_s)
 
     def state(self):
-        line, requests = self.core.queues[-1].fair_queue, self.queued
+        queue, requests = self.core.queues[-1].fair_queue, self.queued
         return {
             "requests": [
-                (one.state, one.waited_ms, one.predicted_position, one.raw_wait_s, one.prefill_s) for one in requests
+                (request.state, request.waited_ms, request.predicted_position, request.raw_wait_s, request.prefill_s)
+                for request in requests
             ],
-            "times": [(one.joined_s, one.dispatched_s) for one in requests],
-            "ahead": [(line.lead(one.flow), line.over_service(one.flow)) for one in requests],
+            "times": [(request.joined_s, request.dispatched_s) for request in requests],
+            "ahead": [(queue.lead(request.flow), queue.over_service(request.flow)) for request in requests],
             "credits": [
-                (one.credits.free, one.credits.outstanding, one.endpoint.admin_state.running)
-                for one in self.core.endpoint_states
+                (
+                    endpoint_state.credits.free,
+                    endpoint_state.credits.outstanding,
+                    endpoint_state.endpoint.admin_state.running,
+                )
+                for endpoint_state in self.core.endpoint_states
             ],
             "held": [quota.used for quota in self.core.allocator.quotas.all],
             "learnt": (self.core.predictor.typical_service, self.core.predictor.calibration.compared),

@@ -1,4 +1,4 @@
-"""The fair line does, in whatever order things happen, what a slow model does that looks at everything each time."""
+"""The fair queue does, in whatever order things happen, what a slow model does that looks at everything each time."""
 
 import random
 from collections.abc import Callable
@@ -204,7 +204,7 @@ class Both:
     """The queue and its model, with the same calls."""
 
     def __init__(self) -> None:
-        self.line = make_queue(QueueOrderConfig(class_weights=WEIGHTS, ageing_s=AGEING_S))
+        self.queue = make_queue(QueueOrderConfig(class_weights=WEIGHTS, ageing_s=AGEING_S))
         self.model = Model()
         self.now_s = 0.0
         self.running: list[QueueEntry[int]] = []
@@ -215,80 +215,80 @@ class Both:
         entry = QueueEntry(self.made, flow, arrived_s=self.now_s, service=service, deadline_s=deadline_s)
         self.model.joined[entry] = self.made
         self.made += 1
-        self.line.add(entry, self.now_s)
+        self.queue.add(entry, self.now_s)
         self.model.join(entry, flow.priority.rank, self.now_s)
 
     def remove(self, drawn: int) -> None:
         entry = self.model.waiting[drawn % len(self.model.waiting)]
-        self.line.remove(entry)
+        self.queue.remove(entry)
         self.model.leave(entry)
 
     def take(self, drawn: int | None) -> None:
         self.model.age(self.now_s)
-        self.line.head(self.now_s)
+        self.queue.head(self.now_s)
         waiting = self.model.waiting
         entry = self.model.head(self.now_s) if drawn is None else waiting[drawn % len(waiting)]
-        self.line.take(entry, self.now_s)
+        self.queue.take(entry, self.now_s)
         self.model.take(entry, self.now_s)
         self.running.append(entry)
 
     def charge(self, drawn: int, service: float) -> None:
         flow = self.running[drawn % len(self.running)].flow
-        self.line.charge(flow, service)
+        self.queue.charge(flow, service)
         self.model.charge(flow, service)
 
     def stream(self, drawn: int, service: float) -> None:
         flow = self.running[drawn % len(self.running)].flow
-        self.line.stream(flow, service)
+        self.queue.stream(flow, service)
         self.model.streams[flow] = self.model.streams.get(flow, 0.0) + service
 
     def tick(self) -> None:
-        self.line.tick()
+        self.queue.tick()
         self.model.tick()
 
     def stop(self, flow: Flow) -> None:
         """What runs no more gets nothing."""
         if all(entry.flow != flow for entry in self.running) and flow in self.model.streams:
-            self.line.stream(flow, -self.model.streams.pop(flow))
+            self.queue.stream(flow, -self.model.streams.pop(flow))
 
     def done(self, drawn: int) -> None:
         flow = self.running.pop(drawn % len(self.running)).flow
         self.stop(flow)
-        self.line.done(flow)
+        self.queue.done(flow)
         self.model.done(flow)
 
     def requeue(self, drawn: int) -> None:
         entry = self.running.pop(drawn % len(self.running))
         self.stop(entry.flow)
-        self.line.requeue(entry, self.now_s)
+        self.queue.requeue(entry, self.now_s)
         self.model.join(entry, self.model.rank[entry], self.now_s)
         self.model.done(entry.flow, self.model.path(entry.flow, self.model.rank[entry])[-1])
 
     def check(self) -> None:
-        head = self.line.head(self.now_s)
+        head = self.queue.head(self.now_s)
         assert head is self.model.head(self.now_s)
-        assert self.line.head(self.now_s) is head
-        assert len(self.line) == len(self.model.waiting)
+        assert self.queue.head(self.now_s) is head
+        assert len(self.queue) == len(self.model.waiting)
         for flow in self.model.taken:
-            assert self.line.over_service(flow) == self.model.over_service(flow)
-            assert self.line.lead(flow) == self.model.lead(flow)
+            assert self.queue.over_service(flow) == self.model.over_service(flow)
+            assert self.queue.lead(flow) == self.model.lead(flow)
 
     def check_waiting(self) -> None:
-        assert sorted(entry.value for entry in self.line) == sorted(entry.value for entry in self.model.waiting)
+        assert sorted(entry.value for entry in self.queue) == sorted(entry.value for entry in self.model.waiting)
         for priority in PriorityClass:
             expected = sum(entry.flow.priority is priority for entry in self.model.waiting)
-            assert self.line.waiting_in(priority) == expected
+            assert self.queue.waiting_in(priority) == expected
         for entry in self.model.waiting[:3]:
-            ahead = self.line.ahead(entry, self.now_s)
-            assert 0 <= ahead.entries < len(self.line)
+            ahead = self.queue.ahead(entry, self.now_s)
+            assert 0 <= ahead.entries < len(self.queue)
             assert 0 <= ahead.service <= sum(other.service for other in self.model.waiting) + 1e-6
 
     def finish(self) -> None:
-        while (entry := self.line.head(self.now_s)) is not None:
-            self.line.remove(entry)
+        while (entry := self.queue.head(self.now_s)) is not None:
+            self.queue.remove(entry)
         while self.running:
             self.done(0)
-        assert list(self.line) == []
+        assert list(self.queue) == []
 
 
 numbers = st.integers(0, 99)

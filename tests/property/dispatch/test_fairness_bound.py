@@ -1,4 +1,4 @@
-"""The published bound on unfairness, over random histories of a batch that takes from the line.
+"""The published bound on unfairness, over random histories of a batch that takes from the queue.
 
 Theorem 4.4 of "Fairness in Serving Large Language Models" (Sheng et al., OSDI'24): whatever the others do, what two
 clients are served while both are backlogged differs by at most ``2 * max(w_p * L_input, w_q * M)``, with M the tokens
@@ -45,7 +45,7 @@ class Job:
 
 
 class Party:
-    """A tenant or key as the books of the history have it; the line knows nothing of this."""
+    """A tenant or key as the books of the history have it; the queue knows nothing of this."""
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
@@ -65,14 +65,14 @@ class Party:
 
 
 class History:
-    """One batch, one line, and tenants that come and go."""
+    """One batch, one queue, and tenants that come and go."""
 
     def __init__(self, seed: int, policy: str = "fair") -> None:
         draw = self.draw = random.Random(seed)
         self.quantum = draw.choice([0.0, 0.0, 40.0])
         self.whole_prompts = draw.random() < 0.5
         """Whether a prompt is charged when it is taken, as in the paper, or as it is computed."""
-        self.line = make_queue(QueueOrderConfig(policy=policy, quantum=self.quantum, ageing_s=None))
+        self.queue = make_queue(QueueOrderConfig(policy=policy, quantum=self.quantum, ageing_s=None))
         self.capacity = draw.choice([60, 200, 600])
         self.budget = draw.choice([8, 32, 128])
         self.slots = draw.choice([2, 4, 12])
@@ -119,7 +119,7 @@ class History:
                 job = Job(nodes, draw.randint(1, self.longest), draw.randint(1, self.longest))
                 locality = draw.choice(["a", "b", None]) if self.quantum else None
                 entry = QueueEntry(job, flow, arrived_s=step, service=job.unbilled, locality=locality)
-                self.line.add(entry, step)
+                self.queue.add(entry, step)
                 self.wait(entry)
 
     def disturb(self, step: int) -> None:
@@ -127,7 +127,7 @@ class History:
         draw = self.draw
         if self.waiting and draw.random() < 0.1:
             entry = draw.choice(sorted(self.waiting, key=lambda entry: entry.number))
-            self.line.remove(entry)
+            self.queue.remove(entry)
             self.unwait(entry)
         if self.running and draw.random() < 0.2:
             entry = self.running.pop(draw.randrange(len(self.running)))
@@ -135,22 +135,22 @@ class History:
             self.stop(job)
             if draw.random() < 0.5:
                 job.prefilled = job.decoded = 0
-                self.line.requeue(entry, step)
+                self.queue.requeue(entry, step)
                 self.wait(entry)
             else:
                 unused = PROMPT * max(0, job.billed_prompt - job.prefilled)
                 if unused and not job.decoded:
-                    self.line.charge(entry.flow, -unused)
+                    self.queue.charge(entry.flow, -unused)
                     for node in job.nodes:
                         node.served -= unused
-                self.line.done(entry.flow)
+                self.queue.done(entry.flow)
 
     def admit(self, step: int) -> None:
-        while (entry := self.line.head(step)) is not None and len(self.running) < self.slots:
+        while (entry := self.queue.head(step)) is not None and len(self.running) < self.slots:
             job = entry.value
             if job.prompt + job.output > self.free:
                 break
-            self.line.take(entry, step)
+            self.queue.take(entry, step)
             self.unwait(entry)
             self.free -= job.prompt + job.output
             self.running.append(entry)
@@ -178,7 +178,7 @@ class History:
                 self.bill(entry, 0, max(0, job.decoded - job.billed_output))
                 if job.decoded == job.output:
                     self.running.remove(entry)
-                    self.line.done(entry.flow)
+                    self.queue.done(entry.flow)
                     self.stop(job)
 
     def bill(self, entry: QueueEntry[Job], prompt: int, output: int) -> None:
@@ -187,7 +187,7 @@ class History:
         job.billed_prompt += prompt
         job.billed_output += output
         if service:
-            self.line.charge(entry.flow, service)
+            self.queue.charge(entry.flow, service)
             for node in job.nodes:
                 node.served += service
                 node.outstanding -= service

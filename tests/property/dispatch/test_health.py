@@ -75,7 +75,8 @@ class HealthMachine(RuleBasedStateMachine):
         serving = [member for member in self.members if not member.is_absent]
         if ejected:
             assert (
-                sum(each.is_ejected(self.now_s) for each in serving) <= self.config.outliers.share * len(serving) + 1e-9
+                sum(member.is_ejected(self.now_s) for member in serving)
+                <= self.config.outliers.share * len(serving) + 1e-9
             )
             assert any(member.availability(self.now_s).is_available for member in serving)
 

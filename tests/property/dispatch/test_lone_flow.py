@@ -1,4 +1,4 @@
-"""A line that keeps the nodes of a flow that is alone decides as one that forgets them as soon as all have ended.
+"""A queue that keeps the nodes of a flow that is alone decides as one that forgets them as soon as all have ended.
 
 Weights and services are powers of two and whole numbers, so that all counters are exact, wherever they begin.
 """
@@ -35,39 +35,39 @@ class Forgetful(VtcQueue):
 
 
 class Hall:
-    """A line, and what was taken from it."""
+    """A queue, and what was taken from it."""
 
-    def __init__(self, line):
-        self.line = line
+    def __init__(self, queue):
+        self.queue = queue
         self.running = []
         self.taken = []
 
     def play(self, number, what, flow, service):
-        line, now_s = self.line, float(number)
+        queue, now_s = self.queue, float(number)
         if what == "come again" and self.taken:
             what, flow = "come", self.taken[-1][0]
         if what == "come":
             entry = QueueEntry(None, flow, arrived_s=now_s, service=float(service))
-            if len(line) == 0 and service % 2:
-                line.pass_through(entry, now_s)
+            if len(queue) == 0 and service % 2:
+                queue.pass_through(entry, now_s)
                 self._runs(entry)
             else:
-                line.add(entry, now_s)
-        elif what == "take" and (entry := line.head(now_s)) is not None:
-            line.take(entry, now_s)
+                queue.add(entry, now_s)
+        elif what == "take" and (entry := queue.head(now_s)) is not None:
+            queue.take(entry, now_s)
             self._runs(entry)
         elif what in ("charge", "refund") and self.running:
-            line.charge(self.running[-1].flow, float(service if what == "charge" else -service))
+            queue.charge(self.running[-1].flow, float(service if what == "charge" else -service))
         elif what == "end" and self.running:
-            line.done(self.running.pop(service % len(self.running)).flow)
+            queue.done(self.running.pop(service % len(self.running)).flow)
         elif what == "end all":
             while self.running:
-                line.done(self.running.pop().flow)
+                queue.done(self.running.pop().flow)
 
     def _runs(self, entry):
         self.running.append(entry)
         self.taken.append((entry.flow, entry.arrived_s))
-        self.line.charge(entry.flow, entry.service)
+        self.queue.charge(entry.flow, entry.service)
 
 
 @settings(max_examples=300)
@@ -75,14 +75,15 @@ class Hall:
 def test_to_keep_a_lone_flow_is_to_forget_it(moves, ageing_s):
     kept, forgotten = (Hall(kind(QueueOrderConfig(ageing_s=ageing_s))) for kind in (VtcQueue, Forgetful))
     for number, move in enumerate(moves):
-        for hall in (kept, forgotten):
-            hall.play(number, *move)
+        for player in (kept, forgotten):
+            player.play(number, *move)
         assert kept.taken == forgotten.taken
-        waiting = kept.line.head(float(number))
-        other = forgotten.line.head(float(number))
+        waiting = kept.queue.head(float(number))
+        other = forgotten.queue.head(float(number))
         assert (waiting and (waiting.flow, waiting.number)) == (other and (other.flow, other.number))
         if number % 7 == 0:  # whoever looks may let go of what is kept, so not each time
             results = [
-                [(hall.line.lead(flow), hall.line.over_service(flow)) for flow in FLOWS] for hall in (kept, forgotten)
+                [(player.queue.lead(flow), player.queue.over_service(flow)) for flow in FLOWS]
+                for player in (kept, forgotten)
             ]
             assert results[0] == results[1]

@@ -18,7 +18,7 @@ REPORTS = st.lists(
 @given(REPORTS, st.floats(0, 10), st.floats(0.1, 100))
 def test_an_old_report_neither_shuts_out_nor_looks_idle(reports, fresh_s, half_s):
     loads = estimate_loads(reports, fresh_s, half_s)
-    least, most = min(each.value for each in reports), max(each.value for each in reports)
+    least, most = min(report.value for report in reports), max(report.value for report in reports)
     for report, load in zip(reports, loads, strict=True):
         assert load >= report.known
         assert load == report.known or least - 1e-6 <= load <= most + 1e-6

@@ -83,8 +83,8 @@ def test_nobody_is_sent_where_it_may_not_go_nor_twice_to_one_place(config, needs
     else:
         refusal = None
     if refusal is not None:
-        assert all(each.explanation in refusal.message for each in plan.excluded)
-        private = {each.reason for each in plan.excluded} <= {ExclusionReason.PRIVACY, ExclusionReason.REGION}
+        assert all(exclusion.explanation in refusal.message for exclusion in plan.excluded)
+        private = {exclusion.reason for exclusion in plan.excluded} <= {ExclusionReason.PRIVACY, ExclusionReason.REGION}
         assert isinstance(refusal, Forbidden) == private
         return
     for failure in failures:
@@ -96,9 +96,9 @@ def test_nobody_is_sent_where_it_may_not_go_nor_twice_to_one_place(config, needs
         assert target.name in config.names
         if (target := plan.next_target(failure)) is None:
             break
-    places = [(each.pool, each.model) for each in visited]
+    places = [(target.pool, target.model) for target in visited]
     assert len(places) == len(set(places))
-    ranks = [each.reason for each in visited]
+    ranks = [target.reason for target in visited]
     assert ranks == sorted(ranks, key=lambda rank: rank is not TargetReason.OWN), "own ones first"
 
 
@@ -124,7 +124,7 @@ def test_the_name_that_fits_best_counts(config, name):
         return
     assert found is not None
     if expected is not None:
-        assert [pool for pool, _ in found.targets] == [each.pool for each in expected]
+        assert [pool for pool, _ in found.targets] == [target.pool for target in expected]
 
 
 @given(TABLES)

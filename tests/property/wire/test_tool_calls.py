@@ -110,7 +110,8 @@ def test_what_was_called_comes_out_as_it_was_written(calls, lengths, data):
     mark = WITH_TOKENS
     objects = [json.dumps({"name": name, "arguments": given}) for name, given in calls]
     readers = {
-        HermesParser: "Well.\n" + "\n".join(f"{mark['<tool_call>']}\n{one}\n{mark['</tool_call>']}" for one in objects),
+        HermesParser: "Well.\n"
+        + "\n".join(f"{mark['<tool_call>']}\n{call}\n{mark['</tool_call>']}" for call in objects),
         Llama3Parser: "; ".join(json.dumps({"name": name, "parameters": given}) for name, given in calls),
         MistralParser: "".join(
             f"{mark['[TOOL_CALLS]']}{name}{mark['[ARGS]']}{json.dumps(given)}" for name, given in calls

@@ -89,7 +89,7 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 
 def _value(value: Any) -> Any:
     kind = value.WhichOneof("value")
-    return [_value(one) for one in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+    return [_value(item) for item in value.array_value.values] if kind == "array_value" else getattr(value, kind)
 
 
 @contextmanager

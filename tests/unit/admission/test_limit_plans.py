@@ -38,8 +38,8 @@ def test_what_holds_is_found_from_the_narrowest_subject_to_the_widest():
         limit("tenant:*", "usd_per_day", 7),
         limit("key:alice", "output_tokens", 5),
     )
-    for one in (everywhere, each, own):
-        book.write(one.subject, one)
+    for own_limit in (everywhere, each, own):
+        book.write(own_limit.subject, own_limit)
     plan = LimitPlanCache(book, PRICES).plan_for(ALICE, "tiny", SATURDAY_S)
     assert plan.bounds == PerRequestLimits(None, LimitRule("key:alice", own))
     assert counters(plan) == [

@@ -102,7 +102,7 @@ async def test_readers_wait_for_the_beginning():
 async def test_keys_differ_by_caller_route_and_value():
     bench = Bench()
     keys = [key(), key("other"), key(caller="acme/key2"), key(route="/v1/completions")]
-    claims = [await bench.store.claim(each, BODY, "r") for each in keys]
+    claims = [await bench.store.claim(key, BODY, "r") for key in keys]
     assert all(claim.fresh for claim in claims)
     assert len(bench.store) == 4
 

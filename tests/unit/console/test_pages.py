@@ -14,7 +14,7 @@ def test_everything_that_is_named_is_there():
         named |= set(re.findall(r'(?:src|href)="/console/([^"]+)"', text))
         named |= set(re.findall(r'from "/console/([^"]+)"', text))
         if "/" not in name:
-            named |= {one.removeprefix("./") for one in re.findall(r'from "(\./[^"]+)"', text)}
+            named |= {path.removeprefix("./") for path in re.findall(r'from "(\./[^"]+)"', text)}
     assert named <= PAGES.keys()
     assert {"index.html", "main.js", "console.css", "vendor/uplot.js"} <= named | {"index.html"}
 

@@ -770,7 +770,7 @@ async def test_lag_of_the_event_loop_does_not_narrow_the_window_of_a_server():
     setup = DispatchSetup(exact=False)
     endpoint_state = setup.core.endpoint_states[0]
     async with AsyncExitStack() as running:
-        quick, busy = ([setup.enqueue(4 * number + one) for one in range(4)] for number in range(2))
+        quick, busy = ([setup.enqueue(4 * number + index) for index in range(4)] for number in range(2))
         await dispatch_all(quick, running)
         record_first_tokens(setup, quick, 0.05)
         await dispatch_all(busy, running)

@@ -17,9 +17,9 @@ INTERACTIVE = {"priority": PriorityClass.INTERACTIVE}
 
 def learnt(config=ON, seconds=(0.1,) * 20):
     hedging = HedgePolicy(config, "m")
-    for each in seconds:
+    for ttft_s in seconds:
         hedging.on_dispatch()
-        hedging.on_answered(each)
+        hedging.on_answered(ttft_s)
     return hedging
 
 

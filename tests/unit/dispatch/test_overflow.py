@@ -50,8 +50,8 @@ async def fill(setup, stack, org="other"):
 
 async def waiting(setup, stack, *dispatch_requests):
     entries = {}
-    for one in dispatch_requests:
-        entries[one.id] = await stack.enter_async_context(setup.dispatcher.enqueue(one))
+    for dispatch_request in dispatch_requests:
+        entries[dispatch_request.id] = await stack.enter_async_context(setup.dispatcher.enqueue(dispatch_request))
     return entries
 
 

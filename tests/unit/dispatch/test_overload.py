@@ -108,7 +108,7 @@ class Day:
         self.engine = Engine()
         config = DispatchConfig(line=QueueOrderConfig(policy=policy), headroom=0.0)
         self.core = DispatchCore([Endpoint("replica", self.engine)], config)
-        self.gatekeeper = QueueAdmission(self.core, config, lambda: 0.0)
+        self.admission = QueueAdmission(self.core, config, lambda: 0.0)
         self.now_s = 1000.0
         self.arrived = self.expired = self.good = 0
         self.errors, self.come_back_s = [], []
@@ -145,7 +145,7 @@ class Day:
             deadline_s=self.now_s + TTFT_S,
         )
         try:
-            self.gatekeeper.check(made, self.now_s)
+            self.admission.check(made, self.now_s)
         except Refused as refusal:
             self.come_back_s.append(refusal.retry_after_s)
             return

@@ -14,86 +14,86 @@ def entry(name, arrived_s, priority=PriorityClass.STANDARD, service=10.0):
     return QueueEntry(name, Flow((FlowLevel("a"),), priority), arrived_s=arrived_s, service=service)
 
 
-def order(line, now_s=0.0):
+def order(queue, now_s=0.0):
     names = []
-    while (head := line.head(now_s)) is not None:
-        assert line.head(now_s) is head
-        line.take(head, now_s)
-        line.done(head.flow)
+    while (head := queue.head(now_s)) is not None:
+        assert queue.head(now_s) is head
+        queue.take(head, now_s)
+        queue.done(head.flow)
         names.append(head.value)
     return names
 
 
 def test_fifo_goes_by_arrival_alone():
-    line = make_queue(FIFO)
-    line.add(entry("second", 2.0, PriorityClass.INTERACTIVE), 2.0)
-    line.add(entry("first", 1.0, PriorityClass.BACKGROUND), 2.0)
-    line.add(entry("third", 2.0, PriorityClass.INTERACTIVE), 2.0)
-    assert order(line, 1e9) == ["first", "second", "third"]
+    queue = make_queue(FIFO)
+    queue.add(entry("second", 2.0, PriorityClass.INTERACTIVE), 2.0)
+    queue.add(entry("first", 1.0, PriorityClass.BACKGROUND), 2.0)
+    queue.add(entry("third", 2.0, PriorityClass.INTERACTIVE), 2.0)
+    assert order(queue, 1e9) == ["first", "second", "third"]
 
 
 def test_charges_change_nothing():
-    line = make_queue(FIFO)
+    queue = make_queue(FIFO)
     first, second = entry("first", 1.0), entry("second", 2.0)
-    line.add(first, 2.0)
-    line.add(second, 2.0)
-    line.charge(first.flow, 1e9)
-    assert line.over_service(first.flow) == 0.0
-    assert line.head(2.0) is first
+    queue.add(first, 2.0)
+    queue.add(second, 2.0)
+    queue.charge(first.flow, 1e9)
+    assert queue.over_service(first.flow) == 0.0
+    assert queue.head(2.0) is first
 
 
 def test_put_back_stands_where_it_stood():
-    line = make_queue(FIFO)
+    queue = make_queue(FIFO)
     first, second = entry("first", 1.0), entry("second", 2.0)
-    line.add(first, 2.0)
-    line.add(second, 2.0)
-    line.take(first, 2.0)
-    assert line.head(2.0) is second
-    line.requeue(first, 3.0)
-    assert order(line, 3.0) == ["first", "second"]
+    queue.add(first, 2.0)
+    queue.add(second, 2.0)
+    queue.take(first, 2.0)
+    assert queue.head(2.0) is second
+    queue.requeue(first, 3.0)
+    assert order(queue, 3.0) == ["first", "second"]
 
 
 def test_priority_is_strict():
-    line = make_queue(PRIORITY)
+    queue = make_queue(PRIORITY)
     for name, priority in [("c", "batch"), ("d", "background"), ("a", "interactive"), ("b", "standard")]:
-        line.add(entry(name, 0.0, PriorityClass(priority)), 0.0)
-    assert order(line, 0.0) == ["a", "b", "c", "d"]
+        queue.add(entry(name, 0.0, PriorityClass(priority)), 0.0)
+    assert order(queue, 0.0) == ["a", "b", "c", "d"]
 
 
 def test_priority_ages():
-    line = make_queue(PRIORITY)
+    queue = make_queue(PRIORITY)
     old = entry("old", 0.0, PriorityClass.BACKGROUND)
-    line.add(old, 0.0)
-    line.add(entry("new", 25.0, PriorityClass.INTERACTIVE), 25.0)
-    assert line.head(29.9).value == "new"
-    assert line.head(30.0) is old
-    assert line.waiting_in(PriorityClass.BACKGROUND) == 1
-    assert order(line, 30.0) == ["old", "new"]
+    queue.add(old, 0.0)
+    queue.add(entry("new", 25.0, PriorityClass.INTERACTIVE), 25.0)
+    assert queue.head(29.9).value == "new"
+    assert queue.head(30.0) is old
+    assert queue.waiting_in(PriorityClass.BACKGROUND) == 1
+    assert order(queue, 30.0) == ["old", "new"]
 
 
 def test_counts():
-    line = make_queue(PRIORITY)
+    queue = make_queue(PRIORITY)
     entries = [entry(number, 0.0, PriorityClass.BATCH) for number in range(3)]
     for each in entries:
-        line.add(each, 0.0)
-    line.remove(entries[1])
-    assert len(line) == line.waiting_in(PriorityClass.BATCH) == 2
-    assert line.waiting_in(PriorityClass.INTERACTIVE) == 0
-    assert set(line) == {entries[0], entries[2]}
-    assert order(line) == [0, 2]
+        queue.add(each, 0.0)
+    queue.remove(entries[1])
+    assert len(queue) == queue.waiting_in(PriorityClass.BATCH) == 2
+    assert queue.waiting_in(PriorityClass.INTERACTIVE) == 0
+    assert set(queue) == {entries[0], entries[2]}
+    assert order(queue) == [0, 2]
     with pytest.raises(KeyError):
-        line.remove(entries[1])
+        queue.remove(entries[1])
 
 
 def test_ahead():
-    line = make_queue(PRIORITY)
+    queue = make_queue(PRIORITY)
     urgent = entry("urgent", 5.0, PriorityClass.INTERACTIVE, service=7.0)
     first, second = entry("first", 1.0), entry("second", 2.0)
-    for each in (urgent, first, second):
-        line.add(each, 5.0)
-    assert line.ahead(second, 5.0) == WorkAhead(2, 17.0)
-    assert line.ahead(urgent, 5.0) == WorkAhead(0, 0.0)
-    assert line.ahead(entry("arrives", 6.0), 6.0) == WorkAhead(3, 27.0)
+    for queued in (urgent, first, second):
+        queue.add(queued, 5.0)
+    assert queue.ahead(second, 5.0) == WorkAhead(2, 17.0)
+    assert queue.ahead(urgent, 5.0) == WorkAhead(0, 0.0)
+    assert queue.ahead(entry("arrives", 6.0), 6.0) == WorkAhead(3, 27.0)
     fifo = make_queue(FIFO)
     fifo.add(first, 5.0)
     assert fifo.ahead(entry("arrives", 6.0, PriorityClass.INTERACTIVE), 6.0) == WorkAhead(1, 10.0)

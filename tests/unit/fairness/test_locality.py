@@ -13,24 +13,24 @@ def entry(name, locality, service=10.0, priority=STANDARD, **others):
     )
 
 
-def order(line, takes):
+def order(queue, takes):
     localities = []
     for _ in range(takes):
-        head = line.head(0.0)
-        assert line.head(0.0) is head
-        line.take(head, 0.0)
-        line.charge(head.flow, head.service)
-        line.done(head.flow)
+        head = queue.head(0.0)
+        assert queue.head(0.0) is head
+        queue.take(head, 0.0)
+        queue.charge(head.flow, head.service)
+        queue.done(head.flow)
         localities.append(f"{head.flow.path[0].id}{head.value}")
     return localities
 
 
 def filled(quantum, per_flow=4):
-    line = make_queue(QueueOrderConfig(quantum=quantum))
+    queue = make_queue(QueueOrderConfig(quantum=quantum))
     for number in range(per_flow):
-        line.add(entry("a", "xy"[number % 2]), 0.0)
-        line.add(entry("b", "yx"[number % 2]), 0.0)
-    return line
+        queue.add(entry("a", "xy"[number % 2]), 0.0)
+        queue.add(entry("b", "yx"[number % 2]), 0.0)
+    return queue
 
 
 def test_without_a_quantum_locality_is_nothing():
@@ -48,43 +48,43 @@ def test_a_row_is_worth_a_quantum():
 
 
 def test_nobody_leads_by_more_than_the_quantum():
-    line = make_queue(QueueOrderConfig(quantum=30.0))
+    queue = make_queue(QueueOrderConfig(quantum=30.0))
     for _ in range(20):
-        line.add(entry("a", "x"), 0.0)
-        line.add(entry("b", "y"), 0.0)
+        queue.add(entry("a", "x"), 0.0)
+        queue.add(entry("b", "y"), 0.0)
     lead = most = 0
-    for name in order(line, 40):
+    for name in order(queue, 40):
         lead += 1 if name[0] == "a" else -1
         most = max(most, abs(lead))
     assert 1 < most <= 4
 
 
 def test_inside_a_key_those_passed_over_come_after_a_quantum():
-    line = make_queue(QueueOrderConfig(quantum=30.0))
-    line.add(entry("a", "x"), 0.0)
-    line.add(entry("a", "z"), 0.0)
+    queue = make_queue(QueueOrderConfig(quantum=30.0))
+    queue.add(entry("a", "x"), 0.0)
+    queue.add(entry("a", "z"), 0.0)
     for _ in range(20):
-        line.add(entry("a", "x"), 0.0)
-    assert "az" in order(line, 4)
+        queue.add(entry("a", "x"), 0.0)
+    assert "az" in order(queue, 4)
 
 
 def test_classes_are_not_mixed():
-    line = make_queue(QueueOrderConfig(quantum=1000.0))
-    line.add(entry("a", "x"), 0.0)
-    line.add(entry("b", "y"), 0.0)
-    line.add(entry("c", "x", priority=BATCH), 0.0)
-    order(line, 1)
-    line.charge(Flow((FlowLevel("nobody"),)), 0.0)
-    assert order(line, 2) == ["cx", "by"]  # The batch class was owed the turn; within it nothing is passed over.
+    queue = make_queue(QueueOrderConfig(quantum=1000.0))
+    queue.add(entry("a", "x"), 0.0)
+    queue.add(entry("b", "y"), 0.0)
+    queue.add(entry("c", "x", priority=BATCH), 0.0)
+    order(queue, 1)
+    queue.charge(Flow((FlowLevel("nobody"),)), 0.0)
+    assert order(queue, 2) == ["cx", "by"]  # The batch class was owed the turn; within it nothing is passed over.
 
 
 def test_what_leaves_is_not_preferred():
-    line = make_queue(QueueOrderConfig(quantum=1000.0))
-    line.add(entry("a", "x"), 0.0)
+    queue = make_queue(QueueOrderConfig(quantum=1000.0))
+    queue.add(entry("a", "x"), 0.0)
     gone = entry("b", "x")
-    line.add(gone, 0.0)
-    line.add(entry("c", "y"), 0.0)
-    line.add(entry("c", None), 0.0)
-    order(line, 1)
-    line.remove(gone)
-    assert order(line, 2) == ["cy", "cNone"]
+    queue.add(gone, 0.0)
+    queue.add(entry("c", "y"), 0.0)
+    queue.add(entry("c", None), 0.0)
+    order(queue, 1)
+    queue.remove(gone)
+    assert order(queue, 2) == ["cy", "cNone"]

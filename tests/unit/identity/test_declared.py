@@ -121,7 +121,7 @@ def test_limits_get_subjects_kinds_and_units():
     found = declared_with(sections.tenants, sections.identity).limits
     K = LimitKind  # noqa: N806
     acme, key = "tenant:acme", f"key:{FIRST.public_id}"
-    assert {(each.subject, each.kind, each.value, each.model, each.burst, each.hard) for each in found} == {
+    assert {(limit.subject, limit.kind, limit.value, limit.model, limit.burst, limit.hard) for limit in found} == {
         ("*", K.CONCURRENT_REQUESTS, 1000, None, None, True),
         ("key:*", K.REQUESTS_PER_MINUTE, 60, None, None, True),
         (acme, K.REQUESTS_PER_MINUTE, 600, None, 20, True),
@@ -137,15 +137,15 @@ def test_limits_get_subjects_kinds_and_units():
 
 def test_every_kind_of_limit_can_be_declared():
     text = "tenants:\n  a:\n    limits: {" + ", ".join(f"{kind}: 3" for kind in LimitKind) + "}"
-    assert [each.kind for each in make_declared_directory(sound(text).tenants).limits] == list(LimitKind)
+    assert [limit.kind for limit in make_declared_directory(sound(text).tenants).limits] == list(LimitKind)
 
 
 def test_ids_of_limits_differ_and_stay_when_their_values_change():
     before = make_declared_directory(sound(FULL).tenants).limits
     after = make_declared_directory(sound(FULL.replace("600", "700").replace("50.5", "51")).tenants).limits
-    assert [each.id for each in before] == [each.id for each in after]
+    assert [limit.id for limit in before] == [limit.id for limit in after]
     assert before != after
-    assert len({each.id for each in before}) == len(before)
+    assert len({limit.id for limit in before}) == len(before)
 
 
 def test_secrets_are_never_shown():

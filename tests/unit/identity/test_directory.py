@@ -137,13 +137,17 @@ def test_tenants_made_up_by_tokens_are_not_kept():
 
 def test_limits_keep_the_order_in_which_they_were_made():
     directory = directory_of(limit(1, "tenant:acme"), limit(2, "*"), limit(3, "tenant:acme"))
-    assert [each.id for each in directory.limits_of("tenant:acme")] == ["l1", "l3"]
+    assert [limit.id for limit in directory.limits_of("tenant:acme")] == ["l1", "l3"]
     assert list(directory.limits_of("tenant:nobody")) == []
     directory.apply(changes_of(limit(1, "tenant:acme", value=5), limit(4, "tenant:acme")))
-    assert [(each.id, each.value) for each in directory.limits_of("tenant:acme")] == [("l1", 5), ("l3", 1), ("l4", 1)]
+    assert [(limit.id, limit.value) for limit in directory.limits_of("tenant:acme")] == [
+        ("l1", 5),
+        ("l3", 1),
+        ("l4", 1),
+    ]
     directory.apply(changes_of(limit(1, "*"), version=3, deleted_limits=["l3", "l4", "never"]))
     assert list(directory.limits_of("tenant:acme")) == []
-    assert [each.id for each in directory.limits_of("*")] == ["l2", "l1"]
+    assert [limit.id for limit in directory.limits_of("*")] == ["l2", "l1"]
 
 
 def test_limits_have_another_edition_after_every_change_of_them_and_only_then():
@@ -169,7 +173,7 @@ def test_a_replacement_forgets_what_is_not_in_it():
     assert directory.tenant("lab") == TEAM
     assert principal(directory) is None
     assert list(directory.limits_of("*")) == []
-    assert [each.id for each in directory.limits_of("key:k1")] == ["l2"]
+    assert [limit.id for limit in directory.limits_of("key:k1")] == ["l2"]
 
 
 def test_a_key_that_is_revoked_gives_its_scope_to_nobody():

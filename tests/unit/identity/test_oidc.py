@@ -156,8 +156,8 @@ async def test_a_signature_is_checked_once_per_key(monkeypatch):
     decode = __import__("jwt").decode
     monkeypatch.setattr("jwt.decode", lambda token, *a, **k: checked.append(token) or decode(token, *a, **k))
     token, other = fixture.provider.token(), fixture.provider.token("e1")
-    for each in (token, token, other, token, other):
-        assert (await fixture.who(each)).key == "idp:ann"
+    for presented in (token, token, other, token, other):
+        assert (await fixture.who(presented)).key == "idp:ann"
     assert checked == [token, other]
     # The keys are fetched anew, and one of them is another now: what it signed before counts no longer.
     fixture.provider.published[0] = jwk("r2", kid="r1")

@@ -27,7 +27,7 @@ class World:
 
     def shown(self, name, process="gateway", resource="memory_bytes"):
         (family,) = (family for family in self.watch.collect() if family.name == name)
-        found = [one.value for one in family.samples if set(one.labels.values()) == {process, resource}]
+        found = [sample.value for sample in family.samples if set(sample.labels.values()) == {process, resource}]
         return found[0] if found else None
 
 

@@ -102,4 +102,4 @@ def test_what_is_known_of_tenants_and_refusals_is_bounded():
 def test_who_is_refused_before_a_model_is_known_is_seen():
     recent = RecentTraffic(FakeClock())
     recent.on_request_end(of(model="", outcome=Outcome.REFUSED, failure=Saturated(), principal=None))
-    assert [one.tenant for one in recent.rejections.values()] == [""]
+    assert [rejection.tenant for rejection in recent.rejections.values()] == [""]

@@ -35,7 +35,7 @@ def test_a_timeline_begins_with_the_arrival_of_the_request():
     timelines.on_request_end(ended())
     timeline = timelines.get("req-1")
     assert (timeline.duration_ms, timeline.ttft_ms, timeline.cost_usd) == (2500.0, 1250.0, 0.25)
-    assert [(one.name, one.at_ms, one.took_ms) for one in timeline.chapters] == [
+    assert [(span.name, span.at_ms, span.took_ms) for span in timeline.chapters] == [
         ("plan", 500.0, 0.0),
         ("attempt", 1000.0, None),
         ("settlement", 2000.0, 0.0),
@@ -70,9 +70,9 @@ def test_no_text_of_the_request_is_kept():
     timelines.on_request_end(context)
     assert SECRET not in encode(timelines.get("req-1")).decode()
     held = held_by(timelines)
-    assert any(one is context.timeline for one in held), "it looks far enough"
+    assert any(thing is context.timeline for thing in held), "it looks far enough"
     for gone in (SECRET, context, context.request, context.gaps_s, context.listener):
-        assert not any(one is gone for one in held)
+        assert not any(thing is gone for thing in held)
 
 
 def test_only_so_many_are_kept_the_latest_of_an_id():
@@ -105,4 +105,4 @@ def test_stop_strings_are_counted_and_not_kept():
     timelines, stop = TimelineBuffer(2, FakeClock()), "a word of the client's"
     timelines.on_request_end(ended(ask=InferenceRequest(model="m", prompts=[""], sampling=ASK.sampling, stops=(stop,))))
     assert timelines.get("req-1").parameters["stops"] == 1
-    assert not any(one is stop for one in held_by(timelines))
+    assert not any(thing is stop for thing in held_by(timelines))

@@ -277,4 +277,4 @@ def test_a_fault_can_be_of_a_model():
     asked = [
         answer(script, msgspec.json.encode({"model": model, "prompt": "a"}), chat=False) for model in ("broken", "m")
     ]
-    assert [each.status for each in asked] == [500, 200]
+    assert [response.status for response in asked] == [500, 200]

@@ -92,7 +92,7 @@ def test_ids_are_shortened_alike():
         result("call-1"),
     ]
     answer_format, answered = history.shape(messages)
-    short, kept = (each["id"] for each in answer_format["tool_calls"])
+    short, kept = (tool_call["id"] for tool_call in answer_format["tool_calls"])
     assert kept == "abcDEF123"
     assert len(short) == 9
     assert short.isalnum()

@@ -24,7 +24,7 @@ async def test_a_drained_replica_gets_nothing_new_and_rests_when_it_is_empty():
         for number in range(2, 5):
             async with setup.enqueue(number) as another:
                 assert (await another.wait_dispatched()).name != busy
-    states = {one.replica: (one.state, one.requests) for one in replicas.all()}
+    states = {replica.replica: (replica.state, replica.requests) for replica in replicas.all()}
     assert states[busy] == ("maintenance", 0)
     assert replicas.resume(busy, None).ready
 
@@ -57,4 +57,4 @@ def test_a_name_must_be_that_of_one_replica():
         replicas.maintain("replica-0", None)
     assert refused.value.param == "model"
     assert replicas.maintain("replica-0", "m1").state == "maintenance"
-    assert [one.state for one in replicas.all()] == ["serving", "maintenance"]
+    assert [replica.state for replica in replicas.all()] == ["serving", "maintenance"]

@@ -1,4 +1,4 @@
-"""The spine, with a replica that lives in memory."""
+"""The pipeline, with a replica that lives in memory."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -159,13 +159,13 @@ async def test_what_a_request_leaves_open_is_as_the_model_has_it():
     replica = MemoryReplica([TokenDelta(0, [EOS], finish=STOP)])
     model = ServedModel("m", [replica], TOKENIZER, defaults=GenerationDefaults(temperature=0.3, top_k=5))
     dispatcher = Dispatcher("m", [Endpoint("local", replica)], DispatchConfig(recoveries=0), SystemClock())
-    spine = Pipeline(
+    served = Pipeline(
         Router(Catalog([model])),
         LocalFlowController({"m": dispatcher}, AdmissionSetup().admission, FrozenClock()),
         clock=FrozenClock(),
     )
     asked = msgspec.structs.replace(ask(top_k=7), unset_fields=frozenset({"temperature"}))
-    async with spine.generate(asked, RequestContext("req", 0.0)) as answer:
+    async with served.generate(asked, RequestContext("req", 0.0)) as answer:
         assert [part async for batch in answer for part in batch]
     assert (replica.requests[0].sampling.temperature, replica.requests[0].sampling.top_k) == (0.3, 7)
 
@@ -313,12 +313,12 @@ async def test_what_expires_before_anything_of_it_was_computed_costs_nothing(beg
     replica = MemoryReplica([TokenDelta(index, [], DEADLINE, begun=begun) for index in range(2)])
     dispatcher = Dispatcher("m", [Endpoint("local", replica)], DispatchConfig(), SystemClock())
     admission_setup, context = AdmissionSetup(), RequestContext("req", 0.0)
-    spine = Pipeline(
+    served = Pipeline(
         Router(Catalog([ServedModel("m", [replica], TOKENIZER)])),
         LocalFlowController({"m": dispatcher}, admission_setup.admission, SystemClock()),
     )
     asked = msgspec.structs.replace(ask(prompt=[[5] * 40], n=2), partial=True)
-    async with spine.generate(asked, context) as answer:
+    async with served.generate(asked, context) as answer:
         parts = [part async for batch in answer for part in batch]
     assert [(part.text, part.finish) for part in parts] == [("", DEADLINE), ("", DEADLINE)]
     assert (context.usage, context.first_token_s) == (Usage(billed_tokens, 0), None)
@@ -401,29 +401,29 @@ async def test_what_cannot_run_is_refused_before_the_replica_hears_of_it():
 
 async def test_a_replica_that_restarts_is_still_known():
     replica = MemoryReplica([TokenDelta(0, ids("x"), finish=LENGTH)])
-    spine = pipeline(replica)
-    assert spine.ready()
-    assert spine.card(ANONYMOUS, "m") == CARD
+    served = pipeline(replica)
+    assert served.ready()
+    assert served.card(ANONYMOUS, "m") == CARD
     replica.up = False
-    assert not spine.ready()
-    assert spine.card(ANONYMOUS, "m") == CARD
+    assert not served.ready()
+    assert served.card(ANONYMOUS, "m") == CARD
     with pytest.raises(ContextLengthExceeded):
-        async with spine.generate(ask(prompt=[[5] * 64]), RequestContext("req", 0.0)):
+        async with served.generate(ask(prompt=[[5] * 64]), RequestContext("req", 0.0)):
             pass
     with pytest.raises(ReplicaUnavailable):
-        async with spine.generate(ask(), RequestContext("req", 0.0)):
+        async with served.generate(ask(), RequestContext("req", 0.0)):
             pass
 
 
 async def test_a_model_without_a_template_cannot_chat():
     tokenizer = Tokenizer.load(BUNDLED_MODEL)
     tokenizer.chat_template = None
-    spine = Pipeline(
+    served = Pipeline(
         Router(Catalog([ServedModel("m", [MemoryReplica()], tokenizer)])),
         LocalFlowController({}, AdmissionSetup().admission, SystemClock()),
     )
     with pytest.raises(InvalidRequest, match="no chat template"):
-        async with spine.generate(
+        async with served.generate(
             ask(prompt=[Conversation([{"role": "user", "content": "x"}])]), RequestContext("r", 0.0)
         ):
             pass

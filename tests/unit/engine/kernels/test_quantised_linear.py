@@ -89,8 +89,8 @@ def test_a_lesser_processor_computes_the_same(bits, dot, monkeypatch):
     extremes = QuantisedLinear(torch.where(torch.randn(150, 90) > 0, 1.0, -1.0), bits=bits, real=False)
     ones = torch.where(torch.randn(13, 90) > 0, 1.0, -1.0)
     expected = [linear(rows), extremes(ones)]
-    for each in (linear, extremes):
-        monkeypatch.setattr(each, "_product", product(bits, real=False, dot=dot))
+    for layer in (linear, extremes):
+        monkeypatch.setattr(layer, "_product", product(bits, real=False, dot=dot))
     assert torch.equal(linear(rows), expected[0])
     assert torch.equal(extremes(ones), expected[1])
 

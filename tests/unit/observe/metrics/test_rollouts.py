@@ -30,5 +30,5 @@ def test_no_text_becomes_a_label():
     registry = CollectorRegistry()
     FeedbackMetrics(registry).on_feedback(FeedbackReceipt(BAD, "v2", "a=b=stable", None))
     labels = [sample.labels for family in registry.collect() for sample in family.samples]
-    assert {tuple(each.values())[:3] for each in labels} == {("v2", "a=b", "stable")}
+    assert {tuple(label.values())[:3] for label in labels} == {("v2", "a=b", "stable")}
     assert "wrong year" not in str(labels)

@@ -78,7 +78,7 @@ def test_as_many_queries_of_others_are_answered_as_the_page_says(samples):
     asked, answered = Counter(), Counter()
     for source, names in QUERIES:
         asked[source] += 1
-        answered[source] += all(any(re.fullmatch(name, one) for one in known) for name in names)
+        answered[source] += all(any(re.fullmatch(name, series) for series in known) for name in names)
     page = (ROOT / "docs/metrics.md").read_text()
     documented = re.findall(r"^\| [^|]+ \(`([\w-]+)`\) \| (\d+) \| (\d+) \|", page, re.MULTILINE)
     assert {source: (int(of), int(share)) for source, of, share in documented} == {

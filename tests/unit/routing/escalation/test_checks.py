@@ -70,11 +70,11 @@ def test_choices_are_put_together_from_their_parts_in_any_order(pieces):
     parts = [TextDelta(index, text, scores=[*map(score, logprobs)] or None) for index, text, logprobs in pieces]
     indexes = sorted({index for index, _, _ in pieces})
     choices = collect_choices([*parts, *(TextDelta(index, "", STOP) for index in indexes)])
-    assert [each.text for each in choices] == ["".join(t for i, t, _ in pieces if i == index) for index in indexes]
-    assert [each.logprobs for each in choices] == [
+    assert [choice.text for choice in choices] == ["".join(t for i, t, _ in pieces if i == index) for index in indexes]
+    assert [choice.logprobs for choice in choices] == [
         [logprob for i, _, logprobs in pieces if i == index for logprob in logprobs] for index in indexes
     ]
-    assert {each.finish for each in choices} <= {STOP}
+    assert {choice.finish for choice in choices} <= {STOP}
 
 
 @pytest.mark.parametrize(

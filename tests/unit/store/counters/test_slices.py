@@ -31,8 +31,8 @@ def reservation(*claims, output=0, least=None):
 
 def book_of(*claims, amount=100, share=0.1):
     book = SliceBook(share)
-    for each in claims:
-        book.update(each, amount, 0.0)
+    for claim in claims:
+        book.update(claim, amount, 0.0)
     return book
 
 
