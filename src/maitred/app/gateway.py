@@ -44,7 +44,7 @@ from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.runtime import GcSweep
 from maitred.app.workers.admin import WorkerAdmin
 from maitred.app.workers.controller import ControllerServer
-from maitred.app.workers.ipc import IpcDirectory
+from maitred.app.workers.ipc import IpcFolder
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions
@@ -136,7 +136,7 @@ class Gateway:
 
 @asynccontextmanager
 async def open_gateway(
-    config: Config, resources: GatewayResources, reloader: Reloader, clock: Clock, ipc: IpcDirectory | None = None
+    config: Config, resources: GatewayResources, reloader: Reloader, clock: Clock, ipc: IpcFolder | None = None
 ) -> AsyncIterator[Gateway]:
     """Makes all parts and connects them; their background tasks run until the context ends.
 

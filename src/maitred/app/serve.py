@@ -26,7 +26,7 @@ from maitred.app.reload import Read, Reloader
 from maitred.app.runtime import tune_gc
 from maitred.app.shutdown import Shutdown
 from maitred.app.workers.controller import PendingWorkers, accept_workers
-from maitred.app.workers.ipc import IpcDirectory
+from maitred.app.workers.ipc import IpcFolder
 from maitred.config.loader import LoadedConfig
 from maitred.core.clock import Clock
 from maitred.fleet.engines import EngineGroup
@@ -38,7 +38,7 @@ async def serve(
     listener: socket.socket,
     engines: EngineGroup | None,
     clock: Clock,
-    ipc: IpcDirectory | None = None,
+    ipc: IpcFolder | None = None,
 ) -> int:
     """Serves until a signal comes; called by `maitred.app.start`.
 
@@ -68,7 +68,7 @@ async def serve(
         server = HttpServer(
             gateway.application,
             stall_grace_s=config.server.stall_grace_s,
-            path=None if ipc is None else ipc.worker_address,
+            path=None if ipc is None else ipc.controller_http_socket,
         )
         shutdown = Shutdown(gateway.in_flight, config.server.drain_grace_s)
         gateway.watch(lambda config: server.reconfigure(config.server.stall_grace_s))
@@ -98,12 +98,12 @@ async def serve(
 
 
 @asynccontextmanager
-async def _find_workers(ipc: IpcDirectory | None) -> AsyncIterator[PendingWorkers]:
+async def _find_workers(ipc: IpcFolder | None) -> AsyncIterator[PendingWorkers]:
     """Finds the API workers, if there are any; workers that had an earlier controller have connected."""
     if ipc is None:
         yield PendingWorkers()
         return
-    async with accept_workers(ipc.controller_address) as earlier:
+    async with accept_workers(ipc.controller_ipc_socket) as earlier:
         await earlier.wait_connected(ipc.worker_pids)
         yield earlier
 

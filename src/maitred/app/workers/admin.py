@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 import psutil
 
 from maitred.app.workers.controller import WorkerSession
-from maitred.app.workers.ipc import IpcDirectory
+from maitred.app.workers.ipc import IpcFolder
 from maitred.core.errors import Conflict
 from maitred.wire.admin.responses import WorkerBody
 from maitred.wire.admin.times import to_iso
@@ -19,7 +19,7 @@ class WorkerAdmin:
         ipc: Finds the supervisor, which replaces workers; None: the gateway is one process.
     """
 
-    def __init__(self, sessions: Callable[[], Collection[WorkerSession]], ipc: IpcDirectory | None) -> None:
+    def __init__(self, sessions: Callable[[], Collection[WorkerSession]], ipc: IpcFolder | None) -> None:
         self._sessions = sessions
         self._ipc = ipc
 

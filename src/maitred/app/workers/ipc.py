@@ -19,32 +19,32 @@ from maitred.wire.frames import FrameReader, encode_frame
 
 
 @dataclass(frozen=True, slots=True)
-class IpcDirectory:
+class IpcFolder:
     """The folder of sockets of one gateway, made by `open_ipc`.
 
     Attributes:
-        folder: The folder of the sockets.
+        path: Path of the folder.
         supervisor_pid: The process id of the supervisor, which started the others.
         worker_pids: Process ids of the workers that were running when this process was started.
     """
 
-    folder: Path
+    path: Path
     supervisor_pid: int
     worker_pids: Collection[int] = ()
 
     @property
-    def controller_address(self) -> Path:
+    def controller_ipc_socket(self) -> Path:
         """The Unix socket at which the controller accepts worker connections."""
-        return self.folder / "desk.sock"
+        return self.path / "desk.sock"
 
     @property
-    def worker_address(self) -> Path:
+    def controller_http_socket(self) -> Path:
         """The Unix socket at which the controller speaks HTTP, for requests that workers forward."""
-        return self.folder / "edge.sock"
+        return self.path / "edge.sock"
 
-    def engine_address(self, name: str) -> Path:
+    def engine_folder(self, name: str) -> Path:
         """Returns the folder in which an engine of the `model` section listens."""
-        return self.folder / name
+        return self.path / name
 
     def notify_ready(self) -> None:
         """Notifies the supervisor that this process is serving."""
@@ -70,11 +70,11 @@ RETIRE = signal.SIGUSR2
 
 
 @contextmanager
-def open_ipc() -> Iterator[IpcDirectory]:
+def open_ipc() -> Iterator[IpcFolder]:
     """Creates the folder of sockets for as long as the block lasts."""
     folder = Path(tempfile.mkdtemp(prefix="maitred-house-"))  # mkdtemp creates it with mode 0700
     try:
-        yield IpcDirectory(folder, os.getpid())
+        yield IpcFolder(folder, os.getpid())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -35,7 +35,7 @@ from maitred.app.runtime import tune_gc
 from maitred.app.shutdown import Shutdown
 from maitred.app.workers.client import ControllerClient
 from maitred.app.workers.context_codec import encode_context
-from maitred.app.workers.ipc import RETIRE, IpcDirectory
+from maitred.app.workers.ipc import RETIRE, IpcFolder
 from maitred.app.workers.pipeline import ForwardToController, LocalModelNames, WorkerPipeline, reachable_pools
 from maitred.app.workers.proxy import ControllerProxy
 from maitred.app.workers.remote_flow import RemoteFlowController, RemoteUpstreamStatus, SubmissionTracker
@@ -67,9 +67,7 @@ The controller knows the age of its data, and replies with an error when it is t
 _ASGI_REQUEST: ContextVar[tuple[Scope, Send]] = ContextVar("the request in hand as the server gave it")
 
 
-async def run_worker(
-    config: Config, worker_number: int, listener: socket.socket, ipc: IpcDirectory, clock: Clock
-) -> int:
+async def run_worker(config: Config, worker_number: int, listener: socket.socket, ipc: IpcFolder, clock: Clock) -> int:
     """Runs a worker until a signal comes.
 
     Args:
@@ -84,14 +82,16 @@ async def run_worker(
     """
     async with AsyncExitStack() as stack:
         state_feed = ControllerStateFeed()
-        controller = ControllerClient(worker_number, os.getpid(), ipc.controller_address, state_feed.on_snapshot)
+        controller = ControllerClient(worker_number, os.getpid(), ipc.controller_ipc_socket, state_feed.on_snapshot)
         await stack.enter_async_context(running(controller.run(), "line to the controller"))
         snapshot = await state_feed.first_snapshot
         in_flight = InFlightLimiter(config.server.max_in_flight)
         identity = await _open_identity(config, controller, in_flight, state_feed, clock, stack)
         pipeline = await _open_pipeline(config, controller, snapshot, state_feed, clock, stack)
         reporter = RequestReporter(controller)
-        proxy = await stack.enter_async_context(ControllerProxy(ipc.worker_address, config.server.max_body_bytes))
+        proxy = await stack.enter_async_context(
+            ControllerProxy(ipc.controller_http_socket, config.server.max_body_bytes)
+        )
         traces = await stack.enter_async_context(open_traces(config.traces, clock))
         route_table = RouteTable(_local_routes(config, pipeline, proxy, reporter))
         app = GatewayApp(
