@@ -1,4 +1,4 @@
-"""Replicas fail, come back, slow down and are taken out in every order. There is never more than one probe, nobody is
+"""Replicas fail, come back, slow down and are taken out in every order. There is never more than one trial, nobody is
 locked out for good, and a pool never leaves out all that work.
 """
 
@@ -52,7 +52,7 @@ class HealthMachine(RuleBasedStateMachine):
         attempt = self.peers.start_attempt(member.name, self.now_s)
         if not member.is_absent:
             assert (attempt is not None) == verdict.is_available
-            assert attempt is None or attempt.is_probe == verdict.is_probe
+            assert attempt is None or attempt.is_trial == verdict.is_trial
         if attempt is not None:
             self.running.append((member, attempt))
 
@@ -84,16 +84,16 @@ class HealthMachine(RuleBasedStateMachine):
         self.away ^= {self.member(number).name}
 
     @invariant()
-    def one_probe_at_a_time(self):
+    def one_trial_at_a_time(self):
         for member in getattr(self, "members", []):
-            probes = [
+            trials = [
                 attempt
                 for owner, attempt in self.running
-                if owner is member and attempt.is_probe and member.breaker._trial is attempt
+                if owner is member and attempt.is_trial and member.breaker._trial is attempt
             ]
-            assert len(probes) <= 1
+            assert len(trials) <= 1
             if member.breaker.state(self.now_s) is not BreakerState.CLOSED:
-                assert member.breaker.is_probing == bool(probes), "a probe is never forgotten, and never counted twice"
+                assert member.breaker.has_trial == bool(trials), "a trial is never forgotten, and never counted twice"
 
     @invariant()
     def who_works_can_be_used(self):

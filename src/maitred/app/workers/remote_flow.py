@@ -545,7 +545,7 @@ class RemoteUpstreamStatus(UpstreamStatus):
 
     def start_attempt(self) -> BreakerAttempt:
         """Returns a dummy attempt: the controller has the circuit breaker."""
-        return BreakerAttempt(0, is_probe=False, started_s=0.0)
+        return BreakerAttempt(0, is_trial=False, started_s=0.0)
 
     def on_first_part(self, attempt: BreakerAttempt) -> None:
         """Does nothing: the controller learns of the first token from the dispatch."""

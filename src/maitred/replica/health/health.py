@@ -23,8 +23,8 @@ class ReplicaAvailability(Struct, frozen=True):
     is_available: bool
     weight: float
     """Weight in [0, 1]; it is 0 if and only if the replica is not available."""
-    is_probe: bool = False
-    """Whether the next request is the probe of the half-open circuit breaker."""
+    is_trial: bool = False
+    """Whether the next request is the trial of the half-open circuit breaker."""
     reason: str = ""
     """Why it is not available: the rest of a sentence that starts with the replica's name; else empty."""
 
@@ -86,7 +86,7 @@ class ReplicaHealth:
         if reason:
             return ReplicaAvailability(False, 0.0, reason=reason)
         if breaker.state(now_s) is BreakerState.HALF_OPEN:
-            return ReplicaAvailability(True, config.slow_start_least, is_probe=True)
+            return ReplicaAvailability(True, config.slow_start_least, is_trial=True)
         recovered_s = max(breaker.closed_since_s, min(self._ejected_until_s, now_s))
         return ReplicaAvailability(True, slow_start_weight(now_s - recovered_s, slow_start_s, config.slow_start_least))
 

@@ -126,14 +126,14 @@ class UpstreamStatus:
         attempt = self._peers.start_attempt(self.health.name, self._clock()) if self.is_up else None
         if attempt is None:
             raise ReplicaUnavailable(retry_after_s=self._retry_after_s)
-        if attempt.is_probe:
+        if attempt.is_trial:
             self._notify()
         return attempt
 
     def on_first_part(self, attempt: BreakerAttempt) -> None:
         """Records the first token of an attempt."""
         self.health.on_first_token(attempt, self._clock())
-        if attempt.is_probe:
+        if attempt.is_trial:
             self._notify()
 
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:
@@ -141,7 +141,7 @@ class UpstreamStatus:
         now_s = self._clock()
         self.health.on_end(attempt, outcome, now_s)
         ejected = self._peers.eject_outliers(now_s)
-        if attempt.is_probe or ejected or not self.health.breaker.is_closed:
+        if attempt.is_trial or ejected or not self.health.breaker.is_closed:
             self._notify()
 
     def _set_up(self, *, up: bool, reason: str) -> None:

@@ -27,7 +27,7 @@ def send(health, outcome, now_s, times=1, took_s=None):
         health.on_end(attempt, outcome, now_s + (took_s or 0.0))
 
 
-def test_failures_in_a_row_open_it_and_one_probe_closes_it():
+def test_failures_in_a_row_open_it_and_one_trial_closes_it():
     health = fresh()
     send(health, AttemptOutcome.FAILURE, 100.0, times=2)
     send(health, AttemptOutcome.SUCCESS, 100.0)
@@ -39,12 +39,12 @@ def test_failures_in_a_row_open_it_and_one_probe_closes_it():
     assert not verdict.is_available
     assert verdict.reason == "is left alone for 3.0 s more, because 3 requests failed in a row."
     assert health.start_attempt(103.9) is None
-    assert health.availability(104.0).is_probe
-    probe = health.start_attempt(104.0)
-    assert probe is not None
+    assert health.availability(104.0).is_trial
+    trial = health.start_attempt(104.0)
+    assert trial is not None
     assert health.start_attempt(104.0) is None
     assert "one request" in health.availability(104.0).reason
-    health.on_end(probe, AttemptOutcome.SUCCESS, 105.0)
+    health.on_end(trial, AttemptOutcome.SUCCESS, 105.0)
     assert [round(health.availability(at_s).weight, 3) for at_s in (105.0, 110.0, 115.0, 200.0)] == [0.2, 0.6, 1.0, 1.0]
 
 
@@ -75,14 +75,14 @@ def test_it_stays_open_for_longer_each_time_until_there_was_peace():
     assert health.breaker.remaining_s(now_s + 100) == 8
 
 
-def test_the_first_token_of_a_probe_is_enough():
+def test_the_first_token_of_a_trial_is_enough():
     health = fresh(draw=0.0)
     send(health, AttemptOutcome.FAILURE, 100.0, times=3)
-    probe = health.start_attempt(100.0)
-    health.on_first_token(probe, 101.0)
+    trial = health.start_attempt(100.0)
+    health.on_first_token(trial, 101.0)
     assert health.breaker.state(101.0) is BreakerState.CLOSED
     send(health, AttemptOutcome.FAILURE, 102.0, times=2)
-    health.on_end(probe, AttemptOutcome.FAILURE, 102.0)
+    health.on_end(trial, AttemptOutcome.FAILURE, 102.0)
     assert health.breaker.state(100.0) is not BreakerState.CLOSED, "its failure is the third in a row"
 
 
