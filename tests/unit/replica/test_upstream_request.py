@@ -195,7 +195,7 @@ vllm:gpu_cache_usage_perc NaN
 async def test_what_cannot_be_written_for_a_server_leaves_nothing_open_there():
     async with OpenConnections() as connections:
         upstream = UpstreamReplica(UpstreamConfig(url="http://127.0.0.1:9/v1"), "ours", connections)
-        upstream.status.on_probe_success()
+        upstream.status.mark_up()
         with pytest.raises(Unsupported):
             async with upstream.send(TextRequest("r", {"messages": MESSAGES, "sound": True}, 1)):
                 pass

@@ -554,7 +554,7 @@ class RemoteUpstreamStatus(UpstreamStatus):
         """Records the outcome of the attempt at the current dispatch."""
         self._record(_ATTEMPT_RESULTS[outcome])
 
-    def on_unreachable(self, reason: str) -> None:
+    def mark_down(self, reason: str) -> None:
         """Records at the current dispatch that the server could not be reached."""
         self.reason = reason
         self._record(AttemptResult.UNREACHABLE)

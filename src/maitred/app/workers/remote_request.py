@@ -313,7 +313,7 @@ class RemoteRequest:
         upstream.open_streams -= 1
         upstream.status.on_end(attempt, _ATTEMPT_OUTCOMES.get(result, AttemptOutcome.NEUTRAL))
         if result is AttemptResult.UNREACHABLE:
-            upstream.status.on_unreachable("a worker could not reach it")
+            upstream.status.mark_down("a worker could not reach it")
 
     # --- the request as dispatch and admission see it ---
 

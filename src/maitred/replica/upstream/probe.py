@@ -63,18 +63,18 @@ class HealthProbe:
                 if status == 200 and not self._context_length_fetched:
                     await self._fetch_context_length()
         except TimeoutError:
-            upstream_status.on_unreachable(f"nothing within {upstream.config.probe_timeout_s:g} s")
+            upstream_status.mark_down(f"nothing within {upstream.config.probe_timeout_s:g} s")
         except (ReplicaUnavailable, ReplicaLost) as error:
-            upstream_status.on_unreachable(failure_details(error))
+            upstream_status.mark_down(failure_details(error))
         except ResponseBroken as error:
-            upstream_status.on_unreachable(f"it broke off ({error})")
+            upstream_status.mark_down(f"it broke off ({error})")
         else:
             if status == 200:
-                upstream_status.on_probe_success()
+                upstream_status.mark_up()
             elif status in (401, 403):
-                upstream_status.on_unreachable(f"it does not accept our credential ({status})")
+                upstream_status.mark_down(f"it does not accept our credential ({status})")
             else:
-                upstream_status.on_unreachable(f"it answers {status}")
+                upstream_status.mark_down(f"it answers {status}")
         if not upstream_status.is_up and (was_up or upstream_status.reason != reason):
             log.error("The upstream %s is away: %s.", upstream.name, upstream_status.reason)
         elif upstream_status.is_up and not was_up:

@@ -342,7 +342,7 @@ class UpstreamReplica:
         """Makes the exception for a request without a response; marks an unreachable server as down."""
         if isinstance(error, ResponseBroken):
             return make_replica_lost(f"it gave no answer ({error})")
-        self.status.on_unreachable(f"it cannot be reached ({error})")
+        self.status.mark_down(f"it cannot be reached ({error})")
         unavailable = ReplicaUnavailable(retry_after_s=self.config.probe_every_s)
         unavailable.add_note(self.status.reason)
         return unavailable

@@ -102,17 +102,17 @@ class UpstreamStatus:
         """State of the server's circuit breaker."""
         return self.health.breaker.state(self._clock())
 
-    # --- probe results ---
+    # --- up or down ---
 
-    def on_probe_success(self) -> None:
-        """Records a successful probe."""
+    def mark_up(self) -> None:
+        """Marks the server as up, after a successful probe."""
         if not self.is_up and self._has_been_up:
             self._recovered_s = self._clock()
         self._has_been_up = True
         self._set_up(up=True, reason="")
 
-    def on_unreachable(self, reason: str) -> None:
-        """Records a failed probe, or a request that could not connect."""
+    def mark_down(self, reason: str) -> None:
+        """Marks the server as down, after a failed probe or a request that could not connect."""
         self._set_up(up=False, reason=reason)
 
     # --- request outcomes ---
