@@ -43,7 +43,7 @@ from maitred.app.reload import Reloader
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.runtime import GcSweep
 from maitred.app.workers.admin import WorkerAdmin
-from maitred.app.workers.controller import ControllerServer
+from maitred.app.workers.controller_server import ControllerServer
 from maitred.app.workers.ipc import IpcFolder
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.config.tree import Config

@@ -27,7 +27,7 @@ from maitred.app.reload import Reloader
 from maitred.app.request.fallback import open_schemas
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.workers.admin import WorkerAdmin
-from maitred.app.workers.controller import ControllerServer
+from maitred.app.workers.controller_server import ControllerServer
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions

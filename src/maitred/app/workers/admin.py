@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 
 import psutil
 
-from maitred.app.workers.controller import WorkerSession
+from maitred.app.workers.controller_server import WorkerSession
 from maitred.app.workers.ipc import IpcFolder
 from maitred.core.errors import Conflict
 from maitred.wire.admin.responses import WorkerBody

@@ -14,7 +14,7 @@ from maitred.admission.config import AdmissionConfig
 from maitred.admission.prices import PriceList
 from maitred.admission.request import AdmissionRequest
 from maitred.api.in_flight import CancelScope
-from maitred.app.workers.client import ControllerClient
+from maitred.app.workers.controller_client import ControllerClient
 from maitred.core.context import Outcome, RateLimitStatus
 from maitred.core.errors import Bug, MaitredError, Overloaded, Unavailable
 from maitred.core.flow import QueuePosition

@@ -33,8 +33,8 @@ from maitred.app.models.upstreams import open_upstreams
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.runtime import tune_gc
 from maitred.app.shutdown import Shutdown
-from maitred.app.workers.client import ControllerClient
 from maitred.app.workers.context_codec import encode_context
+from maitred.app.workers.controller_client import ControllerClient
 from maitred.app.workers.ipc import RETIRE, IpcFolder
 from maitred.app.workers.pipeline import ForwardToController, LocalModelNames, WorkerPipeline, reachable_pools
 from maitred.app.workers.proxy import ControllerProxy

@@ -8,7 +8,7 @@ import pytest
 from maitred.api.in_flight import InFlightLimiter
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.workers.context_codec import encode_context
-from maitred.app.workers.controller import ControllerServer, PendingWorkers, WorkerSession
+from maitred.app.workers.controller_server import ControllerServer, WorkerSession, WorkerSessions
 from maitred.core.context import Outcome, RequestContext
 from maitred.core.flow import ONE_FLOW
 from maitred.core.request import Usage
@@ -74,7 +74,7 @@ async def worker(dispatchers, observed, admitting):
     clock = FakeClock()
     desk = ControllerServer(InFlightLimiter(10), None, None, lambda: ControllerSnapshot(1, frozenset(), {}, {}), clock)
     desk.reconfigure(LocalFlowController(dispatchers, admitting.admission, clock), [observed])
-    clerk, socket = WorkerSession(PendingWorkers()), Socket()
+    clerk, socket = WorkerSession(WorkerSessions()), Socket()
     clerk.connection.connection_made(socket)
     clerk.start(desk)
     return clerk, socket

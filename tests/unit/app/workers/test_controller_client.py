@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from maitred.app.assembly.stores import running
-from maitred.app.workers import client as hotline
-from maitred.app.workers.client import ControllerClient
+from maitred.app.workers import controller_client as hotline
+from maitred.app.workers.controller_client import ControllerClient
 from maitred.app.workers.ipc import IpcConnection
 from maitred.wire.worker_protocol import ControllerSnapshot, DirectoryAck, ToController, WorkerHello
 

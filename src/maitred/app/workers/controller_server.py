@@ -1,8 +1,10 @@
 """The controller's end of every worker connection, and the requests that came over it.
 
-    worker -- IpcConnection -- WorkerSession -- RemoteRequest, one for each request at one model
+    worker -- IpcConnection -- WorkerSession -- WorkerRequest, one for each request at one model
                                     |
-                              PendingWorkers, until the `ControllerServer` is open
+                              WorkerSessions    those of all workers, also before the controller is open
+                                    |
+                              ControllerServer  serves them once it is open
 
 When a worker process ends, its requests end with it: each is cancelled as if its client had disconnected, and all that
 it held is released.
@@ -61,10 +63,10 @@ class WorkerSession:
     """The controller's session with one worker. Messages that arrive before the controller is open are queued.
 
     Args:
-        pending_workers: Tracks the session until the controller is open.
+        worker_sessions: Holds the session while the worker is connected.
     """
 
-    def __init__(self, pending_workers: "PendingWorkers") -> None:
+    def __init__(self, worker_sessions: "WorkerSessions") -> None:
         self.connection: IpcConnection[ToController] = IpcConnection(
             ToController, self._on_message, self._on_disconnect
         )
@@ -75,7 +77,7 @@ class WorkerSession:
         self.unanswered_ids: list[str] = []
         """Ids of requests without a reply; `WorkerHello.unanswered`."""
         self.tasks: set[asyncio.Task[None]] = set()
-        self._pending_workers = pending_workers
+        self._worker_sessions = worker_sessions
         self._controller: ControllerServer | None = None
         self._early_messages: list[ToController] = []
         self._requests: dict[int, RemoteRequest] = {}
@@ -161,7 +163,7 @@ class WorkerSession:
         if isinstance(message, WorkerHello):
             self.worker, self.pid = message.worker, message.pid
             self.resume_grants, self.unanswered_ids = message.resumes, message.unanswered
-            self._pending_workers.on_connect(self)
+            self._worker_sessions.on_connect(self)
         elif self._controller is None:
             self._early_messages.append(message)
         else:
@@ -268,7 +270,7 @@ class WorkerSession:
 
     def _on_disconnect(self) -> None:
         """Handles the end of the connection or of the worker: cancels all of its requests."""
-        self._pending_workers.on_disconnect(self)
+        self._worker_sessions.on_disconnect(self)
         if self._controller is not None:
             self._controller.sessions.discard(self)
         if self._requests:
@@ -278,8 +280,8 @@ class WorkerSession:
         self._start_task(self._set_directory_version(self._directory_version), "end of a line")
 
 
-class PendingWorkers:
-    """Accepts worker connections, with or without an open controller.
+class WorkerSessions:
+    """The sessions of all workers, with or without an open controller.
 
     Attributes:
         sessions: The sessions of workers that are connected and have sent their `WorkerHello`.
@@ -378,27 +380,26 @@ class ControllerServer:
         """The connected workers, as pairs of number and process id."""
         return sorted((session.worker, session.pid) for session in self.sessions if session.pid)
 
-    async def open(self, pending_workers: PendingWorkers, carried_leases: Collection[str]) -> None:
+    async def open(self, worker_sessions: WorkerSessions, carried_leases: Collection[str]) -> None:
         """Serves the workers that wait, and those that connect from now on.
 
         Grants of a dead controller whose requests go on are granted again before any worker is asked what it wants:
-        first those
-        of requests that run, then those of requests that wait, in the order of arrival.
+        first those of requests that run, then those of requests that wait, in the order of arrival.
 
         Args:
-            pending_workers: Has the sessions of the workers.
+            worker_sessions: The sessions of the workers.
             carried_leases: Leases that the ledger has carried over.
         """
         self.carried_leases = carried_leases
         resumptions = sorted(
-            ((resume_grant, session) for session in pending_workers.sessions for resume_grant in session.resume_grants),
+            ((resume_grant, session) for session in worker_sessions.sessions for resume_grant in session.resume_grants),
             key=lambda resumption: (not resumption[0].replica, resumption[0].asks.arrived_s),
         )
         for resume_grant, session in resumptions:
             await session.resume(self, resume_grant)
         if resumptions:
             _log.warning("%d requests of a controller that is dead go on with this one.", len(resumptions))
-        pending_workers.attach_controller(self)
+        worker_sessions.attach_controller(self)
 
     def send_snapshots(self) -> None:
         """Sends the changed snapshot to every worker."""
@@ -440,13 +441,13 @@ _LIVENESS_INTERVAL_S = 0.1
 
 
 @asynccontextmanager
-async def accept_workers(path: Path) -> AsyncIterator[PendingWorkers]:
+async def accept_workers(path: Path) -> AsyncIterator[WorkerSessions]:
     """Accepts worker connections at a Unix socket for as long as the block lasts."""
-    pending_workers = PendingWorkers()
+    worker_sessions = WorkerSessions()
     loop = asyncio.get_running_loop()
-    server = await loop.create_unix_server(lambda: WorkerSession(pending_workers).connection, str(path))
+    server = await loop.create_unix_server(lambda: WorkerSession(worker_sessions).connection, str(path))
     try:
-        yield pending_workers
+        yield worker_sessions
     finally:
         server.close()
 
