@@ -24,7 +24,7 @@ from maitred.api.in_flight import InFlightLimiter
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.workers.context_codec import decode_context
 from maitred.app.workers.ipc import IpcConnection
-from maitred.app.workers.remote_request import RemoteRequest
+from maitred.app.workers.worker_request import WorkerRequest
 from maitred.core.clock import Clock
 from maitred.core.context import RequestObserver
 from maitred.core.errors import MaitredError, Unavailable
@@ -80,7 +80,7 @@ class WorkerSession:
         self._worker_sessions = worker_sessions
         self._controller: ControllerServer | None = None
         self._early_messages: list[ToController] = []
-        self._requests: dict[int, RemoteRequest] = {}
+        self._requests: dict[int, WorkerRequest] = {}
         self._pending_reports: dict[tuple[str, float], _PendingReport] = {}
         """Requests whose end is not reported to the observers yet, by request id and start time."""
         self._directory_acked = asyncio.Condition()
@@ -112,7 +112,7 @@ class WorkerSession:
         A request that has ended since is settled or released before this returns.
         """
         if resume_grant.lease in controller.carried_leases:
-            remote_request = RemoteRequest(
+            worker_request = WorkerRequest(
                 resume_grant.asks,
                 controller.flow_controller,
                 controller.in_flight,
@@ -120,15 +120,15 @@ class WorkerSession:
                 self.connection.send,
                 resume_grant,
             )
-            task = self._add_request(remote_request)
-            assert remote_request.resume_done is not None
-            resumed_task = asyncio.ensure_future(remote_request.resume_done.wait())
+            task = self._add_request(worker_request)
+            assert worker_request.resume_done is not None
+            resumed_task = asyncio.ensure_future(worker_request.resume_done.wait())
             await asyncio.wait([task, resumed_task], return_when=asyncio.FIRST_COMPLETED)
             resumed_task.cancel()
             if resume_grant.ended is not None:
-                remote_request.on_command(resume_grant.ended)
+                worker_request.on_command(resume_grant.ended)
                 if isinstance(resume_grant.ended, SettleRequest):
-                    remote_request.on_command(
+                    worker_request.on_command(
                         ReleaseRequest(
                             resume_grant.asks.number, resume_grant.ended.usage, resume_grant.ended.first_token_s
                         )
@@ -172,21 +172,21 @@ class WorkerSession:
     def _handle(self, message: ToController) -> None:
         match message:
             case TokensUsed():
-                if (remote_request := self._requests.get(message.number)) is not None:
-                    remote_request.charge_tokens(message)
+                if (worker_request := self._requests.get(message.number)) is not None:
+                    worker_request.charge_tokens(message)
             case AdmitRequest():
                 # Registered at once: the next message about it may be in the same read.
                 controller = self.controller
-                remote_request = RemoteRequest(
+                worker_request = WorkerRequest(
                     message, controller.flow_controller, controller.in_flight, controller.clock, self.connection.send
                 )
-                self._add_request(remote_request)
+                self._add_request(worker_request)
             case SubmissionAcked():
-                if (remote_request := self._requests.get(message.number)) is not None:
-                    remote_request.on_submission_acked()
+                if (worker_request := self._requests.get(message.number)) is not None:
+                    worker_request.on_submission_acked()
             case ReplicaFailed() | SettleRequest() | ReleaseRequest():
-                if (remote_request := self._requests.get(message.number)) is not None:
-                    remote_request.on_command(message)
+                if (worker_request := self._requests.get(message.number)) is not None:
+                    worker_request.on_command(message)
             case RequestEnded():
                 self._report_end(message)
             case RateLimitQuery():
@@ -209,26 +209,26 @@ class WorkerSession:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("What worker %d had asked for failed.", self.worker, exc_info=error)
 
-    def _add_request(self, remote_request: RemoteRequest) -> asyncio.Task[None]:
-        admit_request = remote_request.admit_request
-        self._requests[admit_request.number] = remote_request
+    def _add_request(self, worker_request: WorkerRequest) -> asyncio.Task[None]:
+        admit_request = worker_request.admit_request
+        self._requests[admit_request.number] = worker_request
         self._pending_reports.setdefault(
             (admit_request.request_id, admit_request.arrived_s), _PendingReport()
         ).active_requests += 1
-        return self._start_task(self._serve(remote_request), f"request {admit_request.request_id}")
+        return self._start_task(self._serve(worker_request), f"request {admit_request.request_id}")
 
-    async def _serve(self, remote_request: RemoteRequest) -> None:
+    async def _serve(self, worker_request: WorkerRequest) -> None:
         try:
-            await remote_request.run()
+            await worker_request.run()
         finally:
-            self._remove_request(remote_request)
+            self._remove_request(worker_request)
 
-    def _remove_request(self, remote_request: RemoteRequest) -> None:
-        admit_request = remote_request.admit_request
+    def _remove_request(self, worker_request: WorkerRequest) -> None:
+        admit_request = worker_request.admit_request
         del self._requests[admit_request.number]
         pending_report = self._pending_reports[admit_request.request_id, admit_request.arrived_s]
         pending_report.active_requests -= 1
-        pending_report.spans += remote_request.spans
+        pending_report.spans += worker_request.spans
         if pending_report.request_ended is not None:
             self._report_end(pending_report.request_ended)
 

@@ -54,7 +54,7 @@ _ATTEMPT_OUTCOMES = {
 WorkerCommand = ReplicaFailed | SettleRequest | ReleaseRequest
 
 
-class RemoteRequest:
+class WorkerRequest:
     """One request of a worker at one model, from its `AdmitRequest` to its release.
 
     Args:
