@@ -54,7 +54,7 @@ _MAX_PENDING_REPORTS = 10_000
 class RequestListener(Protocol):
     """A request of this worker that receives messages from the controller.
 
-    A Protocol, because `RemoteDispatch`, which implements it, imports this module.
+    A Protocol, because `RemoteAdmission`, which implements it, imports this module.
     """
 
     def on_message(self, message: ToWorker) -> None:

@@ -49,7 +49,7 @@ from maitred.wire.worker_protocol import (
 )
 
 
-class SubmissionTracker:
+class SubmissionAcker:
     """Reports to the controller which submissions of this worker an engine has received.
 
     An engine receives submissions in the order in which they were sent.
@@ -90,18 +90,18 @@ class SubmissionTracker:
             self._controller.send(SubmissionAcked(self._unacked_numbers.popleft()))
 
 
-class RemoteDispatch:
-    """A grant and a queue entry that the controller holds for this worker; leaving the context releases both.
+class RemoteAdmission:
+    """An admitted request at the controller, with its grant and its queue entry; leaving the context releases both.
 
-    It survives a controller restart: the worker sends the grant to the next controller,
-    which restores the queue entry and settles the grant.
+    It survives a controller restart: the worker sends the grant to the next controller, which restores the queue entry
+    and settles the grant.
 
     Implements `maitred.app.request.flow_control.GrantHandle` and `DispatchHandle`.
 
     Args:
         controller: The client of the controller.
         endpoints: The replicas of the model, by name.
-        submissions: The submission trackers of those replicas that are engines of this gateway.
+        submission_ackers: The submission ackers of those replicas that are engines of this gateway, by name.
         cancel_scope: Is cancelled when the controller ends the request. It encloses this context.
         admission_request: The request, with its context.
         recoveries: How often the request may be requeued for another replica.
@@ -114,7 +114,7 @@ class RemoteDispatch:
         self,
         controller: ControllerClient,
         endpoints: Mapping[str, AnyEndpoint],
-        submissions: Mapping[str, SubmissionTracker],
+        submission_ackers: Mapping[str, SubmissionAcker],
         cancel_scope: CancelScope,
         admission_request: AdmissionRequest,
         recoveries: int,
@@ -122,7 +122,7 @@ class RemoteDispatch:
         assert admission_request.context is not None
         self._controller = controller
         self._endpoints = endpoints
-        self._submissions = submissions
+        self._submission_ackers = submission_ackers
         self._context = admission_request.context
         self._cancel_scope = cancel_scope
         self._recoveries = recoveries
@@ -167,7 +167,7 @@ class RemoteDispatch:
         """The number under which the controller knows this request."""
         return self._number
 
-    async def __aenter__(self) -> "RemoteDispatch":
+    async def __aenter__(self) -> "RemoteAdmission":
         self._cancel_scope.__enter__()
         return self
 
@@ -316,10 +316,10 @@ class RemoteDispatch:
                 await self._controller.wait_connected(has_grant=True)
             else:
                 await self._wait_message()
-        CURRENT_DISPATCH.set(self)
+        CURRENT_ADMISSION.set(self)
         replica = self._dispatched.replica
-        if (engine := self._submissions.get(replica)) is not None and not engine.is_connected:
-            await engine.wait_connected()
+        if (acker := self._submission_ackers.get(replica)) is not None and not acker.is_connected:
+            await acker.wait_connected()
         return self._endpoints[replica]
 
     def hedge_after_s(self) -> float | None:
@@ -336,7 +336,7 @@ class RemoteDispatch:
         return self._dispatched is not None and self._dispatched.elsewhere
 
     def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
-        """Reports the failed replica and waits for another dispatch; returns False if no requeues are left."""
+        """Reports the failed replica, so that the request is requeued; returns False if no requeues are left."""
         if self._requeue_count >= self._recoveries or self._is_finished:
             return False
         self._requeue_count += 1
@@ -361,8 +361,10 @@ class RemoteDispatch:
 
     def on_submitted(self) -> None:
         """Records a submission to the engine, whose next report acknowledges it."""
-        if self._dispatched is not None and (engine := self._submissions.get(self._dispatched.replica)) is not None:
-            engine.on_sent(self._number)
+        if self._dispatched is None:
+            return
+        if (acker := self._submission_ackers.get(self._dispatched.replica)) is not None:
+            acker.on_sent(self._number)
 
     def charge_tokens(self, *, prompt_tokens: int = 0, cached_tokens: int = 0, output_tokens: int = 0) -> None:
         """Adds tokens to the unsent counts, which are sent to the controller a little later."""
@@ -386,7 +388,7 @@ class RemoteDispatch:
     @property
     def _acceptance(self) -> AdmitAccepted:
         if self._accepted is None:
-            raise RuntimeError("The entry was waited for before it was entered.")
+            raise RuntimeError("The request is not admitted yet.")
         return self._accepted
 
 
@@ -396,7 +398,7 @@ class RemoteFlowController:
     Args:
         controller: The client of the controller.
         endpoints: Pool -> its replicas, by name.
-        submissions: Pool -> the submission trackers of its engines.
+        submission_ackers: Pool -> the submission ackers of its engines, by name.
         config: Prices, and the default length of responses.
         recoveries: How often a request may be requeued for another replica.
     """
@@ -405,13 +407,13 @@ class RemoteFlowController:
         self,
         controller: ControllerClient,
         endpoints: Mapping[str, Mapping[str, AnyEndpoint]],
-        submissions: Mapping[str, Mapping[str, SubmissionTracker]],
+        submission_ackers: Mapping[str, Mapping[str, SubmissionAcker]],
         config: AdmissionConfig,
         recoveries: int,
     ) -> None:
         self._controller = controller
         self._endpoints = endpoints
-        self._submissions = submissions
+        self._submission_ackers = submission_ackers
         self._prices = PriceList(config.prices)
         self._default_output_tokens = config.default_output_tokens
         self._recoveries = recoveries
@@ -439,24 +441,26 @@ class RemoteFlowController:
         admission_request: AdmissionRequest,
         timeline: RequestTimeline,
         stack: ResourceStack,
-    ) -> tuple[RemoteDispatch, RemoteDispatch]:
+    ) -> tuple[RemoteAdmission, RemoteAdmission]:
         """Has the controller admit the request; returns one handle for the grant and for the queue entry."""
         await self._controller.wait_connected()
         endpoints = self._endpoints[pool]
-        entry = await stack.enter_async_context(
-            RemoteDispatch(
+        admission = await stack.enter_async_context(
+            RemoteAdmission(
                 self._controller,
                 endpoints,
-                self._submissions.get(pool, {}),
+                self._submission_ackers.get(pool, {}),
                 CancelScope(),
                 admission_request,
                 self._recoveries,
             )
         )
-        await entry.request_admission(
-            _admit_request(entry.number, pool, dispatch_request, admission_request, with_token_ids=len(endpoints) > 1)
+        await admission.request_admission(
+            _make_admit_request(
+                admission.number, pool, dispatch_request, admission_request, with_token_ids=len(endpoints) > 1
+            )
         )
-        return entry, entry
+        return admission, admission
 
     async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
         """Returns how far a client's rate limits are used; None while the controller is away."""
@@ -476,7 +480,7 @@ class RemoteFlowController:
         return self._controller.is_connected
 
 
-def _admit_request(
+def _make_admit_request(
     number: int,
     pool: str,
     dispatch_request: DispatchRequest,
@@ -484,7 +488,7 @@ def _admit_request(
     *,
     with_token_ids: bool,
 ) -> AdmitRequest:
-    """Builds the message that asks the controller to admit a request.
+    """Makes the message that asks the controller to admit a request.
 
     Args:
         number: The number under which the controller knows the request.
@@ -492,8 +496,7 @@ def _admit_request(
         dispatch_request: The request as the queue sees it.
         admission_request: The request as admission sees it.
         with_token_ids: Whether replicas are compared by the prefixes that they have cached. Else only the length of
-            each
-            prompt is sent.
+            each prompt is sent.
     """
     return AdmitRequest(
         number=number,
@@ -505,6 +508,7 @@ def _admit_request(
         arrived_s=dispatch_request.arrived_s,
         flow=dispatch_request.flow,
         prompts=[
+            # A slice has the known ids, which may be fewer than the tokens; see `TruncatedPrompt`.
             PromptSummary(len(prompt), list(prompt[: len(prompt)]) if with_token_ids else [])
             for prompt in dispatch_request.prompts
         ],
@@ -520,8 +524,8 @@ def _admit_request(
     )
 
 
-CURRENT_DISPATCH: ContextVar["RemoteDispatch | None"] = ContextVar("dispatch of the current request", default=None)
-"""The dispatch for which the current task sends something to a replica."""
+CURRENT_ADMISSION: ContextVar["RemoteAdmission | None"] = ContextVar("admission of the current request", default=None)
+"""The admission of the request that the current task sends to a replica."""
 _NO_TOKENS = (0, 0, 0)
 """Counts of prompt tokens, cached prompt tokens and output tokens."""
 _log = logging.getLogger(__name__)
@@ -537,7 +541,7 @@ _ATTEMPT_RESULTS = {
 class RemoteUpstreamStatus(UpstreamStatus):
     """Status of an upstream server in a worker: lets every request through and records each result.
 
-    The result is recorded at the current dispatch, which sends it to the controller.
+    The result is recorded at the current admission, which sends it to the controller.
     """
 
     def check(self) -> None:
@@ -548,21 +552,21 @@ class RemoteUpstreamStatus(UpstreamStatus):
         return BreakerAttempt(0, is_trial=False, started_s=0.0)
 
     def on_first_part(self, attempt: BreakerAttempt) -> None:
-        """Does nothing: the controller learns of the first token from the dispatch."""
+        """Does nothing: the admission tells the controller of the first token."""
 
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:
-        """Records the outcome of the attempt at the current dispatch."""
+        """Records the outcome of the attempt at the current admission."""
         self._record(_ATTEMPT_RESULTS[outcome])
 
     def mark_down(self, reason: str) -> None:
-        """Records at the current dispatch that the server could not be reached."""
+        """Records at the current admission that the server could not be reached."""
         self.reason = reason
         self._record(AttemptResult.UNREACHABLE)
 
     def _record(self, result: AttemptResult) -> None:
-        entry = CURRENT_DISPATCH.get()
-        if entry is not None and entry.attempt_result is not AttemptResult.UNREACHABLE:
-            entry.attempt_result = result
+        admission = CURRENT_ADMISSION.get()
+        if admission is not None and admission.attempt_result is not AttemptResult.UNREACHABLE:
+            admission.attempt_result = result
 
 
 _ENGINE_CONNECT_TIMEOUT_S = 2.0

@@ -38,7 +38,7 @@ from maitred.app.workers.controller_client import ControllerClient
 from maitred.app.workers.ipc import RETIRE, IpcFolder
 from maitred.app.workers.pipeline import ForwardToController, LocalModelNames, WorkerPipeline, reachable_pools
 from maitred.app.workers.proxy import ControllerProxy
-from maitred.app.workers.remote_flow import RemoteFlowController, RemoteUpstreamStatus, SubmissionTracker
+from maitred.app.workers.remote_flow import RemoteFlowController, RemoteUpstreamStatus, SubmissionAcker
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.context import RequestContext
@@ -337,13 +337,13 @@ async def _open_pipeline(
     endpoints_by_name: dict[str, dict[str, AnyEndpoint]] = {
         pool: {endpoint.name: endpoint for endpoint in pool_endpoints} for pool, pool_endpoints in endpoints.items()
     }
-    submissions: dict[str, dict[str, SubmissionTracker]] = {}
+    submission_ackers: dict[str, dict[str, SubmissionAcker]] = {}
     if local is not None:
-        submissions[local.name] = {
-            name: SubmissionTracker(engine.client, controller) for name, engine in local.engines.items()
+        submission_ackers[local.name] = {
+            name: SubmissionAcker(engine.client, controller) for name, engine in local.engines.items()
         }
     flow_controller = RemoteFlowController(
-        controller, endpoints_by_name, submissions, config.admission, config.dispatch.recoveries
+        controller, endpoints_by_name, submission_ackers, config.admission, config.dispatch.recoveries
     )
     catalog = Catalog(models)
     routes = read_routes(config, catalog)
