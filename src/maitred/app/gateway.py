@@ -104,7 +104,9 @@ class Gateway:
         parts, before = self._services, self.application.current.config
         resources = parts.resources
         served = await resources.upstreams.prepare(config.models, config.health)
-        draft = draft_generation(config, served, parts.registry, resources.local, parts.live, parts.metrics.requests)
+        draft = draft_generation(
+            config, served, parts.registry, resources.local, parts.live_rollouts, parts.metrics.requests
+        )
         async with running(resources.upstreams.refresh(served), "first looks") as looked:
             states = await self._declare(before, config)
             await asyncio.wait([looked])
@@ -145,7 +147,7 @@ async def open_gateway(
         resources: The resources that the gateway uses.
         reloader: Reloads the configuration.
         clock: The clock.
-        ipc: Directory of the sockets between the gateway's processes; None: the gateway is one process.
+        ipc: Folder of the sockets between the gateway's processes; None: the gateway is one process.
 
     Raises:
         ConfigInvalid: Two models have the same name, or a rollout names a model that does not exist.
@@ -171,13 +173,16 @@ async def open_gateway(
             open_queues(resources.encoders.dispatchers, clock, recent.on_first_token, on_model_wanted)
         )
         replicas = ReplicaAdmin(queues.all, clock)
-        live = LiveRollouts()
+        live_rollouts = LiveRollouts()
         controller = ControllerServer(
             in_flight,
             stores.directory,
             access.refresher,
             lambda: ControllerSnapshot(
-                access.directory.version, frozenset(live), resources.upstreams.windows(), registry.addresses(local)
+                access.directory.version,
+                frozenset(live_rollouts),
+                resources.upstreams.context_tokens_by_pool(),
+                registry.addresses(local),
             ),
             clock,
         )
@@ -198,11 +203,11 @@ async def open_gateway(
             clock=clock,
             batch=digest,
         )
-        draft = draft_generation(config, resources.upstreams.current, registry, local, live, metrics.requests)
+        draft = draft_generation(config, resources.upstreams.current, registry, local, live_rollouts, metrics.requests)
         queues.reconfigure(config, draft.endpoints, draft.ladders)
-        rollouts = RolloutAdmin(stores.rollouts, live, draft.router.names, clock)
+        rollouts = RolloutAdmin(stores.rollouts, live_rollouts, draft.router.names, clock)
         await rollouts.open(config.routing.rollouts)
-        trials = RolloutObserver(live, rollouts, clock)
+        trials = RolloutObserver(live_rollouts, rollouts, clock)
         always = {} if local is None else {local.name: (queues.all[local.name], local.engines.values())}
         sleepables = SleepableModelAdmin(on_demand.loadables(clock), always)
         for where, engine in registry.engines.items():
@@ -220,7 +225,7 @@ async def open_gateway(
             admission=admission,
             queues=queues,
             retry_budget=RetryBudget(config.server.retry_share, config.server.retry_allowance),
-            live=live,
+            live_rollouts=live_rollouts,
             rollouts=rollouts,
             rollout_observer=trials,
             observer_batch=digest,

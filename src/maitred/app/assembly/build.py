@@ -58,7 +58,7 @@ def draft_generation(
     served: UpstreamModels,
     registry: EngineRegistry,
     local: LocalModel | None,
-    live: LiveRollouts,
+    live_rollouts: LiveRollouts,
     requests: RequestMetrics,
 ) -> GenerationDraft:
     """Makes a draft of a generation, without any other effect.
@@ -74,7 +74,7 @@ def draft_generation(
     ladders = {
         name: DegradationLadder(ladder, skipped=requests.on_degradation_skipped) for name, ladder in steps.items()
     }
-    router = Router(catalog, read_routes(config, catalog), live)
+    router = Router(catalog, read_routes(config, catalog), live_rollouts)
     return GenerationDraft(config, served, router, {**served.endpoints(), **registry.endpoints}, ladders)
 
 

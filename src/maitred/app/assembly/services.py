@@ -87,7 +87,7 @@ class GatewayServices:
             `Admission.snapshot`.
         queues: The queues of all models.
         retry_budget: Decides which clients may retry.
-        live, rollouts, rollout_observer: The rollouts of new versions, their admin service and
+        live_rollouts, rollouts, rollout_observer: The rollouts of new versions, their admin service and
             their observer.
         observer_batch: Passes ended requests to the observers in batches.
         metrics, timelines, recent, live_state: The observers.
@@ -107,7 +107,7 @@ class GatewayServices:
     admission: Admission
     queues: ModelQueues
     retry_budget: RetryBudget
-    live: LiveRollouts
+    live_rollouts: LiveRollouts
     rollouts: RolloutAdmin
     rollout_observer: RolloutObserver
     observer_batch: ObserverBatch

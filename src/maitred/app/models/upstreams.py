@@ -98,7 +98,7 @@ class Upstreams:
         """Returns the endpoints of each model, for dispatch."""
         return self.current.endpoints()
 
-    def windows(self) -> dict[str, int]:
+    def context_tokens_by_pool(self) -> dict[str, int]:
         """Returns the largest context length of each model, as its servers report it."""
         return {
             name: server.window_tokens

@@ -73,9 +73,9 @@ class WorkerSession:
         self.worker = 0
         self.pid = 0
         self.resume_grants: list[ResumeGrant] = []
-        """Grants of an earlier controller, from `WorkerHello.resumes`."""
+        """Grants of an earlier controller, from `WorkerHello.resume_grants`."""
         self.unanswered_ids: list[str] = []
-        """Ids of requests without a reply; `WorkerHello.unanswered`."""
+        """Ids of requests without a reply; `WorkerHello.unanswered_ids`."""
         self.tasks: set[asyncio.Task[None]] = set()
         self._worker_sessions = worker_sessions
         self._controller: ControllerServer | None = None
@@ -113,7 +113,7 @@ class WorkerSession:
         """
         if resume_grant.lease in controller.carried_leases:
             worker_request = WorkerRequest(
-                resume_grant.asks,
+                resume_grant.admit_request,
                 controller.flow_controller,
                 controller.in_flight,
                 controller.clock,
@@ -130,7 +130,9 @@ class WorkerSession:
                 if isinstance(resume_grant.ended, SettleRequest):
                     worker_request.on_command(
                         ReleaseRequest(
-                            resume_grant.asks.number, resume_grant.ended.usage, resume_grant.ended.first_token_s
+                            resume_grant.admit_request.number,
+                            resume_grant.ended.usage,
+                            resume_grant.ended.first_token_s,
                         )
                     )
                 await asyncio.wait([task])
@@ -142,7 +144,7 @@ class WorkerSession:
 
         A request that runs may run on; a request that waits is rejected.
         """
-        number = resume_grant.asks.number
+        number = resume_grant.admit_request.number
         if resume_grant.replica:
             self.connection.send(SettleReply(number))
         else:
@@ -162,7 +164,7 @@ class WorkerSession:
     def _on_message(self, message: ToController) -> None:
         if isinstance(message, WorkerHello):
             self.worker, self.pid = message.worker, message.pid
-            self.resume_grants, self.unanswered_ids = message.resumes, message.unanswered
+            self.resume_grants, self.unanswered_ids = message.resume_grants, message.unanswered_ids
             self._worker_sessions.on_connect(self)
         elif self._controller is None:
             self._early_messages.append(message)
@@ -243,7 +245,7 @@ class WorkerSession:
         try:
             self.controller.refresher.check()
             # Most queries come again and again while nothing has changed.
-            unchanged = query.since == self.controller.make_snapshot().directory
+            unchanged = query.since == self.controller.make_snapshot().directory_version
             changes = (
                 DirectoryChanges(query.since) if unchanged else await self.controller.directory.changes(query.since)
             )
@@ -393,7 +395,7 @@ class ControllerServer:
         self.carried_leases = carried_leases
         resumptions = sorted(
             ((resume_grant, session) for session in worker_sessions.sessions for resume_grant in session.resume_grants),
-            key=lambda resumption: (not resumption[0].replica, resumption[0].asks.arrived_s),
+            key=lambda resumption: (not resumption[0].replica, resumption[0].admit_request.arrived_s),
         )
         for resume_grant, session in resumptions:
             await session.resume(self, resume_grant)
@@ -420,7 +422,7 @@ class ControllerServer:
         """
         await self.refresher.load()
         self.send_snapshots()
-        version = self.make_snapshot().directory
+        version = self.make_snapshot().directory_version
         acks = [asyncio.ensure_future(session.wait_directory_version(version)) for session in self.sessions]
         if acks:
             await asyncio.wait(acks, timeout=_DIRECTORY_ACK_TIMEOUT_S)

@@ -50,19 +50,19 @@ class LocalModelNames:
         pools: The models that the worker can reach.
 
     Attributes:
-        on_trial: Names behind which versions are tried now.
+        rollout_names: Names with a rollout in progress.
     """
 
     def __init__(self, routes: RoutesConfig, pools: Collection[str]) -> None:
         self._names = NameResolver(routes)
         self._routes = routes
         self._pools = pools
-        self.on_trial: frozenset[str] = frozenset()
+        self.rollout_names: frozenset[str] = frozenset()
 
     def serves(self, name: str) -> bool:
         """Whether this worker can reach every model to which a request for that name may be routed."""
         entry = self._names.resolve(name)
-        if entry is None or self._names.is_auto(name) or self._names.canonical(name) in self.on_trial:
+        if entry is None or self._names.is_auto(name) or self._names.canonical(name) in self.rollout_names:
             return False
         targets = [*entry.targets]
         if (chains := self._routes.fallbacks.get(entry.name)) is not None:

@@ -33,7 +33,6 @@ from maitred.wire.worker_protocol import (
     AdmitAccepted,
     AdmitRejected,
     AdmitRequest,
-    AttemptResult,
     Dispatched,
     PromptSummary,
     RateLimitQuery,
@@ -46,6 +45,7 @@ from maitred.wire.worker_protocol import (
     SubmissionAcked,
     TokensUsed,
     ToWorker,
+    WorkerAttemptOutcome,
 )
 
 
@@ -107,7 +107,7 @@ class RemoteAdmission:
         recoveries: How often the request may be requeued for another replica.
 
     Attributes:
-        attempt_result: Result of the current attempt for the circuit breaker of the upstream server.
+        attempt_outcome: Outcome of the current attempt, for the circuit breaker of the upstream server.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class RemoteAdmission:
         """Token counts that were not sent to the controller yet: prompt, cached and output tokens."""
         self._first_token_unsent = False
         """Whether the first output token of the request is among the unsent tokens."""
-        self.attempt_result = AttemptResult.NEITHER
+        self.attempt_outcome = WorkerAttemptOutcome.NEUTRAL
 
     async def request_admission(self, admit_request: AdmitRequest) -> None:
         """Asks the controller to admit the request; raises the error of a rejection.
@@ -159,7 +159,7 @@ class RemoteAdmission:
             while self._accepted is None and not self._is_disconnected:
                 await self._wait_message()
         context, accepted = self._context, self._accepted
-        context.rate_limits, context.predicted_position = accepted.standing, accepted.place
+        context.rate_limits, context.predicted_position = accepted.rate_limits, accepted.queue_position
         context.clamped_max_tokens = accepted.max_tokens if accepted.clamped else None
 
     @property
@@ -189,7 +189,7 @@ class RemoteAdmission:
         self.flush()
         release_request = ReleaseRequest(
             *(self._number, self._context.usage, self._context.first_token_s),
-            *(self.attempt_result, None if is_cancelled else encoded_error, is_cancelled),
+            *(self.attempt_outcome, None if is_cancelled else encoded_error, is_cancelled),
         )
         if not self._is_disconnected:
             self._controller.send(release_request)
@@ -205,8 +205,8 @@ class RemoteAdmission:
         if isinstance(message, AdmitRejected):
             self._is_finished = True
             error = decode_error(message.error)
-            if message.standing is not None:
-                self._context.rate_limits = message.standing
+            if message.rate_limits is not None:
+                self._context.rate_limits = message.rate_limits
             if isinstance(error, Overloaded):
                 self._context.predicted_position = error.position
             # Cancel the request, unless it waits for a message: then `_wait_message` raises the error.
@@ -216,7 +216,7 @@ class RemoteAdmission:
         elif isinstance(message, AdmitAccepted):
             self._accepted = message
         elif isinstance(message, Dispatched):
-            self._dispatched, self.attempt_result = message, AttemptResult.NEITHER
+            self._dispatched, self.attempt_outcome = message, WorkerAttemptOutcome.NEUTRAL
         elif isinstance(message, SettleReply):
             self._settle_reply = message
             self._is_finished = message.error is None  # a settled request holds nothing any more
@@ -333,7 +333,7 @@ class RemoteAdmission:
     @property
     def has_other_replica(self) -> bool:
         """Whether another replica could take the request, as of its dispatch."""
-        return self._dispatched is not None and self._dispatched.elsewhere
+        return self._dispatched is not None and self._dispatched.has_other_replica
 
     def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
         """Reports the failed replica, so that the request is requeued; returns False if no requeues are left."""
@@ -342,7 +342,7 @@ class RemoteAdmission:
         self._requeue_count += 1
         self.flush()
         self._dispatched = None
-        self._controller.send(ReplicaFailed(self._number, self.attempt_result, list(prompts), answer_by_s, rest_s))
+        self._controller.send(ReplicaFailed(self._number, self.attempt_outcome, list(prompts), answer_by_s, rest_s))
         return True
 
     @property
@@ -357,7 +357,7 @@ class RemoteAdmission:
 
     def position(self) -> QueuePosition | None:
         """Returns the queue position as of the request's arrival; None once it is dispatched."""
-        return None if self._dispatched is not None else self._acceptance.place
+        return None if self._dispatched is not None else self._acceptance.queue_position
 
     def on_submitted(self) -> None:
         """Records a submission to the engine, whose next report acknowledges it."""
@@ -469,7 +469,7 @@ class RemoteFlowController:
         except Unavailable:
             return None
         assert isinstance(reply, RateLimitReply)
-        return reply.standing
+        return reply.rate_limits
 
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
         """Returns None: queries for a queue position are forwarded to the controller."""
@@ -513,7 +513,7 @@ def _make_admit_request(
             for prompt in dispatch_request.prompts
         ],
         choices=dispatch_request.choices,
-        length=dispatch_request.max_tokens,
+        requested_output_tokens=dispatch_request.max_tokens,
         window_left=admission_request.window_left,
         max_tokens=admission_request.max_tokens,
         min_tokens=admission_request.min_tokens,
@@ -531,17 +531,17 @@ _NO_TOKENS = (0, 0, 0)
 _log = logging.getLogger(__name__)
 
 
-_ATTEMPT_RESULTS = {
-    AttemptOutcome.SUCCESS: AttemptResult.SUCCESS,
-    AttemptOutcome.FAILURE: AttemptResult.FAILURE,
-    AttemptOutcome.NEUTRAL: AttemptResult.NEITHER,
+_WORKER_ATTEMPT_OUTCOMES = {
+    AttemptOutcome.SUCCESS: WorkerAttemptOutcome.SUCCESS,
+    AttemptOutcome.FAILURE: WorkerAttemptOutcome.FAILURE,
+    AttemptOutcome.NEUTRAL: WorkerAttemptOutcome.NEUTRAL,
 }
 
 
 class RemoteUpstreamStatus(UpstreamStatus):
-    """Status of an upstream server in a worker: lets every request through and records each result.
+    """Status of an upstream server in a worker: lets every request through and records each outcome.
 
-    The result is recorded at the current admission, which sends it to the controller.
+    The outcome is recorded at the current admission, which sends it to the controller.
     """
 
     def check(self) -> None:
@@ -556,17 +556,17 @@ class RemoteUpstreamStatus(UpstreamStatus):
 
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:
         """Records the outcome of the attempt at the current admission."""
-        self._record(_ATTEMPT_RESULTS[outcome])
+        self._record(_WORKER_ATTEMPT_OUTCOMES[outcome])
 
     def mark_down(self, reason: str) -> None:
         """Records at the current admission that the server could not be reached."""
         self.reason = reason
-        self._record(AttemptResult.UNREACHABLE)
+        self._record(WorkerAttemptOutcome.UNREACHABLE)
 
-    def _record(self, result: AttemptResult) -> None:
+    def _record(self, outcome: WorkerAttemptOutcome) -> None:
         admission = CURRENT_ADMISSION.get()
-        if admission is not None and admission.attempt_result is not AttemptResult.UNREACHABLE:
-            admission.attempt_result = result
+        if admission is not None and admission.attempt_outcome is not WorkerAttemptOutcome.UNREACHABLE:
+            admission.attempt_outcome = outcome
 
 
 _ENGINE_CONNECT_TIMEOUT_S = 2.0

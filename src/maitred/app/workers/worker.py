@@ -350,10 +350,10 @@ async def _open_pipeline(
     local_names = LocalModelNames(routes, reachable)
 
     def apply_update(update: ControllerSnapshot) -> None:
-        local_names.on_trial = update.passed
-        for pool, window_tokens in update.windows.items():
+        local_names.rollout_names = update.rollout_names
+        for pool, context_tokens in update.context_tokens_by_pool.items():
             for endpoint in endpoints_by_name.get(pool, {}).values():
-                endpoint.replica.window_tokens = window_tokens
+                endpoint.replica.window_tokens = context_tokens
 
     apply_update(snapshot)
     state_feed.listeners.append(apply_update)

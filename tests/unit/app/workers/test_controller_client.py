@@ -102,11 +102,11 @@ async def test_the_next_controller_learns_who_was_never_answered(tmp_path):
     hotline.abandon("gave up")
     async with running(hotline.run(), "hotline"), asyncio.timeout(10):
         for _ in range(2):  # the first dies before it has done anything
-            assert (await hellos.get()).unanswered == ["gave up", "asks"]
+            assert (await hellos.get()).unanswered_ids == ["gave up", "asks"]
             ends[-1].close()
-        assert (await hellos.get()).unanswered == ["gave up", "asks"]
+        assert (await hellos.get()).unanswered_ids == ["gave up", "asks"]
         ends[-1].send(ControllerSnapshot(1, frozenset(), {}, {}))
         await welcomed.wait()
         ends[-1].close()
-        assert (await hellos.get()).unanswered == ["asks"]
+        assert (await hellos.get()).unanswered_ids == ["asks"]
     server.close()
