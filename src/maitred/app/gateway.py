@@ -245,7 +245,7 @@ async def open_gateway(
         )
         gateway = Gateway(parts, build_generation(draft, parts))
         access.refresher.watch(lambda: in_flight.cancel_revoked(access.identity.holds))
-        access.refresher.watch(parts.controller.check_changes)
+        access.refresher.watch(parts.controller.send_snapshots_if_changed)
         for work, name in (
             (admission.leases.run(), "leases"),
             (rollouts.run(), "rollouts"),

@@ -409,7 +409,7 @@ class ControllerServer:
         for session in self.sessions:
             session.send_snapshot(snapshot)
 
-    def check_changes(self) -> None:
+    def send_snapshots_if_changed(self) -> None:
         """Sends the snapshot to every worker if it has changed."""
         if self.sessions and self.make_snapshot() != self._last_snapshot:
             self.send_snapshots()

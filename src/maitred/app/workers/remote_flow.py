@@ -194,9 +194,9 @@ class RemoteAdmission:
         if not self._is_disconnected:
             self._controller.send(release_request)
         elif (request_id := self.unanswered_id) is not None:
-            self._controller.abandon(request_id)
-        elif (resume_grant := self.resume_message()) is not None:
-            self._controller.settle_later(replace(resume_grant, ended=resume_grant.ended or release_request))
+            self._controller.keep_unanswered_id(request_id)
+        elif (resume_grant := self.take_resume_grant()) is not None:
+            self._controller.keep_ended_grant(replace(resume_grant, ended=resume_grant.ended or release_request))
 
     # --- messages of the controller ---
 
@@ -227,8 +227,8 @@ class RemoteAdmission:
         self._is_disconnected = True
         self._wake()
 
-    def resume_message(self) -> ResumeGrant | None:
-        """Returns the grant for the next controller. Implements `RequestListener.resume_message`."""
+    def take_resume_grant(self) -> ResumeGrant | None:
+        """Takes the grant for the next controller. Implements `RequestListener.take_resume_grant`."""
         if self._admit_request is None or self._accepted is None or self._settle_reply is not None:
             return None
         self._is_disconnected = False

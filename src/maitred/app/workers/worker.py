@@ -81,13 +81,13 @@ async def run_worker(config: Config, worker_number: int, listener: socket.socket
         The exit code.
     """
     async with AsyncExitStack() as stack:
-        state_feed = ControllerStateFeed()
-        controller = ControllerClient(worker_number, os.getpid(), ipc.controller_ipc_socket, state_feed.on_snapshot)
+        snapshot_feed = SnapshotFeed()
+        controller = ControllerClient(worker_number, os.getpid(), ipc.controller_ipc_socket, snapshot_feed.on_snapshot)
         await stack.enter_async_context(running(controller.run(), "line to the controller"))
-        snapshot = await state_feed.first_snapshot
+        snapshot = await snapshot_feed.first_snapshot
         in_flight = InFlightLimiter(config.server.max_in_flight)
-        identity = await _open_identity(config, controller, in_flight, state_feed, clock, stack)
-        pipeline = await _open_pipeline(config, controller, snapshot, state_feed, clock, stack)
+        identity = await _open_identity(config, controller, in_flight, snapshot_feed, clock, stack)
+        pipeline = await _open_pipeline(config, controller, snapshot, snapshot_feed, clock, stack)
         reporter = RequestReporter(controller)
         proxy = await stack.enter_async_context(
             ControllerProxy(ipc.controller_http_socket, config.server.max_body_bytes)
@@ -144,7 +144,7 @@ async def _wait_retire_or_stop(shutdown: Shutdown) -> bool:
             task.cancel()
 
 
-class ControllerStateFeed:
+class SnapshotFeed:
     """Passes the snapshots of the controller on to the parts of the worker that use them.
 
     Attributes:
@@ -185,7 +185,7 @@ class RequestReporter:
             if id(context) in self._forwarded:
                 self._forwarded.discard(id(context))
             else:
-                self._controller.report(encode_context(context))
+                self._controller.send_soon(encode_context(context))
 
 
 class WorkerApp:
@@ -250,7 +250,7 @@ async def _open_identity(
     config: Config,
     controller: ControllerClient,
     in_flight: InFlightLimiter,
-    state_feed: ControllerStateFeed,
+    snapshot_feed: SnapshotFeed,
     clock: Clock,
     stack: AsyncExitStack,
 ) -> Identity:
@@ -270,7 +270,7 @@ async def _open_identity(
         issuers=issuers,
     )
     follower = DirectoryFollower(refresher, directory, controller, lambda: in_flight.cancel_revoked(identity.holds))
-    state_feed.listeners.append(follower.on_snapshot)
+    snapshot_feed.listeners.append(follower.on_snapshot)
     await stack.enter_async_context(running(follower.run(), "directory"))
     return identity
 
@@ -319,7 +319,7 @@ async def _open_pipeline(
     config: Config,
     controller: ControllerClient,
     snapshot: ControllerSnapshot,
-    state_feed: ControllerStateFeed,
+    snapshot_feed: SnapshotFeed,
     clock: Clock,
     stack: AsyncExitStack,
 ) -> WorkerPipeline:
@@ -356,7 +356,7 @@ async def _open_pipeline(
                 endpoint.replica.window_tokens = context_tokens
 
     apply_update(snapshot)
-    state_feed.listeners.append(apply_update)
+    snapshot_feed.listeners.append(apply_update)
     grammars = await stack.enter_async_context(GrammarValidator(config.admission.grammars))
     budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
     pipeline = WorkerPipeline(

@@ -49,18 +49,18 @@ async def test_what_is_gathered_is_told_together_and_once(monkeypatch):
 async def test_what_can_wait_goes_out_with_what_cannot():
     line, controller = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Controller()
     line._connection = controller
-    line.report(DirectoryAck(1))
+    line.send_soon(DirectoryAck(1))
     assert controller.heard == []
     line.send(DirectoryAck(2))
     assert controller.heard == [DirectoryAck(1), DirectoryAck(2)]
 
 
 async def test_what_can_wait_goes_out_by_itself_before_long(monkeypatch):
-    monkeypatch.setattr(hotline, "_REPORT_DELAY_S", 0.0)
+    monkeypatch.setattr(hotline, "_DELAY_S", 0.0)
     line, controller = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Controller()
     line._connection = controller
-    line.report(DirectoryAck(1))
-    line.report(DirectoryAck(2))
+    line.send_soon(DirectoryAck(1))
+    line.send_soon(DirectoryAck(2))
     await controller.heard_some.wait()
     assert controller.heard == [DirectoryAck(1), DirectoryAck(2)]
 
@@ -76,7 +76,7 @@ class Asking:
     def on_disconnect(self):
         pass
 
-    def resume_message(self):
+    def take_resume_grant(self):
         return None
 
 
@@ -99,7 +99,7 @@ async def test_the_next_controller_learns_who_was_never_answered(tmp_path):
     welcomed = asyncio.Event()
     hotline = ControllerClient(1, 2, path, lambda _: welcomed.set())
     hotline.register(Asking())
-    hotline.abandon("gave up")
+    hotline.keep_unanswered_id("gave up")
     async with running(hotline.run(), "hotline"), asyncio.timeout(10):
         for _ in range(2):  # the first dies before it has done anything
             assert (await hellos.get()).unanswered_ids == ["gave up", "asks"]
