@@ -18,7 +18,7 @@ from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import DIALECTS
 from maitred.replica.upstream.errors import ServerError, make_failure, parse_error, parse_retry_after
 from maitred.replica.upstream.external_load import ServerLoad, parse_load
-from maitred.replica.upstream.probe import parse_window
+from maitred.replica.upstream.probe import parse_context_length
 from maitred.replica.upstream.replica import UpstreamReplica
 from maitred.replica.upstream.request_body import encode_body
 from maitred.wire.openai.decode import decode_chat
@@ -150,12 +150,12 @@ def test_when_to_come_back():
 
 def test_the_window_in_a_list_of_models():
     entries = [{"id": "a", "max_model_len": 8}, {"id": "b", "context_window": 16}, {"id": "c"}]
-    assert [parse_window({"data": entries}, name) for name in "abcd"] == [8, 16, None, None]
-    assert parse_window(entries, "a") == 8
-    assert parse_window({"data": [{"id": "a", "max_model_len": "8"}, None]}, "a") is None
-    assert parse_window("nothing", "a") is None
-    assert parse_window({"data": [{"id": "a", "meta": {"n_ctx": 1024, "n_ctx_train": 2048}}]}, "a") == 1024
-    assert parse_window({"data": [{"id": "a", "meta": None}]}, "a") is None
+    assert [parse_context_length({"data": entries}, name) for name in "abcd"] == [8, 16, None, None]
+    assert parse_context_length(entries, "a") == 8
+    assert parse_context_length({"data": [{"id": "a", "max_model_len": "8"}, None]}, "a") is None
+    assert parse_context_length("nothing", "a") is None
+    assert parse_context_length({"data": [{"id": "a", "meta": {"n_ctx": 1024, "n_ctx_train": 2048}}]}, "a") == 1024
+    assert parse_context_length({"data": [{"id": "a", "meta": None}]}, "a") is None
 
 
 def test_tool_calls_are_put_together_from_their_pieces():
@@ -197,7 +197,7 @@ async def test_what_cannot_be_written_for_a_server_leaves_nothing_open_there():
         upstream = UpstreamReplica(UpstreamConfig(url="http://127.0.0.1:9/v1"), "ours", connections)
         upstream.status.mark_up()
         with pytest.raises(Unsupported):
-            async with upstream.send(TextRequest("r", {"messages": MESSAGES, "sound": True}, 1)):
+            async with upstream.generate(TextRequest("r", {"messages": MESSAGES, "sound": True}, 1)):
                 pass
         assert upstream.open_streams == 0
         assert upstream.status.breaker_state is BreakerState.CLOSED, "it is not the server's fault"

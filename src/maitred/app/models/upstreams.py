@@ -101,10 +101,10 @@ class Upstreams:
     def context_tokens_by_pool(self) -> dict[str, int]:
         """Returns the largest context length of each model, as its servers report it."""
         return {
-            name: server.window_tokens
+            name: server.reported_context_tokens
             for name, servers in self.current.servers.items()
             for server in servers
-            if server.window_tokens is not None
+            if server.reported_context_tokens is not None
         }
 
     async def prepare(self, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> UpstreamModels:
@@ -197,7 +197,7 @@ class Upstreams:
     ) -> "UpstreamReplica":
         here = self.current.servers.get(name, ())
         before = next((server for server in here if server.is_same_server(config)), None)
-        if before is not None and before.settings == (config, model.context_tokens, model.max_choices):
+        if before is not None and before.has_settings(config, model.context_tokens, model.max_choices):
             return before
         return _upstream(config, name, model, connections, health, before)
 

@@ -353,7 +353,7 @@ async def _open_pipeline(
         local_names.rollout_names = update.rollout_names
         for pool, context_tokens in update.context_tokens_by_pool.items():
             for endpoint in endpoints_by_name.get(pool, {}).values():
-                endpoint.replica.window_tokens = context_tokens
+                endpoint.replica.reported_context_tokens = context_tokens
 
     apply_update(snapshot)
     snapshot_feed.listeners.append(apply_update)

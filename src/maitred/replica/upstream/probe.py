@@ -103,7 +103,7 @@ class HealthProbe:
             fields = msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return
-        self._upstream.window_tokens = parse_window(fields, self._upstream.model)
+        self._upstream.reported_context_tokens = parse_context_length(fields, self._upstream.server_model)
 
     async def _fetch_load(self, gauges: LoadGauges) -> ServerLoad:
         """Fetches the load; an empty one if the server's metrics are disabled."""
@@ -112,7 +112,7 @@ class HealthProbe:
         return parse_load(body.decode("utf-8", "replace"), gauges)
 
 
-def parse_window(fields: object, model: str) -> int | None:
+def parse_context_length(fields: object, model: str) -> int | None:
     """Returns the context length of a model from a model list; None if the list does not have it."""
     entries = fields.get("data") if isinstance(fields, dict) else fields
     for entry in entries if isinstance(entries, list) else ():

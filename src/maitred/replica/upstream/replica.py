@@ -20,7 +20,6 @@ from maitred.core.replica import ExternalLoad, LoadReport, ModelCard
 from maitred.core.text_replica import TextRequest
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt
 from maitred.replica.health.config import HealthConfig
-from maitred.replica.health.peers import PoolHealth
 from maitred.replica.http.connection import Response, ResponseBroken
 from maitred.replica.http.pool import ConnectFailed, HostPool, OpenConnections
 from maitred.replica.http.request_head import encode_head, encode_header, encode_request
@@ -35,9 +34,11 @@ from maitred.replica.upstream.request_body import encode_body
 from maitred.replica.upstream.status import UpstreamStatus
 from maitred.replica.upstream.stream import UpstreamStream
 
-UNKNOWN_WINDOW_TOKENS = 1 << 20
+DEFAULT_CONTEXT_TOKENS = 1 << 20
 """Context length if the server does not report it and none is configured."""
-UNKNOWN_VOCABULARY = 1 << 31
+_ASSUMED_MAX_SEQUENCES = 1 << 20
+_ASSUMED_VOCABULARY_SIZE = 1 << 31
+"""Servers do not report their batch size nor that of their vocabulary, so neither may limit a request here."""
 _EMPTY_LOAD_REPORT = LoadReport()
 
 
@@ -114,7 +115,7 @@ class UpstreamCall:
     def _prepare(self) -> tuple[str, bytes]:
         """Returns the path and the encoded body of the request, and creates the parser of its response."""
         upstream, request = self._upstream, self._request
-        parameters, model = upstream.config.parameters, request.model or upstream.model
+        parameters, model = upstream.config.parameters, request.model or upstream.server_model
         if upstream.config.kind == "anthropic":
             self._parser = AnthropicStreamParser(upstream.name)
             return "messages", encode_messages_body(request, model, parameters)
@@ -143,7 +144,7 @@ class UpstreamCall:
                 retry_after_s=1.0,
             ) from None
         except (ConnectFailed, ResponseBroken) as error:
-            raise upstream.on_no_response(error) from None
+            raise upstream.make_no_response_error(error) from None
 
     async def _make_error(self, response: Response) -> MaitredError:
         """Makes the exception for a response that is not an event stream."""
@@ -180,18 +181,17 @@ class UpstreamReplica:
         max_choices: Maximum of `n`.
         connections: Set of open connections, to which the connection pool adds its own.
         health: Settings of the replica's health.
-        peers: Health of the model's pool, to which the server is added.
         previous: Replica of the same server before a change of the configuration; its status is kept.
 
     Attributes:
         name: Name of the server in the ledger and in log messages.
-        model: Name of the model at the server.
+        server_model: Name of the model at the server.
         url: URL of the server's API.
         status: Status of the server: probe results, health and operator's state.
-        window_tokens: Context length that the server has reported; None: it has not reported any.
+        reported_context_tokens: Context length that the server has reported; None: it has not reported any.
         reported_load: Last load that the server has reported.
-        open_streams: Number of open `send` contexts. It is 0 when no request is running.
-        settings: The settings of the replica, to detect a change of the configuration.
+        open_streams: Number of open `generate` contexts. It is 0 when no request is running.
+        trace_attributes: Attributes of the server for traces.
     """
 
     def __init__(
@@ -203,26 +203,25 @@ class UpstreamReplica:
         context_tokens: int | None = None,
         max_choices: int = 128,
         health: HealthConfig | None = None,
-        peers: PoolHealth | None = None,
         previous: "UpstreamReplica | None" = None,
     ) -> None:
         self.config = config
         self.url = UpstreamUrl(config.url)
         self.name = config.name or self.url.host_and_port
         self.dialect = ANTHROPIC_DIALECT if config.kind == "anthropic" else DIALECTS[config.dialect]
-        known = None if previous is None else previous.status
-        self.status: UpstreamStatus = known or UpstreamStatus(self.name, config.probe_every_s, health, peers)
-        self.window_tokens: int | None = None if previous is None else previous.window_tokens
+        previous_status = None if previous is None else previous.status
+        self.status: UpstreamStatus = previous_status or UpstreamStatus(self.name, config.probe_every_s, health)
+        self.reported_context_tokens: int | None = None if previous is None else previous.reported_context_tokens
         self.reported_load = ServerLoad()
         self._load_tracker = ExternalLoadTracker(config.probe_every_s)
         self.open_streams = 0
-        self.model = config.model or model
+        self.server_model = config.model or model
         provider = config.kind if config.kind == "anthropic" else config.dialect
         self.trace_attributes: Mapping[str, str | int] = {
             "provider": provider,
             "host": self.url.host,
             "port": self.url.port,
-            "model": self.model,
+            "model": self.server_model,
         }
         self._static_headers = self._make_static_headers()
         self._request_heads: dict[tuple[str, str], bytes] = {}
@@ -230,7 +229,6 @@ class UpstreamReplica:
         self._configured_context_tokens = context_tokens
         self._card: ModelCard | None = None
         self._max_choices = max_choices
-        self.settings = (config, context_tokens, max_choices)
         tls = None
         if self.url.uses_tls:
             tls = (
@@ -250,36 +248,39 @@ class UpstreamReplica:
             config.dialect,
         )
 
+    def has_settings(self, config: UpstreamConfig, context_tokens: int | None, max_choices: int) -> bool:
+        """Returns whether the replica was made with exactly these settings."""
+        own_settings = (self.config, self._configured_context_tokens, self._max_choices)
+        return own_settings == (config, context_tokens, max_choices)
+
     # --- replica interface ---
 
     def card(self) -> ModelCard:
         """Returns the model card. Implements `core.replica.HasModelCard`."""
         self.status.check()
-        context_tokens = self._configured_context_tokens or self.window_tokens or UNKNOWN_WINDOW_TOKENS
+        context_tokens = self._configured_context_tokens or self.reported_context_tokens or DEFAULT_CONTEXT_TOKENS
         if self._card is None or self._card.context_tokens != context_tokens:
             self._card = self._make_card(context_tokens)
         return self._card
 
-    def _make_card(self, window: int) -> ModelCard:
+    def _make_card(self, context_tokens: int) -> ModelCard:
         return ModelCard(
-            name=self.model,
-            context_tokens=window,
-            vocab_size=UNKNOWN_VOCABULARY,
+            name=self.server_model,
+            context_tokens=context_tokens,
+            vocab_size=_ASSUMED_VOCABULARY_SIZE,
             eos_token_ids=(),
-            max_sequences=UNKNOWN_WINDOW_TOKENS,
-            kv_capacity_tokens=window,
+            max_sequences=_ASSUMED_MAX_SEQUENCES,
+            kv_capacity_tokens=context_tokens,
             max_choices=self._max_choices,
             dtype="",
             device=self.name,
         )
 
-    @property
-    def has_known_window(self) -> bool:
-        """Whether the context length in `card` was configured or reported, not the default."""
-        return (self._configured_context_tokens or self.window_tokens) is not None
-
     def load(self) -> LoadReport:
-        """Returns an empty report, because metrics of upstreams are too old for dispatching."""
+        """Returns an empty report. What the server's metrics say, some seconds late, is in `external_load`.
+
+        Implements `core.replica.ReplicaBase`.
+        """
         return _EMPTY_LOAD_REPORT
 
     def on_load_report(self, load: ServerLoad) -> None:
@@ -296,11 +297,6 @@ class UpstreamReplica:
         return self.open_streams
 
     @property
-    def location(self) -> Mapping[str, str | int]:
-        """Location of the server for traces. Implements `core.text_replica.TextReplica`."""
-        return self.trace_attributes
-
-    @property
     def weight(self) -> float:
         """Weight among the replica's peers, above 0 and up to 1. Implements `core.replica.ReplicaBase`."""
         return self.status.weight
@@ -309,7 +305,7 @@ class UpstreamReplica:
         """Calls `listener` after every change of the server's status. Implements `core.replica.ReplicaBase`."""
         self.status.on_change(listener)
 
-    def send(self, request: TextRequest) -> UpstreamCall:
+    def generate(self, request: TextRequest) -> UpstreamCall:
         """Returns the context manager of one request; entering it sends the request.
 
         Implements `core.text_replica.TextReplica`.
@@ -332,13 +328,13 @@ class UpstreamReplica:
                 self.request_head("GET", path) + b"connection: close\r\n\r\n", reuse=False
             )
         except (ConnectFailed, ResponseBroken) as error:
-            raise self.on_no_response(error) from None
+            raise self.make_no_response_error(error) from None
         try:
             yield response
         finally:
             response.close()
 
-    def on_no_response(self, error: ConnectFailed | ResponseBroken) -> ReplicaUnavailable | ReplicaLost:
+    def make_no_response_error(self, error: ConnectFailed | ResponseBroken) -> ReplicaUnavailable | ReplicaLost:
         """Makes the exception for a request without a response; marks an unreachable server as down."""
         if isinstance(error, ResponseBroken):
             return make_replica_lost(f"it gave no answer ({error})")
