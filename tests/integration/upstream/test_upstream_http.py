@@ -260,7 +260,7 @@ async def test_text_is_poured_while_its_reader_waits_and_the_end_is_read():
         response = await line.send(REQUEST)
         now_s = asyncio.get_running_loop().time()
         times = {
-            "first_part_deadline_s": now_s + WAIT_S,
+            "first_token_deadline_s": now_s + WAIT_S,
             "idle_timeout_s": WAIT_S,
             "deadline_s": now_s + WAIT_S,
         }
@@ -286,7 +286,7 @@ async def test_what_fails_on_the_way_out_is_raised_by_the_reader():
         response = await line.send(REQUEST)
         now_s = asyncio.get_running_loop().time()
         times = {
-            "first_part_deadline_s": now_s + WAIT_S,
+            "first_token_deadline_s": now_s + WAIT_S,
             "idle_timeout_s": WAIT_S,
             "deadline_s": now_s + WAIT_S,
         }

@@ -34,7 +34,9 @@ class HealthMachine(RuleBasedStateMachine):
             ReplicaHealth(name, self.config, lambda: draw, partial(self.away.__contains__, name))
             for name in (f"replica-{number}" for number in range(count))
         ]
-        self.peers = PoolHealth(self.config.outliers, self.members)
+        self.peers = PoolHealth(self.config.outliers)
+        for member in self.members:
+            self.peers.add(member)
         self.now_s = 1_000.0
         self.running = []
 

@@ -16,7 +16,7 @@ from maitred.replica.health.breaker import BreakerState
 from maitred.replica.http.pool import OpenConnections
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import DIALECTS
-from maitred.replica.upstream.errors import ServerError, make_failure, parse_error, parse_retry_after
+from maitred.replica.upstream.errors import ReportedError, make_response_error, parse_error, parse_retry_after
 from maitred.replica.upstream.external_load import ServerLoad, parse_load
 from maitred.replica.upstream.probe import parse_context_length
 from maitred.replica.upstream.replica import UpstreamReplica
@@ -95,12 +95,12 @@ def test_usage_comes_with_every_chunk_where_it_can():
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"error": {"message": "m", "type": "t", "param": "p", "code": "c"}}, ServerError("m", "c", "p")),
-        ({"error": {"message": "m", "type": "t", "code": 400}}, ServerError("m", "t", None, 400)),
-        ({"error": "m", "error_type": "validation"}, ServerError("m", "validation")),
-        ({"object": "error", "message": "m", "type": "t", "code": 404}, ServerError("m", "t", None, 404)),
-        ({"detail": "m"}, ServerError("m")),
-        ({"detail": [{"msg": "m"}]}, ServerError('[{"msg":"m"}]')),
+        ({"error": {"message": "m", "type": "t", "param": "p", "code": "c"}}, ReportedError("m", "c", "p")),
+        ({"error": {"message": "m", "type": "t", "code": 400}}, ReportedError("m", "t", None, 400)),
+        ({"error": "m", "error_type": "validation"}, ReportedError("m", "validation")),
+        ({"object": "error", "message": "m", "type": "t", "code": 404}, ReportedError("m", "t", None, 404)),
+        ({"detail": "m"}, ReportedError("m")),
+        ({"detail": [{"msg": "m"}]}, ReportedError('[{"msg":"m"}]')),
         ({"choices": []}, None),
         ({"error": None, "choices": []}, None),
         ([], None),
@@ -126,7 +126,7 @@ def test_errors_in_every_shape(fields, error):
     ],
 )
 def test_whose_fault_a_status_is(status, kind):
-    failure = make_failure("there", status, ServerError("Key sk-123 has no money."), None)
+    failure = make_response_error("there", status, ReportedError("Key sk-123 has no money."), None)
     assert type(failure) is kind
     assert ("sk-123" in failure.message) == (kind is InvalidRequest)
 
@@ -137,11 +137,11 @@ def test_a_prompt_that_is_too_long_is_called_so():
         "the request exceeds the available context size",
         "max_tokens=5000 cannot be greater than max_model_len=1024.",
     ):
-        assert type(make_failure("there", 400, ServerError(message), None)) is ContextLengthExceeded
+        assert type(make_response_error("there", 400, ReportedError(message), None)) is ContextLengthExceeded
 
 
 def test_when_to_come_back():
-    assert make_failure("there", 429, None, 7.5).retry_after_s == 7.5
+    assert make_response_error("there", 429, None, 7.5).retry_after_s == 7.5
     assert parse_retry_after("1500", "9") == 1.5
     assert parse_retry_after(None, "9") == 9
     assert parse_retry_after("nan", "Wed, 21 Oct 2026 07:28:00 GMT") is None

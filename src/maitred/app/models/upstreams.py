@@ -86,7 +86,7 @@ class Upstreams:
         self._connections: OpenConnections | None = None
         self._probes = probes
         self._stack = stack
-        self._peers: dict[str, PoolHealth] = {}
+        self._pool_health: dict[str, PoolHealth] = {}
         self._tokenizers: dict[str, str | None] = {}
 
     @property
@@ -144,7 +144,8 @@ class Upstreams:
         unseen = [server for server in served.all() if server.status not in known]
         if unseen:
             looks = [
-                asyncio.create_task(HealthProbe(server).check(), name=f"look at {server.name}") for server in unseen
+                asyncio.create_task(HealthProbe(server).probe_once(), name=f"look at {server.name}")
+                for server in unseen
             ]
             _, late = await asyncio.wait(looks, timeout=_FIRST_LOOK_S)
             for look in late:
@@ -157,13 +158,15 @@ class Upstreams:
         staying = {server.status for server in served.all()}
         for server in self.current.all():
             if server.status not in staying:
-                server.status.join_pool(PoolHealth(health.outliers, []))  # its health is not compared any more
+                server.status.join_pool(PoolHealth(health.outliers))  # its health is not compared any more
         self.current = served
         self._tokenizers = {name: config.tokenizer for name, config in configs.items()}
-        self._peers = {name: self._peers.get(name) or PoolHealth(health.outliers, []) for name in served.servers}
+        self._pool_health = {
+            name: self._pool_health.get(name) or PoolHealth(health.outliers) for name in served.servers
+        }
         for name, servers in served.servers.items():
             for server in servers:
-                server.status.join_pool(self._peers[name])
+                server.status.join_pool(self._pool_health[name])
                 server.status.reconfigure(server.config.probe_every_s, health)
         self._probes.begin(served.all())
 

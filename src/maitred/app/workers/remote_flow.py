@@ -544,14 +544,14 @@ class RemoteUpstreamStatus(UpstreamStatus):
     The outcome is recorded at the current admission, which sends it to the controller.
     """
 
-    def check(self) -> None:
+    def raise_if_unavailable(self) -> None:
         """Does nothing: the controller checks the status before it dispatches a request."""
 
     def start_attempt(self) -> BreakerAttempt:
         """Returns a dummy attempt: the controller has the circuit breaker."""
         return BreakerAttempt(0, is_trial=False, started_s=0.0)
 
-    def on_first_part(self, attempt: BreakerAttempt) -> None:
+    def on_first_token(self, attempt: BreakerAttempt) -> None:
         """Does nothing: the admission tells the controller of the first token."""
 
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:

@@ -126,7 +126,7 @@ class WorkerRequest:
             self._entry.on_first_token()
             if self._upstream_attempt is not None:
                 upstream, attempt = self._upstream_attempt
-                upstream.status.on_first_part(attempt)
+                upstream.status.on_first_token(attempt)
         self._entry.charge_tokens(
             prompt_tokens=tokens_used.prompt_tokens,
             cached_tokens=tokens_used.cached_tokens,

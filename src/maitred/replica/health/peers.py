@@ -1,7 +1,6 @@
 """Health of a pool: ejects outliers, and ignores ejections if no other replica is available."""
 
 import math
-from collections.abc import Iterable
 
 from maitred.replica.health.breaker import BreakerAttempt, BreakerState
 from maitred.replica.health.config import OutlierConfig
@@ -18,12 +17,11 @@ class PoolHealth:
 
     Args:
         config: The settings.
-        members: The replicas of the pool.
     """
 
-    def __init__(self, config: OutlierConfig, members: Iterable[ReplicaHealth]) -> None:
+    def __init__(self, config: OutlierConfig) -> None:
         self._config = config
-        self._replicas = {member.name: member for member in members}
+        self._replicas: dict[str, ReplicaHealth] = {}
         self._next_comparison_s = float("-inf")
 
     def reconfigure(self, config: OutlierConfig) -> None:

@@ -9,7 +9,7 @@ from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason
 from maitred.core.text_replica import TextBatch, TextRequest
-from maitred.replica.upstream.errors import ServerError, make_failure
+from maitred.replica.upstream.errors import ReportedError, make_response_error
 from maitred.replica.upstream.openai_stream import MAX_EVENT_BYTES, make_replica_lost
 from maitred.wire.anthropic.answer import AnswerBroken, AnswerDelta, AnswerFailed, MessagesStreamParser
 from maitred.wire.anthropic.outbound import to_messages
@@ -70,7 +70,9 @@ class AnthropicStreamParser:
         except AnswerFailed as failure:
             if self.has_begun or deltas:
                 raise make_replica_lost(f"it reported an error: {str(failure)[:200]}") from None
-            raise make_failure(self._server, failure.status, ServerError(failure.message, failure.kind), None) from None
+            raise make_response_error(
+                self._server, failure.status, ReportedError(failure.message, failure.kind), None
+            ) from None
         self.has_begun = self.has_begun or bool(deltas)
         self.is_complete = self._parser.is_complete
         return (

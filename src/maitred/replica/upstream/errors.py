@@ -32,7 +32,7 @@ _CONTEXT_LENGTH_PHRASES = (
 )
 
 
-class ServerError(msgspec.Struct, frozen=True):
+class ReportedError(msgspec.Struct, frozen=True):
     """Error that a server reported, parsed from any of the known formats."""
 
     message: str = ""
@@ -42,7 +42,7 @@ class ServerError(msgspec.Struct, frozen=True):
     """HTTP status in the error object, needed if the HTTP status of the response was 200."""
 
 
-def parse_error(fields: Any) -> ServerError | None:  # noqa: ANN401 - whatever JSON can be
+def parse_error(fields: Any) -> ReportedError | None:  # noqa: ANN401 - whatever JSON can be
     """Returns the error in a decoded body or event; None if there is none.
 
     The formats are ``{"error": {"message", "type", "param", "code"}}`` (OpenAI and most others), ``{"error": text,
@@ -53,20 +53,20 @@ def parse_error(fields: Any) -> ServerError | None:  # noqa: ANN401 - whatever J
         case {"error": dict() as inner}:
             return _parse_error_object(inner)
         case {"error": str() as text}:
-            return ServerError(text, str(fields.get("error_type") or ""))
+            return ReportedError(text, str(fields.get("error_type") or ""))
         case {"object": "error"}:
             return _parse_error_object(fields)
         case {"detail": detail}:
-            return ServerError(detail if isinstance(detail, str) else msgspec.json.encode(detail).decode())
+            return ReportedError(detail if isinstance(detail, str) else msgspec.json.encode(detail).decode())
         case {"error": inner} if inner:
-            return ServerError(str(inner))
+            return ReportedError(str(inner))
     return None
 
 
-def _parse_error_object(fields: dict[str, object]) -> ServerError:
+def _parse_error_object(fields: dict[str, object]) -> ReportedError:
     code, error_type, param = fields.get("code"), fields.get("type"), fields.get("param")
     status = code if isinstance(code, int) and 400 <= code < 600 else None
-    return ServerError(
+    return ReportedError(
         str(fields.get("message") or ""),
         str(error_type if status is not None or code is None else code),
         param if isinstance(param, str) else None,
@@ -74,7 +74,9 @@ def _parse_error_object(fields: dict[str, object]) -> ServerError:
     )
 
 
-def make_failure(server: str, status: int, error: ServerError | None, retry_after_s: float | None) -> MaitredError:
+def make_response_error(
+    server: str, status: int, error: ReportedError | None, retry_after_s: float | None
+) -> MaitredError:
     """Makes the exception for a server's error response.
 
     Args:
@@ -106,7 +108,7 @@ def make_failure(server: str, status: int, error: ServerError | None, retry_afte
     return ReplicaLost()
 
 
-def _request_error_class(error: ServerError) -> type[InvalidRequest]:
+def _request_error_class(error: ReportedError) -> type[InvalidRequest]:
     """Returns the exception class for an invalid request."""
     text = f"{error.code} {error.message}".lower()
     if any(phrase in text for phrase in _CONTEXT_LENGTH_PHRASES):

@@ -25,7 +25,7 @@ from maitred.replica.upstream.chunk import (
     parse_scores,
 )
 from maitred.replica.upstream.dialects import UpstreamDialect
-from maitred.replica.upstream.errors import ServerError, make_failure, parse_error
+from maitred.replica.upstream.errors import ReportedError, make_response_error, parse_error
 from maitred.wire.sse import SSESplitter
 
 MAX_EVENT_BYTES = 8 << 20
@@ -291,14 +291,14 @@ class OpenAIStreamParser:
         if error is not None:
             raise self._make_error(error)
 
-    def _make_error(self, error: ServerError) -> MaitredError:
+    def _make_error(self, error: ReportedError) -> MaitredError:
         """Makes the exception for an error event.
 
         An error after the first output is always ReplicaLost, because the request was valid.
         """
         if self.has_begun:
             return make_replica_lost(f"it reported an error: {error.message[:200]}")
-        return make_failure(self._server_name, error.status or 502, error, None)
+        return make_response_error(self._server_name, error.status or 502, error, None)
 
 
 def _merge_usages(usages: Sequence[Usage], samples: int) -> Usage:

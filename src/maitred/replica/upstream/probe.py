@@ -47,12 +47,12 @@ class HealthProbe:
         """Probes the server at its interval until the task is cancelled."""
         config, upstream_status = self._upstream.config, self._upstream.status
         while True:
-            await self.check()
+            await self.probe_once()
             await asyncio.sleep(
                 config.probe_every_s if upstream_status.is_up else min(config.probe_every_s, _DOWN_INTERVAL_S)
             )
 
-    async def check(self) -> None:
+    async def probe_once(self) -> None:
         """Probes the server once and updates the upstream's status and load."""
         upstream = self._upstream
         upstream_status, was_up, reason = upstream.status, upstream.status.is_up, upstream.status.reason

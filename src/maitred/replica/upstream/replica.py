@@ -27,7 +27,7 @@ from maitred.replica.upstream.address import UpstreamUrl
 from maitred.replica.upstream.anthropic import AnthropicStreamParser, encode_messages_body
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT, DIALECTS
-from maitred.replica.upstream.errors import make_failure, parse_error, parse_retry_after
+from maitred.replica.upstream.errors import make_response_error, parse_error, parse_retry_after
 from maitred.replica.upstream.external_load import ExternalLoadTracker, ServerLoad
 from maitred.replica.upstream.openai_stream import OpenAIStreamParser, StreamParser, failure_details, make_replica_lost
 from maitred.replica.upstream.request_body import encode_body
@@ -82,10 +82,10 @@ class UpstreamCall:
             self._stream = UpstreamStream(
                 response,
                 self._parser,
-                first_part_deadline_s=first_token_deadline_s,
+                first_token_deadline_s=first_token_deadline_s,
                 idle_timeout_s=config.idle_timeout_s,
                 deadline_s=deadline_s,
-                on_first_part=partial(upstream.status.on_first_part, attempt),
+                on_first_token=partial(upstream.status.on_first_token, attempt),
             )
         except BaseException as error:
             self._record_outcome(error)
@@ -124,7 +124,7 @@ class UpstreamCall:
         path = "chat/completions" if request.chat else "completions"
         return path, encode_body(request, upstream.dialect, model, parameters)
 
-    async def _send(self, path: str, body: bytes, first_part_deadline_s: float) -> Response:
+    async def _send(self, path: str, body: bytes, first_token_deadline_s: float) -> Response:
         """Sends the request, waits for the response head and returns the response."""
         upstream, request = self._upstream, self._request
         header_lines = [encode_header("x-request-id", request.id)]
@@ -133,7 +133,7 @@ class UpstreamCall:
         try:
             return await upstream.connection_pool.send(
                 encode_request(upstream.request_head("POST", path), header_lines, body),
-                deadline_s=first_part_deadline_s,
+                deadline_s=first_token_deadline_s,
             )
         except TimeoutError:
             log.warning(
@@ -162,9 +162,9 @@ class UpstreamCall:
             retry_headers = [
                 headers.get(header, b"").decode("latin-1") for header in (b"retry-after-ms", b"retry-after")
             ]
-            return make_failure(name, response.status, error, parse_retry_after(*retry_headers))
+            return make_response_error(name, response.status, error, parse_retry_after(*retry_headers))
         if error is not None:
-            return make_failure(name, error.status or 502, error, None)
+            return make_response_error(name, error.status or 502, error, None)
         if not body:
             return make_replica_lost("it sent nothing")
         media_type = _media_type(headers.get(b"content-type", b"")).decode("latin-1")
@@ -257,7 +257,7 @@ class UpstreamReplica:
 
     def card(self) -> ModelCard:
         """Returns the model card. Implements `core.replica.HasModelCard`."""
-        self.status.check()
+        self.status.raise_if_unavailable()
         context_tokens = self._configured_context_tokens or self.reported_context_tokens or DEFAULT_CONTEXT_TOKENS
         if self._card is None or self._card.context_tokens != context_tokens:
             self._card = self._make_card(context_tokens)

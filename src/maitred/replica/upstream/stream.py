@@ -26,10 +26,10 @@ class UpstreamStream:
     Args:
         response: Response whose head was read and whose body is an event stream.
         parser: Parser of the body.
-        first_part_deadline_s: Deadline of the first batch, by the clock of the event loop.
+        first_token_deadline_s: Deadline of the first batch, by the clock of the event loop.
         idle_timeout_s: Maximum time between two reads of data after the first batch.
         deadline_s: Deadline of the whole response, by the clock of the event loop.
-        on_first_part: Called when the first batch was parsed.
+        on_first_token: Called when the first batch was parsed.
     """
 
     def __init__(
@@ -37,17 +37,17 @@ class UpstreamStream:
         response: Response,
         parser: StreamParser,
         *,
-        first_part_deadline_s: float,
+        first_token_deadline_s: float,
         idle_timeout_s: float,
         deadline_s: float,
-        on_first_part: Callable[[], None] = lambda: None,
+        on_first_token: Callable[[], None] = lambda: None,
     ) -> None:
         self._response = response
         self._parser = parser
-        self._first_part_deadline_s = first_part_deadline_s
+        self._first_token_deadline_s = first_token_deadline_s
         self._idle_timeout_s = idle_timeout_s
         self._deadline_s = deadline_s
-        self._on_first_part: Callable[[], None] | None = on_first_part
+        self._on_first_token: Callable[[], None] | None = on_first_token
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[TextBatch | None] | None = None
         """Future on which the reader waits; None: no reader is waiting."""
@@ -135,9 +135,9 @@ class UpstreamStream:
                 parser.on_end()
             elif response.failure is not None:
                 raise make_replica_lost(f"the connection broke ({response.failure})")
-        elif self._on_first_part is not None:
-            self._on_first_part()
-            self._on_first_part = None
+        elif self._on_first_token is not None:
+            self._on_first_token()
+            self._on_first_token = None
             self._stop_timer()  # the next wait may have an earlier deadline
         return batch
 
@@ -146,7 +146,7 @@ class UpstreamStream:
         return (
             min(wait_started_s + self._idle_timeout_s, self._deadline_s)
             if self._parser.has_begun
-            else self._first_part_deadline_s
+            else self._first_token_deadline_s
         )
 
     def _check_timeout(self) -> None:

@@ -110,7 +110,10 @@ def test_who_is_absent_gets_nothing_and_comes_back_as_it_was():
 
 def pool(*names):
     members = [fresh(name) for name in names]
-    return PoolHealth(CONFIG.outliers, members), members
+    peers = PoolHealth(CONFIG.outliers)
+    for member in members:
+        peers.add(member)
+    return peers, members
 
 
 def test_who_is_slower_than_the_others_is_left_out_and_comes_back_slowly():
