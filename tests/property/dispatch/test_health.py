@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from maitred.replica.health.breaker import AttemptOutcome, BreakerState
 from maitred.replica.health.config import BreakerConfig, HealthConfig, OutlierConfig
-from maitred.replica.health.health import ReplicaHealth, slow_start_weight
-from maitred.replica.health.peers import PoolHealth
+from maitred.replica.health.pool import PoolHealth
+from maitred.replica.health.replica import ReplicaHealth, slow_start_weight
 
 NUMBERS = st.integers(0, 4)
 
@@ -52,7 +52,7 @@ class HealthMachine(RuleBasedStateMachine):
         member = self.member(number)
         verdict = self.peers.availabilities(self.now_s)[member.name]
         attempt = self.peers.start_attempt(member.name, self.now_s)
-        if not member.is_absent:
+        if not member.is_out_of_service:
             assert (attempt is not None) == verdict.is_available
             assert attempt is None or attempt.is_trial == verdict.is_trial
         if attempt is not None:
@@ -74,7 +74,7 @@ class HealthMachine(RuleBasedStateMachine):
     @rule()
     def sweep(self):
         ejected = self.peers.eject_outliers(self.now_s)
-        serving = [member for member in self.members if not member.is_absent]
+        serving = [member for member in self.members if not member.is_out_of_service]
         if ejected:
             assert (
                 sum(each.is_ejected(self.now_s) for each in serving) <= self.config.outliers.share * len(serving) + 1e-9
@@ -103,7 +103,9 @@ class HealthMachine(RuleBasedStateMachine):
             return
         verdicts = self.peers.availabilities(self.now_s)
         works = [
-            member for member in self.members if not member.is_absent and member.breaker.allows_request(self.now_s)
+            member
+            for member in self.members
+            if not member.is_out_of_service and member.breaker.allows_request(self.now_s)
         ]
         assert any(verdict.is_available for verdict in verdicts.values()) == bool(works)
         for verdict in verdicts.values():

@@ -14,7 +14,7 @@ from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.request import AnyEndpoint, Endpoint
 from maitred.observe.metrics.upstreams import UpstreamState
 from maitred.replica.health.config import HealthConfig
-from maitred.replica.health.peers import PoolHealth
+from maitred.replica.health.pool import PoolHealth
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.catalog import TextModel
 from maitred.text.tokenizer import Tokenizer

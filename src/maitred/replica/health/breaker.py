@@ -168,9 +168,9 @@ class CircuitBreaker:
         if self._consecutive_failures >= self._config.max_fails:
             self._open(now_s, f"{self._consecutive_failures} requests failed in a row")
             return True
-        sums = self._window.sums(now_s)
-        if sums.ended >= self._config.least_requests and sums.error_rate >= self._config.error_rate:
-            self._open(now_s, f"{sums.failed} of {sums.ended} requests failed")
+        stats = self._window.stats(now_s)
+        if stats.ended >= self._config.least_requests and stats.error_rate >= self._config.error_rate:
+            self._open(now_s, f"{stats.failed} of {stats.ended} requests failed")
             return True
         return False
 

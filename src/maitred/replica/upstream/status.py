@@ -13,8 +13,8 @@ from maitred.core.errors import ReplicaUnavailable
 from maitred.core.replica import AdminState
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt, BreakerState
 from maitred.replica.health.config import HealthConfig
-from maitred.replica.health.health import ReplicaHealth, slow_start_weight
-from maitred.replica.health.peers import PoolHealth
+from maitred.replica.health.pool import PoolHealth
+from maitred.replica.health.replica import ReplicaHealth, slow_start_weight
 
 
 class UpstreamStatus:

@@ -2,8 +2,8 @@ import pytest
 
 from maitred.replica.health.breaker import AttemptOutcome, BreakerState
 from maitred.replica.health.config import BreakerConfig, HealthConfig, OutlierConfig
-from maitred.replica.health.health import ReplicaHealth
-from maitred.replica.health.peers import PoolHealth
+from maitred.replica.health.pool import PoolHealth
+from maitred.replica.health.replica import ReplicaHealth
 from maitred.replica.health.window import OutcomeWindow
 
 CONFIG = HealthConfig(
@@ -98,7 +98,7 @@ def test_what_was_sent_before_says_nothing_of_after():
     assert health.availability(109.0).is_available
 
 
-def test_who_is_absent_gets_nothing_and_comes_back_as_it_was():
+def test_who_is_out_of_service_gets_nothing_and_comes_back_as_it_was():
     away = []
     health = ReplicaHealth("r", CONFIG, lambda: 0.0, lambda: bool(away))
     away.append(True)
@@ -148,7 +148,7 @@ def test_no_more_than_the_share_is_left_out_the_worst_first():
     send(members[0], AttemptOutcome.SUCCESS, 100.0, times=4, took_s=0.1)
     send(members[1], AttemptOutcome.SUCCESS, 100.0, times=4, took_s=1.0)
     assert peers.eject_outliers(110.0) == ["b"]
-    members[0]._is_absent = lambda: True
+    members[0]._is_out_of_service = lambda: True
     assert peers.in_panic_mode(111.0)
     assert peers.availabilities(111.0)["b"].is_available, "the slow one is better than none"
     assert peers.start_attempt("b", 111.0) is not None
@@ -159,6 +159,6 @@ def test_a_window_forgets():
     window.record_outcome(100.0, failed=True)
     window.record_latency(101.0, 4.0)
     window.record_latency(101.0, 1.0)
-    assert (window.sums(105.0).failed, window.sums(105.0).mean_latency_s) == (1, pytest.approx(2.0))
-    assert (window.sums(110.0).failed, window.sums(110.0).timed) == (0, 2)
-    assert window.sums(111.5).mean_latency_s == 0.0
+    assert (window.stats(105.0).failed, window.stats(105.0).mean_latency_s) == (1, pytest.approx(2.0))
+    assert (window.stats(110.0).failed, window.stats(110.0).latency_count) == (0, 2)
+    assert window.stats(111.5).mean_latency_s == 0.0

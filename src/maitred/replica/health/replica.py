@@ -1,6 +1,6 @@
 """Health of one replica: its circuit breaker, its ejection as an outlier, and its slow start.
 
-    availability: not absent, and allowed by the circuit breaker, and not ejected
+    availability: in service, and allowed by the circuit breaker, and not ejected
     weight: slow start since the breaker closed or the ejection ended, whichever is later
 
 The sender of a request checks `availability`, calls `start_attempt`, then `on_first_token`, then `on_end`.
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt, BreakerState, CircuitBreaker
 from maitred.replica.health.config import HealthConfig
-from maitred.replica.health.window import OutcomeWindow, WindowSums
+from maitred.replica.health.window import OutcomeWindow, WindowStats
 
 _NEVER_S = float("-inf")
 
@@ -39,8 +39,8 @@ class ReplicaHealth:
         name: Name of the replica.
         config: The settings.
         draw: Returns a uniformly distributed random number from [0, 1).
-        is_absent: Returns whether the replica is out of use for a reason other than failed requests: it is down, or
-            drained by an operator.
+        is_out_of_service: Returns whether the replica is out of service for a reason other than failed requests: it
+            is down, or drained by an operator.
 
     Attributes:
         name: Name of the replica.
@@ -49,11 +49,15 @@ class ReplicaHealth:
     """
 
     def __init__(
-        self, name: str, config: HealthConfig, draw: Callable[[], float], is_absent: Callable[[], bool] = lambda: False
+        self,
+        name: str,
+        config: HealthConfig,
+        draw: Callable[[], float],
+        is_out_of_service: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self.ejections = 0
-        self._is_absent = is_absent
+        self._is_out_of_service = is_out_of_service
         self._config = config
         self._outcomes = OutcomeWindow(config.breaker.window_s)
         self.breaker = CircuitBreaker(config.breaker, self._outcomes, draw)
@@ -79,10 +83,10 @@ class ReplicaHealth:
         if (
             breaker.is_closed
             and now_s - max(breaker.closed_since_s, self._ejected_until_s) >= slow_start_s
-            and not self.is_absent
+            and not self.is_out_of_service
         ):
             return _FULLY_AVAILABLE  # the common case
-        reason = "is away." if self.is_absent else self._unavailable_reason(now_s, ignore_ejection)
+        reason = "is away." if self.is_out_of_service else self._unavailable_reason(now_s, ignore_ejection)
         if reason:
             return ReplicaAvailability(False, 0.0, reason=reason)
         if breaker.state(now_s) is BreakerState.HALF_OPEN:
@@ -91,9 +95,9 @@ class ReplicaHealth:
         return ReplicaAvailability(True, slow_start_weight(now_s - recovered_s, slow_start_s, config.slow_start_least))
 
     @property
-    def is_absent(self) -> bool:
-        """Whether the replica is out of use for a reason other than failed requests."""
-        return self._is_absent()
+    def is_out_of_service(self) -> bool:
+        """Whether the replica is out of service for a reason other than failed requests."""
+        return self._is_out_of_service()
 
     def _unavailable_reason(self, now_s: float, ignore_ejection: bool) -> str:
         if not self.breaker.allows_request(now_s):
@@ -113,7 +117,7 @@ class ReplicaHealth:
     def start_attempt(self, now_s: float, *, ignore_ejection: bool = False) -> BreakerAttempt | None:
         """Starts an attempt, which must be passed to `on_end`; returns None if the request may not be sent.
 
-        It ignores `is_absent`: a request that was already dispatched is sent, and fails
+        It ignores `is_out_of_service`: a request that was already dispatched is sent, and fails
         if the replica is down.
         """
         if self.is_ejected(now_s) and not ignore_ejection:
@@ -139,9 +143,9 @@ class ReplicaHealth:
 
     # --- outlier detection; see `PoolHealth` ---
 
-    def recent_sums(self, now_s: float) -> WindowSums:
-        """Returns the sums of the outcome window."""
-        return self._outcomes.sums(now_s)
+    def recent_stats(self, now_s: float) -> WindowStats:
+        """Returns the statistics of the outcome window."""
+        return self._outcomes.stats(now_s)
 
     def eject(self, now_s: float, cause: str) -> None:
         """Ejects the replica; each further ejection lasts longer, up to a limit."""

@@ -4,15 +4,15 @@ import math
 
 from maitred.replica.health.breaker import BreakerAttempt, BreakerState
 from maitred.replica.health.config import OutlierConfig
-from maitred.replica.health.health import ReplicaAvailability, ReplicaHealth
 from maitred.replica.health.outliers import find_outliers
+from maitred.replica.health.replica import ReplicaAvailability, ReplicaHealth
 
 
 class PoolHealth:
     """Health of all replicas of a pool.
 
-    At most `share` of the present replicas is ejected, and at least one replica with a closed breaker remains. If all
-    others fail or go away afterwards, ejections no longer count: a slow answer is better than none (Envoy's panic
+    At most `share` of the replicas in service is ejected, and at least one replica with a closed breaker remains. If
+    all others fail or go away afterwards, ejections no longer count: a slow answer is better than none (Envoy's panic
     mode).
 
     Args:
@@ -53,7 +53,7 @@ class PoolHealth:
     def availabilities(self, now_s: float) -> dict[str, ReplicaAvailability]:
         """Returns the availability of every replica.
 
-        No replica is available only if each one is absent or its breaker allows no request.
+        No replica is available only if each one is out of service or its breaker allows no request.
         """
         in_panic_mode = self.in_panic_mode(now_s)
         return {
@@ -70,17 +70,17 @@ class PoolHealth:
         if now_s < self._next_comparison_s:
             return []
         self._next_comparison_s = now_s + self._config.every_s
-        present = [replica for replica in self._replicas.values() if not replica.is_absent]
+        in_service = [replica for replica in self._replicas.values() if not replica.is_out_of_service]
         candidates = {
             replica.name: replica
-            for replica in present
+            for replica in in_service
             if not replica.is_ejected(now_s) and replica.breaker.state(now_s) is BreakerState.CLOSED
         }
-        max_new_ejections = math.floor(self._config.share * len(present) + 1e-9) - sum(
-            replica.is_ejected(now_s) for replica in present
+        max_new_ejections = math.floor(self._config.share * len(in_service) + 1e-9) - sum(
+            replica.is_ejected(now_s) for replica in in_service
         )
         outliers = find_outliers(
-            {name: replica.recent_sums(now_s) for name, replica in candidates.items()}, self._config
+            {name: replica.recent_stats(now_s) for name, replica in candidates.items()}, self._config
         )
         new_ejections = outliers[: max(0, min(max_new_ejections, len(candidates) - 1))]
         for outlier in new_ejections:
