@@ -75,13 +75,11 @@ class CircuitBreaker:
         is_closed: Whether its state is CLOSED.
         consecutive_openings: Number of openings since the breaker was last closed for `window_s`.
         closed_since_s: Time of the last closing; minus infinity if there was none.
-        cause: Reason for the last opening.
     """
 
     def __init__(self, config: BreakerConfig, window: OutcomeWindow, draw: Callable[[], float]) -> None:
         self.consecutive_openings = 0
         self.closed_since_s = float("-inf")
-        self.cause = ""
         self._window = window
         self._draw = draw
         self.reconfigure(config)
@@ -152,7 +150,7 @@ class CircuitBreaker:
             if outcome is AttemptOutcome.SUCCESS:
                 self._close(now_s)
             elif outcome is AttemptOutcome.FAILURE:
-                self._open(now_s, "its probe failed")
+                self._open(now_s)
                 return True
         elif attempt._epoch == self._epoch and self.is_closed:
             return self._count_outcome(outcome, now_s)
@@ -166,19 +164,18 @@ class CircuitBreaker:
             return False
         self._consecutive_failures += 1
         if self._consecutive_failures >= self._config.max_fails:
-            self._open(now_s, f"{self._consecutive_failures} requests failed in a row")
+            self._open(now_s)
             return True
         stats = self._window.stats(now_s)
         if stats.ended >= self._config.least_requests and stats.error_rate >= self._config.error_rate:
-            self._open(now_s, f"{stats.failed} of {stats.ended} requests failed")
+            self._open(now_s)
             return True
         return False
 
-    def _open(self, now_s: float, cause: str) -> None:
+    def _open(self, now_s: float) -> None:
         if self.is_closed and now_s - self.closed_since_s >= self._config.window_s:
             self.consecutive_openings = 0
         self.consecutive_openings += 1
-        self.cause = cause
         self.is_closed = False
         self._epoch += 1
         self._open_until_s = now_s + self._draw() * self._backoff.after(self.consecutive_openings)

@@ -28,9 +28,6 @@ class PoolHealth:
         """Applies new settings, which take effect at the next comparison."""
         self._config = config
 
-    def __getitem__(self, name: str) -> ReplicaHealth:
-        return self._replicas[name]
-
     def add(self, member: ReplicaHealth) -> None:
         """Adds a replica to the pool."""
         self._replicas[member.name] = member
@@ -44,21 +41,14 @@ class PoolHealth:
         return not any(member.availability(now_s).is_available for member in self._replicas.values())
 
     def availability(self, name: str, now_s: float) -> ReplicaAvailability:
-        """Returns the availability of one replica, with panic mode taken into account."""
+        """Returns the availability of one replica, with panic mode taken into account.
+
+        No replica of the pool is available only if each one is out of service or its breaker allows no request.
+        """
         availability = self._replicas[name].availability(now_s)
         if availability.is_available or not self.in_panic_mode(now_s):
             return availability
         return self._replicas[name].availability(now_s, ignore_ejection=True)
-
-    def availabilities(self, now_s: float) -> dict[str, ReplicaAvailability]:
-        """Returns the availability of every replica.
-
-        No replica is available only if each one is out of service or its breaker allows no request.
-        """
-        in_panic_mode = self.in_panic_mode(now_s)
-        return {
-            name: member.availability(now_s, ignore_ejection=in_panic_mode) for name, member in self._replicas.items()
-        }
 
     def start_attempt(self, name: str, now_s: float) -> BreakerAttempt | None:
         """Starts an attempt at one replica (see `ReplicaHealth.start_attempt`); applies panic mode."""
@@ -83,9 +73,9 @@ class PoolHealth:
             {name: replica.recent_stats(now_s) for name, replica in candidates.items()}, self._config
         )
         new_ejections = outliers[: max(0, min(max_new_ejections, len(candidates) - 1))]
-        for outlier in new_ejections:
-            candidates[outlier.name].eject(now_s, outlier.reason)
+        for name in new_ejections:
+            candidates[name].eject(now_s)
         for member in candidates.values():
-            if all(member.name != outlier.name for outlier in outliers):
+            if member.name not in outliers:
                 member.forgive_ejection()
-        return [outlier.name for outlier in new_ejections]
+        return new_ejections

@@ -25,11 +25,10 @@ class ReplicaAvailability(Struct, frozen=True):
     """Weight in [0, 1]; it is 0 if and only if the replica is not available."""
     is_trial: bool = False
     """Whether the next request is the trial of the half-open circuit breaker."""
-    reason: str = ""
-    """Why it is not available: the rest of a sentence that starts with the replica's name; else empty."""
 
 
 _FULLY_AVAILABLE = ReplicaAvailability(True, 1.0)
+_UNAVAILABLE = ReplicaAvailability(False, 0.0)
 
 
 class ReplicaHealth:
@@ -62,7 +61,6 @@ class ReplicaHealth:
         self._outcomes = OutcomeWindow(config.breaker.window_s)
         self.breaker = CircuitBreaker(config.breaker, self._outcomes, draw)
         self._ejected_until_s = _NEVER_S
-        self._ejection_cause = ""
 
     def reconfigure(self, config: HealthConfig) -> None:
         """Applies new settings; the recorded outcomes are kept."""
@@ -86,9 +84,10 @@ class ReplicaHealth:
             and not self.is_out_of_service
         ):
             return _FULLY_AVAILABLE  # the common case
-        reason = "is away." if self.is_out_of_service else self._unavailable_reason(now_s, ignore_ejection)
-        if reason:
-            return ReplicaAvailability(False, 0.0, reason=reason)
+        if self.is_out_of_service or not breaker.allows_request(now_s):
+            return _UNAVAILABLE
+        if self.is_ejected(now_s) and not ignore_ejection:
+            return _UNAVAILABLE
         if breaker.state(now_s) is BreakerState.HALF_OPEN:
             return ReplicaAvailability(True, config.slow_start_least, is_trial=True)
         recovered_s = max(breaker.closed_since_s, min(self._ejected_until_s, now_s))
@@ -99,15 +98,6 @@ class ReplicaHealth:
         """Whether the replica is out of service for a reason other than failed requests."""
         return self._is_out_of_service()
 
-    def _unavailable_reason(self, now_s: float, ignore_ejection: bool) -> str:
-        if not self.breaker.allows_request(now_s):
-            if remaining_s := self.breaker.remaining_s(now_s):
-                return f"is left alone for {remaining_s:.1f} s more, because {self.breaker.cause}."
-            return f"is being tried with one request, because {self.breaker.cause}."
-        if self.is_ejected(now_s) and not ignore_ejection:
-            return f"is left out for {self._ejected_until_s - now_s:.1f} s more, because {self._ejection_cause}."
-        return ""
-
     def is_ejected(self, now_s: float) -> bool:
         """Returns whether the replica is ejected as an outlier."""
         return now_s < self._ejected_until_s
@@ -117,24 +107,16 @@ class ReplicaHealth:
     def start_attempt(self, now_s: float, *, ignore_ejection: bool = False) -> BreakerAttempt | None:
         """Starts an attempt, which must be passed to `on_end`; returns None if the request may not be sent.
 
-        It ignores `is_out_of_service`: a request that was already dispatched is sent, and fails
-        if the replica is down.
+        It ignores `is_out_of_service`: a request that was already dispatched is sent, and fails if the replica is down.
         """
         if self.is_ejected(now_s) and not ignore_ejection:
             return None
         return self.breaker.start_attempt(now_s)
 
-    def on_first_token(self, attempt: BreakerAttempt, now_s: float, *, expected_s: float = 1.0) -> None:
-        """Records the first token of an attempt, and its latency.
-
-        Args:
-            attempt: The attempt.
-            now_s: Now.
-            expected_s: Predicted time to first token, by which the latency is divided. With the ratio, a replica that
-                gets longer prompts does not look slow.
-        """
+    def on_first_token(self, attempt: BreakerAttempt, now_s: float) -> None:
+        """Records the first token of an attempt, and its latency."""
         if not attempt.has_ended:
-            self._outcomes.record_latency(now_s, (now_s - attempt.started_s) / expected_s)
+            self._outcomes.record_latency(now_s, now_s - attempt.started_s)
             self.breaker.on_first_token(attempt, now_s)
 
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome, now_s: float) -> None:
@@ -147,12 +129,11 @@ class ReplicaHealth:
         """Returns the statistics of the outcome window."""
         return self._outcomes.stats(now_s)
 
-    def eject(self, now_s: float, cause: str) -> None:
+    def eject(self, now_s: float) -> None:
         """Ejects the replica; each further ejection lasts longer, up to a limit."""
         outliers = self._config.outliers
         self.ejections += 1
         self._ejected_until_s = now_s + min(outliers.base_s * self.ejections, outliers.most_s)
-        self._ejection_cause = cause
         self._outcomes.clear()  # after the ejection, only new outcomes count
 
     def forgive_ejection(self) -> None:
