@@ -160,7 +160,7 @@ async def under_test(running: Running, abilities: Sequence[ServerCapability]) ->
 
         async def load() -> float | None:
             await probe.probe_once()
-            return upstream.reported_load.running
+            return upstream.scraped_load.running
 
         async def kill() -> None:
             await asyncio.to_thread(running.kill)

@@ -49,7 +49,7 @@ async def shares(said, peers_say, reports):
                 return floor.reports.trust(station, asyncio.get_running_loop().time())
 
             await system.wait_until(
-                lambda: all(each.reported_load.waiting is not None for each in system.model.replicas)
+                lambda: all(each.scraped_load.waiting is not None for each in system.model.replicas)
             )
             await system.wait_until(lambda: trust() < 0.01 or reports is NEVER_OLD)
             for _ in range(ROUNDS):

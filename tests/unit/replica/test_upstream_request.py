@@ -17,7 +17,7 @@ from maitred.replica.http.pool import OpenConnections
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import DIALECTS
 from maitred.replica.upstream.errors import ReportedError, make_response_error, parse_error, parse_retry_after
-from maitred.replica.upstream.external_load import ServerLoad, parse_load
+from maitred.replica.upstream.external_load import ScrapedLoad, parse_load
 from maitred.replica.upstream.probe import parse_context_length
 from maitred.replica.upstream.replica import UpstreamReplica
 from maitred.replica.upstream.request_body import encode_body
@@ -188,8 +188,8 @@ vllm:kv_cache_usage_perc{engine="1"} 0.5
 vllm:gpu_cache_usage_perc NaN
 """
     gauges = DIALECTS["vllm"].load_gauges
-    assert parse_load(page, gauges) == ServerLoad(5.0, 7.0, 0.5)
-    assert parse_load("vllm:num_requests_running\nvllm:num_requests_waiting oops", gauges) == ServerLoad()
+    assert parse_load(page, gauges) == ScrapedLoad(5.0, 7.0, 0.5)
+    assert parse_load("vllm:num_requests_running\nvllm:num_requests_waiting oops", gauges) == ScrapedLoad()
 
 
 async def test_what_cannot_be_written_for_a_server_leaves_nothing_open_there():

@@ -180,9 +180,9 @@ class Upstreams:
             (name, server.name): UpstreamState(
                 server.status.is_up,
                 server.open_streams,
-                server.reported_load.running,
-                server.reported_load.waiting,
-                server.reported_load.kv_usage,
+                server.scraped_load.running,
+                server.scraped_load.waiting,
+                server.scraped_load.kv_usage,
                 server.status.breaker_state,
                 server.weight,
             )

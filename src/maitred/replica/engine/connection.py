@@ -170,7 +170,7 @@ class EngineConnection(asyncio.Protocol):
         self._write(frame)
         return stream
 
-    def set_asleep(self, *, asleep: bool) -> None:
+    def request_asleep(self, *, asleep: bool) -> None:
         """Tells the engine to sleep when it is idle, or to wake up; `load` shows when it has done so."""
         self._write(encode_frame(SleepCommand(asleep)))
 

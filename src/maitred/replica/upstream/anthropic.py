@@ -9,8 +9,8 @@ from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason
 from maitred.core.text_replica import TextBatch, TextRequest
-from maitred.replica.upstream.errors import ReportedError, make_response_error
-from maitred.replica.upstream.openai_stream import MAX_EVENT_BYTES, make_replica_lost
+from maitred.replica.upstream.errors import ReportedError, make_replica_lost, make_response_error
+from maitred.replica.upstream.openai_stream import MAX_EVENT_BYTES
 from maitred.wire.anthropic.answer import AnswerBroken, AnswerDelta, AnswerFailed, MessagesStreamParser
 from maitred.wire.anthropic.outbound import to_messages
 from maitred.wire.openai.requests import ChatRequest
@@ -33,7 +33,7 @@ def encode_messages_body(request: TextRequest, model: str, parameters: Mapping[s
 
 
 class AnthropicStreamParser:
-    """Parser of one stream of the Messages API. Implements `StreamParser` of `maitred.replica.upstream.openai_stream`.
+    """Parser of one stream of the Messages API. Implements `StreamParser` of `maitred.replica.upstream.stream`.
 
     Args:
         server: Name of the server, for log messages.

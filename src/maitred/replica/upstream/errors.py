@@ -6,6 +6,7 @@ of any other error is only logged, because it may reveal accounts or machines.
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -126,3 +127,16 @@ def parse_retry_after(retry_after_ms: str | None, retry_after: str | None) -> fl
         if math.isfinite(seconds) and seconds >= 0:
             return seconds
     return None
+
+
+def make_replica_lost(reason: str, error_class: type[ReplicaLost] = ReplicaLost) -> ReplicaLost:
+    """Makes a ReplicaLost error; the reason is a note, which is logged but not shown to the caller."""
+    failure = error_class()
+    failure.add_note(reason)
+    return failure
+
+
+def failure_details(failure: BaseException) -> str:
+    """Returns the notes of an exception, or else its message, for log messages."""
+    notes: Sequence[str] = getattr(failure, "__notes__", ())
+    return "; ".join(notes) or str(failure)

@@ -15,8 +15,8 @@ import msgspec
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.replica.http.connection import ResponseBroken
 from maitred.replica.upstream.dialects import LoadGauges
-from maitred.replica.upstream.external_load import ServerLoad, parse_load
-from maitred.replica.upstream.openai_stream import failure_details
+from maitred.replica.upstream.errors import failure_details
+from maitred.replica.upstream.external_load import ScrapedLoad, parse_load
 from maitred.replica.upstream.replica import UpstreamReplica
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class HealthProbe:
         failures = (TimeoutError, ReplicaUnavailable, ReplicaLost, ResponseBroken)
         with suppress(*failures):
             async with asyncio.timeout(min(config.probe_timeout_s, config.probe_every_s)):
-                self._upstream.on_load_report(await self._fetch_load(gauges))
+                self._upstream.on_load_scraped(await self._fetch_load(gauges))
 
     async def _fetch_context_length(self) -> None:
         """Fetches the context length from the model list. It is no error if the list does not have it."""
@@ -105,7 +105,7 @@ class HealthProbe:
             return
         self._upstream.reported_context_tokens = parse_context_length(fields, self._upstream.server_model)
 
-    async def _fetch_load(self, gauges: LoadGauges) -> ServerLoad:
+    async def _fetch_load(self, gauges: LoadGauges) -> ScrapedLoad:
         """Fetches the load; an empty one if the server's metrics are disabled."""
         async with self._upstream.get(gauges.path) as response:
             body = await response.read_body(_MAX_BODY_BYTES) if response.status == 200 else b""

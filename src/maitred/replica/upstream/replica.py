@@ -21,18 +21,24 @@ from maitred.core.text_replica import TextRequest
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt
 from maitred.replica.health.config import HealthConfig
 from maitred.replica.http.connection import Response, ResponseBroken
-from maitred.replica.http.pool import ConnectFailed, HostPool, OpenConnections
+from maitred.replica.http.pool import ConnectFailed, HttpConnectionPool, OpenConnections
 from maitred.replica.http.request_head import encode_head, encode_header, encode_request
-from maitred.replica.upstream.address import UpstreamUrl
 from maitred.replica.upstream.anthropic import AnthropicStreamParser, encode_messages_body
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT, DIALECTS
-from maitred.replica.upstream.errors import make_response_error, parse_error, parse_retry_after
-from maitred.replica.upstream.external_load import ExternalLoadTracker, ServerLoad
-from maitred.replica.upstream.openai_stream import OpenAIStreamParser, StreamParser, failure_details, make_replica_lost
+from maitred.replica.upstream.errors import (
+    failure_details,
+    make_replica_lost,
+    make_response_error,
+    parse_error,
+    parse_retry_after,
+)
+from maitred.replica.upstream.external_load import ExternalLoadTracker, ScrapedLoad
+from maitred.replica.upstream.openai_stream import OpenAIStreamParser
 from maitred.replica.upstream.request_body import encode_body
 from maitred.replica.upstream.status import UpstreamStatus
-from maitred.replica.upstream.stream import UpstreamStream
+from maitred.replica.upstream.stream import StreamParser, UpstreamStream
+from maitred.replica.upstream.url import UpstreamUrl
 
 DEFAULT_CONTEXT_TOKENS = 1 << 20
 """Context length if the server does not report it and none is configured."""
@@ -119,8 +125,8 @@ class UpstreamCall:
         if upstream.config.kind == "anthropic":
             self._parser = AnthropicStreamParser(upstream.name)
             return "messages", encode_messages_body(request, model, parameters)
-        samples = int(request.fields.get("n") or 1)
-        self._parser = OpenAIStreamParser(upstream.name, request.choices, upstream.dialect, samples)
+        choices_per_prompt = int(request.fields.get("n") or 1)
+        self._parser = OpenAIStreamParser(upstream.name, request.choices, upstream.dialect, choices_per_prompt)
         path = "chat/completions" if request.chat else "completions"
         return path, encode_body(request, upstream.dialect, model, parameters)
 
@@ -189,7 +195,7 @@ class UpstreamReplica:
         url: URL of the server's API.
         status: Status of the server: probe results, health and operator's state.
         reported_context_tokens: Context length that the server has reported; None: it has not reported any.
-        reported_load: Last load that the server has reported.
+        scraped_load: Load as of the last scrape of the server's metrics.
         open_streams: Number of open `generate` contexts. It is 0 when no request is running.
         trace_attributes: Attributes of the server for traces.
     """
@@ -212,7 +218,7 @@ class UpstreamReplica:
         previous_status = None if previous is None else previous.status
         self.status: UpstreamStatus = previous_status or UpstreamStatus(self.name, config.probe_every_s, health)
         self.reported_context_tokens: int | None = None if previous is None else previous.reported_context_tokens
-        self.reported_load = ServerLoad()
+        self.scraped_load = ScrapedLoad()
         self._load_tracker = ExternalLoadTracker(config.probe_every_s)
         self.open_streams = 0
         self.server_model = config.model or model
@@ -236,7 +242,9 @@ class UpstreamReplica:
                 if config.ca_file is None
                 else partial(_return_context, _make_tls_context(config.ca_file))
             )
-        self.connection_pool = HostPool(connections, self.url.host, self.url.port, config.connect_timeout_s, tls)
+        self.connection_pool = HttpConnectionPool(
+            connections, self.url.host, self.url.port, config.connect_timeout_s, tls
+        )
 
     def is_same_server(self, config: UpstreamConfig) -> bool:
         """Returns whether these settings have the same URL, name, kind and dialect as this replica."""
@@ -283,9 +291,9 @@ class UpstreamReplica:
         """
         return _EMPTY_LOAD_REPORT
 
-    def on_load_report(self, load: ServerLoad) -> None:
-        """Records a load report of the server."""
-        self.reported_load = load
+    def on_load_scraped(self, load: ScrapedLoad) -> None:
+        """Records the load that was read from the server's metrics."""
+        self.scraped_load = load
         self._load_tracker.on_report(load, self.open_streams, time.monotonic())
 
     def external_load(self, now_s: float) -> ExternalLoad:
@@ -360,7 +368,7 @@ class UpstreamReplica:
         headers["accept-encoding"] = "identity"
         if config.api_key is not None:
             key = config.api_key.reveal()
-            header = self.dialect.key_header
+            header = self.dialect.api_key_header
             headers[header] = f"Bearer {key}" if header == "Authorization" else key
         return headers
 

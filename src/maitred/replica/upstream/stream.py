@@ -2,15 +2,41 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Self
+from typing import Protocol, Self
 
 from maitred.core.errors import ReplicaLost, ReplicaTooSlow
 from maitred.core.text_replica import TextBatch
 from maitred.replica.http.connection import Response
-from maitred.replica.upstream.openai_stream import StreamParser, make_replica_lost
+from maitred.replica.upstream.errors import make_replica_lost
 
 _DRAIN_TIMEOUT_S = 0.05
 """Time to wait for the end of the HTTP body after ``[DONE]``, so that the connection can be reused."""
+
+
+class StreamParser(Protocol):
+    """Interface of the stream parsers of all APIs."""
+
+    has_begun: bool
+    """Whether any part of the response was received."""
+    is_complete: bool
+    """Whether the whole response was received."""
+
+    def feed(self, data: bytes) -> TextBatch | None:
+        """Parses data and returns a batch of new deltas; None if there are none.
+
+        Raises:
+            ReplicaLost: The response is invalid or incomplete.
+            MaitredError: The stream begins with an error event; see `errors`.
+        """
+        ...
+
+    def on_end(self) -> None:
+        """Handles the end of the HTTP body.
+
+        Raises:
+            ReplicaLost: The response is incomplete.
+        """
+        ...
 
 
 class UpstreamStream:
