@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from maitred.replica.upstream.replica import UpstreamReplica
     from maitred.replica.upstream.status import UpstreamStatus
 
-_FIRST_LOOK_S = 0.5
+_FIRST_PROBE_TIMEOUT_S = 0.5
 """Longest wait for new servers, so that a reload is not delayed further; a new server counts as away until it has been
 probed."""
 _HEALTH = HealthConfig()
@@ -143,13 +143,13 @@ class Upstreams:
         known = {server.status for server in self.current.all()}
         unseen = [server for server in served.all() if server.status not in known]
         if unseen:
-            looks = [
-                asyncio.create_task(HealthProbe(server).probe_once(), name=f"look at {server.name}")
+            probe_tasks = [
+                asyncio.create_task(HealthProbe(server).probe_once(), name=f"first probe of {server.name}")
                 for server in unseen
             ]
-            _, late = await asyncio.wait(looks, timeout=_FIRST_LOOK_S)
-            for look in late:
-                look.cancel()
+            _, late = await asyncio.wait(probe_tasks, timeout=_FIRST_PROBE_TIMEOUT_S)
+            for task in late:
+                task.cancel()
             if late:
                 await asyncio.wait(late)
 
@@ -219,14 +219,15 @@ async def open_upstreams(
     models: Mapping[str, TextModelConfig],
     health: HealthConfig = _HEALTH,
     *,
-    standing: "Callable[[UpstreamReplica], UpstreamStatus] | None" = None,
+    make_status: "Callable[[UpstreamReplica], UpstreamStatus] | None" = None,
 ) -> AsyncIterator[Upstreams]:
     """Opens the configured models of upstream servers. This process or another one starts to probe their servers.
 
     Args:
         models: The configured models; those with upstream servers are opened.
         health: Settings that decide when an unhealthy server gets fewer requests or none.
-        standing: The health statuses if another process decides on health and probes the servers.
+        make_status: Makes the status of a server if another process decides on health and probes the servers; None:
+            this process does.
 
     Raises:
         ConfigInvalid: A URL, a certificate file or a tokenizer cannot be used.
@@ -237,12 +238,12 @@ async def open_upstreams(
     ):
         upstreams = Upstreams(probes, stack)
         served = await upstreams.prepare(models, health)
-        if standing is None:
+        if make_status is None:
             upstreams.reconfigure(served, models, health)
         else:
             upstreams.current = served
             for server in served.all():
-                server.status = standing(server)
+                server.status = make_status(server)
         yield upstreams
 
 

@@ -89,7 +89,7 @@ class WorkerSession:
     @property
     def controller(self) -> "ControllerServer":
         """The controller that serves this session; asserts that there is one."""
-        assert self._controller is not None, "it waits"
+        assert self._controller is not None, "the controller is not open yet"
         return self._controller
 
     @property
@@ -111,7 +111,7 @@ class WorkerSession:
 
         A request that has ended since is settled or released before this returns.
         """
-        if resume_grant.lease in controller.carried_leases:
+        if resume_grant.lease in controller.surviving_leases:
             worker_request = WorkerRequest(
                 resume_grant.admit_request,
                 controller.flow_controller,
@@ -192,11 +192,11 @@ class WorkerSession:
             case RequestEnded():
                 self._report_end(message)
             case RateLimitQuery():
-                self._start_task(self._reply_rate_limits(message), "standing of a caller")
+                self._start_task(self._reply_rate_limits(message), "reply about rate limits")
             case DirectoryQuery():
-                self._start_task(self._reply_directory(message), "changes of the directory")
+                self._start_task(self._reply_directory(message), "reply about the directory")
             case DirectoryAck():
-                self._start_task(self._set_directory_version(message.version), "version of the directory")
+                self._start_task(self._set_directory_version(message.version), "directory version of a worker")
             case WorkerHello():
                 pass  # handled in _on_message
 
@@ -279,7 +279,7 @@ class WorkerSession:
             _log.warning("Worker %d (pid %d) is gone, with %d requests.", self.worker, self.pid, len(self._requests))
         for task in self.tasks:
             task.cancel()
-        self._start_task(self._set_directory_version(self._directory_version), "end of a line")
+        self._start_task(self._set_directory_version(self._directory_version), "end of a worker connection")
 
 
 class WorkerSessions:
@@ -363,14 +363,14 @@ class ControllerServer:
         self.make_snapshot = make_snapshot
         self.clock = clock
         self.sessions: set[WorkerSession] = set()
-        self.carried_leases: Collection[str] = ()
-        """Leases that the ledger has carried over from a controller that is dead."""
+        self.surviving_leases: Collection[str] = ()
+        """Leases of a dead controller that the ledger has carried over."""
         self._last_snapshot: ControllerSnapshot | None = None
 
     @property
     def flow_controller(self) -> LocalFlowController:
         """The flow controller of the configuration in force."""
-        assert self._flow_controller is not None, "nobody decides yet"
+        assert self._flow_controller is not None, "no configuration is in force yet"
         return self._flow_controller
 
     def reconfigure(self, flow_controller: LocalFlowController, observers: Sequence[RequestObserver]) -> None:
@@ -382,7 +382,7 @@ class ControllerServer:
         """The connected workers, as pairs of number and process id."""
         return sorted((session.worker, session.pid) for session in self.sessions if session.pid)
 
-    async def open(self, worker_sessions: WorkerSessions, carried_leases: Collection[str]) -> None:
+    async def open(self, worker_sessions: WorkerSessions, surviving_leases: Collection[str]) -> None:
         """Serves the workers that wait, and those that connect from now on.
 
         Grants of a dead controller whose requests go on are granted again before any worker is asked what it wants:
@@ -390,9 +390,9 @@ class ControllerServer:
 
         Args:
             worker_sessions: The sessions of the workers.
-            carried_leases: Leases that the ledger has carried over.
+            surviving_leases: Leases of a dead controller that the ledger has carried over.
         """
-        self.carried_leases = carried_leases
+        self.surviving_leases = surviving_leases
         resumptions = sorted(
             ((resume_grant, session) for session in worker_sessions.sessions for resume_grant in session.resume_grants),
             key=lambda resumption: (not resumption[0].replica, resumption[0].admit_request.arrived_s),

@@ -54,7 +54,7 @@ class IpcFolder:
         """Notifies the supervisor that another configuration is in force, with which new workers have to start."""
         os.kill(self.supervisor_pid, CONFIG_CHANGED)
 
-    def request_replacement(self) -> None:
+    def request_worker_replacement(self) -> None:
         """Asks the supervisor to replace all workers, one after the other."""
         os.kill(self.supervisor_pid, REPLACE_WORKERS)
 
@@ -87,8 +87,7 @@ class IpcConnection(asyncio.Protocol, Generic[M]):
     """One end of a message connection between two processes of a gateway.
 
     Messages that are sent within one turn of the event loop are written together at its end. No sender waits for the
-    socket
-    to drain: what can pile up is bounded by the number of open requests, and `InFlightLimiter` bounds that.
+    socket to drain: what can pile up is bounded by the number of open requests, and `InFlightLimiter` bounds that.
 
     Args:
         message_type: The union of messages that the other end sends.

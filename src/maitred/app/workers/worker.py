@@ -36,7 +36,7 @@ from maitred.app.shutdown import Shutdown
 from maitred.app.workers.context_codec import encode_context
 from maitred.app.workers.controller_client import ControllerClient
 from maitred.app.workers.ipc import RETIRE, IpcFolder
-from maitred.app.workers.pipeline import ForwardToController, LocalModelNames, WorkerPipeline, reachable_pools
+from maitred.app.workers.pipeline import ForwardToController, LocalModelNames, WorkerPipeline, locally_served_pools
 from maitred.app.workers.proxy import ControllerProxy
 from maitred.app.workers.remote_flow import RemoteFlowController, RemoteUpstreamStatus, SubmissionAcker
 from maitred.config.tree import Config
@@ -83,7 +83,7 @@ async def run_worker(config: Config, worker_number: int, listener: socket.socket
     async with AsyncExitStack() as stack:
         snapshot_feed = SnapshotFeed()
         controller = ControllerClient(worker_number, os.getpid(), ipc.controller_ipc_socket, snapshot_feed.on_snapshot)
-        await stack.enter_async_context(running(controller.run(), "line to the controller"))
+        await stack.enter_async_context(running(controller.run(), "controller connection"))
         snapshot = await snapshot_feed.first_snapshot
         in_flight = InFlightLimiter(config.server.max_in_flight)
         identity = await _open_identity(config, controller, in_flight, snapshot_feed, clock, stack)
@@ -271,7 +271,7 @@ async def _open_identity(
     )
     follower = DirectoryFollower(refresher, directory, controller, lambda: in_flight.cancel_revoked(identity.holds))
     snapshot_feed.listeners.append(follower.on_snapshot)
-    await stack.enter_async_context(running(follower.run(), "directory"))
+    await stack.enter_async_context(running(follower.run(), "directory updates"))
     return identity
 
 
@@ -305,7 +305,7 @@ class DirectoryFollower:
 
     async def run(self) -> None:
         """Follows the controller's directory until the task is cancelled."""
-        async with running(self._refresher.run(), "directory, now and then"):
+        async with running(self._refresher.run(), "directory refresh"):
             while True:
                 self._controller.send(DirectoryAck(self._directory.version))
                 await self._changed.wait()
@@ -324,7 +324,9 @@ async def _open_pipeline(
     stack: AsyncExitStack,
 ) -> WorkerPipeline:
     """Opens the pipeline with its upstreams, engines and flow controller."""
-    upstreams = await stack.enter_async_context(open_upstreams(config.models, config.health, standing=_upstream_status))
+    upstreams = await stack.enter_async_context(
+        open_upstreams(config.models, config.health, make_status=_make_upstream_status)
+    )
     models: list[AnyModel] = [*upstreams.models]
     endpoints = dict(upstreams.endpoints())
     local: LocalModel | None = None
@@ -333,7 +335,7 @@ async def _open_pipeline(
         local = local_model(config, engines)
         models.append(local.model)
         endpoints[local.name] = local.endpoints()
-    reachable = reachable_pools(config, None if local is None else local.name)
+    local_pools = locally_served_pools(config, None if local is None else local.name)
     endpoints_by_name: dict[str, dict[str, AnyEndpoint]] = {
         pool: {endpoint.name: endpoint for endpoint in pool_endpoints} for pool, pool_endpoints in endpoints.items()
     }
@@ -347,7 +349,7 @@ async def _open_pipeline(
     )
     catalog = Catalog(models)
     routes = read_routes(config, catalog)
-    local_names = LocalModelNames(routes, reachable)
+    local_names = LocalModelNames(routes, local_pools)
 
     def apply_update(update: ControllerSnapshot) -> None:
         local_names.rollout_names = update.rollout_names
@@ -372,7 +374,7 @@ async def _open_pipeline(
     return pipeline
 
 
-def _upstream_status(upstream: "UpstreamReplica") -> RemoteUpstreamStatus:
+def _make_upstream_status(upstream: "UpstreamReplica") -> RemoteUpstreamStatus:
     return RemoteUpstreamStatus(upstream.name, upstream.config.probe_every_s)
 
 
