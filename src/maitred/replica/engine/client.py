@@ -121,8 +121,7 @@ class EngineClient:
 
         Implements `core.replica.ReplicaBase`.
 
-        The listener must not raise, because it runs inside `data_received` of the
-        connection.
+        The listener must not raise, because it runs inside `data_received` of the connection.
         """
         self._change_listeners.append(listener)
 
@@ -194,8 +193,8 @@ class EngineClient:
     async def generate(self, request: EngineRequest) -> AsyncIterator[TokenStream]:
         """Submits the request and yields its token stream. Implements `core.replica.Replica`.
 
-        This function never awaits: the request is submitted when `__aenter__` returns
-        and cancelled when `__aexit__` returns, even if the task is cancelled.
+        This function never awaits: the request is submitted when `__aenter__` returns and cancelled when `__aexit__`
+        returns, even if the task is cancelled.
 
         Raises:
             ReplicaUnavailable: The engine is down; nothing was submitted.
@@ -225,7 +224,7 @@ class EngineClient:
             RuntimeError: The client is connected already.
         """
         if self.is_ready:
-            raise RuntimeError("The link is connected; close it first.")
+            raise RuntimeError("The engine is connected already; close the client first.")
         connection: EngineConnection | None = None
         try:
             async with asyncio.timeout(timeout_s):

@@ -54,8 +54,7 @@ class AnthropicStreamParser:
     def feed(self, data: bytes) -> TextBatch | None:
         """Parses data and returns a batch of new deltas; None if there are none.
 
-        Only the last batch has the usage, because the server reports its output
-        tokens at the end.
+        Only the last batch has the usage, because the server reports its output tokens at the end.
         """
         deltas: list[TextDelta] = []
         events = self._decoder.feed(data)

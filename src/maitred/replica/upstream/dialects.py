@@ -1,8 +1,8 @@
 """Dialects of OpenAI's API: the differences between server implementations, as data.
 
-A dialect names three things: A dialect defines where a server reports its health and load, which request fields it
-accepts, and how its streams end. Every server cancels a request when its connection is closed. The sources are the
-servers' own documentation, named beside each entry.
+A dialect defines three things: where a server reports its health and load, which request fields it accepts, and how its
+streams end. Every server cancels a request when its connection is closed. The sources are the servers' own
+documentation, named beside each entry.
 """
 
 from collections.abc import Mapping

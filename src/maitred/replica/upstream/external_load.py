@@ -66,8 +66,8 @@ class ExternalLoadTracker:
 def parse_load(text: str, gauges: LoadGauges) -> ScrapedLoad:
     """Parses the load from metrics in Prometheus text format.
 
-    A gauge can occur several times, once for each engine in the server: A gauge may have one sample per engine: the
-    request counts are added, and the largest cache usage is used.
+    A gauge may have several samples, one for each engine in the server: the request counts are added, and the largest
+    cache usage is used.
     """
     gauge_names = {gauges.running, gauges.waiting, *gauges.kv_usage}
     values_by_name: dict[str, list[float]] = {}

@@ -84,8 +84,7 @@ class OpenAIStreamParser:
     def feed(self, data: bytes) -> TextBatch | None:
         """Parses data and returns a batch of new deltas; None if there are none.
 
-        Before the first delta it returns None even if there is a usage,
-        because a usage alone is no output.
+        Before the first delta it returns None even if there is a usage, because a usage alone is no output.
 
         Raises:
             ReplicaLost: The response is invalid or incomplete.

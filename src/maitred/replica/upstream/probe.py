@@ -85,8 +85,7 @@ class HealthProbe:
     async def _update_load(self, gauges: LoadGauges) -> None:
         """Fetches the server's load and reports it to the upstream.
 
-        An error is ignored: the last known load is kept, and its weight
-        decreases with its age.
+        An error is ignored: the last known load is kept, and its weight decreases with its age.
         """
         config = self._upstream.config
         failures = (TimeoutError, ReplicaUnavailable, ReplicaLost, ResponseBroken)

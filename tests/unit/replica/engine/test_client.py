@@ -249,7 +249,7 @@ async def test_connect_waits_for_a_listener_and_gives_up_in_time(tmp_path):
         async with ScriptedEngine(address=address):
             await connecting
             assert link.is_ready
-            with pytest.raises(RuntimeError, match="close it first"):
+            with pytest.raises(RuntimeError, match="connected already"):
                 await link.connect(LIMIT_S)
             link.close()
 
