@@ -29,7 +29,7 @@ async def adapted(url, model, *, abilities=(), running=None, kill=None, **settin
     """A server that is there, through our adapter."""
     async with OpenConnections() as connections:
         upstream = UpstreamReplica(UpstreamConfig(url=f"{url}/v1", model=model, **settings), "far", connections)
-        await HealthProbe(upstream).check()
+        await HealthProbe(upstream).probe_once()
         yield TextReplicaUnderTest(upstream, abilities, running, kill)
         assert upstream.open_streams == 0
 

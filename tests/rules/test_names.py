@@ -20,7 +20,7 @@ PUBLISHED = {
     *("engine/config.py: floor", "engine/config.py: guests"),  # settings
     *("core/replica.py: guests", "core/replica.py: guest_places"),  # load reports on the engine's wire
     *("load/chaos/plan.py: spare_bytes",),  # settings of a rehearsal
-    *("wire/admin/responses.py: chapters", "wire/worker_protocol.py: chapters"),  # fields of answers and messages
+    *("wire/admin/responses.py: chapters",),  # fields of answers
 }
 """Fields that others read: they keep their names."""
 NAMES_OF_OTHERS = {"do_POST", "post_processor"}

@@ -159,19 +159,19 @@ async def under_test(running: Running, abilities: Sequence[ServerCapability]) ->
         probe = HealthProbe(upstream)
 
         async def load() -> float | None:
-            await probe.check()
-            return upstream.reported_load.running
+            await probe.probe_once()
+            return upstream.scraped_load.running
 
         async def kill() -> None:
             await asyncio.to_thread(running.kill)
 
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + START_S
-        await probe.check()
+        await probe.probe_once()
         while not upstream.status.is_up:
             if running.process.poll() is not None or loop.time() > deadline_s:
                 end = running.log.read_text(errors="replace")[-4000:]
                 raise RuntimeError(f"The server did not become ready ({upstream.status.reason}):\n{end}")
             await asyncio.sleep(0.5)
-            await probe.check()
+            await probe.probe_once()
         yield TextReplicaUnderTest(upstream, abilities, load, kill)

@@ -81,7 +81,7 @@ class GatewayApp:
         identity: Identifies the caller on routes that need a scope.
         in_flight: Limits the requests with a body. Requests for health, metrics and lists are not limited.
         observers: Observers that get every ended request.
-        standing: Returns how far a caller's limits are used, for requests that are refused before admission.
+        rate_limit_status: Returns how far a caller's limits are used, for requests that are refused before admission.
         retries: Decides which clients should retry after a refusal.
         begin: Called with the context and the headers of every inference request; None: nothing is called.
         max_body_bytes: Largest size of a body that is read.
@@ -95,7 +95,7 @@ class GatewayApp:
         identity: Authenticator,
         in_flight: InFlightLimiter,
         observers: Sequence[RequestObserver],
-        standing: Callable[[RequestContext], Awaitable[RateLimitStatus | None]],
+        rate_limit_status: Callable[[RequestContext], Awaitable[RateLimitStatus | None]],
         retries: RetryAdvisor,
         *,
         begin: Begin | None = None,
@@ -109,7 +109,7 @@ class GatewayApp:
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
         self._observers = observers
-        self._rate_limit_status = standing
+        self._rate_limit_status = rate_limit_status
         self._retry_advisor = retries
         self._begin = begin
         self._clock = clock

@@ -90,7 +90,7 @@ def build_app(
         identity,
         in_flight,
         observers,
-        standing=standing,
+        rate_limit_status=standing,
         retries=RetryAdvisor(retry_budget or RetryBudget(config.retry_share, config.retry_allowance), clock),
         begin=begin,
         max_body_bytes=config.max_body_bytes,

@@ -41,19 +41,19 @@ class Idempotency:
 
     Args:
         store: Stores the responses.
-        standing: Returns how far the limits of a repeat's caller are used; a repeat does not use any limit.
+        rate_limit_status: Returns how far the limits of a repeat's caller are used; a repeat does not use any limit.
         heartbeat_s: Longest time in seconds without an event on a stream.
     """
 
     def __init__(
         self,
         store: AnswerStore,
-        standing: Callable[[RequestContext], Awaitable[RateLimitStatus | None]],
+        rate_limit_status: Callable[[RequestContext], Awaitable[RateLimitStatus | None]],
         *,
         heartbeat_s: float = 15.0,
     ) -> None:
         self._store = store
-        self._standing = standing
+        self._rate_limit_status = rate_limit_status
         self._heartbeat_s = heartbeat_s
 
     def guard(self, route: Route) -> Route:
@@ -80,7 +80,7 @@ class Idempotency:
                 (b"x-maitred-idempotent-replay", b"true"),
                 (b"x-maitred-original-request-id", claim.recording.request_id.encode("ascii")),
             ]
-            exchange.context.rate_limits = await self._standing(exchange.context)
+            exchange.context.rate_limits = await self._rate_limit_status(exchange.context)
             await _send(reader, exchange, self._heartbeat_s)
 
 

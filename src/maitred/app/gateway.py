@@ -44,8 +44,8 @@ from maitred.app.reload import Reloader
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.runtime import GcSweep
 from maitred.app.workers.admin import WorkerAdmin
-from maitred.app.workers.controller import ControllerServer
-from maitred.app.workers.ipc import IpcDirectory
+from maitred.app.workers.controller_server import ControllerServer
+from maitred.app.workers.ipc import IpcFolder
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions
@@ -115,7 +115,9 @@ class Gateway:
         parts, before = self._services, self._generations.current.config
         resources = parts.resources
         served = await resources.upstreams.prepare(config.models, config.health)
-        draft = draft_generation(config, served, parts.registry, resources.local, parts.live, parts.metrics.requests)
+        draft = draft_generation(
+            config, served, parts.registry, resources.local, parts.live_rollouts, parts.metrics.requests
+        )
         async with running(resources.upstreams.refresh(served), "first looks") as looked:
             states = await self._declare(before, config)
             await asyncio.wait([looked])
@@ -147,7 +149,7 @@ class Gateway:
 
 @asynccontextmanager
 async def open_gateway(
-    config: Config, resources: GatewayResources, reloader: Reloader, clock: Clock, ipc: IpcDirectory | None = None
+    config: Config, resources: GatewayResources, reloader: Reloader, clock: Clock, ipc: IpcFolder | None = None
 ) -> AsyncIterator[Gateway]:
     """Makes all parts and connects them; their background tasks run until the context ends.
 
@@ -156,7 +158,7 @@ async def open_gateway(
         resources: The resources that the gateway uses.
         reloader: Reloads the configuration.
         clock: The clock.
-        ipc: Directory of the sockets between the gateway's processes; None: the gateway is one process.
+        ipc: Folder of the sockets between the gateway's processes; None: the gateway is one process.
 
     Raises:
         ConfigInvalid: Two models have the same name, or a rollout names a model that does not exist.
@@ -187,13 +189,16 @@ async def open_gateway(
             open_queues(resources.encoders.dispatchers, clock, recent.on_first_token, on_model_wanted)
         )
         replicas = ReplicaAdmin(queues.all, clock)
-        live = LiveRollouts()
+        live_rollouts = LiveRollouts()
         controller = ControllerServer(
             in_flight,
             stores.directory,
             access.refresher,
             make_snapshot=lambda: ControllerSnapshot(
-                access.directory.version, frozenset(live), resources.upstreams.windows(), registry.addresses(local)
+                access.directory.version,
+                frozenset(live_rollouts),
+                resources.upstreams.context_tokens_by_pool(),
+                registry.addresses(local),
             ),
             clock=clock,
         )
@@ -216,11 +221,11 @@ async def open_gateway(
             clock=clock,
             batch=digest,
         )
-        draft = draft_generation(config, resources.upstreams.current, registry, local, live, metrics.requests)
+        draft = draft_generation(config, resources.upstreams.current, registry, local, live_rollouts, metrics.requests)
         queues.reconfigure(config, draft.endpoints, draft.ladders)
-        rollouts = RolloutAdmin(stores.rollouts, live, draft.router.names, clock)
+        rollouts = RolloutAdmin(stores.rollouts, live_rollouts, draft.router.names, clock)
         await rollouts.open(config.routing.rollouts)
-        trials = RolloutObserver(live, rollouts, clock)
+        trials = RolloutObserver(live_rollouts, rollouts, clock)
         always = {} if local is None else {local.name: (queues.all[local.name], local.engines.values())}
         sleepables = SleepableModelAdmin(on_demand.loadables(clock), always)
         for where, engine in registry.engines.items():
@@ -245,7 +250,7 @@ async def open_gateway(
             admission=admission,
             queues=queues,
             retry_budget=RetryBudget(config.server.retry_share, config.server.retry_allowance),
-            live=live,
+            live_rollouts=live_rollouts,
             rollouts=rollouts,
             rollout_observer=trials,
             observer_batch=digest,
@@ -265,7 +270,7 @@ async def open_gateway(
         )
         gateway = Gateway(parts, build_generation(draft, parts))
         access.refresher.watch(lambda: in_flight.cancel_revoked(access.identity.holds))
-        access.refresher.watch(parts.controller.check_changes)
+        access.refresher.watch(parts.controller.send_snapshots_if_changed)
         for work, name in (
             (admission.leases.run(), "leases"),
             (rollouts.run(), "rollouts"),

@@ -25,8 +25,8 @@ from maitred.app.models.encoder import EncoderModels
 from maitred.app.reload import Read, Reloader
 from maitred.app.runtime import tune_gc
 from maitred.app.shutdown import Shutdown
-from maitred.app.workers.controller import PendingWorkers, accept_workers
-from maitred.app.workers.ipc import IpcDirectory
+from maitred.app.workers.controller_server import WorkerSessions, accept_workers
+from maitred.app.workers.ipc import IpcFolder
 from maitred.config.loader import LoadedConfig
 from maitred.core.clock import Clock
 from maitred.fleet.engines import EngineGroup
@@ -38,7 +38,7 @@ async def serve(
     listener: socket.socket,
     engines: EngineGroup | None,
     clock: Clock,
-    ipc: IpcDirectory | None = None,
+    ipc: IpcFolder | None = None,
 ) -> int:
     """Serves until a signal comes; called by `maitred.app.start`.
 
@@ -61,19 +61,19 @@ async def serve(
     console = Console()
     config, reloader = loaded.config, Reloader(loaded, read, clock)
     async with (
-        _find_workers(ipc) as earlier,
-        open_resources(config, engines, clock, partial(show_key, console), earlier.surviving_work) as resources,
+        _accept_workers(ipc) as worker_sessions,
+        open_resources(config, engines, clock, partial(show_key, console), worker_sessions.surviving_work) as resources,
         open_gateway(config, resources, reloader, clock, ipc) as gateway,
     ):
         server = HttpServer(
             gateway.application,
             stall_grace_s=config.server.stall_grace_s,
-            path=None if ipc is None else ipc.worker_address,
+            path=None if ipc is None else ipc.controller_http_socket,
         )
         shutdown = Shutdown(gateway.in_flight, config.server.drain_grace_s)
         gateway.watch(lambda config: server.reconfigure(gateway.application, config.server.stall_grace_s))
         gateway.watch(lambda config: shutdown.reconfigure(config.server.drain_grace_s))
-        await gateway.controller.open(earlier, resources.stores.ledger.surviving_ids)
+        await gateway.controller.open(worker_sessions, resources.stores.ledger.surviving_ids)
         with shutdown.on_signals(), reloader.on_signals():
             sockets = [listener] if ipc is None else None
             serving = asyncio.create_task(server.serve(sockets=sockets), name="http server")
@@ -98,14 +98,14 @@ async def serve(
 
 
 @asynccontextmanager
-async def _find_workers(ipc: IpcDirectory | None) -> AsyncIterator[PendingWorkers]:
-    """Finds the API workers, if there are any; workers that had an earlier controller have connected."""
+async def _accept_workers(ipc: IpcFolder | None) -> AsyncIterator[WorkerSessions]:
+    """Accepts the workers, if there are any; those that had an earlier controller have connected already."""
     if ipc is None:
-        yield PendingWorkers()
+        yield WorkerSessions()
         return
-    async with accept_workers(ipc.controller_address) as earlier:
-        await earlier.wait_connected(ipc.worker_pids)
-        yield earlier
+    async with accept_workers(ipc.controller_ipc_socket) as worker_sessions:
+        await worker_sessions.wait_connected(ipc.worker_pids)
+        yield worker_sessions
 
 
 async def _announce_when_ready(console: Console, url: str, resources: GatewayResources, shutdown: Shutdown) -> None:

@@ -22,7 +22,7 @@ import uvloop
 
 from maitred.app.address import bind
 from maitred.app.models.engines import engines_in, make_engines
-from maitred.app.workers.ipc import IpcDirectory, open_ipc
+from maitred.app.workers.ipc import IpcFolder, open_ipc
 from maitred.app.workers.supervisor import CONTROLLER, ENGINE_HOST, ProcessMain, Supervisor
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import Config
@@ -111,7 +111,7 @@ async def _start(
     command: CommandFactory | None,
     read: Read,
     listener: socket.socket,
-    ipc: IpcDirectory | None = None,
+    ipc: IpcFolder | None = None,
 ) -> int:
     config = loaded.config
     clock = SystemClock()

@@ -77,12 +77,12 @@ class TextReplica(ReplicaBase, Protocol):
         ...
 
     @property
-    def location(self) -> Mapping[str, str | int]:
-        """Location for traces: ``provider``, ``host``, ``port`` and the server's name for the ``model``."""
+    def trace_attributes(self) -> Mapping[str, str | int]:
+        """Attributes for traces: ``provider``, ``host``, ``port`` and the server's name for the ``model``."""
         ...
 
-    def send(self, request: TextRequest) -> AbstractAsyncContextManager[TextStream]:
-        """Sends the request; exit from the context cancels unfinished work at the replica.
+    def generate(self, request: TextRequest) -> AbstractAsyncContextManager[TextStream]:
+        """Returns a context that sends the request and yields its stream; its exit cancels unfinished work.
 
         Raises:
             InvalidRequest: The replica says that the request is at fault.

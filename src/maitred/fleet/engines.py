@@ -95,7 +95,7 @@ class SleepableReplica:
         was_ordered, self.is_draining = self._ordered_asleep is True, False
         if self.client.is_ready and (was_ordered or (self.client.is_asleep and self._ordered_asleep is None)):
             self._ordered_asleep = False
-            self.client.request_sleep(asleep=False)
+            self.client.request_asleep(asleep=False)
 
     def check(self, *, running: int, waiting: int) -> None:
         """Carries on after a change in the replica's queue or of its engine. Call it after every such change.
@@ -114,7 +114,7 @@ class SleepableReplica:
             self.wake()
         elif self.is_draining and not running and self._ordered_asleep is None:
             self._ordered_asleep = True
-            self.client.request_sleep(asleep=True)
+            self.client.request_asleep(asleep=True)
 
 
 ManagedEngine = LocalEngine | RemoteEngine

@@ -145,7 +145,7 @@ class LocalEngine:
         self._folder = folder or Path(tempfile.gettempdir()) / f"maitred-{os.getpid()}-{secrets.token_hex(8)}"
         self._address = socket_address(self._folder)
         self.client = EngineClient(
-            self._address, retry_after_s=self.predicted_ready_s, silence_timeout_s=silence_timeout_s
+            self._address, expected_downtime_s=self.predicted_ready_s, silence_timeout_s=silence_timeout_s
         )
         self.restarts = 0
 

@@ -89,7 +89,7 @@ async def describes_itself(subject: TextReplicaUnderTest) -> None:
 
 async def answers_a_conversation(subject: TextReplicaUnderTest) -> None:
     """Checks one counted choice: one finish, the limit `max_tokens`, and no deltas after the end."""
-    async with subject.replica.send(_asking()) as stream:
+    async with subject.replica.generate(_asking()) as stream:
         batches = [batch async for batch in stream]
         _assert_whole(batches)
         with suppress(StopAsyncIteration):
@@ -174,7 +174,7 @@ async def refuses_what_does_not_fit(subject: TextReplicaUnderTest) -> None:
 
 async def tells_its_load(subject: TextReplicaUnderTest) -> None:
     """Checks that the load report contains running requests."""
-    async with subject.replica.send(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
+    async with subject.replica.generate(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
         await anext(aiter(stream))
         while not await subject.running():  # noqa: ASYNC110 - the server has to be asked
             await asyncio.sleep(0.05)
@@ -184,7 +184,7 @@ async def tells_its_load(subject: TextReplicaUnderTest) -> None:
 async def leaving_cancels(subject: TextReplicaUnderTest) -> None:
     """Checks that leaving a context early ends the work on the server."""
     await _assert_idle(subject)
-    async with subject.replica.send(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
+    async with subject.replica.generate(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
         await anext(aiter(stream))
     assert subject.replica.count_unreported() == 0
     await _assert_idle(subject)
@@ -195,7 +195,7 @@ async def a_cancelled_task_cancels(subject: TextReplicaUnderTest) -> None:
     reading = asyncio.Event()
 
     async def read() -> None:
-        async with subject.replica.send(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
+        async with subject.replica.generate(_asking(_LONG_TOKENS, ignore_eos=True)) as stream:
             async for _ in stream:
                 reading.set()
 
@@ -209,7 +209,7 @@ async def a_cancelled_task_cancels(subject: TextReplicaUnderTest) -> None:
 
 async def a_death_is_said(subject: TextReplicaUnderTest) -> None:
     """Checks that streams raise when the server dies, and that new requests are refused with a time."""
-    async with subject.replica.send(_asking(500)) as stream:
+    async with subject.replica.generate(_asking(500)) as stream:
         await anext(aiter(stream))
         await subject.kill()
         try:
@@ -220,7 +220,7 @@ async def a_death_is_said(subject: TextReplicaUnderTest) -> None:
             raise AssertionError(f"the server died, and the stream ended as if complete with {rest[-1:]}")
     retry_after_s = None
     try:
-        async with subject.replica.send(_asking()):
+        async with subject.replica.generate(_asking()):
             raise AssertionError("a dead server took a request")
     except ReplicaUnavailable as refusal:
         retry_after_s = refusal.retry_after_s
@@ -257,7 +257,7 @@ def _continuing(prompt: str | list[str], *, choices: int = 1) -> TextRequest:
 
 
 async def _answer(subject: TextReplicaUnderTest, request: TextRequest) -> list[TextBatch]:
-    async with subject.replica.send(request) as stream:
+    async with subject.replica.generate(request) as stream:
         return await _read(stream)
 
 

@@ -13,8 +13,7 @@
       SettleRequest ----------------------->       the response is complete
       <------------------------- SettleReply       all that the request held is released
       ReleaseRequest ---------------------->       in place of SettleRequest, where the response is not complete
-      RequestEnded ------------------------>       the HTTP request has ended; with its data for metrics, logs,
-      timelines
+      RequestEnded ------------------------>       the HTTP request has ended; with its data for metrics and logs
 
 The worker assigns `number`, which is valid as long as its connection lasts. The end of the byte stream means that the
 peer is dead: the controller ends all requests of the worker, as if their clients had disconnected. Times use the
@@ -61,7 +60,7 @@ class AdmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="asks"):
     flow: Flow
     prompts: list[PromptSummary]
     choices: int
-    length: int
+    requested_output_tokens: int
     """Largest number of output tokens of a choice, before any limit is applied."""
     window_left: int
     max_tokens: int | None
@@ -84,12 +83,12 @@ class TokensUsed(msgspec.Struct, frozen=True, array_like=True, tag="took"):
     """Whether these tokens include the first output token."""
 
 
-class AttemptResult(StrEnum):
-    """Result of an attempt, if it gives evidence about the upstream server."""
+class WorkerAttemptOutcome(StrEnum):
+    """Outcome of an attempt at an upstream server, as its worker saw it; see `AttemptOutcome`."""
 
     SUCCESS = "success"
     FAILURE = "failure"
-    NEITHER = "neither"
+    NEUTRAL = "neither"
     UNREACHABLE = "away"
     """The worker could not reach the server."""
 
@@ -98,7 +97,7 @@ class ReplicaFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed_th
     """Worker: the replica has failed, and the request waits for another one; see `DispatchEntry.requeue`."""
 
     number: int
-    met: AttemptResult
+    attempt_outcome: WorkerAttemptOutcome
     prompts: list[int]
     answer_by_s: float | None
     rest_s: float | None
@@ -122,7 +121,7 @@ class ReleaseRequest(msgspec.Struct, frozen=True, array_like=True, tag="leaves")
     number: int
     usage: Usage
     first_token_s: float | None
-    met: AttemptResult = AttemptResult.NEITHER
+    attempt_outcome: WorkerAttemptOutcome = WorkerAttemptOutcome.NEUTRAL
     error: EncodedError | None = None
     cancelled: bool = False
     """Whether the client has disconnected."""
@@ -134,7 +133,7 @@ class ResumeGrant(msgspec.Struct, frozen=True, array_like=True):
     Its request is still running, or has ended since.
     """
 
-    asks: AdmitRequest
+    admit_request: AdmitRequest
     """The request without the token ids of its prompts; its `number` is still valid."""
     lease: str
     max_tokens: int
@@ -154,8 +153,8 @@ class WorkerHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     worker: int
     """The worker's number in the gateway, from 1."""
     pid: int
-    resumes: list[ResumeGrant]
-    unanswered: list[str] = []
+    resume_grants: list[ResumeGrant]
+    unanswered_ids: list[str] = []
     """Ids of requests without a reply to their `AdmitRequest`.
 
     Each of these requests asks again or has given up.
@@ -169,7 +168,7 @@ class RequestSummary(msgspec.Struct, frozen=True, array_like=True):
     sampling: SamplingParams
     max_tokens: int | None
     seed: int | None
-    left_open: frozenset[str]
+    unset_fields: frozenset[str]
     stops: tuple[str, ...]
     priority: int | None
     ttft_in_s: float | None
@@ -193,26 +192,26 @@ class RequestEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     status: int
     principal: Principal | None
     model: str
-    ask: RequestSummary | None
+    request: RequestSummary | None
     failure: EncodedError | None
     refused_by: str
-    chosen: ModelSelection | None
+    selection: ModelSelection | None
     clamped_max_tokens: int | None
     priority: PriorityClass | None
-    forecast: QueuePosition | None
-    released_s: float | None
+    predicted_position: QueuePosition | None
+    dispatched_s: float | None
     first_token_s: float | None
     waited_ms: dict[str, float]
     degraded: list[str]
     usage: Usage
     gaps_s: list[float]
-    finishes: list[FinishReason]
+    finish_reasons: list[FinishReason]
     fallbacks: list[str]
-    failed: list[RejectedAnswer]
+    rejected_answers: list[RejectedAnswer]
     recoveries: int
     continued: int
     stalled: bool
-    chapters: list[TimelineSpan]
+    spans: list[TimelineSpan]
     trace: TraceContext | None
     parent_span_id: str
 
@@ -265,11 +264,11 @@ ToController = (
 class ControllerSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     """Controller: the state that a worker needs now."""
 
-    directory: int
+    directory_version: int
     """The version of keys, tenants and limits."""
-    passed: frozenset[str]
+    rollout_names: frozenset[str]
     """Names of models with a rollout, whose requests the controller handles itself."""
-    windows: dict[str, int]
+    context_tokens_by_pool: dict[str, int]
     """Map from a pool to its context window, if a server has reported it.
 
     The window is the number of prompt and output tokens together.
@@ -285,8 +284,8 @@ class AdmitAccepted(msgspec.Struct, frozen=True, array_like=True, tag="seated"):
     lease: str
     max_tokens: int
     clamped: bool
-    standing: RateLimitStatus | None
-    place: QueuePosition
+    rate_limits: RateLimitStatus | None
+    queue_position: QueuePosition
     expected_tokens: int
 
 
@@ -295,7 +294,7 @@ class AdmitRejected(msgspec.Struct, frozen=True, array_like=True, tag="refused")
 
     number: int
     error: EncodedError
-    standing: RateLimitStatus | None = None
+    rate_limits: RateLimitStatus | None = None
 
 
 class Dispatched(msgspec.Struct, frozen=True, array_like=True, tag="released"):
@@ -304,7 +303,7 @@ class Dispatched(msgspec.Struct, frozen=True, array_like=True, tag="released"):
     number: int
     replica: str
     waited_ms: dict[str, float]
-    elsewhere: bool
+    has_other_replica: bool
     """Whether another replica could take the request if this one fails."""
 
 
@@ -327,7 +326,7 @@ class RateLimitReply(msgspec.Struct, frozen=True, array_like=True, tag="peeked")
     """Controller: the reply to `RateLimitQuery`."""
 
     number: int
-    standing: RateLimitStatus | None
+    rate_limits: RateLimitStatus | None
 
 
 ToWorker = (

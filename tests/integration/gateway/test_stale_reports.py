@@ -49,7 +49,7 @@ async def shares(reported, peers_say, reports):
                 return core.reports.trust(endpoint_state, asyncio.get_running_loop().time())
 
             await system.wait_until(
-                lambda: all(replica.reported_load.waiting is not None for replica in system.model.replicas)
+                lambda: all(replica.scraped_load.waiting is not None for replica in system.model.replicas)
             )
             await system.wait_until(lambda: trust() < 0.01 or reports is NEVER_OLD)
             for _ in range(ROUNDS):

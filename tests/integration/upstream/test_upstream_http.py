@@ -9,7 +9,7 @@ import pytest
 
 from maitred.core.request import FinishReason
 from maitred.replica.http.connection import MAX_HEAD_BYTES, ResponseBroken
-from maitred.replica.http.pool import ConnectFailed, HostPool, OpenConnections
+from maitred.replica.http.pool import ConnectFailed, HttpConnectionPool, OpenConnections
 from maitred.replica.http.request_head import encode_head, encode_header, encode_request
 from maitred.replica.upstream.dialects import DIALECTS
 from maitred.replica.upstream.openai_stream import OpenAIStreamParser
@@ -71,7 +71,7 @@ async def line_to(*scripts, tls=None):
     server = Server(*scripts)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     async with asyncio.timeout(WAIT_S), listening, OpenConnections() as connections:
-        yield server, HostPool(connections, "127.0.0.1", listening.sockets[0].getsockname()[1], 5.0, tls)
+        yield server, HttpConnectionPool(connections, "127.0.0.1", listening.sockets[0].getsockname()[1], 5.0, tls)
 
 
 async def asked(line):
@@ -219,9 +219,9 @@ async def test_a_server_waits_for_a_reader_that_does_not_read():
 async def test_an_absent_server_is_distinguished_from_one_that_does_not_answer():
     async with OpenConnections() as connections:
         with pytest.raises(ConnectFailed, match=r"no connection to 127\.0\.0\.1:"):
-            await HostPool(connections, "127.0.0.1", free_port(), 5.0).send(REQUEST)
+            await HttpConnectionPool(connections, "127.0.0.1", free_port(), 5.0).send(REQUEST)
         with pytest.raises(ConnectFailed):
-            await HostPool(connections, "nowhere.invalid", 80, 5.0).send(REQUEST)
+            await HttpConnectionPool(connections, "nowhere.invalid", 80, 5.0).send(REQUEST)
 
 
 async def test_a_server_without_tls_is_unreachable_by_tls():
@@ -235,7 +235,7 @@ async def test_leaving_closes_all_connections():
     server = Server([OK + b"content-length: 9\r\n\r\nabc"])
     async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
         async with OpenConnections() as connections:
-            line = HostPool(connections, "127.0.0.1", listening.sockets[0].getsockname()[1], 5.0)
+            line = HttpConnectionPool(connections, "127.0.0.1", listening.sockets[0].getsockname()[1], 5.0)
             await line.send(REQUEST)
         async with asyncio.timeout(WAIT_S):
             await server.left.wait()
@@ -260,7 +260,7 @@ async def test_text_is_poured_while_its_reader_waits_and_the_end_is_read():
         response = await line.send(REQUEST)
         now_s = asyncio.get_running_loop().time()
         times = {
-            "first_part_deadline_s": now_s + WAIT_S,
+            "first_token_deadline_s": now_s + WAIT_S,
             "idle_timeout_s": WAIT_S,
             "deadline_s": now_s + WAIT_S,
         }
@@ -286,7 +286,7 @@ async def test_a_failure_of_the_sink_is_raised_by_the_reader():
         response = await line.send(REQUEST)
         now_s = asyncio.get_running_loop().time()
         times = {
-            "first_part_deadline_s": now_s + WAIT_S,
+            "first_token_deadline_s": now_s + WAIT_S,
             "idle_timeout_s": WAIT_S,
             "deadline_s": now_s + WAIT_S,
         }

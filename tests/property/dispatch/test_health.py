@@ -1,4 +1,4 @@
-"""Replicas fail, come back, slow down and are taken out in every order. There is never more than one probe, nobody is
+"""Replicas fail, come back, slow down and are taken out in every order. There is never more than one trial, nobody is
 locked out for good, and a pool never leaves out all that work.
 """
 
@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from maitred.replica.health.breaker import AttemptOutcome, BreakerState
 from maitred.replica.health.config import BreakerConfig, HealthConfig, OutlierConfig
-from maitred.replica.health.health import ReplicaHealth, slow_start_weight
-from maitred.replica.health.peers import PoolHealth
+from maitred.replica.health.pool import PoolHealth
+from maitred.replica.health.replica import ReplicaHealth, slow_start_weight
 
 NUMBERS = st.integers(0, 4)
 
@@ -34,7 +34,9 @@ class HealthMachine(RuleBasedStateMachine):
             ReplicaHealth(name, self.config, lambda: draw, partial(self.away.__contains__, name))
             for name in (f"replica-{number}" for number in range(count))
         ]
-        self.peers = PoolHealth(self.config.outliers, self.members)
+        self.peers = PoolHealth(self.config.outliers)
+        for member in self.members:
+            self.peers.add(member)
         self.now_s = 1_000.0
         self.running = []
 
@@ -48,11 +50,11 @@ class HealthMachine(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def begin(self, number):
         member = self.member(number)
-        verdict = self.peers.availabilities(self.now_s)[member.name]
+        verdict = self.peers.availability(member.name, self.now_s)
         attempt = self.peers.start_attempt(member.name, self.now_s)
-        if not member.is_absent:
+        if not member.is_out_of_service:
             assert (attempt is not None) == verdict.is_available
-            assert attempt is None or attempt.is_probe == verdict.is_probe
+            assert attempt is None or attempt.is_trial == verdict.is_trial
         if attempt is not None:
             self.running.append((member, attempt))
 
@@ -72,7 +74,7 @@ class HealthMachine(RuleBasedStateMachine):
     @rule()
     def sweep(self):
         ejected = self.peers.eject_outliers(self.now_s)
-        serving = [member for member in self.members if not member.is_absent]
+        serving = [member for member in self.members if not member.is_out_of_service]
         if ejected:
             assert (
                 sum(member.is_ejected(self.now_s) for member in serving)
@@ -85,29 +87,31 @@ class HealthMachine(RuleBasedStateMachine):
         self.away ^= {self.member(number).name}
 
     @invariant()
-    def one_probe_at_a_time(self):
+    def one_trial_at_a_time(self):
         for member in getattr(self, "members", []):
-            probes = [
+            trials = [
                 attempt
                 for owner, attempt in self.running
-                if owner is member and attempt.is_probe and member.breaker._trial is attempt
+                if owner is member and attempt.is_trial and member.breaker._trial is attempt
             ]
-            assert len(probes) <= 1
+            assert len(trials) <= 1
             if member.breaker.state(self.now_s) is not BreakerState.CLOSED:
-                assert member.breaker.is_probing == bool(probes), "a probe is never forgotten, and never counted twice"
+                assert member.breaker.has_trial == bool(trials), "a trial is never forgotten, and never counted twice"
 
     @invariant()
     def who_works_can_be_used(self):
         if not hasattr(self, "members"):
             return
-        verdicts = self.peers.availabilities(self.now_s)
+        verdicts = [self.peers.availability(member.name, self.now_s) for member in self.members]
         works = [
-            member for member in self.members if not member.is_absent and member.breaker.allows_request(self.now_s)
+            member
+            for member in self.members
+            if not member.is_out_of_service and member.breaker.allows_request(self.now_s)
         ]
-        assert any(verdict.is_available for verdict in verdicts.values()) == bool(works)
-        for verdict in verdicts.values():
+        assert any(verdict.is_available for verdict in verdicts) == bool(works)
+        for verdict in verdicts:
             assert 0.0 <= verdict.weight <= 1.0
-            assert verdict.is_available == (verdict.weight > 0) == (not verdict.reason)
+            assert verdict.is_available == (verdict.weight > 0)
 
     def teardown(self):
         """Whatever has happened: with good outcomes from now on, every replica is back in full."""

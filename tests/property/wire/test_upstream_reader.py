@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from maitred.core.errors import MaitredError
 from maitred.replica.upstream.dialects import DIALECTS
-from maitred.replica.upstream.openai_stream import OpenAIStreamParser, failure_details
+from maitred.replica.upstream.errors import failure_details
+from maitred.replica.upstream.openai_stream import OpenAIStreamParser
 
 
 def chunk(delta, finish=None, index=0, usage=None, **more):

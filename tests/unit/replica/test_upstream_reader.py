@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, ReplicaLost
 from maitred.core.request import FinishReason, Usage
 from maitred.replica.upstream.dialects import DIALECTS
-from maitred.replica.upstream.openai_stream import OpenAIStreamParser, failure_details
+from maitred.replica.upstream.errors import failure_details
+from maitred.replica.upstream.openai_stream import OpenAIStreamParser
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
 
@@ -184,7 +185,7 @@ def test_choices_that_are_counted_one_by_one_are_added_up():
 
     first = chunk("a", index=1) + chunk(finish="stop", index=1) + counted(2, 0)
     data = first + chunk("b") + chunk(finish="stop") + counted(3, 4) + DONE
-    answer = OpenAIStreamParser("there", 2, DIALECTS["llamacpp"], samples=2)
+    answer = OpenAIStreamParser("there", 2, DIALECTS["llamacpp"], choices_per_prompt=2)
     assert answer.feed(first).usage is None
     assert answer.feed(data[len(first) :]).usage == Usage(5, 5, 0)
     prompts = OpenAIStreamParser("there", 2, DIALECTS["llamacpp"])

@@ -16,9 +16,9 @@ from maitred.replica.health.breaker import BreakerState
 from maitred.replica.http.pool import OpenConnections
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import DIALECTS
-from maitred.replica.upstream.errors import ServerError, make_failure, parse_error, parse_retry_after
-from maitred.replica.upstream.external_load import ServerLoad, parse_load
-from maitred.replica.upstream.probe import parse_window
+from maitred.replica.upstream.errors import ReportedError, make_response_error, parse_error, parse_retry_after
+from maitred.replica.upstream.external_load import ScrapedLoad, parse_load
+from maitred.replica.upstream.probe import parse_context_length
 from maitred.replica.upstream.replica import UpstreamReplica
 from maitred.replica.upstream.request_body import encode_body
 from maitred.wire.openai.decode import decode_chat
@@ -95,12 +95,12 @@ def test_usage_comes_with_every_chunk_where_it_can():
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"error": {"message": "m", "type": "t", "param": "p", "code": "c"}}, ServerError("m", "c", "p")),
-        ({"error": {"message": "m", "type": "t", "code": 400}}, ServerError("m", "t", None, 400)),
-        ({"error": "m", "error_type": "validation"}, ServerError("m", "validation")),
-        ({"object": "error", "message": "m", "type": "t", "code": 404}, ServerError("m", "t", None, 404)),
-        ({"detail": "m"}, ServerError("m")),
-        ({"detail": [{"msg": "m"}]}, ServerError('[{"msg":"m"}]')),
+        ({"error": {"message": "m", "type": "t", "param": "p", "code": "c"}}, ReportedError("m", "c", "p")),
+        ({"error": {"message": "m", "type": "t", "code": 400}}, ReportedError("m", "t", None, 400)),
+        ({"error": "m", "error_type": "validation"}, ReportedError("m", "validation")),
+        ({"object": "error", "message": "m", "type": "t", "code": 404}, ReportedError("m", "t", None, 404)),
+        ({"detail": "m"}, ReportedError("m")),
+        ({"detail": [{"msg": "m"}]}, ReportedError('[{"msg":"m"}]')),
         ({"choices": []}, None),
         ({"error": None, "choices": []}, None),
         ([], None),
@@ -126,7 +126,7 @@ def test_errors_in_every_shape(fields, error):
     ],
 )
 def test_whose_fault_a_status_is(status, kind):
-    failure = make_failure("there", status, ServerError("Key sk-123 has no money."), None)
+    failure = make_response_error("there", status, ReportedError("Key sk-123 has no money."), None)
     assert type(failure) is kind
     assert ("sk-123" in failure.message) == (kind is InvalidRequest)
 
@@ -137,11 +137,11 @@ def test_a_prompt_that_is_too_long_is_called_so():
         "the request exceeds the available context size",
         "max_tokens=5000 cannot be greater than max_model_len=1024.",
     ):
-        assert type(make_failure("there", 400, ServerError(message), None)) is ContextLengthExceeded
+        assert type(make_response_error("there", 400, ReportedError(message), None)) is ContextLengthExceeded
 
 
 def test_when_to_come_back():
-    assert make_failure("there", 429, None, 7.5).retry_after_s == 7.5
+    assert make_response_error("there", 429, None, 7.5).retry_after_s == 7.5
     assert parse_retry_after("1500", "9") == 1.5
     assert parse_retry_after(None, "9") == 9
     assert parse_retry_after("nan", "Wed, 21 Oct 2026 07:28:00 GMT") is None
@@ -150,12 +150,12 @@ def test_when_to_come_back():
 
 def test_the_window_in_a_list_of_models():
     entries = [{"id": "a", "max_model_len": 8}, {"id": "b", "context_window": 16}, {"id": "c"}]
-    assert [parse_window({"data": entries}, name) for name in "abcd"] == [8, 16, None, None]
-    assert parse_window(entries, "a") == 8
-    assert parse_window({"data": [{"id": "a", "max_model_len": "8"}, None]}, "a") is None
-    assert parse_window("nothing", "a") is None
-    assert parse_window({"data": [{"id": "a", "meta": {"n_ctx": 1024, "n_ctx_train": 2048}}]}, "a") == 1024
-    assert parse_window({"data": [{"id": "a", "meta": None}]}, "a") is None
+    assert [parse_context_length({"data": entries}, name) for name in "abcd"] == [8, 16, None, None]
+    assert parse_context_length(entries, "a") == 8
+    assert parse_context_length({"data": [{"id": "a", "max_model_len": "8"}, None]}, "a") is None
+    assert parse_context_length("nothing", "a") is None
+    assert parse_context_length({"data": [{"id": "a", "meta": {"n_ctx": 1024, "n_ctx_train": 2048}}]}, "a") == 1024
+    assert parse_context_length({"data": [{"id": "a", "meta": None}]}, "a") is None
 
 
 def test_tool_calls_are_put_together_from_their_pieces():
@@ -188,16 +188,16 @@ vllm:kv_cache_usage_perc{engine="1"} 0.5
 vllm:gpu_cache_usage_perc NaN
 """
     gauges = DIALECTS["vllm"].load_gauges
-    assert parse_load(page, gauges) == ServerLoad(5.0, 7.0, 0.5)
-    assert parse_load("vllm:num_requests_running\nvllm:num_requests_waiting oops", gauges) == ServerLoad()
+    assert parse_load(page, gauges) == ScrapedLoad(5.0, 7.0, 0.5)
+    assert parse_load("vllm:num_requests_running\nvllm:num_requests_waiting oops", gauges) == ScrapedLoad()
 
 
 async def test_what_cannot_be_written_for_a_server_leaves_nothing_open_there():
     async with OpenConnections() as connections:
         upstream = UpstreamReplica(UpstreamConfig(url="http://127.0.0.1:9/v1"), "ours", connections)
-        upstream.status.on_probe_success()
+        upstream.status.mark_up()
         with pytest.raises(Unsupported):
-            async with upstream.send(TextRequest("r", {"messages": MESSAGES, "sound": True}, 1)):
+            async with upstream.generate(TextRequest("r", {"messages": MESSAGES, "sound": True}, 1)):
                 pass
         assert upstream.open_streams == 0
         assert upstream.status.breaker_state is BreakerState.CLOSED, "it is not the server's fault"

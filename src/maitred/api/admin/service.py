@@ -196,13 +196,13 @@ class RolloutService(Protocol):
 
 
 class WorkerService(Protocol):
-    """Service that lists and restarts the workers of this gateway."""
+    """Service that lists and replaces the workers of this gateway."""
 
-    def all(self) -> Sequence[WorkerBody]:
+    def list_workers(self) -> Sequence[WorkerBody]:
         """Lists the workers as they are now; empty if the gateway is one process."""
         ...
 
-    def restart(self) -> None:
+    def replace_all(self) -> None:
         """Replaces the workers one after the other; raises Conflict if there are none.
 
         The call returns before the replacement is complete.

@@ -38,10 +38,10 @@ class WorkerRoutes:
 
     async def list(self, exchange: HttpExchange) -> None:
         """Answers with all workers."""
-        await self._admin.reply(exchange, WorkerList(data=[*self._workers.all()]))
+        await self._admin.reply(exchange, WorkerList(data=[*self._workers.list_workers()]))
 
     async def restart(self, exchange: HttpExchange) -> None:
         """Restarts the workers; it is complete when the list shows none of those in the answer."""
-        before = self._workers.all()
-        self._workers.restart()
+        before = self._workers.list_workers()
+        self._workers.replace_all()
         await self._admin.reply(exchange, WorkerList(data=[*before]))

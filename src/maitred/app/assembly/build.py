@@ -60,7 +60,7 @@ def draft_generation(
     served: UpstreamModels,
     registry: EngineRegistry,
     local: LocalModel | None,
-    live: LiveRollouts,
+    live_rollouts: LiveRollouts,
     requests: RequestMetrics,
 ) -> GenerationDraft:
     """Makes a draft of a generation, without any other effect.
@@ -76,7 +76,7 @@ def draft_generation(
     ladders = {
         name: DegradationLadder(ladder, skipped=requests.on_degradation_skipped) for name, ladder in steps.items()
     }
-    router = Router(catalog, read_routes(config, catalog), live)
+    router = Router(catalog, read_routes(config, catalog), live_rollouts)
     return GenerationDraft(
         config,
         upstream_models=served,

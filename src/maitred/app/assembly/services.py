@@ -27,7 +27,7 @@ from maitred.app.reload import Reloader
 from maitred.app.request.fallback import open_schemas
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.workers.admin import WorkerAdmin
-from maitred.app.workers.controller import ControllerServer
+from maitred.app.workers.controller_server import ControllerServer
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions
@@ -87,7 +87,7 @@ class GatewayServices:
             `Admission.snapshot`.
         queues: The queues of all models.
         retry_budget: Decides which clients may retry.
-        live, rollouts, rollout_observer: The rollouts of new versions, their admin service and
+        live_rollouts, rollouts, rollout_observer: The rollouts of new versions, their admin service and
             their observer.
         observer_batch: Passes ended requests to the observers in batches.
         metrics, timelines, recent, live_state: The observers.
@@ -107,7 +107,7 @@ class GatewayServices:
     admission: Admission
     queues: ModelQueues
     retry_budget: RetryBudget
-    live: LiveRollouts
+    live_rollouts: LiveRollouts
     rollouts: RolloutAdmin
     rollout_observer: RolloutObserver
     observer_batch: ObserverBatch

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from maitred.app.workers.ipc import IpcDirectory
+from maitred.app.workers.ipc import IpcFolder
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.engine.models.digest import fingerprint_of
@@ -20,7 +20,7 @@ from maitred.fleet.remote import FingerprintCheck, RemoteEngine, make_remote_eng
 
 
 async def make_engines(
-    config: Config, command: CommandFactory | None, clock: Clock, ipc: IpcDirectory | None = None
+    config: Config, command: CommandFactory | None, clock: Clock, ipc: IpcFolder | None = None
 ) -> EngineGroup:
     """Makes the engines of the configured model; entering the returned group starts them.
 
@@ -28,7 +28,7 @@ async def make_engines(
         config: The configuration.
         command: Returns the command that starts an engine; None: that of this installation.
         clock: The clock of the engines.
-        ipc: Directory in which other processes find the engines that are started here; None: no other process uses
+        ipc: Folder in which other processes find the engines that are started here; None: no other process uses
             them.
 
     Raises:
@@ -45,11 +45,11 @@ async def make_engines(
     return _make_group(engines, config)
 
 
-def engines_in(ipc: IpcDirectory, config: Config) -> EngineGroup:
+def engines_in(ipc: IpcFolder, config: Config) -> EngineGroup:
     """Makes the group of engines that another process of this gateway runs."""
     silence_timeout_s = config.engine_link.silence_timeout_s
     engines = {
-        name: RemoteEngine(socket_address(ipc.engine_address(name)), silence_timeout_s=silence_timeout_s)
+        name: RemoteEngine(socket_address(ipc.engine_folder(name)), silence_timeout_s=silence_timeout_s)
         for name in _names(config)
     }
     return _make_group(EngineGroup(engines), config)
@@ -71,7 +71,7 @@ def _command(config: Config, folder: Path) -> CommandFactory:
     return engine_command(folder, settings, config.dispatch.service.weights, config.log)
 
 
-def _started_here(config: Config, command: CommandFactory, clock: Clock, ipc: IpcDirectory | None) -> EngineGroup:
+def _started_here(config: Config, command: CommandFactory, clock: Clock, ipc: IpcFolder | None) -> EngineGroup:
     silence_timeout_s = config.engine_link.silence_timeout_s
     engines: EngineGroup = EngineGroup(
         {
@@ -80,7 +80,7 @@ def _started_here(config: Config, command: CommandFactory, clock: Clock, ipc: Ip
                 clock=clock,
                 silence_timeout_s=silence_timeout_s,
                 others_serve=lambda: engines.is_ready,
-                folder=None if ipc is None else ipc.engine_address(name),
+                folder=None if ipc is None else ipc.engine_folder(name),
             )
             for name in _names(config)
         }

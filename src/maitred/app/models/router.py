@@ -8,7 +8,7 @@ from maitred.core.errors import ModelNotFound
 from maitred.core.inference import InferenceRequest
 from maitred.core.rollout import RolloutVersion
 from maitred.core.tenancy import Principal
-from maitred.replica.upstream.address import UpstreamUrl
+from maitred.replica.upstream.url import UpstreamUrl
 from maitred.routing.auto.tiers import AutoModel
 from maitred.routing.catalog import AnyModel, Catalog
 from maitred.routing.escalation.config import EscalationConfig

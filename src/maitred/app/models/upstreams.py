@@ -14,7 +14,7 @@ from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.request import AnyEndpoint, Endpoint
 from maitred.observe.metrics.upstreams import UpstreamState
 from maitred.replica.health.config import HealthConfig
-from maitred.replica.health.peers import PoolHealth
+from maitred.replica.health.pool import PoolHealth
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.catalog import TextModel
 from maitred.text.tokenizer import Tokenizer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from maitred.replica.upstream.replica import UpstreamReplica
     from maitred.replica.upstream.status import UpstreamStatus
 
-_FIRST_LOOK_S = 0.5
+_FIRST_PROBE_TIMEOUT_S = 0.5
 """Longest wait for new servers, so that a reload is not delayed further; a new server counts as away until it has been
 probed."""
 _HEALTH = HealthConfig()
@@ -86,7 +86,7 @@ class Upstreams:
         self._connections: OpenConnections | None = None
         self._probes = probes
         self._stack = stack
-        self._peers: dict[str, PoolHealth] = {}
+        self._pool_health: dict[str, PoolHealth] = {}
         self._tokenizers: dict[str, str | None] = {}
 
     @property
@@ -98,13 +98,13 @@ class Upstreams:
         """Returns the endpoints of each model, for dispatch."""
         return self.current.endpoints()
 
-    def windows(self) -> dict[str, int]:
+    def context_tokens_by_pool(self) -> dict[str, int]:
         """Returns the largest context length of each model, as its servers report it."""
         return {
-            name: server.window_tokens
+            name: server.reported_context_tokens
             for name, servers in self.current.servers.items()
             for server in servers
-            if server.window_tokens is not None
+            if server.reported_context_tokens is not None
         }
 
     async def prepare(self, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> UpstreamModels:
@@ -143,12 +143,13 @@ class Upstreams:
         known = {server.status for server in self.current.all()}
         unseen = [server for server in served.all() if server.status not in known]
         if unseen:
-            looks = [
-                asyncio.create_task(HealthProbe(server).check(), name=f"look at {server.name}") for server in unseen
+            probe_tasks = [
+                asyncio.create_task(HealthProbe(server).probe_once(), name=f"first probe of {server.name}")
+                for server in unseen
             ]
-            _, late = await asyncio.wait(looks, timeout=_FIRST_LOOK_S)
-            for look in late:
-                look.cancel()
+            _, late = await asyncio.wait(probe_tasks, timeout=_FIRST_PROBE_TIMEOUT_S)
+            for task in late:
+                task.cancel()
             if late:
                 await asyncio.wait(late)
 
@@ -157,13 +158,15 @@ class Upstreams:
         staying = {server.status for server in served.all()}
         for server in self.current.all():
             if server.status not in staying:
-                server.status.join_pool(PoolHealth(health.outliers, []))  # its health is not compared any more
+                server.status.join_pool(PoolHealth(health.outliers))  # its health is not compared any more
         self.current = served
         self._tokenizers = {name: config.tokenizer for name, config in configs.items()}
-        self._peers = {name: self._peers.get(name) or PoolHealth(health.outliers, []) for name in served.servers}
+        self._pool_health = {
+            name: self._pool_health.get(name) or PoolHealth(health.outliers) for name in served.servers
+        }
         for name, servers in served.servers.items():
             for server in servers:
-                server.status.join_pool(self._peers[name])
+                server.status.join_pool(self._pool_health[name])
                 server.status.reconfigure(server.config.probe_every_s, health)
         self._probes.begin(served.all())
 
@@ -177,9 +180,9 @@ class Upstreams:
             (name, server.name): UpstreamState(
                 up=server.status.is_up,
                 open_requests=server.open_streams,
-                running=server.reported_load.running,
-                waiting=server.reported_load.waiting,
-                kv_usage=server.reported_load.kv_usage,
+                running=server.scraped_load.running,
+                waiting=server.scraped_load.waiting,
+                kv_usage=server.scraped_load.kv_usage,
                 breaker=server.status.breaker_state,
                 weight=server.weight,
             )
@@ -197,7 +200,7 @@ class Upstreams:
     ) -> "UpstreamReplica":
         here = self.current.servers.get(name, ())
         before = next((server for server in here if server.is_same_server(config)), None)
-        if before is not None and before.settings == (config, model.context_tokens, model.max_choices):
+        if before is not None and before.has_settings(config, model.context_tokens, model.max_choices):
             return before
         return _upstream(config, name, model, connections, health, before)
 
@@ -216,14 +219,15 @@ async def open_upstreams(
     models: Mapping[str, TextModelConfig],
     health: HealthConfig = _HEALTH,
     *,
-    standing: "Callable[[UpstreamReplica], UpstreamStatus] | None" = None,
+    make_status: "Callable[[UpstreamReplica], UpstreamStatus] | None" = None,
 ) -> AsyncIterator[Upstreams]:
     """Opens the configured models of upstream servers. This process or another one starts to probe their servers.
 
     Args:
         models: The configured models; those with upstream servers are opened.
         health: Settings that decide when an unhealthy server gets fewer requests or none.
-        standing: The health statuses if another process decides on health and probes the servers.
+        make_status: Makes the status of a server if another process decides on health and probes the servers; None:
+            this process does.
 
     Raises:
         ConfigInvalid: A URL, a certificate file or a tokenizer cannot be used.
@@ -234,12 +238,12 @@ async def open_upstreams(
     ):
         upstreams = Upstreams(probes, stack)
         served = await upstreams.prepare(models, health)
-        if standing is None:
+        if make_status is None:
             upstreams.reconfigure(served, models, health)
         else:
             upstreams.current = served
             for server in served.all():
-                server.status = standing(server)
+                server.status = make_status(server)
         yield upstreams
 
 

@@ -58,7 +58,7 @@ class UpstreamAttempt(ReplicaAttempt[TextBatch]):
         timeline: RequestTimeline,
         clock: Clock,
     ) -> None:
-        super().__init__(timeline, clock, {"replica": endpoint.name, **endpoint.replica.location})
+        super().__init__(timeline, clock, {"replica": endpoint.name, **endpoint.replica.trace_attributes})
         self._replica = endpoint.replica
         self._request = request
         self._on_submitted = on_submitted
@@ -67,7 +67,7 @@ class UpstreamAttempt(ReplicaAttempt[TextBatch]):
         request, timeline = self._request, self._timeline
         if timeline.trace is not None:
             request = replace(request, trace=timeline.context_at(self._span, new_span_id))
-        stream = await self._stack.enter_async_context(self._replica.send(request))
+        stream = await self._stack.enter_async_context(self._replica.generate(request))
         self._items, self.listen = aiter(stream), stream.listen
         self._on_submitted()
 

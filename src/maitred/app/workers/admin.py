@@ -1,11 +1,11 @@
-"""Worker processes as the admin API lists and restarts them."""
+"""Worker processes as the admin API lists and replaces them."""
 
 from collections.abc import Callable, Collection
 
 import psutil
 
-from maitred.app.workers.controller import WorkerSession
-from maitred.app.workers.ipc import IpcDirectory
+from maitred.app.workers.controller_server import WorkerSession
+from maitred.app.workers.ipc import IpcFolder
 from maitred.core.errors import Conflict
 from maitred.wire.admin.responses import WorkerBody
 from maitred.wire.admin.times import to_iso
@@ -19,11 +19,11 @@ class WorkerAdmin:
         ipc: Finds the supervisor, which replaces workers; None: the gateway is one process.
     """
 
-    def __init__(self, sessions: Callable[[], Collection[WorkerSession]], ipc: IpcDirectory | None) -> None:
+    def __init__(self, sessions: Callable[[], Collection[WorkerSession]], ipc: IpcFolder | None) -> None:
         self._sessions = sessions
         self._ipc = ipc
 
-    def all(self) -> list[WorkerBody]:
+    def list_workers(self) -> list[WorkerBody]:
         """Lists the workers by number; a worker that is leaving stands before its successor."""
         started = sorted(self._start_times(), key=lambda entry: (entry[1].worker, entry[0]))
         newest = {session.worker: session for _, session in started}
@@ -38,7 +38,7 @@ class WorkerAdmin:
             for started_s, session in started
         ]
 
-    def restart(self) -> None:
+    def replace_all(self) -> None:
         """Has the supervisor replace all workers by new processes.
 
         Raises:
@@ -49,7 +49,7 @@ class WorkerAdmin:
                 "This gateway is one process (server.workers is 1), which cannot be replaced while it serves. "
                 "SIGTERM lets its answers end and then ends it."
             )
-        self._ipc.request_replacement()
+        self._ipc.request_worker_replacement()
 
     def _start_times(self) -> list[tuple[float, WorkerSession]]:
         started = []

@@ -8,13 +8,13 @@ import asyncio
 import signal
 
 from maitred.app.models.engines import make_engines
-from maitred.app.workers.ipc import IpcDirectory
+from maitred.app.workers.ipc import IpcFolder
 from maitred.config.tree import Config
 from maitred.core.clock import SystemClock
 from maitred.fleet.local import CommandFactory
 
 
-async def run_engine_host(config: Config, command: CommandFactory | None, ipc: IpcDirectory) -> int:
+async def run_engine_host(config: Config, command: CommandFactory | None, ipc: IpcFolder) -> int:
     """Runs the engines until SIGTERM or SIGINT comes.
 
     Args:

@@ -19,32 +19,32 @@ from maitred.wire.frames import FrameReader, encode_frame
 
 
 @dataclass(frozen=True, slots=True)
-class IpcDirectory:
+class IpcFolder:
     """The folder of sockets of one gateway, made by `open_ipc`.
 
     Attributes:
-        folder: The folder of the sockets.
+        path: Path of the folder.
         supervisor_pid: The process id of the supervisor, which started the others.
         worker_pids: Process ids of the workers that were running when this process was started.
     """
 
-    folder: Path
+    path: Path
     supervisor_pid: int
     worker_pids: Collection[int] = ()
 
     @property
-    def controller_address(self) -> Path:
+    def controller_ipc_socket(self) -> Path:
         """The Unix socket at which the controller accepts worker connections."""
-        return self.folder / "desk.sock"
+        return self.path / "desk.sock"
 
     @property
-    def worker_address(self) -> Path:
+    def controller_http_socket(self) -> Path:
         """The Unix socket at which the controller speaks HTTP, for requests that workers forward."""
-        return self.folder / "edge.sock"
+        return self.path / "edge.sock"
 
-    def engine_address(self, name: str) -> Path:
+    def engine_folder(self, name: str) -> Path:
         """Returns the folder in which an engine of the `model` section listens."""
-        return self.folder / name
+        return self.path / name
 
     def notify_ready(self) -> None:
         """Notifies the supervisor that this process is serving."""
@@ -54,7 +54,7 @@ class IpcDirectory:
         """Notifies the supervisor that another configuration is in force, with which new workers have to start."""
         os.kill(self.supervisor_pid, CONFIG_CHANGED)
 
-    def request_replacement(self) -> None:
+    def request_worker_replacement(self) -> None:
         """Asks the supervisor to replace all workers, one after the other."""
         os.kill(self.supervisor_pid, REPLACE_WORKERS)
 
@@ -70,11 +70,11 @@ RETIRE = signal.SIGUSR2
 
 
 @contextmanager
-def open_ipc() -> Iterator[IpcDirectory]:
+def open_ipc() -> Iterator[IpcFolder]:
     """Creates the folder of sockets for as long as the block lasts."""
     folder = Path(tempfile.mkdtemp(prefix="maitred-house-"))  # mkdtemp creates it with mode 0700
     try:
-        yield IpcDirectory(folder, os.getpid())
+        yield IpcFolder(folder, os.getpid())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -87,8 +87,7 @@ class IpcConnection(asyncio.Protocol, Generic[M]):
     """One end of a message connection between two processes of a gateway.
 
     Messages that are sent within one turn of the event loop are written together at its end. No sender waits for the
-    socket
-    to drain: what can pile up is bounded by the number of open requests, and `InFlightLimiter` bounds that.
+    socket to drain: what can pile up is bounded by the number of open requests, and `InFlightLimiter` bounds that.
 
     Args:
         message_type: The union of messages that the other end sends.

@@ -47,22 +47,22 @@ class LocalModelNames:
 
     Args:
         routes: The table of names, as far as the worker knows the models behind them.
-        pools: The models that the worker can reach.
+        pools: The models whose requests a worker can serve itself; see `locally_served_pools`.
 
     Attributes:
-        on_trial: Names behind which versions are tried now.
+        rollout_names: Names with a rollout in progress.
     """
 
     def __init__(self, routes: RoutesConfig, pools: Collection[str]) -> None:
         self._names = NameResolver(routes)
         self._routes = routes
         self._pools = pools
-        self.on_trial: frozenset[str] = frozenset()
+        self.rollout_names: frozenset[str] = frozenset()
 
     def serves(self, name: str) -> bool:
-        """Whether this worker can reach every model to which a request for that name may be routed."""
+        """Whether this worker can serve every model to which a request for that name may be routed."""
         entry = self._names.resolve(name)
-        if entry is None or self._names.is_auto(name) or self._names.canonical(name) in self.on_trial:
+        if entry is None or self._names.is_auto(name) or self._names.canonical(name) in self.rollout_names:
             return False
         targets = [*entry.targets]
         if (chains := self._routes.fallbacks.get(entry.name)) is not None:
@@ -74,16 +74,17 @@ class LocalModelNames:
         return all(pool in self._pools for pool, _ in targets)
 
 
-def reachable_pools(config: Config, local: str | None) -> set[str]:
-    """Returns the models that a worker can serve.
+def locally_served_pools(config: Config, engine_model: str | None) -> set[str]:
+    """Returns the models whose requests a worker can serve itself.
 
     Args:
         config: The settings.
-        local: The name of the model of the `model` section; None: there is none.
+        engine_model: The name of the model of the `model` section, which engines of this gateway run; None: there is
+            none.
     """
     if config.traces.endpoint is not None and config.traces.content:
         return set()  # prompts and answers go into spans, which only the controller exports
     pools = {name for name, model in config.models.items() if model.upstreams and not model.degradation}
-    if local is not None and not config.model.degradation:
-        pools.add(local)
+    if engine_model is not None and not config.model.degradation:
+        pools.add(engine_model)
     return pools - {*config.dispatch.hedging.models}

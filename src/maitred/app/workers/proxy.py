@@ -9,7 +9,7 @@ import yarl
 
 from maitred.api.dialect import Header, error_body, error_headers
 from maitred.api.exchange import JSON, Receive, Scope, Send
-from maitred.app.workers.client import CONTROLLER_UNAVAILABLE
+from maitred.app.workers.controller_client import CONTROLLER_UNAVAILABLE
 from maitred.core.errors import Unavailable
 
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"date"})

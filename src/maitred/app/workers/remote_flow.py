@@ -14,7 +14,7 @@ from maitred.admission.config import AdmissionConfig
 from maitred.admission.prices import PriceList
 from maitred.admission.request import AdmissionRequest
 from maitred.api.in_flight import CancelScope
-from maitred.app.workers.client import ControllerClient
+from maitred.app.workers.controller_client import ControllerClient
 from maitred.core.context import Outcome, RateLimitStatus
 from maitred.core.errors import Bug, MaitredError, Overloaded, Unavailable
 from maitred.core.flow import QueuePosition
@@ -33,7 +33,6 @@ from maitred.wire.worker_protocol import (
     AdmitAccepted,
     AdmitRejected,
     AdmitRequest,
-    AttemptResult,
     Dispatched,
     PromptSummary,
     RateLimitQuery,
@@ -46,10 +45,11 @@ from maitred.wire.worker_protocol import (
     SubmissionAcked,
     TokensUsed,
     ToWorker,
+    WorkerAttemptOutcome,
 )
 
 
-class SubmissionTracker:
+class SubmissionAcker:
     """Reports to the controller which submissions of this worker an engine has received.
 
     An engine receives submissions in the order in which they were sent.
@@ -90,31 +90,31 @@ class SubmissionTracker:
             self._controller.send(SubmissionAcked(self._unacked_numbers.popleft()))
 
 
-class RemoteDispatch:
-    """A grant and a queue entry that the controller holds for this worker; leaving the context releases both.
+class RemoteAdmission:
+    """An admitted request at the controller, with its grant and its queue entry; leaving the context releases both.
 
-    It survives a controller restart: the worker sends the grant to the next controller,
-    which restores the queue entry and settles the grant.
+    It survives a controller restart: the worker sends the grant to the next controller, which restores the queue entry
+    and settles the grant.
 
     Implements `maitred.app.request.flow_control.GrantHandle` and `DispatchHandle`.
 
     Args:
         controller: The client of the controller.
         endpoints: The replicas of the model, by name.
-        submissions: The submission trackers of those replicas that are engines of this gateway.
+        submission_ackers: The submission ackers of those replicas that are engines of this gateway, by name.
         cancel_scope: Is cancelled when the controller ends the request. It encloses this context.
         admission_request: The request, with its context.
         recoveries: How often the request may be requeued for another replica.
 
     Attributes:
-        attempt_result: Result of the current attempt for the circuit breaker of the upstream server.
+        attempt_outcome: Outcome of the current attempt, for the circuit breaker of the upstream server.
     """
 
     def __init__(
         self,
         controller: ControllerClient,
         endpoints: Mapping[str, AnyEndpoint],
-        submissions: Mapping[str, SubmissionTracker],
+        submission_ackers: Mapping[str, SubmissionAcker],
         cancel_scope: CancelScope,
         admission_request: AdmissionRequest,
         recoveries: int,
@@ -122,7 +122,7 @@ class RemoteDispatch:
         assert admission_request.context is not None
         self._controller = controller
         self._endpoints = endpoints
-        self._submissions = submissions
+        self._submission_ackers = submission_ackers
         self._context = admission_request.context
         self._cancel_scope = cancel_scope
         self._recoveries = recoveries
@@ -144,7 +144,7 @@ class RemoteDispatch:
         """Token counts that were not sent to the controller yet: prompt, cached and output tokens."""
         self._first_token_unsent = False
         """Whether the first output token of the request is among the unsent tokens."""
-        self.attempt_result = AttemptResult.NEITHER
+        self.attempt_outcome = WorkerAttemptOutcome.NEUTRAL
 
     async def request_admission(self, admit_request: AdmitRequest) -> None:
         """Asks the controller to admit the request; raises the error of a rejection.
@@ -159,7 +159,7 @@ class RemoteDispatch:
             while self._accepted is None and not self._is_disconnected:
                 await self._wait_message()
         context, accepted = self._context, self._accepted
-        context.rate_limits, context.predicted_position = accepted.standing, accepted.place
+        context.rate_limits, context.predicted_position = accepted.rate_limits, accepted.queue_position
         context.clamped_max_tokens = accepted.max_tokens if accepted.clamped else None
 
     @property
@@ -167,7 +167,7 @@ class RemoteDispatch:
         """The number under which the controller knows this request."""
         return self._number
 
-    async def __aenter__(self) -> "RemoteDispatch":
+    async def __aenter__(self) -> "RemoteAdmission":
         self._cancel_scope.__enter__()
         return self
 
@@ -191,16 +191,16 @@ class RemoteDispatch:
             number=self._number,
             usage=self._context.usage,
             first_token_s=self._context.first_token_s,
-            met=self.attempt_result,
+            attempt_outcome=self.attempt_outcome,
             error=None if is_cancelled else encoded_error,
             cancelled=is_cancelled,
         )
         if not self._is_disconnected:
             self._controller.send(release_request)
         elif (request_id := self.unanswered_id) is not None:
-            self._controller.abandon(request_id)
-        elif (resume_grant := self.resume_message()) is not None:
-            self._controller.settle_later(replace(resume_grant, ended=resume_grant.ended or release_request))
+            self._controller.keep_unanswered_id(request_id)
+        elif (resume_grant := self.take_resume_grant()) is not None:
+            self._controller.keep_ended_grant(replace(resume_grant, ended=resume_grant.ended or release_request))
 
     # --- messages of the controller ---
 
@@ -209,8 +209,8 @@ class RemoteDispatch:
         if isinstance(message, AdmitRejected):
             self._is_finished = True
             error = decode_error(message.error)
-            if message.standing is not None:
-                self._context.rate_limits = message.standing
+            if message.rate_limits is not None:
+                self._context.rate_limits = message.rate_limits
             if isinstance(error, Overloaded):
                 self._context.predicted_position = error.position
             # Cancel the request, unless it waits for a message: then `_wait_message` raises the error.
@@ -220,7 +220,7 @@ class RemoteDispatch:
         elif isinstance(message, AdmitAccepted):
             self._accepted = message
         elif isinstance(message, Dispatched):
-            self._dispatched, self.attempt_result = message, AttemptResult.NEITHER
+            self._dispatched, self.attempt_outcome = message, WorkerAttemptOutcome.NEUTRAL
         elif isinstance(message, SettleReply):
             self._settle_reply = message
             self._is_finished = message.error is None  # a settled request holds nothing any more
@@ -231,14 +231,14 @@ class RemoteDispatch:
         self._is_disconnected = True
         self._wake()
 
-    def resume_message(self) -> ResumeGrant | None:
-        """Returns the grant for the next controller. Implements `RequestListener.resume_message`."""
+    def take_resume_grant(self) -> ResumeGrant | None:
+        """Takes the grant for the next controller. Implements `RequestListener.take_resume_grant`."""
         if self._admit_request is None or self._accepted is None or self._settle_reply is not None:
             return None
         self._is_disconnected = False
         self._unsent_tokens, self._first_token_unsent = _NO_TOKENS, False  # the usage below contains these tokens
         return ResumeGrant(
-            asks=replace(
+            admit_request=replace(
                 self._admit_request, prompts=[replace(prompt, ids=[]) for prompt in self._admit_request.prompts]
             ),
             lease=self._accepted.lease,
@@ -322,10 +322,10 @@ class RemoteDispatch:
                 await self._controller.wait_connected(has_grant=True)
             else:
                 await self._wait_message()
-        CURRENT_DISPATCH.set(self)
+        CURRENT_ADMISSION.set(self)
         replica = self._dispatched.replica
-        if (engine := self._submissions.get(replica)) is not None and not engine.is_connected:
-            await engine.wait_connected()
+        if (acker := self._submission_ackers.get(replica)) is not None and not acker.is_connected:
+            await acker.wait_connected()
         return self._endpoints[replica]
 
     def hedge_after_s(self) -> float | None:
@@ -339,10 +339,10 @@ class RemoteDispatch:
     @property
     def has_other_replica(self) -> bool:
         """Whether another replica could take the request, as of its dispatch."""
-        return self._dispatched is not None and self._dispatched.elsewhere
+        return self._dispatched is not None and self._dispatched.has_other_replica
 
     def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
-        """Reports the failed replica and waits for another dispatch; returns False if no requeues are left."""
+        """Reports the failed replica, so that the request is requeued; returns False if no requeues are left."""
         if self._requeue_count >= self._recoveries or self._is_finished:
             return False
         self._requeue_count += 1
@@ -350,7 +350,11 @@ class RemoteDispatch:
         self._dispatched = None
         self._controller.send(
             ReplicaFailed(
-                self._number, met=self.attempt_result, prompts=list(prompts), answer_by_s=answer_by_s, rest_s=rest_s
+                self._number,
+                attempt_outcome=self.attempt_outcome,
+                prompts=list(prompts),
+                answer_by_s=answer_by_s,
+                rest_s=rest_s,
             )
         )
         return True
@@ -367,12 +371,14 @@ class RemoteDispatch:
 
     def position(self) -> QueuePosition | None:
         """Returns the queue position as of the request's arrival; None once it is dispatched."""
-        return None if self._dispatched is not None else self._acceptance.place
+        return None if self._dispatched is not None else self._acceptance.queue_position
 
     def on_submitted(self) -> None:
         """Records a submission to the engine, whose next report acknowledges it."""
-        if self._dispatched is not None and (engine := self._submissions.get(self._dispatched.replica)) is not None:
-            engine.on_sent(self._number)
+        if self._dispatched is None:
+            return
+        if (acker := self._submission_ackers.get(self._dispatched.replica)) is not None:
+            acker.on_sent(self._number)
 
     def charge_tokens(self, *, prompt_tokens: int = 0, cached_tokens: int = 0, output_tokens: int = 0) -> None:
         """Adds tokens to the unsent counts, which are sent to the controller a little later."""
@@ -396,7 +402,7 @@ class RemoteDispatch:
     @property
     def _acceptance(self) -> AdmitAccepted:
         if self._accepted is None:
-            raise RuntimeError("The entry was waited for before it was entered.")
+            raise RuntimeError("The request is not admitted yet.")
         return self._accepted
 
 
@@ -406,7 +412,7 @@ class RemoteFlowController:
     Args:
         controller: The client of the controller.
         endpoints: Pool -> its replicas, by name.
-        submissions: Pool -> the submission trackers of its engines.
+        submission_ackers: Pool -> the submission ackers of its engines, by name.
         config: Prices, and the default length of responses.
         recoveries: How often a request may be requeued for another replica.
     """
@@ -415,13 +421,13 @@ class RemoteFlowController:
         self,
         controller: ControllerClient,
         endpoints: Mapping[str, Mapping[str, AnyEndpoint]],
-        submissions: Mapping[str, Mapping[str, SubmissionTracker]],
+        submission_ackers: Mapping[str, Mapping[str, SubmissionAcker]],
         config: AdmissionConfig,
         recoveries: int,
     ) -> None:
         self._controller = controller
         self._endpoints = endpoints
-        self._submissions = submissions
+        self._submission_ackers = submission_ackers
         self._prices = PriceList(config.prices)
         self._default_output_tokens = config.default_output_tokens
         self._recoveries = recoveries
@@ -449,24 +455,26 @@ class RemoteFlowController:
         admission_request: AdmissionRequest,
         timeline: RequestTimeline,
         stack: ResourceStack,
-    ) -> tuple[RemoteDispatch, RemoteDispatch]:
+    ) -> tuple[RemoteAdmission, RemoteAdmission]:
         """Has the controller admit the request; returns one handle for the grant and for the queue entry."""
         await self._controller.wait_connected()
         endpoints = self._endpoints[pool]
-        entry = await stack.enter_async_context(
-            RemoteDispatch(
+        admission = await stack.enter_async_context(
+            RemoteAdmission(
                 self._controller,
                 endpoints,
-                submissions=self._submissions.get(pool, {}),
+                submission_ackers=self._submission_ackers.get(pool, {}),
                 cancel_scope=CancelScope(),
                 admission_request=admission_request,
                 recoveries=self._recoveries,
             )
         )
-        await entry.request_admission(
-            _admit_request(entry.number, pool, dispatch_request, admission_request, with_token_ids=len(endpoints) > 1)
+        await admission.request_admission(
+            _make_admit_request(
+                admission.number, pool, dispatch_request, admission_request, with_token_ids=len(endpoints) > 1
+            )
         )
-        return entry, entry
+        return admission, admission
 
     async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
         """Returns how far a client's rate limits are used; None while the controller is away."""
@@ -475,7 +483,7 @@ class RemoteFlowController:
         except Unavailable:
             return None
         assert isinstance(reply, RateLimitReply)
-        return reply.standing
+        return reply.rate_limits
 
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
         """Returns None: queries for a queue position are forwarded to the controller."""
@@ -486,7 +494,7 @@ class RemoteFlowController:
         return self._controller.is_connected
 
 
-def _admit_request(
+def _make_admit_request(
     number: int,
     pool: str,
     dispatch_request: DispatchRequest,
@@ -494,7 +502,7 @@ def _admit_request(
     *,
     with_token_ids: bool,
 ) -> AdmitRequest:
-    """Builds the message that asks the controller to admit a request.
+    """Makes the message that asks the controller to admit a request.
 
     Args:
         number: The number under which the controller knows the request.
@@ -502,8 +510,7 @@ def _admit_request(
         dispatch_request: The request as the queue sees it.
         admission_request: The request as admission sees it.
         with_token_ids: Whether replicas are compared by the prefixes that they have cached. Else only the length of
-            each
-            prompt is sent.
+            each prompt is sent.
     """
     return AdmitRequest(
         number=number,
@@ -515,11 +522,12 @@ def _admit_request(
         arrived_s=dispatch_request.arrived_s,
         flow=dispatch_request.flow,
         prompts=[
+            # A slice has the known ids, which may be fewer than the tokens; see `TruncatedPrompt`.
             PromptSummary(len(prompt), list(prompt[: len(prompt)]) if with_token_ids else [])
             for prompt in dispatch_request.prompts
         ],
         choices=dispatch_request.choices,
-        length=dispatch_request.max_tokens,
+        requested_output_tokens=dispatch_request.max_tokens,
         window_left=admission_request.window_left,
         max_tokens=admission_request.max_tokens,
         min_tokens=admission_request.min_tokens,
@@ -530,49 +538,49 @@ def _admit_request(
     )
 
 
-CURRENT_DISPATCH: ContextVar["RemoteDispatch | None"] = ContextVar("dispatch of the current request", default=None)
-"""The dispatch for which the current task sends something to a replica."""
+CURRENT_ADMISSION: ContextVar["RemoteAdmission | None"] = ContextVar("admission of the current request", default=None)
+"""The admission of the request that the current task sends to a replica."""
 _NO_TOKENS = (0, 0, 0)
 """Counts of prompt tokens, cached prompt tokens and output tokens."""
 _log = logging.getLogger(__name__)
 
 
-_ATTEMPT_RESULTS = {
-    AttemptOutcome.SUCCESS: AttemptResult.SUCCESS,
-    AttemptOutcome.FAILURE: AttemptResult.FAILURE,
-    AttemptOutcome.NEUTRAL: AttemptResult.NEITHER,
+_WORKER_ATTEMPT_OUTCOMES = {
+    AttemptOutcome.SUCCESS: WorkerAttemptOutcome.SUCCESS,
+    AttemptOutcome.FAILURE: WorkerAttemptOutcome.FAILURE,
+    AttemptOutcome.NEUTRAL: WorkerAttemptOutcome.NEUTRAL,
 }
 
 
 class RemoteUpstreamStatus(UpstreamStatus):
-    """Status of an upstream server in a worker: lets every request through and records each result.
+    """Status of an upstream server in a worker: lets every request through and records each outcome.
 
-    The result is recorded at the current dispatch, which sends it to the controller.
+    The outcome is recorded at the current admission, which sends it to the controller.
     """
 
-    def check(self) -> None:
+    def raise_if_unavailable(self) -> None:
         """Does nothing: the controller checks the status before it dispatches a request."""
 
     def start_attempt(self) -> BreakerAttempt:
         """Returns a dummy attempt: the controller has the circuit breaker."""
-        return BreakerAttempt(0, is_probe=False, started_s=0.0)
+        return BreakerAttempt(0, is_trial=False, started_s=0.0)
 
-    def on_first_part(self, attempt: BreakerAttempt) -> None:
-        """Does nothing: the controller learns of the first token from the dispatch."""
+    def on_first_token(self, attempt: BreakerAttempt) -> None:
+        """Does nothing: the admission tells the controller of the first token."""
 
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:
-        """Records the outcome of the attempt at the current dispatch."""
-        self._record(_ATTEMPT_RESULTS[outcome])
+        """Records the outcome of the attempt at the current admission."""
+        self._record(_WORKER_ATTEMPT_OUTCOMES[outcome])
 
-    def on_unreachable(self, reason: str) -> None:
-        """Records at the current dispatch that the server could not be reached."""
+    def mark_down(self, reason: str) -> None:
+        """Records at the current admission that the server could not be reached."""
         self.reason = reason
-        self._record(AttemptResult.UNREACHABLE)
+        self._record(WorkerAttemptOutcome.UNREACHABLE)
 
-    def _record(self, result: AttemptResult) -> None:
-        entry = CURRENT_DISPATCH.get()
-        if entry is not None and entry.attempt_result is not AttemptResult.UNREACHABLE:
-            entry.attempt_result = result
+    def _record(self, outcome: WorkerAttemptOutcome) -> None:
+        admission = CURRENT_ADMISSION.get()
+        if admission is not None and admission.attempt_outcome is not WorkerAttemptOutcome.UNREACHABLE:
+            admission.attempt_outcome = outcome
 
 
 _ENGINE_CONNECT_TIMEOUT_S = 2.0

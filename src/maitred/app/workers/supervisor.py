@@ -53,8 +53,7 @@ class Supervisor:
 
     Args:
         mains: The main function of each process, by role: the controller under 0, workers under their numbers, the
-            engine
-            host under -1.
+            engine host under -1.
         reload_config: Reads the configuration with which processes start from then on.
         prepare: Imports what the controller and the workers need, so that each starts quickly and shares it with the
             others. The engine host starts before that. It must not start a thread.
@@ -244,13 +243,17 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
 
 
-def restart_delay_s(deaths: int, lived_s: float) -> float:
-    """Returns how long a process is not restarted that died early so often in a row and has lived so long at last.
+def restart_delay_s(early_deaths: int, lived_s: float) -> float:
+    """Returns how long to wait before a process that has died is restarted.
 
     The delay separates two starts, and so counts from the last one. A delay from the death would keep clients from a
     process that works and that something else has killed a few times.
+
+    Args:
+        early_deaths: How often in a row it has died soon after its start.
+        lived_s: How long it lived the last time.
     """
-    return max(0.0, _RESTART_BACKOFF.after(deaths) - lived_s)
+    return max(0.0, _RESTART_BACKOFF.after(early_deaths) - lived_s)
 
 
 def _describe_role(role: int) -> str:

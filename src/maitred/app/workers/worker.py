@@ -33,12 +33,12 @@ from maitred.app.models.upstreams import open_upstreams
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.runtime import tune_gc
 from maitred.app.shutdown import Shutdown
-from maitred.app.workers.client import ControllerClient
 from maitred.app.workers.context_codec import encode_context
-from maitred.app.workers.ipc import RETIRE, IpcDirectory
-from maitred.app.workers.pipeline import ForwardToController, LocalModelNames, WorkerPipeline, reachable_pools
+from maitred.app.workers.controller_client import ControllerClient
+from maitred.app.workers.ipc import RETIRE, IpcFolder
+from maitred.app.workers.pipeline import ForwardToController, LocalModelNames, WorkerPipeline, locally_served_pools
 from maitred.app.workers.proxy import ControllerProxy
-from maitred.app.workers.remote_flow import RemoteFlowController, RemoteUpstreamStatus, SubmissionTracker
+from maitred.app.workers.remote_flow import RemoteFlowController, RemoteUpstreamStatus, SubmissionAcker
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.context import RequestContext
@@ -67,9 +67,7 @@ The controller knows the age of its data, and replies with an error when it is t
 _ASGI_REQUEST: ContextVar[tuple[Scope, Send]] = ContextVar("the request in hand as the server gave it")
 
 
-async def run_worker(
-    config: Config, worker_number: int, listener: socket.socket, ipc: IpcDirectory, clock: Clock
-) -> int:
+async def run_worker(config: Config, worker_number: int, listener: socket.socket, ipc: IpcFolder, clock: Clock) -> int:
     """Runs a worker until a signal comes.
 
     Args:
@@ -83,15 +81,17 @@ async def run_worker(
         The exit code.
     """
     async with AsyncExitStack() as stack:
-        state_feed = ControllerStateFeed()
-        controller = ControllerClient(worker_number, os.getpid(), ipc.controller_address, state_feed.on_snapshot)
-        await stack.enter_async_context(running(controller.run(), "line to the controller"))
-        snapshot = await state_feed.first_snapshot
+        snapshot_feed = SnapshotFeed()
+        controller = ControllerClient(worker_number, os.getpid(), ipc.controller_ipc_socket, snapshot_feed.on_snapshot)
+        await stack.enter_async_context(running(controller.run(), "controller connection"))
+        snapshot = await snapshot_feed.first_snapshot
         in_flight = InFlightLimiter(config.server.max_in_flight)
-        identity = await _open_identity(config, controller, in_flight, state_feed, clock, stack)
-        pipeline = await _open_pipeline(config, controller, snapshot, state_feed, clock, stack)
+        identity = await _open_identity(config, controller, in_flight, snapshot_feed, clock, stack)
+        pipeline = await _open_pipeline(config, controller, snapshot, snapshot_feed, clock, stack)
         reporter = RequestReporter(controller)
-        proxy = await stack.enter_async_context(ControllerProxy(ipc.worker_address, config.server.max_body_bytes))
+        proxy = await stack.enter_async_context(
+            ControllerProxy(ipc.controller_http_socket, config.server.max_body_bytes)
+        )
         traces = await stack.enter_async_context(open_traces(config.traces, clock))
         route_table = RouteTable(_local_routes(config, pipeline, proxy, reporter))
         app = GatewayApp(
@@ -99,7 +99,7 @@ async def run_worker(
             identity,
             in_flight,
             observers=[reporter],
-            standing=pipeline.rate_limit_status,
+            rate_limit_status=pipeline.rate_limit_status,
             retries=RetryAdvisor(RetryBudget(config.server.retry_share, config.server.retry_allowance), clock),
             begin=None if traces is None else traces.start_trace,
             max_body_bytes=config.server.max_body_bytes,
@@ -144,7 +144,7 @@ async def _wait_retire_or_stop(shutdown: Shutdown) -> bool:
             task.cancel()
 
 
-class ControllerStateFeed:
+class SnapshotFeed:
     """Passes the snapshots of the controller on to the parts of the worker that use them.
 
     Attributes:
@@ -185,7 +185,7 @@ class RequestReporter:
             if id(context) in self._forwarded:
                 self._forwarded.discard(id(context))
             else:
-                self._controller.report(encode_context(context))
+                self._controller.send_soon(encode_context(context))
 
 
 class WorkerApp:
@@ -250,7 +250,7 @@ async def _open_identity(
     config: Config,
     controller: ControllerClient,
     in_flight: InFlightLimiter,
-    state_feed: ControllerStateFeed,
+    snapshot_feed: SnapshotFeed,
     clock: Clock,
     stack: AsyncExitStack,
 ) -> Identity:
@@ -270,8 +270,8 @@ async def _open_identity(
         issuers=issuers,
     )
     follower = DirectoryFollower(refresher, directory, controller, lambda: in_flight.cancel_revoked(identity.holds))
-    state_feed.listeners.append(follower.on_snapshot)
-    await stack.enter_async_context(running(follower.run(), "directory"))
+    snapshot_feed.listeners.append(follower.on_snapshot)
+    await stack.enter_async_context(running(follower.run(), "directory updates"))
     return identity
 
 
@@ -305,7 +305,7 @@ class DirectoryFollower:
 
     async def run(self) -> None:
         """Follows the controller's directory until the task is cancelled."""
-        async with running(self._refresher.run(), "directory, now and then"):
+        async with running(self._refresher.run(), "directory refresh"):
             while True:
                 self._controller.send(DirectoryAck(self._directory.version))
                 await self._changed.wait()
@@ -319,12 +319,14 @@ async def _open_pipeline(
     config: Config,
     controller: ControllerClient,
     snapshot: ControllerSnapshot,
-    state_feed: ControllerStateFeed,
+    snapshot_feed: SnapshotFeed,
     clock: Clock,
     stack: AsyncExitStack,
 ) -> WorkerPipeline:
     """Opens the pipeline with its upstreams, engines and flow controller."""
-    upstreams = await stack.enter_async_context(open_upstreams(config.models, config.health, standing=_upstream_status))
+    upstreams = await stack.enter_async_context(
+        open_upstreams(config.models, config.health, make_status=_make_upstream_status)
+    )
     models: list[AnyModel] = [*upstreams.models]
     endpoints = dict(upstreams.endpoints())
     local: LocalModel | None = None
@@ -333,34 +335,34 @@ async def _open_pipeline(
         local = local_model(config, engines)
         models.append(local.model)
         endpoints[local.name] = local.endpoints()
-    reachable = reachable_pools(config, None if local is None else local.name)
+    local_pools = locally_served_pools(config, None if local is None else local.name)
     endpoints_by_name: dict[str, dict[str, AnyEndpoint]] = {
         pool: {endpoint.name: endpoint for endpoint in pool_endpoints} for pool, pool_endpoints in endpoints.items()
     }
-    submissions: dict[str, dict[str, SubmissionTracker]] = {}
+    submission_ackers: dict[str, dict[str, SubmissionAcker]] = {}
     if local is not None:
-        submissions[local.name] = {
-            name: SubmissionTracker(engine.client, controller) for name, engine in local.engines.items()
+        submission_ackers[local.name] = {
+            name: SubmissionAcker(engine.client, controller) for name, engine in local.engines.items()
         }
     flow_controller = RemoteFlowController(
         controller,
         endpoints=endpoints_by_name,
-        submissions=submissions,
+        submission_ackers=submission_ackers,
         config=config.admission,
         recoveries=config.dispatch.recoveries,
     )
     catalog = Catalog(models)
     routes = read_routes(config, catalog)
-    local_names = LocalModelNames(routes, reachable)
+    local_names = LocalModelNames(routes, local_pools)
 
     def apply_update(update: ControllerSnapshot) -> None:
-        local_names.on_trial = update.passed
-        for pool, window_tokens in update.windows.items():
+        local_names.rollout_names = update.rollout_names
+        for pool, context_tokens in update.context_tokens_by_pool.items():
             for endpoint in endpoints_by_name.get(pool, {}).values():
-                endpoint.replica.window_tokens = window_tokens
+                endpoint.replica.reported_context_tokens = context_tokens
 
     apply_update(snapshot)
-    state_feed.listeners.append(apply_update)
+    snapshot_feed.listeners.append(apply_update)
     grammars = await stack.enter_async_context(GrammarValidator(config.admission.grammars))
     budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
     pipeline = WorkerPipeline(
@@ -376,7 +378,7 @@ async def _open_pipeline(
     return pipeline
 
 
-def _upstream_status(upstream: "UpstreamReplica") -> RemoteUpstreamStatus:
+def _make_upstream_status(upstream: "UpstreamReplica") -> RemoteUpstreamStatus:
     return RemoteUpstreamStatus(upstream.name, upstream.config.probe_every_s)
 
 

@@ -170,7 +170,7 @@ class OnDemandReplica:
     async def _set_asleep(self, *, asleep: bool) -> None:
         try:
             async with asyncio.timeout(_SLEEP_TIMEOUT_S):
-                await self.engine.client.sleep(asleep=asleep)
+                await self.engine.client.set_asleep(asleep=asleep)
         except TimeoutError:
             raise ReplicaUnavailable(f"Its engine did not {'fall asleep' if asleep else 'wake'} in time.") from None
 

@@ -47,7 +47,7 @@ class EngineClient:
 
     Args:
         address: Address at which the engine listens.
-        retry_after_s: Returns the expected remaining downtime in seconds; called only while the engine is down.
+        expected_downtime_s: Returns the expected remaining downtime in seconds; called only while the engine is down.
         credentials: Secret and TLS certificates with which the engine and the gateway authenticate each other.
         silence_timeout_s: Time after which an engine that sends nothing counts as lost; None: there is no heartbeat.
         check_card: Checks the model card of the engine; raises ReplicaUnavailable to reject the connection.
@@ -61,7 +61,7 @@ class EngineClient:
         self,
         address: Address,
         *,
-        retry_after_s: Callable[[], float] = lambda: 1.0,
+        expected_downtime_s: Callable[[], float] = lambda: 1.0,
         credentials: Credentials = Credentials(),  # noqa: B008 - frozen
         silence_timeout_s: float | None = None,
         check_card: Callable[[ModelCard], None] = lambda card: None,
@@ -70,7 +70,7 @@ class EngineClient:
         self._credentials = credentials
         self._silence_timeout_s = silence_timeout_s
         self._check_card = check_card
-        self._retry_after_s = retry_after_s
+        self._expected_downtime_s = expected_downtime_s
         self.pause_at_tokens = PAUSE_AT_TOKENS
         self.open_streams = 0
         self._connection: EngineConnection | None = None
@@ -100,7 +100,7 @@ class EngineClient:
         """Returns the card of the model that the engine runs. Implements `core.replica.Replica`."""
         connection = self._connection
         if connection is None or not connection.is_alive:
-            raise ReplicaUnavailable(retry_after_s=self._retry_after_s())
+            raise ReplicaUnavailable(retry_after_s=self._expected_downtime_s())
         return connection.hello.result().card
 
     def load(self) -> LoadReport:
@@ -121,8 +121,7 @@ class EngineClient:
 
         Implements `core.replica.ReplicaBase`.
 
-        The listener must not raise, because it runs inside `data_received` of the
-        connection.
+        The listener must not raise, because it runs inside `data_received` of the connection.
         """
         self._change_listeners.append(listener)
 
@@ -170,21 +169,21 @@ class EngineClient:
         if self.is_ready:
             self._live_connection().unpin(scope, name)
 
-    def request_sleep(self, *, asleep: bool) -> None:
+    def request_asleep(self, *, asleep: bool) -> None:
         """Tells the engine to sleep when it is idle, or to wake up; does not wait until it has done so.
 
         Raises:
             ReplicaUnavailable: The engine is down.
         """
-        self._live_connection().set_asleep(asleep=asleep)
+        self._live_connection().request_asleep(asleep=asleep)
 
-    async def sleep(self, *, asleep: bool) -> None:
+    async def set_asleep(self, *, asleep: bool) -> None:
         """Tells the engine to sleep or to wake up, and waits until its load report confirms it.
 
         Raises:
             ReplicaUnavailable: The engine is down, or was lost while waiting.
         """
-        self.request_sleep(asleep=asleep)
+        self.request_asleep(asleep=asleep)
         while self.load().asleep is not asleep:
             self._live_connection()
             self._change_event.clear()
@@ -194,8 +193,8 @@ class EngineClient:
     async def generate(self, request: EngineRequest) -> AsyncIterator[TokenStream]:
         """Submits the request and yields its token stream. Implements `core.replica.Replica`.
 
-        This function never awaits: the request is submitted when `__aenter__` returns
-        and cancelled when `__aexit__` returns, even if the task is cancelled.
+        This function never awaits: the request is submitted when `__aenter__` returns and cancelled when `__aexit__`
+        returns, even if the task is cancelled.
 
         Raises:
             ReplicaUnavailable: The engine is down; nothing was submitted.
@@ -211,7 +210,7 @@ class EngineClient:
 
     def _live_connection(self) -> EngineConnection:
         if self._connection is None or not self._connection.is_alive:
-            raise ReplicaUnavailable(retry_after_s=self._retry_after_s())
+            raise ReplicaUnavailable(retry_after_s=self._expected_downtime_s())
         return self._connection
 
     # --- connection ---
@@ -225,7 +224,7 @@ class EngineClient:
             RuntimeError: The client is connected already.
         """
         if self.is_ready:
-            raise RuntimeError("The link is connected; close it first.")
+            raise RuntimeError("The engine is connected already; close the client first.")
         connection: EngineConnection | None = None
         try:
             async with asyncio.timeout(timeout_s):

@@ -62,7 +62,7 @@ class HeartbeatMonitor:
 
     The system ends a connection whose other end has vanished, but a process that hangs keeps its connections: TCP
     keep-alive detects an unreachable machine but not a process that hangs, because its kernel still acknowledges
-    packets. So the heartbeat divides time into intervals. After one silent interval it pings the engine, and any frame
+    packets. So the heartbeat divides time into intervals. After one silent interval it pings the engine, and any data
     counts as the reply; after `HEARTBEAT_TICKS` silent intervals it disconnects. It counts intervals, not seconds: if
     this process itself was suspended for a minute, that counts as one interval, and the waiting frames are read before
     the next one ends.
@@ -82,8 +82,8 @@ class HeartbeatMonitor:
         self.interval_s = timeout_s / HEARTBEAT_TICKS
         self._silent_intervals = 0
 
-    def on_frame(self) -> None:
-        """Resets the count of silent intervals, because data has arrived."""
+    def on_data(self) -> None:
+        """Resets the count of silent intervals, because the engine has sent something, if only a part of a frame."""
         self._silent_intervals = 0
 
     def tick(self, load: LoadReport) -> HeartbeatAction:
@@ -127,7 +127,7 @@ class EngineConnection(asyncio.Protocol):
     def __init__(
         self,
         on_report: Callable[[], None] = lambda: None,
-        on_block_update: Callable[[BlockUpdate], None] = lambda on_report: None,
+        on_block_update: Callable[[BlockUpdate], None] = lambda update: None,
         *,
         secret: Secret | None = None,
         silence_timeout_s: float | None = None,
@@ -170,7 +170,7 @@ class EngineConnection(asyncio.Protocol):
         self._write(frame)
         return stream
 
-    def set_asleep(self, *, asleep: bool) -> None:
+    def request_asleep(self, *, asleep: bool) -> None:
         """Tells the engine to sleep when it is idle, or to wake up; `load` shows when it has done so."""
         self._write(encode_frame(SleepCommand(asleep)))
 
@@ -206,9 +206,8 @@ class EngineConnection(asyncio.Protocol):
         self._on_report()
 
     def _send_cancel(self, wire_id: str, index: int | None) -> None:
-        self._write(
-            encode_frame(Cancel(wire_id, index))
-        )  # never called after `end`: a failed stream has no running choices
+        # Never called after `end`: a failed stream has no running choices.
+        self._write(encode_frame(Cancel(wire_id, index)))
 
     def _send_pause(self, wire_id: str, paused: bool) -> None:
         self._write(encode_frame(Pause(wire_id, paused)))
@@ -234,7 +233,7 @@ class EngineConnection(asyncio.Protocol):
         if self.ended.done():
             return
         if self._heartbeat is not None:
-            self._heartbeat.on_frame()
+            self._heartbeat.on_data()
         pushed_streams: dict[EngineStream, None] = {}
         try:
             if self._handshake is not None:

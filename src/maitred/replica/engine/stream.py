@@ -164,9 +164,8 @@ class EngineStream:
         if self._listener is not None:
             try:
                 is_handled = self._listener(self._pending)
-            except (
-                Exception
-            ) as error:  # an exception in `data_received` would break the connection, and so all its streams
+            except Exception as error:
+                # In `data_received`, an exception would break the connection, and so all its streams.
                 self._failure, is_handled = error, False
                 self._take_pending()
             if is_handled:

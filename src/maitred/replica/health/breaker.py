@@ -2,15 +2,15 @@
 
 ::
 
-    closed --failures--> open --time--> half-open --the probe succeeds--> closed
+    closed --failures--> open --time--> half-open --the trial succeeds--> closed
                           ^                |
                           `--it fails------'
 
 A closed breaker allows every request. It opens after `max_fails` consecutive failures, or when the error rate of at
 least `least_requests` requests reaches `error_rate`. An open breaker allows no request. After its open time it is
-half-open and allows one request, the probe, at a time. The open time is random (full jitter, see `core.backoff`) below
+half-open and allows one request, the trial, at a time. The open time is random (full jitter, see `core.backoff`) below
 a ceiling that doubles with every opening, so that several gateways do not retry at the same moment. The ceiling is
-reset only after the breaker was closed for `window_s`: if a replica passes its probe and then fails again, its next
+reset only after the breaker was closed for `window_s`: if a replica passes its trial and then fails again, its next
 open time may be longer.
 
 Every opening and closing starts a new epoch, and an attempt belongs to the epoch in which it started. An attempt of an
@@ -49,22 +49,22 @@ class BreakerAttempt:
     `CircuitBreaker.start_attempt` creates it, and `CircuitBreaker.on_end` ends it.
 
     Attributes:
-        is_probe: Whether it is the probe of a half-open breaker.
+        is_trial: Whether it is the trial of a half-open breaker.
         started_s: Start time of the attempt.
         has_ended: Whether it has ended.
     """
 
-    __slots__ = ("_epoch", "has_ended", "is_probe", "started_s")
+    __slots__ = ("_epoch", "has_ended", "is_trial", "started_s")
 
-    def __init__(self, epoch: int, *, is_probe: bool, started_s: float) -> None:
-        self.is_probe = is_probe
+    def __init__(self, epoch: int, *, is_trial: bool, started_s: float) -> None:
+        self.is_trial = is_trial
         self.started_s = started_s
         self.has_ended = False
         self._epoch = epoch
 
 
 class CircuitBreaker:
-    """Circuit breaker of one replica: failures open it, and a successful probe closes it.
+    """Circuit breaker of one replica: failures open it, and a successful trial closes it.
 
     Args:
         config: The settings.
@@ -75,13 +75,11 @@ class CircuitBreaker:
         is_closed: Whether its state is CLOSED.
         consecutive_openings: Number of openings since the breaker was last closed for `window_s`.
         closed_since_s: Time of the last closing; minus infinity if there was none.
-        cause: Reason for the last opening.
     """
 
     def __init__(self, config: BreakerConfig, window: OutcomeWindow, draw: Callable[[], float]) -> None:
         self.consecutive_openings = 0
         self.closed_since_s = float("-inf")
-        self.cause = ""
         self._window = window
         self._draw = draw
         self.reconfigure(config)
@@ -104,8 +102,8 @@ class CircuitBreaker:
         return BreakerState.OPEN if now_s < self._open_until_s else BreakerState.HALF_OPEN
 
     @property
-    def is_probing(self) -> bool:
-        """Whether a probe is under way."""
+    def has_trial(self) -> bool:
+        """Whether a trial is under way."""
         return self._trial is not None
 
     def remaining_s(self, now_s: float) -> float:
@@ -120,19 +118,17 @@ class CircuitBreaker:
     def start_attempt(self, now_s: float) -> BreakerAttempt | None:
         """Starts an attempt, which must be passed to `on_end`; returns None if no request is allowed now."""
         if self.is_closed:
-            return BreakerAttempt(self._epoch, is_probe=False, started_s=now_s)
+            return BreakerAttempt(self._epoch, is_trial=False, started_s=now_s)
         if not self.allows_request(now_s):
             return None
-        self._trial = BreakerAttempt(self._epoch, is_probe=True, started_s=now_s)
+        self._trial = BreakerAttempt(self._epoch, is_trial=True, started_s=now_s)
         return self._trial
 
     def on_first_token(self, attempt: BreakerAttempt, now_s: float) -> None:
         """Records the first token of an attempt.
 
-        The first token of a probe closes the breaker: the whole response may take minutes while other requests
-        wait.
-
-        If the probe fails after its first token, that counts like any other failure.
+        The first token of a trial closes the breaker: the whole response may take minutes while other requests wait.
+        If the trial fails after its first token, that counts like any other failure.
         """
         if not attempt.has_ended and attempt is self._trial:
             self._close(now_s)
@@ -154,7 +150,7 @@ class CircuitBreaker:
             if outcome is AttemptOutcome.SUCCESS:
                 self._close(now_s)
             elif outcome is AttemptOutcome.FAILURE:
-                self._open(now_s, "its probe failed")
+                self._open(now_s)
                 return True
         elif attempt._epoch == self._epoch and self.is_closed:
             return self._count_outcome(outcome, now_s)
@@ -168,19 +164,18 @@ class CircuitBreaker:
             return False
         self._consecutive_failures += 1
         if self._consecutive_failures >= self._config.max_fails:
-            self._open(now_s, f"{self._consecutive_failures} requests failed in a row")
+            self._open(now_s)
             return True
-        sums = self._window.sums(now_s)
-        if sums.ended >= self._config.least_requests and sums.error_rate >= self._config.error_rate:
-            self._open(now_s, f"{sums.failed} of {sums.ended} requests failed")
+        stats = self._window.stats(now_s)
+        if stats.ended >= self._config.least_requests and stats.error_rate >= self._config.error_rate:
+            self._open(now_s)
             return True
         return False
 
-    def _open(self, now_s: float, cause: str) -> None:
+    def _open(self, now_s: float) -> None:
         if self.is_closed and now_s - self.closed_since_s >= self._config.window_s:
             self.consecutive_openings = 0
         self.consecutive_openings += 1
-        self.cause = cause
         self.is_closed = False
         self._epoch += 1
         self._open_until_s = now_s + self._draw() * self._backoff.after(self.consecutive_openings)

@@ -1,8 +1,7 @@
 """HTTP/1.1 connection to a server, and the response to its current request.
 
-Everything that one read of the socket brings is parsed at once and announced once: The data of one socket read is
-parsed completely, followed by one notification: of the task that waits for the response, or of the callback given to
-`Response.listen`. So a response that arrives in one piece wakes the reading task once.
+The data of one socket read is parsed completely, followed by one notification: of the task that waits for the response,
+or of the callback given to `Response.listen`. So a response that arrives in one piece wakes the reading task once.
 """
 
 import asyncio

@@ -41,7 +41,7 @@ class OpenConnections:
     """
 
     def __init__(self) -> None:
-        self._registry: set[HttpConnection] = set()
+        self._connections: set[HttpConnection] = set()
         self._all_closed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -50,24 +50,24 @@ class OpenConnections:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for connection in [*self._registry]:
+        for connection in [*self._connections]:
             connection.close()
-        if self._registry:
+        if self._connections:
             self._all_closed.clear()
             await self._all_closed.wait()
 
     def add(self, connection: HttpConnection) -> None:
         """Adds an opened connection."""
-        self._registry.add(connection)
+        self._connections.add(connection)
 
     def remove(self, connection: HttpConnection) -> None:
         """Removes a closed connection."""
-        self._registry.discard(connection)
-        if not self._registry:
+        self._connections.discard(connection)
+        if not self._connections:
             self._all_closed.set()
 
 
-class HostPool:
+class HttpConnectionPool:
     """Connection pool of one server.
 
     Args:
@@ -86,7 +86,7 @@ class HostPool:
         connect_timeout_s: float,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        self._registry = connections
+        self._connections = connections
         self._host = host
         self._port = port
         self._connect_timeout_s = connect_timeout_s
@@ -165,11 +165,11 @@ class HostPool:
             ) from None
         except (OSError, ValueError) as error:
             raise ConnectFailed(f"no connection to {self._host}:{self._port}: {error}") from None
-        self._registry.add(connection)
+        self._connections.add(connection)
         return connection
 
     def _make_connection(self) -> HttpConnection:
-        return HttpConnection(self._release, self._registry.remove)
+        return HttpConnection(self._release, self._connections.remove)
 
     async def _resolve(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:
         """Resolves the host name, with a cache; concurrent callers share one look-up."""

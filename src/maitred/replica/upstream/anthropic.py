@@ -9,8 +9,8 @@ from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason
 from maitred.core.text_replica import TextBatch, TextRequest
-from maitred.replica.upstream.errors import ServerError, make_failure
-from maitred.replica.upstream.openai_stream import MAX_EVENT_BYTES, make_replica_lost
+from maitred.replica.upstream.errors import ReportedError, make_replica_lost, make_response_error
+from maitred.replica.upstream.openai_stream import MAX_EVENT_BYTES
 from maitred.wire.anthropic.answer import AnswerBroken, AnswerDelta, AnswerFailed, MessagesStreamParser
 from maitred.wire.anthropic.outbound import to_messages
 from maitred.wire.openai.requests import ChatRequest
@@ -33,7 +33,7 @@ def encode_messages_body(request: TextRequest, model: str, parameters: Mapping[s
 
 
 class AnthropicStreamParser:
-    """Parser of one stream of the Messages API. Implements `StreamParser` of `maitred.replica.upstream.openai_stream`.
+    """Parser of one stream of the Messages API. Implements `StreamParser` of `maitred.replica.upstream.stream`.
 
     Args:
         server: Name of the server, for log messages.
@@ -54,8 +54,7 @@ class AnthropicStreamParser:
     def feed(self, data: bytes) -> TextBatch | None:
         """Parses data and returns a batch of new deltas; None if there are none.
 
-        Only the last batch has the usage, because the server reports its output
-        tokens at the end.
+        Only the last batch has the usage, because the server reports its output tokens at the end.
         """
         deltas: list[TextDelta] = []
         events = self._decoder.feed(data)
@@ -70,7 +69,9 @@ class AnthropicStreamParser:
         except AnswerFailed as failure:
             if self.has_begun or deltas:
                 raise make_replica_lost(f"it reported an error: {str(failure)[:200]}") from None
-            raise make_failure(self._server, failure.status, ServerError(failure.message, failure.kind), None) from None
+            raise make_response_error(
+                self._server, failure.status, ReportedError(failure.message, failure.kind), None
+            ) from None
         self.has_begun = self.has_begun or bool(deltas)
         self.is_complete = self._parser.is_complete
         return (

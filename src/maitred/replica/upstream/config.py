@@ -9,8 +9,8 @@ from msgspec import Meta, Struct
 from maitred.core.errors import ConfigInvalid
 from maitred.core.secret import Secret
 from maitred.replica.http.request_head import encode_header
-from maitred.replica.upstream.address import UpstreamUrl
 from maitred.replica.upstream.dialects import DIALECTS, DialectName
+from maitred.replica.upstream.url import UpstreamUrl
 
 _SECONDS_UNIT = {"unit": "seconds"}
 

@@ -1,8 +1,8 @@
 """Dialects of OpenAI's API: the differences between server implementations, as data.
 
-A dialect names three things: A dialect defines where a server reports its health and load, which request fields it
-accepts, and how its streams end. Every server cancels a request when its connection is closed. The sources are the
-servers' own documentation, named beside each entry.
+A dialect defines three things: where a server reports its health and load, which request fields it accepts, and how its
+streams end. Every server cancels a request when its connection is closed. The sources are the servers' own
+documentation, named beside each entry.
 """
 
 from collections.abc import Mapping
@@ -50,8 +50,8 @@ class UpstreamDialect:
         load_gauges: Gauges of the server's load; None: it has no usable metrics.
         allowed_fields: Request fields that the server supports. A request with other fields is rejected, because the
             server would ignore them silently.
-        limit_field: Name of the `max_tokens` field in chat requests.
-        key_header: Name of the header for the API key; in ``Authorization`` the key is a bearer token.
+        max_tokens_field: Name of the `max_tokens` field in chat requests.
+        api_key_header: Name of the header for the API key; in ``Authorization`` the key is a bearer token.
         stream_options: Value of `stream_options`, which requests the usage.
         has_token_per_chunk: Whether every chunk with text has at least one token, so that more chunks than tokens mean
             that chunks were duplicated.
@@ -65,8 +65,8 @@ class UpstreamDialect:
     health_path: str
     load_gauges: LoadGauges | None = None
     allowed_fields: frozenset[str] = _OPENAI_FIELDS
-    limit_field: str = "max_tokens"
-    key_header: str = "Authorization"
+    max_tokens_field: str = "max_tokens"
+    api_key_header: str = "Authorization"
     stream_options: Mapping[str, object] = field(default_factory=lambda: {"include_usage": True})
     has_token_per_chunk: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -77,7 +77,9 @@ class UpstreamDialect:
 
 _MODELS_PATH = "models"
 """Path of the model list, which every server has; it also shows whether the API key is valid."""
-ANTHROPIC_DIALECT = UpstreamDialect(_MODELS_PATH, key_header="x-api-key", headers={"anthropic-version": API_VERSION})
+ANTHROPIC_DIALECT = UpstreamDialect(
+    _MODELS_PATH, api_key_header="x-api-key", headers={"anthropic-version": API_VERSION}
+)
 """Dialect of all servers of the kind `anthropic`.
 
 `maitred.wire.anthropic.outbound` decides which fields are sent.
@@ -156,14 +158,14 @@ DIALECTS: Mapping[DialectName, UpstreamDialect] = {
     # docs.litellm.ai: "Health Checks". It forwards unknown fields.
     "litellm": UpstreamDialect("/health/liveliness", allowed_fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),
     # platform.openai.com/docs/api-reference/chat: max_tokens is deprecated, and reasoning models reject it.
-    "openai": UpstreamDialect(_MODELS_PATH, limit_field="max_completion_tokens"),
+    "openai": UpstreamDialect(_MODELS_PATH, max_tokens_field="max_completion_tokens"),
     # learn.microsoft.com/azure/ai-foundry/openai: the API is at /openai/v1, and the key has its own header.
-    "azure": UpstreamDialect(_MODELS_PATH, limit_field="max_completion_tokens", key_header="api-key"),
+    "azure": UpstreamDialect(_MODELS_PATH, max_tokens_field="max_completion_tokens", api_key_header="api-key"),
     # console.groq.com/docs/openai: it rejects logprobs, logit_bias, top_logprobs and n > 1.
     "groq": UpstreamDialect(
         _MODELS_PATH,
         allowed_fields=_OPENAI_FIELDS - {"logprobs", "logit_bias", "top_logprobs"},
-        limit_field="max_completion_tokens",
+        max_tokens_field="max_completion_tokens",
     ),
     # docs.together.ai/reference/chat-completions.
     "together": UpstreamDialect(_MODELS_PATH, allowed_fields=_OPENAI_FIELDS | {"top_k", "min_p", "repetition_penalty"}),

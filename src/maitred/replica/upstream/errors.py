@@ -6,6 +6,7 @@ of any other error is only logged, because it may reveal accounts or machines.
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -32,7 +33,7 @@ _CONTEXT_LENGTH_PHRASES = (
 )
 
 
-class ServerError(msgspec.Struct, frozen=True):
+class ReportedError(msgspec.Struct, frozen=True):
     """Error that a server reported, parsed from any of the known formats."""
 
     message: str = ""
@@ -42,7 +43,7 @@ class ServerError(msgspec.Struct, frozen=True):
     """HTTP status in the error object, needed if the HTTP status of the response was 200."""
 
 
-def parse_error(fields: Any) -> ServerError | None:  # noqa: ANN401 - whatever JSON can be
+def parse_error(fields: Any) -> ReportedError | None:  # noqa: ANN401 - whatever JSON can be
     """Returns the error in a decoded body or event; None if there is none.
 
     The formats are ``{"error": {"message", "type", "param", "code"}}`` (OpenAI and most others), ``{"error": text,
@@ -53,20 +54,20 @@ def parse_error(fields: Any) -> ServerError | None:  # noqa: ANN401 - whatever J
         case {"error": dict() as inner}:
             return _parse_error_object(inner)
         case {"error": str() as text}:
-            return ServerError(text, str(fields.get("error_type") or ""))
+            return ReportedError(text, str(fields.get("error_type") or ""))
         case {"object": "error"}:
             return _parse_error_object(fields)
         case {"detail": detail}:
-            return ServerError(detail if isinstance(detail, str) else msgspec.json.encode(detail).decode())
+            return ReportedError(detail if isinstance(detail, str) else msgspec.json.encode(detail).decode())
         case {"error": inner} if inner:
-            return ServerError(str(inner))
+            return ReportedError(str(inner))
     return None
 
 
-def _parse_error_object(fields: dict[str, object]) -> ServerError:
+def _parse_error_object(fields: dict[str, object]) -> ReportedError:
     code, error_type, param = fields.get("code"), fields.get("type"), fields.get("param")
     status = code if isinstance(code, int) and 400 <= code < 600 else None
-    return ServerError(
+    return ReportedError(
         str(fields.get("message") or ""),
         str(error_type if status is not None or code is None else code),
         param if isinstance(param, str) else None,
@@ -74,7 +75,9 @@ def _parse_error_object(fields: dict[str, object]) -> ServerError:
     )
 
 
-def make_failure(server: str, status: int, error: ServerError | None, retry_after_s: float | None) -> MaitredError:
+def make_response_error(
+    server: str, status: int, error: ReportedError | None, retry_after_s: float | None
+) -> MaitredError:
     """Makes the exception for a server's error response.
 
     Args:
@@ -106,7 +109,7 @@ def make_failure(server: str, status: int, error: ServerError | None, retry_afte
     return ReplicaLost()
 
 
-def _request_error_class(error: ServerError) -> type[InvalidRequest]:
+def _request_error_class(error: ReportedError) -> type[InvalidRequest]:
     """Returns the exception class for an invalid request."""
     text = f"{error.code} {error.message}".lower()
     if any(phrase in text for phrase in _CONTEXT_LENGTH_PHRASES):
@@ -124,3 +127,16 @@ def parse_retry_after(retry_after_ms: str | None, retry_after: str | None) -> fl
         if math.isfinite(seconds) and seconds >= 0:
             return seconds
     return None
+
+
+def make_replica_lost(reason: str, error_class: type[ReplicaLost] = ReplicaLost) -> ReplicaLost:
+    """Makes a ReplicaLost error; the reason is a note, which is logged but not shown to the caller."""
+    failure = error_class()
+    failure.add_note(reason)
+    return failure
+
+
+def failure_details(failure: BaseException) -> str:
+    """Returns the notes of an exception, or else its message, for log messages."""
+    notes: Sequence[str] = getattr(failure, "__notes__", ())
+    return "; ".join(notes) or str(failure)

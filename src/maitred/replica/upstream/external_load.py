@@ -14,7 +14,7 @@ _NEVER_S = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLoad:
+class ScrapedLoad:
     """Load that a server reports in its metrics; None for values that it does not report."""
 
     running: float | None = None
@@ -40,7 +40,7 @@ class ExternalLoadTracker:
         self._last_own_requests = 0
         self._external_requests = self._external_waiting = 0.0
 
-    def on_report(self, load: ServerLoad, own_requests: int, now_s: float) -> None:
+    def on_report(self, load: ScrapedLoad, own_requests: int, now_s: float) -> None:
         """Records a load report.
 
         Args:
@@ -63,11 +63,11 @@ class ExternalLoadTracker:
         )
 
 
-def parse_load(text: str, gauges: LoadGauges) -> ServerLoad:
+def parse_load(text: str, gauges: LoadGauges) -> ScrapedLoad:
     """Parses the load from metrics in Prometheus text format.
 
-    A gauge can occur several times, once for each engine in the server: A gauge may have one sample per engine: the
-    request counts are added, and the largest cache usage is used.
+    A gauge may have several samples, one for each engine in the server: the request counts are added, and the largest
+    cache usage is used.
     """
     gauge_names = {gauges.running, gauges.waiting, *gauges.kv_usage}
     values_by_name: dict[str, list[float]] = {}
@@ -82,7 +82,7 @@ def parse_load(text: str, gauges: LoadGauges) -> ServerLoad:
             continue
         if 0 <= value < float("inf"):
             values_by_name.setdefault(name, []).append(value)
-    return ServerLoad(
+    return ScrapedLoad(
         _sum_values(values_by_name, gauges.running),
         _sum_values(values_by_name, gauges.waiting),
         next((max(values_by_name[name]) for name in gauges.kv_usage if name in values_by_name), None),

@@ -7,11 +7,10 @@ reason of a choice, an unknown choice, more chunks than tokens (duplicates), or 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 
-from maitred.core.errors import MaitredError, ReplicaLost
+from maitred.core.errors import MaitredError
 from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.core.text_replica import TextBatch
@@ -25,7 +24,7 @@ from maitred.replica.upstream.chunk import (
     parse_scores,
 )
 from maitred.replica.upstream.dialects import UpstreamDialect
-from maitred.replica.upstream.errors import ServerError, make_failure, parse_error
+from maitred.replica.upstream.errors import ReportedError, make_replica_lost, make_response_error, parse_error
 from maitred.wire.sse import SSESplitter
 
 MAX_EVENT_BYTES = 8 << 20
@@ -50,56 +49,30 @@ Other values, such as ``abort`` and ``error``, mean that the response is incompl
 _EMPTY_DELTA = ChunkDelta()
 
 
-class StreamParser(Protocol):
-    """Interface of the stream parsers of all APIs."""
-
-    has_begun: bool
-    """Whether any part of the response was received."""
-    is_complete: bool
-    """Whether the whole response was received."""
-
-    def feed(self, data: bytes) -> TextBatch | None:
-        """Parses data and returns a batch of new deltas; None if there are none.
-
-        Raises:
-            ReplicaLost: The response is invalid or incomplete.
-            MaitredError: The stream begins with an error event; see `errors`.
-        """
-        ...
-
-    def on_end(self) -> None:
-        """Handles the end of the HTTP body.
-
-        Raises:
-            ReplicaLost: The response is incomplete.
-        """
-        ...
-
-
 class OpenAIStreamParser:
-    """Parser of one stream of OpenAI's API. Implements `StreamParser`.
+    """Parser of one stream of OpenAI's API. Implements `StreamParser` of `maitred.replica.upstream.stream`.
 
     Args:
         server: Name of the server, for log messages.
-        choices: Number of requested choices, of all prompts together.
+        choice_count: Number of requested choices, of all prompts together.
         dialect: Dialect of the server.
-        samples: Number of choices per prompt (`n`).
+        choices_per_prompt: Number of choices of each prompt (`n`).
 
     Attributes:
         has_begun: Whether any part of the response was received; a role alone does not count.
         is_complete: Whether the whole response was received.
     """
 
-    def __init__(self, server: str, choices: int, dialect: UpstreamDialect, samples: int = 1) -> None:
+    def __init__(self, server: str, choice_count: int, dialect: UpstreamDialect, choices_per_prompt: int = 1) -> None:
         self.has_begun = False
         self.is_complete = False
         self._server_name = server
         self._dialect = dialect
         self._splitter = SSESplitter()
-        self._unfinished_choices = set(range(choices))
-        self._choices = choices
-        self._samples = samples
-        self._text_offsets = [0] * choices
+        self._unfinished_choices = set(range(choice_count))
+        self._choice_count = choice_count
+        self._choices_per_prompt = choices_per_prompt
+        self._text_offsets = [0] * choice_count
         self._chunk_count = 0
         self._usage_before_output: Usage | None = None
         """Usage that was received before the first delta."""
@@ -111,8 +84,7 @@ class OpenAIStreamParser:
     def feed(self, data: bytes) -> TextBatch | None:
         """Parses data and returns a batch of new deltas; None if there are none.
 
-        Before the first delta it returns None even if there is a usage,
-        because a usage alone is no output.
+        Before the first delta it returns None even if there is a usage, because a usage alone is no output.
 
         Raises:
             ReplicaLost: The response is invalid or incomplete.
@@ -124,22 +96,22 @@ class OpenAIStreamParser:
         self._incomplete_event_bytes = 0 if events else self._incomplete_event_bytes + len(data)
         if self._incomplete_event_bytes > MAX_EVENT_BYTES:
             raise make_replica_lost("it sent an event without an end")
-        parts: list[TextDelta] = []
+        deltas: list[TextDelta] = []
         usage, self._usage_before_output = self._usage_before_output, None
         chunks_before = self._chunk_count
         chunks = parse_chunks(events) if events and not self.is_complete else None
         if chunks is None:
-            usage = self._parse_events(events, parts) or usage
+            usage = self._parse_events(events, deltas) or usage
         else:
-            usage = self._process_chunks(chunks, events, parts) or usage
+            usage = self._process_chunks(chunks, events, deltas) or usage
             if len(chunks) < len(events):
                 self._on_done()
         if not self.has_begun:
             self._usage_before_output = usage
             return None
-        if not parts and usage is None:
+        if not deltas and usage is None:
             return None
-        return TextBatch(parts, usage, self._chunk_count - chunks_before, self.is_complete)
+        return TextBatch(deltas, usage, self._chunk_count - chunks_before, self.is_complete)
 
     def on_end(self) -> None:
         """Handles the end of the HTTP body.
@@ -156,13 +128,13 @@ class OpenAIStreamParser:
         """Handles ``[DONE]``; raises ReplicaLost if a choice is unfinished."""
         if self._unfinished_choices:
             raise make_replica_lost(
-                f"it ended with {len(self._unfinished_choices)} of {self._choices} choices unfinished"
+                f"it ended with {len(self._unfinished_choices)} of {self._choice_count} choices unfinished"
             )
         self.is_complete = True
 
     def _parse_text_event(self, event: bytes) -> TextBatch | None:
         """Parses an event that only adds text to the only choice, the common case; else returns None."""
-        if not self.has_begun or self._choices != 1 or not self._unfinished_choices:
+        if not self.has_begun or self._choice_count != 1 or not self._unfinished_choices:
             return None
         chunk = parse_chunk(event)
         text = None if chunk is None else chunk.plain_text()
@@ -175,7 +147,7 @@ class OpenAIStreamParser:
         usage = None if reported_usage is None else self._total_usage(reported_usage, running=True)
         return TextBatch([TextDelta(0, text)], usage, 1)
 
-    def _parse_events(self, events: Sequence[bytes], parts: list[TextDelta]) -> Usage | None:
+    def _parse_events(self, events: Sequence[bytes], deltas: list[TextDelta]) -> Usage | None:
         """Parses events one by one, appends their deltas and returns the last usage."""
         usage = None
         for event in events:
@@ -184,23 +156,23 @@ class OpenAIStreamParser:
             if event.strip() == b"[DONE]":
                 self._on_done()
             elif event.strip() != b"null":  # llama.cpp starts the streams of /v1/completions with a meaningless null
-                usage = self._process_chunk(parse_chunk(event), event, parts) or usage
+                usage = self._process_chunk(parse_chunk(event), event, deltas) or usage
         return usage
 
     def _process_chunks(
-        self, chunks: Sequence[UpstreamChunk], events: Sequence[bytes], parts: list[TextDelta]
+        self, chunks: Sequence[UpstreamChunk], events: Sequence[bytes], deltas: list[TextDelta]
     ) -> Usage | None:
         """Processes chunks that arrived together; merges consecutive text of a single choice into one delta."""
         usage: Usage | None = None
         texts: list[str] = []
-        single_choice = self._choices == 1
+        single_choice = self._choice_count == 1
         for chunk, event in zip(chunks, events, strict=False):
             text = chunk.plain_text() if single_choice and self._unfinished_choices else None
             if text is None:
                 if texts:
-                    self._append_text_delta(texts, parts)
+                    self._append_text_delta(texts, deltas)
                     texts = []
-                usage = self._process_chunk(chunk, event, parts) or usage
+                usage = self._process_chunk(chunk, event, deltas) or usage
                 continue
             texts.append(text)
             self.has_begun = True
@@ -208,16 +180,16 @@ class OpenAIStreamParser:
             if chunk.usage is not None and (reported_usage := chunk.usage.to_usage()) is not None:
                 usage = self._total_usage(reported_usage, running=True) or usage
         if texts:
-            self._append_text_delta(texts, parts)
+            self._append_text_delta(texts, deltas)
         return usage
 
-    def _append_text_delta(self, texts: Sequence[str], parts: list[TextDelta]) -> None:
+    def _append_text_delta(self, texts: Sequence[str], deltas: list[TextDelta]) -> None:
         """Appends one delta with the joined texts."""
         text = "".join(texts)
-        parts.append(TextDelta(0, text))
+        deltas.append(TextDelta(0, text))
         self._text_offsets[0] += len(text)
 
-    def _process_chunk(self, chunk: UpstreamChunk | None, data: bytes, parts: list[TextDelta]) -> Usage | None:
+    def _process_chunk(self, chunk: UpstreamChunk | None, data: bytes, deltas: list[TextDelta]) -> Usage | None:
         """Processes one chunk: appends its deltas and returns its usage."""
         if chunk is None:
             self._raise_reported_error(data)
@@ -228,9 +200,9 @@ class OpenAIStreamParser:
                 raise make_replica_lost("it sent an event that is no chunk of an answer")
         usage = chunk.usage.to_usage() if chunk.usage is not None else None
         for choice in chunk.choices or ():
-            part = self._make_delta(choice)
-            if part is not None:
-                parts.append(part)
+            delta = self._make_delta(choice)
+            if delta is not None:
+                deltas.append(delta)
         return usage and self._total_usage(usage, running=bool(chunk.choices))
 
     def _total_usage(self, usage: Usage, *, running: bool) -> Usage | None:
@@ -240,12 +212,12 @@ class OpenAIStreamParser:
             usage: The reported usage.
             running: Whether its chunk also has a choice; if the response has several, the usage is only of that one.
         """
-        if self._choices > 1 and self._dialect.has_usage_per_choice:
+        if self._choice_count > 1 and self._dialect.has_usage_per_choice:
             self._choice_usages.append(usage)
-            if len(self._choice_usages) < self._choices:
+            if len(self._choice_usages) < self._choice_count:
                 return None
-            usage = _merge_usages(self._choice_usages, self._samples)
-        elif self._choices > 1 and running:
+            usage = _merge_usages(self._choice_usages, self._choices_per_prompt)
+        elif self._choice_count > 1 and running:
             return None
         if self._dialect.has_token_per_chunk and usage.completion_tokens < self._chunk_count:
             raise make_replica_lost(
@@ -256,8 +228,8 @@ class OpenAIStreamParser:
 
     def _make_delta(self, choice: ChunkChoice) -> TextDelta | None:
         index, delta = choice.index, choice.delta or _EMPTY_DELTA
-        if not 0 <= index < self._choices:
-            raise make_replica_lost(f"it sent a choice {index} of {self._choices}")
+        if not 0 <= index < self._choice_count:
+            raise make_replica_lost(f"it sent a choice {index} of {self._choice_count}")
         text = choice.text if choice.text is not None else delta.content
         text = text if isinstance(text, str) else ""
         extra = None
@@ -291,36 +263,23 @@ class OpenAIStreamParser:
         if error is not None:
             raise self._make_error(error)
 
-    def _make_error(self, error: ServerError) -> MaitredError:
+    def _make_error(self, error: ReportedError) -> MaitredError:
         """Makes the exception for an error event.
 
         An error after the first output is always ReplicaLost, because the request was valid.
         """
         if self.has_begun:
             return make_replica_lost(f"it reported an error: {error.message[:200]}")
-        return make_failure(self._server_name, error.status or 502, error, None)
+        return make_response_error(self._server_name, error.status or 502, error, None)
 
 
-def _merge_usages(usages: Sequence[Usage], samples: int) -> Usage:
+def _merge_usages(usages: Sequence[Usage], choices_per_prompt: int) -> Usage:
     """Merges the usages of all choices; each prompt is counted once, not once per choice.
 
     The cached tokens are the prompt tokens that were not computed for any choice.
     """
-    prompt_tokens = sum(usage.prompt_tokens for usage in usages) // samples
+    prompt_tokens = sum(usage.prompt_tokens for usage in usages) // choices_per_prompt
     computed_tokens = sum(usage.prompt_tokens - usage.cached_tokens for usage in usages)
     return Usage(
         prompt_tokens, sum(usage.completion_tokens for usage in usages), max(0, prompt_tokens - computed_tokens)
     )
-
-
-def make_replica_lost(reason: str, error_class: type[ReplicaLost] = ReplicaLost) -> ReplicaLost:
-    """Makes a ReplicaLost error; the reason is a note, which is logged but not shown to the caller."""
-    failure = error_class()
-    failure.add_note(reason)
-    return failure
-
-
-def failure_details(failure: BaseException) -> str:
-    """Returns the notes of an exception, or else its message, for log messages."""
-    notes: Sequence[str] = getattr(failure, "__notes__", ())
-    return "; ".join(notes) or str(failure)

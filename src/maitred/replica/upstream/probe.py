@@ -15,8 +15,8 @@ import msgspec
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.replica.http.connection import ResponseBroken
 from maitred.replica.upstream.dialects import LoadGauges
-from maitred.replica.upstream.external_load import ServerLoad, parse_load
-from maitred.replica.upstream.openai_stream import failure_details
+from maitred.replica.upstream.errors import failure_details
+from maitred.replica.upstream.external_load import ScrapedLoad, parse_load
 from maitred.replica.upstream.replica import UpstreamReplica
 
 log = logging.getLogger(__name__)
@@ -47,12 +47,12 @@ class HealthProbe:
         """Probes the server at its interval until the task is cancelled."""
         config, upstream_status = self._upstream.config, self._upstream.status
         while True:
-            await self.check()
+            await self.probe_once()
             await asyncio.sleep(
                 config.probe_every_s if upstream_status.is_up else min(config.probe_every_s, _DOWN_INTERVAL_S)
             )
 
-    async def check(self) -> None:
+    async def probe_once(self) -> None:
         """Probes the server once and updates the upstream's status and load."""
         upstream = self._upstream
         upstream_status, was_up, reason = upstream.status, upstream.status.is_up, upstream.status.reason
@@ -63,18 +63,18 @@ class HealthProbe:
                 if status == 200 and not self._context_length_fetched:
                     await self._fetch_context_length()
         except TimeoutError:
-            upstream_status.on_unreachable(f"nothing within {upstream.config.probe_timeout_s:g} s")
+            upstream_status.mark_down(f"nothing within {upstream.config.probe_timeout_s:g} s")
         except (ReplicaUnavailable, ReplicaLost) as error:
-            upstream_status.on_unreachable(failure_details(error))
+            upstream_status.mark_down(failure_details(error))
         except ResponseBroken as error:
-            upstream_status.on_unreachable(f"it broke off ({error})")
+            upstream_status.mark_down(f"it broke off ({error})")
         else:
             if status == 200:
-                upstream_status.on_probe_success()
+                upstream_status.mark_up()
             elif status in (401, 403):
-                upstream_status.on_unreachable(f"it does not accept our credential ({status})")
+                upstream_status.mark_down(f"it does not accept our credential ({status})")
             else:
-                upstream_status.on_unreachable(f"it answers {status}")
+                upstream_status.mark_down(f"it answers {status}")
         if not upstream_status.is_up and (was_up or upstream_status.reason != reason):
             log.error("The upstream %s is away: %s.", upstream.name, upstream_status.reason)
         elif upstream_status.is_up and not was_up:
@@ -85,14 +85,13 @@ class HealthProbe:
     async def _update_load(self, gauges: LoadGauges) -> None:
         """Fetches the server's load and reports it to the upstream.
 
-        An error is ignored: the last known load is kept, and its weight
-        decreases with its age.
+        An error is ignored: the last known load is kept, and its weight decreases with its age.
         """
         config = self._upstream.config
         failures = (TimeoutError, ReplicaUnavailable, ReplicaLost, ResponseBroken)
         with suppress(*failures):
             async with asyncio.timeout(min(config.probe_timeout_s, config.probe_every_s)):
-                self._upstream.on_load_report(await self._fetch_load(gauges))
+                self._upstream.on_load_scraped(await self._fetch_load(gauges))
 
     async def _fetch_context_length(self) -> None:
         """Fetches the context length from the model list. It is no error if the list does not have it."""
@@ -103,16 +102,16 @@ class HealthProbe:
             fields = msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return
-        self._upstream.window_tokens = parse_window(fields, self._upstream.model)
+        self._upstream.reported_context_tokens = parse_context_length(fields, self._upstream.server_model)
 
-    async def _fetch_load(self, gauges: LoadGauges) -> ServerLoad:
+    async def _fetch_load(self, gauges: LoadGauges) -> ScrapedLoad:
         """Fetches the load; an empty one if the server's metrics are disabled."""
         async with self._upstream.get(gauges.path) as response:
             body = await response.read_body(_MAX_BODY_BYTES) if response.status == 200 else b""
         return parse_load(body.decode("utf-8", "replace"), gauges)
 
 
-def parse_window(fields: object, model: str) -> int | None:
+def parse_context_length(fields: object, model: str) -> int | None:
     """Returns the context length of a model from a model list; None if the list does not have it."""
     entries = fields.get("data") if isinstance(fields, dict) else fields
     for entry in entries if isinstance(entries, list) else ():

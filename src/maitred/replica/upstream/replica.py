@@ -20,24 +20,31 @@ from maitred.core.replica import ExternalLoad, LoadReport, ModelCard
 from maitred.core.text_replica import TextRequest
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt
 from maitred.replica.health.config import HealthConfig
-from maitred.replica.health.peers import PoolHealth
 from maitred.replica.http.connection import Response, ResponseBroken
-from maitred.replica.http.pool import ConnectFailed, HostPool, OpenConnections
+from maitred.replica.http.pool import ConnectFailed, HttpConnectionPool, OpenConnections
 from maitred.replica.http.request_head import encode_head, encode_header, encode_request
-from maitred.replica.upstream.address import UpstreamUrl
 from maitred.replica.upstream.anthropic import AnthropicStreamParser, encode_messages_body
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT, DIALECTS
-from maitred.replica.upstream.errors import make_failure, parse_error, parse_retry_after
-from maitred.replica.upstream.external_load import ExternalLoadTracker, ServerLoad
-from maitred.replica.upstream.openai_stream import OpenAIStreamParser, StreamParser, failure_details, make_replica_lost
+from maitred.replica.upstream.errors import (
+    failure_details,
+    make_replica_lost,
+    make_response_error,
+    parse_error,
+    parse_retry_after,
+)
+from maitred.replica.upstream.external_load import ExternalLoadTracker, ScrapedLoad
+from maitred.replica.upstream.openai_stream import OpenAIStreamParser
 from maitred.replica.upstream.request_body import encode_body
 from maitred.replica.upstream.status import UpstreamStatus
-from maitred.replica.upstream.stream import UpstreamStream
+from maitred.replica.upstream.stream import StreamParser, UpstreamStream
+from maitred.replica.upstream.url import UpstreamUrl
 
-UNKNOWN_WINDOW_TOKENS = 1 << 20
+DEFAULT_CONTEXT_TOKENS = 1 << 20
 """Context length if the server does not report it and none is configured."""
-UNKNOWN_VOCABULARY = 1 << 31
+_ASSUMED_MAX_SEQUENCES = 1 << 20
+_ASSUMED_VOCABULARY_SIZE = 1 << 31
+"""Servers do not report their batch size nor that of their vocabulary, so neither may limit a request here."""
 _EMPTY_LOAD_REPORT = LoadReport()
 
 
@@ -81,10 +88,10 @@ class UpstreamCall:
             self._stream = UpstreamStream(
                 response,
                 self._parser,
-                first_part_deadline_s=first_token_deadline_s,
+                first_token_deadline_s=first_token_deadline_s,
                 idle_timeout_s=config.idle_timeout_s,
                 deadline_s=deadline_s,
-                on_first_part=partial(upstream.status.on_first_part, attempt),
+                on_first_token=partial(upstream.status.on_first_token, attempt),
             )
         except BaseException as error:
             self._record_outcome(error)
@@ -114,16 +121,16 @@ class UpstreamCall:
     def _prepare(self) -> tuple[str, bytes]:
         """Returns the path and the encoded body of the request, and creates the parser of its response."""
         upstream, request = self._upstream, self._request
-        parameters, model = upstream.config.parameters, request.model or upstream.model
+        parameters, model = upstream.config.parameters, request.model or upstream.server_model
         if upstream.config.kind == "anthropic":
             self._parser = AnthropicStreamParser(upstream.name)
             return "messages", encode_messages_body(request, model, parameters)
-        samples = int(request.fields.get("n") or 1)
-        self._parser = OpenAIStreamParser(upstream.name, request.choices, upstream.dialect, samples)
+        choices_per_prompt = int(request.fields.get("n") or 1)
+        self._parser = OpenAIStreamParser(upstream.name, request.choices, upstream.dialect, choices_per_prompt)
         path = "chat/completions" if request.chat else "completions"
         return path, encode_body(request, upstream.dialect, model, parameters)
 
-    async def _send(self, path: str, body: bytes, first_part_deadline_s: float) -> Response:
+    async def _send(self, path: str, body: bytes, first_token_deadline_s: float) -> Response:
         """Sends the request, waits for the response head and returns the response."""
         upstream, request = self._upstream, self._request
         header_lines = [encode_header("x-request-id", request.id)]
@@ -132,7 +139,7 @@ class UpstreamCall:
         try:
             return await upstream.connection_pool.send(
                 encode_request(upstream.request_head("POST", path), header_lines, body),
-                deadline_s=first_part_deadline_s,
+                deadline_s=first_token_deadline_s,
             )
         except TimeoutError:
             log.warning(
@@ -143,7 +150,7 @@ class UpstreamCall:
                 retry_after_s=1.0,
             ) from None
         except (ConnectFailed, ResponseBroken) as error:
-            raise upstream.on_no_response(error) from None
+            raise upstream.make_no_response_error(error) from None
 
     async def _make_error(self, response: Response) -> MaitredError:
         """Makes the exception for a response that is not an event stream."""
@@ -161,9 +168,9 @@ class UpstreamCall:
             retry_headers = [
                 headers.get(header, b"").decode("latin-1") for header in (b"retry-after-ms", b"retry-after")
             ]
-            return make_failure(name, response.status, error, parse_retry_after(*retry_headers))
+            return make_response_error(name, response.status, error, parse_retry_after(*retry_headers))
         if error is not None:
-            return make_failure(name, error.status or 502, error, None)
+            return make_response_error(name, error.status or 502, error, None)
         if not body:
             return make_replica_lost("it sent nothing")
         media_type = _media_type(headers.get(b"content-type", b"")).decode("latin-1")
@@ -180,18 +187,17 @@ class UpstreamReplica:
         max_choices: Maximum of `n`.
         connections: Set of open connections, to which the connection pool adds its own.
         health: Settings of the replica's health.
-        peers: Health of the model's pool, to which the server is added.
         previous: Replica of the same server before a change of the configuration; its status is kept.
 
     Attributes:
         name: Name of the server in the ledger and in log messages.
-        model: Name of the model at the server.
+        server_model: Name of the model at the server.
         url: URL of the server's API.
         status: Status of the server: probe results, health and operator's state.
-        window_tokens: Context length that the server has reported; None: it has not reported any.
-        reported_load: Last load that the server has reported.
-        open_streams: Number of open `send` contexts. It is 0 when no request is running.
-        settings: The settings of the replica, to detect a change of the configuration.
+        reported_context_tokens: Context length that the server has reported; None: it has not reported any.
+        scraped_load: Load as of the last scrape of the server's metrics.
+        open_streams: Number of open `generate` contexts. It is 0 when no request is running.
+        trace_attributes: Attributes of the server for traces.
     """
 
     def __init__(
@@ -203,26 +209,25 @@ class UpstreamReplica:
         context_tokens: int | None = None,
         max_choices: int = 128,
         health: HealthConfig | None = None,
-        peers: PoolHealth | None = None,
         previous: "UpstreamReplica | None" = None,
     ) -> None:
         self.config = config
         self.url = UpstreamUrl(config.url)
         self.name = config.name or self.url.host_and_port
         self.dialect = ANTHROPIC_DIALECT if config.kind == "anthropic" else DIALECTS[config.dialect]
-        known = None if previous is None else previous.status
-        self.status: UpstreamStatus = known or UpstreamStatus(self.name, config.probe_every_s, health, peers)
-        self.window_tokens: int | None = None if previous is None else previous.window_tokens
-        self.reported_load = ServerLoad()
+        previous_status = None if previous is None else previous.status
+        self.status: UpstreamStatus = previous_status or UpstreamStatus(self.name, config.probe_every_s, health)
+        self.reported_context_tokens: int | None = None if previous is None else previous.reported_context_tokens
+        self.scraped_load = ScrapedLoad()
         self._load_tracker = ExternalLoadTracker(config.probe_every_s)
         self.open_streams = 0
-        self.model = config.model or model
+        self.server_model = config.model or model
         provider = config.kind if config.kind == "anthropic" else config.dialect
         self.trace_attributes: Mapping[str, str | int] = {
             "provider": provider,
             "host": self.url.host,
             "port": self.url.port,
-            "model": self.model,
+            "model": self.server_model,
         }
         self._static_headers = self._make_static_headers()
         self._request_heads: dict[tuple[str, str], bytes] = {}
@@ -230,7 +235,6 @@ class UpstreamReplica:
         self._configured_context_tokens = context_tokens
         self._card: ModelCard | None = None
         self._max_choices = max_choices
-        self.settings = (config, context_tokens, max_choices)
         tls = None
         if self.url.uses_tls:
             tls = (
@@ -238,7 +242,9 @@ class UpstreamReplica:
                 if config.ca_file is None
                 else partial(_return_context, _make_tls_context(config.ca_file))
             )
-        self.connection_pool = HostPool(connections, self.url.host, self.url.port, config.connect_timeout_s, tls=tls)
+        self.connection_pool = HttpConnectionPool(
+            connections, self.url.host, self.url.port, config.connect_timeout_s, tls=tls
+        )
 
     def is_same_server(self, config: UpstreamConfig) -> bool:
         """Returns whether these settings have the same URL, name, kind and dialect as this replica."""
@@ -250,41 +256,44 @@ class UpstreamReplica:
             config.dialect,
         )
 
+    def has_settings(self, config: UpstreamConfig, context_tokens: int | None, max_choices: int) -> bool:
+        """Returns whether the replica was made with exactly these settings."""
+        own_settings = (self.config, self._configured_context_tokens, self._max_choices)
+        return own_settings == (config, context_tokens, max_choices)
+
     # --- replica interface ---
 
     def card(self) -> ModelCard:
         """Returns the model card. Implements `core.replica.HasModelCard`."""
-        self.status.check()
-        context_tokens = self._configured_context_tokens or self.window_tokens or UNKNOWN_WINDOW_TOKENS
+        self.status.raise_if_unavailable()
+        context_tokens = self._configured_context_tokens or self.reported_context_tokens or DEFAULT_CONTEXT_TOKENS
         if self._card is None or self._card.context_tokens != context_tokens:
             self._card = self._make_card(context_tokens)
         return self._card
 
-    def _make_card(self, window: int) -> ModelCard:
+    def _make_card(self, context_tokens: int) -> ModelCard:
         return ModelCard(
-            name=self.model,
-            context_tokens=window,
-            vocab_size=UNKNOWN_VOCABULARY,
+            name=self.server_model,
+            context_tokens=context_tokens,
+            vocab_size=_ASSUMED_VOCABULARY_SIZE,
             eos_token_ids=(),
-            max_sequences=UNKNOWN_WINDOW_TOKENS,
-            kv_capacity_tokens=window,
+            max_sequences=_ASSUMED_MAX_SEQUENCES,
+            kv_capacity_tokens=context_tokens,
             max_choices=self._max_choices,
             dtype="",
             device=self.name,
         )
 
-    @property
-    def has_known_window(self) -> bool:
-        """Whether the context length in `card` was configured or reported, not the default."""
-        return (self._configured_context_tokens or self.window_tokens) is not None
-
     def load(self) -> LoadReport:
-        """Returns an empty report, because metrics of upstreams are too old for dispatching."""
+        """Returns an empty report. What the server's metrics say, some seconds late, is in `external_load`.
+
+        Implements `core.replica.ReplicaBase`.
+        """
         return _EMPTY_LOAD_REPORT
 
-    def on_load_report(self, load: ServerLoad) -> None:
-        """Records a load report of the server."""
-        self.reported_load = load
+    def on_load_scraped(self, load: ScrapedLoad) -> None:
+        """Records the load that was read from the server's metrics."""
+        self.scraped_load = load
         self._load_tracker.on_report(load, self.open_streams, time.monotonic())
 
     def external_load(self, now_s: float) -> ExternalLoad:
@@ -296,11 +305,6 @@ class UpstreamReplica:
         return self.open_streams
 
     @property
-    def location(self) -> Mapping[str, str | int]:
-        """Location of the server for traces. Implements `core.text_replica.TextReplica`."""
-        return self.trace_attributes
-
-    @property
     def weight(self) -> float:
         """Weight among the replica's peers, above 0 and up to 1. Implements `core.replica.ReplicaBase`."""
         return self.status.weight
@@ -309,7 +313,7 @@ class UpstreamReplica:
         """Calls `listener` after every change of the server's status. Implements `core.replica.ReplicaBase`."""
         self.status.on_change(listener)
 
-    def send(self, request: TextRequest) -> UpstreamCall:
+    def generate(self, request: TextRequest) -> UpstreamCall:
         """Returns the context manager of one request; entering it sends the request.
 
         Implements `core.text_replica.TextReplica`.
@@ -332,17 +336,17 @@ class UpstreamReplica:
                 self.request_head("GET", path) + b"connection: close\r\n\r\n", reuse=False
             )
         except (ConnectFailed, ResponseBroken) as error:
-            raise self.on_no_response(error) from None
+            raise self.make_no_response_error(error) from None
         try:
             yield response
         finally:
             response.close()
 
-    def on_no_response(self, error: ConnectFailed | ResponseBroken) -> ReplicaUnavailable | ReplicaLost:
+    def make_no_response_error(self, error: ConnectFailed | ResponseBroken) -> ReplicaUnavailable | ReplicaLost:
         """Makes the exception for a request without a response; marks an unreachable server as down."""
         if isinstance(error, ResponseBroken):
             return make_replica_lost(f"it gave no answer ({error})")
-        self.status.on_unreachable(f"it cannot be reached ({error})")
+        self.status.mark_down(f"it cannot be reached ({error})")
         unavailable = ReplicaUnavailable(retry_after_s=self.config.probe_every_s)
         unavailable.add_note(self.status.reason)
         return unavailable
@@ -364,7 +368,7 @@ class UpstreamReplica:
         headers["accept-encoding"] = "identity"
         if config.api_key is not None:
             key = config.api_key.reveal()
-            header = self.dialect.key_header
+            header = self.dialect.api_key_header
             headers[header] = f"Bearer {key}" if header == "Authorization" else key
         return headers
 

@@ -53,7 +53,7 @@ def encode_body(request: TextRequest, dialect: UpstreamDialect, model: str, para
         # In /v1/completions, `logprobs` is the number of top tokens at each position. Some servers reject 0.
         body["logprobs"] = True if request.chat else 1
     if request.max_tokens is not None:
-        body[dialect.limit_field if request.chat else "max_tokens"] = request.max_tokens
+        body[dialect.max_tokens_field if request.chat else "max_tokens"] = request.max_tokens
     body |= {"model": model, "stream": True, "stream_options": dialect.stream_options}
     return msgspec.json.encode(body)
 

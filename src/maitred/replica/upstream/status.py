@@ -2,7 +2,7 @@
 
     the last probe succeeded -> the health allows requests -> slow start reduces the weight
 
-The sender of a request calls `start_attempt`, `on_first_part` and `on_end`.
+The sender of a request calls `start_attempt`, `on_first_token` and `on_end`.
 """
 
 import random
@@ -13,8 +13,8 @@ from maitred.core.errors import ReplicaUnavailable
 from maitred.core.replica import AdminState
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt, BreakerState
 from maitred.replica.health.config import HealthConfig
-from maitred.replica.health.health import ReplicaHealth, slow_start_weight
-from maitred.replica.health.peers import PoolHealth
+from maitred.replica.health.pool import PoolHealth
+from maitred.replica.health.replica import ReplicaHealth, slow_start_weight
 
 
 class UpstreamStatus:
@@ -22,9 +22,8 @@ class UpstreamStatus:
 
     Args:
         server: Name of the server.
-        retry_after_s: Interval of the probes, used as `retry_after_s` of the errors.
+        probe_interval_s: Interval of the probes, used as `retry_after_s` of the errors.
         health: Settings of the health; None: the defaults.
-        peers: Health of the model's pool, to which the server is added; None: the server is alone.
         clock: Returns the monotonic time in seconds.
         draw: Returns a uniformly distributed random number from [0, 1).
 
@@ -38,9 +37,8 @@ class UpstreamStatus:
     def __init__(
         self,
         server: str,
-        retry_after_s: float,
+        probe_interval_s: float,
         health: HealthConfig | None = None,
-        peers: PoolHealth | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
@@ -50,27 +48,27 @@ class UpstreamStatus:
         self._config = health or HealthConfig()
         self.admin_state = AdminState()
         self.health = ReplicaHealth(server, self._config, draw, lambda: not (self.is_up and self.admin_state.serving))
-        self._peers = peers or PoolHealth(self._config.outliers, [])
-        self._peers.add(self.health)
-        self._retry_after_s = retry_after_s
+        self._pool_health = PoolHealth(self._config.outliers)
+        self._pool_health.add(self.health)
+        self._probe_interval_s = probe_interval_s
         self._clock = clock
         self._recovered_s = float("-inf")
         self._has_been_up = False
         self._listeners: list[Callable[[], None]] = []
 
-    def reconfigure(self, retry_after_s: float, health: HealthConfig) -> None:
+    def reconfigure(self, probe_interval_s: float, health: HealthConfig) -> None:
         """Applies new settings; the state of the server is kept."""
-        self._retry_after_s = retry_after_s
+        self._probe_interval_s = probe_interval_s
         self._config = health
         self.health.reconfigure(health)
-        self._peers.reconfigure(health.outliers)
+        self._pool_health.reconfigure(health.outliers)
 
-    def join_pool(self, peers: PoolHealth) -> None:
-        """Moves the server into another pool."""
-        if peers is not self._peers:
-            self._peers.remove(self.health.name)
-            self._peers = peers
-            peers.add(self.health)
+    def join_pool(self, pool_health: PoolHealth) -> None:
+        """Moves the server into another pool; until the first call it is alone in its own."""
+        if pool_health is not self._pool_health:
+            self._pool_health.remove(self.health.name)
+            self._pool_health = pool_health
+            pool_health.add(self.health)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every event that changes the status, but not when a time limit has passed.
@@ -81,13 +79,13 @@ class UpstreamStatus:
 
     # --- availability ---
 
-    def check(self) -> None:
+    def raise_if_unavailable(self) -> None:
         """Raises ReplicaUnavailable if the server may not receive requests now."""
         if not self.is_up:
-            raise ReplicaUnavailable(retry_after_s=self._retry_after_s)
+            raise ReplicaUnavailable(retry_after_s=self._probe_interval_s)
         now_s = self._clock()
-        if not self._peers.availability(self.health.name, now_s).is_available:
-            raise ReplicaUnavailable(retry_after_s=self.health.breaker.remaining_s(now_s) or self._retry_after_s)
+        if not self._pool_health.availability(self.health.name, now_s).is_available:
+            raise ReplicaUnavailable(retry_after_s=self.health.breaker.remaining_s(now_s) or self._probe_interval_s)
 
     @property
     def weight(self) -> float:
@@ -95,24 +93,26 @@ class UpstreamStatus:
         now_s, config = self._clock(), self._config
         returned_s = max(self._recovered_s, self.admin_state.serving_since_s)
         ramp_weight = slow_start_weight(now_s - returned_s, config.slow_start_s, config.slow_start_least)
-        return min(ramp_weight, self._peers.availability(self.health.name, now_s).weight) or config.slow_start_least
+        return (
+            min(ramp_weight, self._pool_health.availability(self.health.name, now_s).weight) or config.slow_start_least
+        )
 
     @property
     def breaker_state(self) -> BreakerState:
         """State of the server's circuit breaker."""
         return self.health.breaker.state(self._clock())
 
-    # --- probe results ---
+    # --- up or down ---
 
-    def on_probe_success(self) -> None:
-        """Records a successful probe."""
+    def mark_up(self) -> None:
+        """Marks the server as up, after a successful probe."""
         if not self.is_up and self._has_been_up:
             self._recovered_s = self._clock()
         self._has_been_up = True
         self._set_up(up=True, reason="")
 
-    def on_unreachable(self, reason: str) -> None:
-        """Records a failed probe, or a request that could not connect."""
+    def mark_down(self, reason: str) -> None:
+        """Marks the server as down, after a failed probe or a request that could not connect."""
         self._set_up(up=False, reason=reason)
 
     # --- request outcomes ---
@@ -123,25 +123,25 @@ class UpstreamStatus:
         Raises:
             ReplicaUnavailable: The server may not receive requests now.
         """
-        attempt = self._peers.start_attempt(self.health.name, self._clock()) if self.is_up else None
+        attempt = self._pool_health.start_attempt(self.health.name, self._clock()) if self.is_up else None
         if attempt is None:
-            raise ReplicaUnavailable(retry_after_s=self._retry_after_s)
-        if attempt.is_probe:
+            raise ReplicaUnavailable(retry_after_s=self._probe_interval_s)
+        if attempt.is_trial:
             self._notify()
         return attempt
 
-    def on_first_part(self, attempt: BreakerAttempt) -> None:
+    def on_first_token(self, attempt: BreakerAttempt) -> None:
         """Records the first token of an attempt."""
         self.health.on_first_token(attempt, self._clock())
-        if attempt.is_probe:
+        if attempt.is_trial:
             self._notify()
 
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:
         """Records the outcome of an attempt, and runs outlier detection if its interval has passed."""
         now_s = self._clock()
         self.health.on_end(attempt, outcome, now_s)
-        ejected = self._peers.eject_outliers(now_s)
-        if attempt.is_probe or ejected or not self.health.breaker.is_closed:
+        ejected = self._pool_health.eject_outliers(now_s)
+        if attempt.is_trial or ejected or not self.health.breaker.is_closed:
             self._notify()
 
     def _set_up(self, *, up: bool, reason: str) -> None:

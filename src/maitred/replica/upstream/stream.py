@@ -2,15 +2,41 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Self
+from typing import Protocol, Self
 
 from maitred.core.errors import ReplicaLost, ReplicaTooSlow
 from maitred.core.text_replica import TextBatch
 from maitred.replica.http.connection import Response
-from maitred.replica.upstream.openai_stream import StreamParser, make_replica_lost
+from maitred.replica.upstream.errors import make_replica_lost
 
 _DRAIN_TIMEOUT_S = 0.05
 """Time to wait for the end of the HTTP body after ``[DONE]``, so that the connection can be reused."""
+
+
+class StreamParser(Protocol):
+    """Interface of the stream parsers of all APIs."""
+
+    has_begun: bool
+    """Whether any part of the response was received."""
+    is_complete: bool
+    """Whether the whole response was received."""
+
+    def feed(self, data: bytes) -> TextBatch | None:
+        """Parses data and returns a batch of new deltas; None if there are none.
+
+        Raises:
+            ReplicaLost: The response is invalid or incomplete.
+            MaitredError: The stream begins with an error event; see `errors`.
+        """
+        ...
+
+    def on_end(self) -> None:
+        """Handles the end of the HTTP body.
+
+        Raises:
+            ReplicaLost: The response is incomplete.
+        """
+        ...
 
 
 class UpstreamStream:
@@ -26,10 +52,10 @@ class UpstreamStream:
     Args:
         response: Response whose head was read and whose body is an event stream.
         parser: Parser of the body.
-        first_part_deadline_s: Deadline of the first batch, by the clock of the event loop.
+        first_token_deadline_s: Deadline of the first batch, by the clock of the event loop.
         idle_timeout_s: Maximum time between two reads of data after the first batch.
         deadline_s: Deadline of the whole response, by the clock of the event loop.
-        on_first_part: Called when the first batch was parsed.
+        on_first_token: Called when the first batch was parsed.
     """
 
     def __init__(
@@ -37,17 +63,17 @@ class UpstreamStream:
         response: Response,
         parser: StreamParser,
         *,
-        first_part_deadline_s: float,
+        first_token_deadline_s: float,
         idle_timeout_s: float,
         deadline_s: float,
-        on_first_part: Callable[[], None] = lambda: None,
+        on_first_token: Callable[[], None] = lambda: None,
     ) -> None:
         self._response = response
         self._parser = parser
-        self._first_part_deadline_s = first_part_deadline_s
+        self._first_token_deadline_s = first_token_deadline_s
         self._idle_timeout_s = idle_timeout_s
         self._deadline_s = deadline_s
-        self._on_first_part: Callable[[], None] | None = on_first_part
+        self._on_first_token: Callable[[], None] | None = on_first_token
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[TextBatch | None] | None = None
         """Future on which the reader waits; None: no reader is waiting."""
@@ -135,9 +161,9 @@ class UpstreamStream:
                 parser.on_end()
             elif response.failure is not None:
                 raise make_replica_lost(f"the connection broke ({response.failure})")
-        elif self._on_first_part is not None:
-            self._on_first_part()
-            self._on_first_part = None
+        elif self._on_first_token is not None:
+            self._on_first_token()
+            self._on_first_token = None
             self._stop_timer()  # the next wait may have an earlier deadline
         return batch
 
@@ -146,7 +172,7 @@ class UpstreamStream:
         return (
             min(wait_started_s + self._idle_timeout_s, self._deadline_s)
             if self._parser.has_begun
-            else self._first_part_deadline_s
+            else self._first_token_deadline_s
         )
 
     def _check_timeout(self) -> None:

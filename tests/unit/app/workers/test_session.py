@@ -8,7 +8,7 @@ import pytest
 from maitred.api.in_flight import InFlightLimiter
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.workers.context_codec import encode_context
-from maitred.app.workers.controller import ControllerServer, PendingWorkers, WorkerSession
+from maitred.app.workers.controller_server import ControllerServer, WorkerSession, WorkerSessions
 from maitred.core.context import Outcome, RequestContext
 from maitred.core.flow import ONE_FLOW
 from maitred.core.request import Usage
@@ -76,7 +76,7 @@ async def worker(dispatchers, observed, admission_setup):
         InFlightLimiter(10), None, None, lambda: ControllerSnapshot(1, frozenset(), {}, {}), clock
     )
     controller.reconfigure(LocalFlowController(dispatchers, admission_setup.admission, clock), [observed])
-    session, socket = WorkerSession(PendingWorkers()), Socket()
+    session, socket = WorkerSession(WorkerSessions()), Socket()
     session.connection.connection_made(socket)
     session.start(controller)
     return session, socket

@@ -39,7 +39,7 @@ def request(max_tokens=4, n=1, name="req-1", prompt=(5, 6, 7), **sampling):
 @asynccontextmanager
 async def linked(answers=(ECHO,), **options):
     async with ScriptedEngine(answers, **options) as engine:
-        link = EngineClient(engine.address, retry_after_s=lambda: 7.0)
+        link = EngineClient(engine.address, expected_downtime_s=lambda: 7.0)
         await link.connect(LIMIT_S)
         try:
             yield engine, link
@@ -187,7 +187,7 @@ async def test_a_rejection_says_who_must_act(retryable, error):
 async def test_every_death_delivers_what_came_and_fails_every_stream(fault):
     answers = [ScriptedAnswer(fault=AnswerFault.STALL, fault_after=1), ScriptedAnswer(fault=fault, fault_after=2)]
     async with ScriptedEngine(answers) as engine:
-        link = EngineClient(engine.address, retry_after_s=lambda: 7.0)
+        link = EngineClient(engine.address, expected_downtime_s=lambda: 7.0)
         await link.connect(LIMIT_S)
         bystander: dict = {}
         victim: dict = {}
@@ -249,7 +249,7 @@ async def test_connect_waits_for_a_listener_and_gives_up_in_time(tmp_path):
         async with ScriptedEngine(address=address):
             await connecting
             assert link.is_ready
-            with pytest.raises(RuntimeError, match="close it first"):
+            with pytest.raises(RuntimeError, match="connected already"):
                 await link.connect(LIMIT_S)
             link.close()
 

@@ -24,7 +24,7 @@ def test_who_says_something_in_every_other_interval_is_never_given_up(words):
     for word in words:
         for _ in range(HEARTBEAT_TICKS - 1 if not word else 1):
             assert heart.tick(IDLE) is not HeartbeatAction.DISCONNECT
-        heart.on_frame()
+        heart.on_data()
 
 
 def test_long_steps_are_waited_for():

@@ -2,8 +2,8 @@ import pytest
 
 from maitred.replica.health.breaker import AttemptOutcome, BreakerState
 from maitred.replica.health.config import BreakerConfig, HealthConfig, OutlierConfig
-from maitred.replica.health.health import ReplicaHealth
-from maitred.replica.health.peers import PoolHealth
+from maitred.replica.health.pool import PoolHealth
+from maitred.replica.health.replica import ReplicaHealth
 from maitred.replica.health.window import OutcomeWindow
 
 CONFIG = HealthConfig(
@@ -27,7 +27,7 @@ def send(health, outcome, now_s, times=1, took_s=None):
         health.on_end(attempt, outcome, now_s + (took_s or 0.0))
 
 
-def test_failures_in_a_row_open_it_and_one_probe_closes_it():
+def test_failures_in_a_row_open_it_and_one_trial_closes_it():
     health = fresh()
     send(health, AttemptOutcome.FAILURE, 100.0, times=2)
     send(health, AttemptOutcome.SUCCESS, 100.0)
@@ -35,16 +35,15 @@ def test_failures_in_a_row_open_it_and_one_probe_closes_it():
     assert health.availability(100.0).weight == 1.0
     health = fresh()
     send(health, AttemptOutcome.FAILURE, 100.0, times=3)
-    verdict = health.availability(101.0)
-    assert not verdict.is_available
-    assert verdict.reason == "is left alone for 3.0 s more, because 3 requests failed in a row."
+    assert not health.availability(101.0).is_available
+    assert health.breaker.remaining_s(101.0) == 3.0
     assert health.start_attempt(103.9) is None
-    assert health.availability(104.0).is_probe
-    probe = health.start_attempt(104.0)
-    assert probe is not None
+    assert health.availability(104.0).is_trial
+    trial = health.start_attempt(104.0)
+    assert trial is not None
     assert health.start_attempt(104.0) is None
-    assert "one request" in health.availability(104.0).reason
-    health.on_end(probe, AttemptOutcome.SUCCESS, 105.0)
+    assert not health.availability(104.0).is_available, "it is tried with one request"
+    health.on_end(trial, AttemptOutcome.SUCCESS, 105.0)
     assert [round(health.availability(at_s).weight, 3) for at_s in (105.0, 110.0, 115.0, 200.0)] == [0.2, 0.6, 1.0, 1.0]
 
 
@@ -55,7 +54,7 @@ def test_a_rate_of_failures_opens_it_though_never_many_in_a_row():
         send(health, AttemptOutcome.SUCCESS, at_s)
     assert health.breaker.state(102.0) is BreakerState.CLOSED, "a success is no cause, whatever came before"
     send(health, AttemptOutcome.FAILURE, 102.0)
-    assert health.breaker.cause == "3 of 5 requests failed"
+    assert health.breaker.state(102.0) is BreakerState.OPEN
 
 
 def test_it_stays_open_for_longer_each_time_until_there_was_peace():
@@ -75,14 +74,14 @@ def test_it_stays_open_for_longer_each_time_until_there_was_peace():
     assert health.breaker.remaining_s(now_s + 100) == 8
 
 
-def test_the_first_token_of_a_probe_is_enough():
+def test_the_first_token_of_a_trial_is_enough():
     health = fresh(draw=0.0)
     send(health, AttemptOutcome.FAILURE, 100.0, times=3)
-    probe = health.start_attempt(100.0)
-    health.on_first_token(probe, 101.0)
+    trial = health.start_attempt(100.0)
+    health.on_first_token(trial, 101.0)
     assert health.breaker.state(101.0) is BreakerState.CLOSED
     send(health, AttemptOutcome.FAILURE, 102.0, times=2)
-    health.on_end(probe, AttemptOutcome.FAILURE, 102.0)
+    health.on_end(trial, AttemptOutcome.FAILURE, 102.0)
     assert health.breaker.state(100.0) is not BreakerState.CLOSED, "its failure is the third in a row"
 
 
@@ -98,11 +97,11 @@ def test_what_was_sent_before_says_nothing_of_after():
     assert health.availability(109.0).is_available
 
 
-def test_who_is_absent_gets_nothing_and_comes_back_as_it_was():
+def test_who_is_out_of_service_gets_nothing_and_comes_back_as_it_was():
     away = []
     health = ReplicaHealth("r", CONFIG, lambda: 0.0, lambda: bool(away))
     away.append(True)
-    assert health.availability(100.0).reason == "is away."
+    assert not health.availability(100.0).is_available
     assert health.start_attempt(100.0) is not None, "what was released to it before is sent"
     away.clear()
     assert health.availability(100.0).weight == 1.0
@@ -110,7 +109,10 @@ def test_who_is_absent_gets_nothing_and_comes_back_as_it_was():
 
 def pool(*names):
     members = [fresh(name) for name in names]
-    return PoolHealth(CONFIG.outliers, members), members
+    peers = PoolHealth(CONFIG.outliers)
+    for member in members:
+        peers.add(member)
+    return peers, members
 
 
 def test_who_is_slower_than_the_others_is_left_out_and_comes_back_slowly():
@@ -118,10 +120,10 @@ def test_who_is_slower_than_the_others_is_left_out_and_comes_back_slowly():
     for member, took_s in zip(members, (0.1, 0.11, 0.9), strict=True):
         send(member, AttemptOutcome.SUCCESS, 100.0, times=4, took_s=took_s)
     assert peers.eject_outliers(105.0) == ["c"]
-    assert "times slower than others" in peers.availabilities(105.0)["c"].reason
+    assert not peers.availability("c", 105.0).is_available
     assert peers.eject_outliers(106.0) == [], "not before the interval is over"
-    assert peers.availabilities(135.0)["c"].weight == pytest.approx(0.2)
-    assert peers.availabilities(145.0)["c"].weight == 1.0
+    assert peers.availability("c", 135.0).weight == pytest.approx(0.2)
+    assert peers.availability("c", 145.0).weight == 1.0
 
 
 def test_who_fails_more_than_the_others_is_left_out_for_longer_each_time():
@@ -131,9 +133,7 @@ def test_who_fails_more_than_the_others_is_left_out_for_longer_each_time():
             send(member, AttemptOutcome.SUCCESS, round_s, times=6)
         send(members[0], AttemptOutcome.FAILURE, round_s, times=2)
         assert peers.eject_outliers(round_s + 1) == ["a"]
-    assert peers.availabilities(200.0)["a"].reason.startswith(
-        "is left out for 1.0 s more, because 25% of its requests fail"
-    )
+    assert [peers.availability("a", at_s).is_available for at_s in (200.0, 201.0)] == [False, True]
 
 
 def test_no_more_than_the_share_is_left_out_the_worst_first():
@@ -145,9 +145,9 @@ def test_no_more_than_the_share_is_left_out_the_worst_first():
     send(members[0], AttemptOutcome.SUCCESS, 100.0, times=4, took_s=0.1)
     send(members[1], AttemptOutcome.SUCCESS, 100.0, times=4, took_s=1.0)
     assert peers.eject_outliers(110.0) == ["b"]
-    members[0]._is_absent = lambda: True
+    members[0]._is_out_of_service = lambda: True
     assert peers.in_panic_mode(111.0)
-    assert peers.availabilities(111.0)["b"].is_available, "the slow one is better than none"
+    assert peers.availability("b", 111.0).is_available, "the slow one is better than none"
     assert peers.start_attempt("b", 111.0) is not None
 
 
@@ -156,6 +156,6 @@ def test_a_window_forgets():
     window.record_outcome(100.0, failed=True)
     window.record_latency(101.0, 4.0)
     window.record_latency(101.0, 1.0)
-    assert (window.sums(105.0).failed, window.sums(105.0).mean_latency_s) == (1, pytest.approx(2.0))
-    assert (window.sums(110.0).failed, window.sums(110.0).timed) == (0, 2)
-    assert window.sums(111.5).mean_latency_s == 0.0
+    assert (window.stats(105.0).failed, window.stats(105.0).mean_latency_s) == (1, pytest.approx(2.0))
+    assert (window.stats(110.0).failed, window.stats(110.0).latency_count) == (0, 2)
+    assert window.stats(111.5).mean_latency_s == 0.0

@@ -31,7 +31,6 @@ from maitred.wire.worker_protocol import (
     AdmitAccepted,
     AdmitRejected,
     AdmitRequest,
-    AttemptResult,
     Dispatched,
     PromptSummary,
     ReleaseRequest,
@@ -41,20 +40,21 @@ from maitred.wire.worker_protocol import (
     SettleRequest,
     TokensUsed,
     ToWorker,
+    WorkerAttemptOutcome,
 )
 
 if TYPE_CHECKING:
     from maitred.replica.upstream.replica import UpstreamReplica
 
 _ATTEMPT_OUTCOMES = {
-    AttemptResult.SUCCESS: AttemptOutcome.SUCCESS,
-    AttemptResult.FAILURE: AttemptOutcome.FAILURE,
-    AttemptResult.UNREACHABLE: AttemptOutcome.FAILURE,
+    WorkerAttemptOutcome.SUCCESS: AttemptOutcome.SUCCESS,
+    WorkerAttemptOutcome.FAILURE: AttemptOutcome.FAILURE,
+    WorkerAttemptOutcome.UNREACHABLE: AttemptOutcome.FAILURE,
 }
 WorkerCommand = ReplicaFailed | SettleRequest | ReleaseRequest
 
 
-class RemoteRequest:
+class WorkerRequest:
     """One request of a worker at one model, from its `AdmitRequest` to its release.
 
     Args:
@@ -126,7 +126,7 @@ class RemoteRequest:
             self._entry.on_first_token()
             if self._upstream_attempt is not None:
                 upstream, attempt = self._upstream_attempt
-                upstream.status.on_first_part(attempt)
+                upstream.status.on_first_token(attempt)
         self._entry.charge_tokens(
             prompt_tokens=tokens_used.prompt_tokens,
             cached_tokens=tokens_used.cached_tokens,
@@ -174,7 +174,7 @@ class RemoteRequest:
 
     async def _serve(self) -> None:
         admit_request, context = self.admit_request, self.context
-        dispatch_request = self._dispatch_request(admit_request.length)
+        dispatch_request = self._dispatch_request(admit_request.requested_output_tokens)
         context.predicted_position = position = self._flow_controller.predict(admit_request.pool, dispatch_request)
         async with ResourceStack() as stack:
             grant, entry = await self._flow_controller.admit(
@@ -187,8 +187,8 @@ class RemoteRequest:
                     lease=grant.lease,
                     max_tokens=grant.max_tokens,
                     clamped=grant.clamped,
-                    standing=context.rate_limits,
-                    place=position,
+                    rate_limits=context.rate_limits,
+                    queue_position=position,
                     expected_tokens=entry.expected_tokens,
                 )
             )
@@ -196,7 +196,7 @@ class RemoteRequest:
                 while await self._run_at_replica(grant, entry):
                     pass
             finally:
-                self._end_attempt(AttemptResult.NEITHER)
+                self._end_attempt(WorkerAttemptOutcome.NEUTRAL)
 
     async def _serve_resumed(self, resume_grant: ResumeGrant) -> None:
         """Takes over grant and queue entry of an earlier controller and resumes the request."""
@@ -221,7 +221,7 @@ class RemoteRequest:
                 while must_dispatch and entry is not None:
                     must_dispatch = await self._run_at_replica(grant, entry)
             finally:
-                self._end_attempt(AttemptResult.NEITHER)
+                self._end_attempt(WorkerAttemptOutcome.NEUTRAL)
 
     async def _restore_progress(self, resume_grant: ResumeGrant, grant: Grant, entry: DispatchEntry | None) -> None:
         """Restores the attempt at the replica and the tokens that it has charged."""
@@ -256,7 +256,7 @@ class RemoteRequest:
         while True:
             match await self._next_command():
                 case ReplicaFailed() as command:
-                    self._end_attempt(command.met)
+                    self._end_attempt(command.attempt_outcome)
                     if entry is None or not entry.requeue(
                         prompts=command.prompts, answer_by_s=command.answer_by_s, rest_s=command.rest_s
                     ):
@@ -264,7 +264,7 @@ class RemoteRequest:
                     return True
                 case SettleRequest() as command:
                     self._update_usage(command)
-                    self._end_attempt(AttemptResult.SUCCESS)
+                    self._end_attempt(WorkerAttemptOutcome.SUCCESS)
                     try:
                         await grant.settle(command.usage, command.outcome)
                     except MaitredError as error:
@@ -276,7 +276,7 @@ class RemoteRequest:
                 case ReleaseRequest() as command:
                     self._update_usage(command)
                     grant.record_usage(command.usage)
-                    self._end_attempt(command.met)
+                    self._end_attempt(command.attempt_outcome)
                     if command.cancelled and self._in_flight_slot is not None:
                         # A client disconnect cancels the request; tokens until then are billed.
                         self._in_flight_slot.cancel(ClientDisconnected())
@@ -304,14 +304,14 @@ class RemoteRequest:
         self._upstream_attempt = upstream, upstream.status.start_attempt()
         upstream.open_streams += 1
 
-    def _end_attempt(self, result: AttemptResult) -> None:
+    def _end_attempt(self, outcome: WorkerAttemptOutcome) -> None:
         if self._upstream_attempt is None:
             return
         (upstream, attempt), self._upstream_attempt = self._upstream_attempt, None
         upstream.open_streams -= 1
-        upstream.status.on_end(attempt, _ATTEMPT_OUTCOMES.get(result, AttemptOutcome.NEUTRAL))
-        if result is AttemptResult.UNREACHABLE:
-            upstream.status.on_unreachable("a worker could not reach it")
+        upstream.status.on_end(attempt, _ATTEMPT_OUTCOMES.get(outcome, AttemptOutcome.NEUTRAL))
+        if outcome is WorkerAttemptOutcome.UNREACHABLE:
+            upstream.status.mark_down("a worker could not reach it")
 
     # --- the request as dispatch and admission see it ---
 

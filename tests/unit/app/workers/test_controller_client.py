@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from maitred.app.assembly.stores import running
-from maitred.app.workers import client as client_module
-from maitred.app.workers.client import ControllerClient
+from maitred.app.workers import controller_client as client_module
+from maitred.app.workers.controller_client import ControllerClient
 from maitred.app.workers.ipc import IpcConnection
 from maitred.wire.worker_protocol import ControllerSnapshot, DirectoryAck, ToController, WorkerHello
 
@@ -49,18 +49,18 @@ async def test_gathered_reports_are_sent_together_and_once(monkeypatch):
 async def test_what_can_wait_goes_out_with_what_cannot():
     line, controller = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Controller()
     line._connection = controller
-    line.report(DirectoryAck(1))
+    line.send_soon(DirectoryAck(1))
     assert controller.heard == []
     line.send(DirectoryAck(2))
     assert controller.heard == [DirectoryAck(1), DirectoryAck(2)]
 
 
 async def test_what_can_wait_goes_out_by_itself_before_long(monkeypatch):
-    monkeypatch.setattr(client_module, "_REPORT_DELAY_S", 0.0)
+    monkeypatch.setattr(client_module, "_DELAY_S", 0.0)
     line, controller = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Controller()
     line._connection = controller
-    line.report(DirectoryAck(1))
-    line.report(DirectoryAck(2))
+    line.send_soon(DirectoryAck(1))
+    line.send_soon(DirectoryAck(2))
     await controller.heard_some.wait()
     assert controller.heard == [DirectoryAck(1), DirectoryAck(2)]
 
@@ -76,7 +76,7 @@ class Asking:
     def on_disconnect(self):
         pass
 
-    def resume_message(self):
+    def take_resume_grant(self):
         return None
 
 
@@ -99,14 +99,14 @@ async def test_the_next_controller_learns_who_was_never_answered(tmp_path):
     welcomed = asyncio.Event()
     client = ControllerClient(1, 2, path, lambda _: welcomed.set())
     client.register(Asking())
-    client.abandon("gave up")
+    client.keep_unanswered_id("gave up")
     async with running(client.run(), "client"), asyncio.timeout(10):
         for _ in range(2):  # the first dies before it has done anything
-            assert (await hellos.get()).unanswered == ["gave up", "asks"]
+            assert (await hellos.get()).unanswered_ids == ["gave up", "asks"]
             ends[-1].close()
-        assert (await hellos.get()).unanswered == ["gave up", "asks"]
+        assert (await hellos.get()).unanswered_ids == ["gave up", "asks"]
         ends[-1].send(ControllerSnapshot(1, frozenset(), {}, {}))
         await welcomed.wait()
         ends[-1].close()
-        assert (await hellos.get()).unanswered == ["asks"]
+        assert (await hellos.get()).unanswered_ids == ["asks"]
     server.close()

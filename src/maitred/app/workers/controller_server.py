@@ -1,8 +1,10 @@
 """The controller's end of every worker connection, and the requests that came over it.
 
-    worker -- IpcConnection -- WorkerSession -- RemoteRequest, one for each request at one model
+    worker -- IpcConnection -- WorkerSession -- WorkerRequest, one for each request at one model
                                     |
-                              PendingWorkers, until the `ControllerServer` is open
+                              WorkerSessions    those of all workers, also before the controller is open
+                                    |
+                              ControllerServer  serves them once it is open
 
 When a worker process ends, its requests end with it: each is cancelled as if its client had disconnected, and all that
 it held is released.
@@ -22,7 +24,7 @@ from maitred.api.in_flight import InFlightLimiter
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.workers.context_codec import decode_context
 from maitred.app.workers.ipc import IpcConnection
-from maitred.app.workers.remote_request import RemoteRequest
+from maitred.app.workers.worker_request import WorkerRequest
 from maitred.core.clock import Clock
 from maitred.core.context import RequestObserver
 from maitred.core.errors import MaitredError, Unavailable
@@ -61,24 +63,24 @@ class WorkerSession:
     """The controller's session with one worker. Messages that arrive before the controller is open are queued.
 
     Args:
-        pending_workers: Tracks the session until the controller is open.
+        worker_sessions: Holds the session while the worker is connected.
     """
 
-    def __init__(self, pending_workers: "PendingWorkers") -> None:
+    def __init__(self, worker_sessions: "WorkerSessions") -> None:
         self.connection: IpcConnection[ToController] = IpcConnection(
             ToController, self._on_message, self._on_disconnect
         )
         self.worker = 0
         self.pid = 0
         self.resume_grants: list[ResumeGrant] = []
-        """Grants of an earlier controller, from `WorkerHello.resumes`."""
+        """Grants of an earlier controller, from `WorkerHello.resume_grants`."""
         self.unanswered_ids: list[str] = []
-        """Ids of requests without a reply; `WorkerHello.unanswered`."""
+        """Ids of requests without a reply; `WorkerHello.unanswered_ids`."""
         self.tasks: set[asyncio.Task[None]] = set()
-        self._pending_workers = pending_workers
+        self._worker_sessions = worker_sessions
         self._controller: ControllerServer | None = None
         self._early_messages: list[ToController] = []
-        self._requests: dict[int, RemoteRequest] = {}
+        self._requests: dict[int, WorkerRequest] = {}
         self._pending_reports: dict[tuple[str, float], _PendingReport] = {}
         """Requests whose end is not reported to the observers yet, by request id and start time."""
         self._directory_acked = asyncio.Condition()
@@ -87,7 +89,7 @@ class WorkerSession:
     @property
     def controller(self) -> "ControllerServer":
         """The controller that serves this session; asserts that there is one."""
-        assert self._controller is not None, "it waits"
+        assert self._controller is not None, "the controller is not open yet"
         return self._controller
 
     @property
@@ -109,26 +111,28 @@ class WorkerSession:
 
         A request that has ended since is settled or released before this returns.
         """
-        if resume_grant.lease in controller.carried_leases:
-            remote_request = RemoteRequest(
-                admit_request=resume_grant.asks,
+        if resume_grant.lease in controller.surviving_leases:
+            worker_request = WorkerRequest(
+                admit_request=resume_grant.admit_request,
                 flow_controller=controller.flow_controller,
                 in_flight=controller.in_flight,
                 clock=controller.clock,
                 send=self.connection.send,
                 resume_grant=resume_grant,
             )
-            task = self._add_request(remote_request)
-            assert remote_request.resume_done is not None
-            resumed_task = asyncio.ensure_future(remote_request.resume_done.wait())
+            task = self._add_request(worker_request)
+            assert worker_request.resume_done is not None
+            resumed_task = asyncio.ensure_future(worker_request.resume_done.wait())
             await asyncio.wait([task, resumed_task], return_when=asyncio.FIRST_COMPLETED)
             resumed_task.cancel()
             if resume_grant.ended is not None:
-                remote_request.on_command(resume_grant.ended)
+                worker_request.on_command(resume_grant.ended)
                 if isinstance(resume_grant.ended, SettleRequest):
-                    remote_request.on_command(
+                    worker_request.on_command(
                         ReleaseRequest(
-                            resume_grant.asks.number, resume_grant.ended.usage, resume_grant.ended.first_token_s
+                            resume_grant.admit_request.number,
+                            resume_grant.ended.usage,
+                            resume_grant.ended.first_token_s,
                         )
                     )
                 await asyncio.wait([task])
@@ -140,7 +144,7 @@ class WorkerSession:
 
         A request that runs may run on; a request that waits is rejected.
         """
-        number = resume_grant.asks.number
+        number = resume_grant.admit_request.number
         if resume_grant.replica:
             self.connection.send(SettleReply(number))
         else:
@@ -160,8 +164,8 @@ class WorkerSession:
     def _on_message(self, message: ToController) -> None:
         if isinstance(message, WorkerHello):
             self.worker, self.pid = message.worker, message.pid
-            self.resume_grants, self.unanswered_ids = message.resumes, message.unanswered
-            self._pending_workers.on_connect(self)
+            self.resume_grants, self.unanswered_ids = message.resume_grants, message.unanswered_ids
+            self._worker_sessions.on_connect(self)
         elif self._controller is None:
             self._early_messages.append(message)
         else:
@@ -170,33 +174,33 @@ class WorkerSession:
     def _handle(self, message: ToController) -> None:
         match message:
             case TokensUsed():
-                if (remote_request := self._requests.get(message.number)) is not None:
-                    remote_request.charge_tokens(message)
+                if (worker_request := self._requests.get(message.number)) is not None:
+                    worker_request.charge_tokens(message)
             case AdmitRequest():
                 # Registered at once: the next message about it may be in the same read.
                 controller = self.controller
-                remote_request = RemoteRequest(
+                worker_request = WorkerRequest(
                     admit_request=message,
                     flow_controller=controller.flow_controller,
                     in_flight=controller.in_flight,
                     clock=controller.clock,
                     send=self.connection.send,
                 )
-                self._add_request(remote_request)
+                self._add_request(worker_request)
             case SubmissionAcked():
-                if (remote_request := self._requests.get(message.number)) is not None:
-                    remote_request.on_submission_acked()
+                if (worker_request := self._requests.get(message.number)) is not None:
+                    worker_request.on_submission_acked()
             case ReplicaFailed() | SettleRequest() | ReleaseRequest():
-                if (remote_request := self._requests.get(message.number)) is not None:
-                    remote_request.on_command(message)
+                if (worker_request := self._requests.get(message.number)) is not None:
+                    worker_request.on_command(message)
             case RequestEnded():
                 self._report_end(message)
             case RateLimitQuery():
-                self._start_task(self._reply_rate_limits(message), "standing of a caller")
+                self._start_task(self._reply_rate_limits(message), "reply about rate limits")
             case DirectoryQuery():
-                self._start_task(self._reply_directory(message), "changes of the directory")
+                self._start_task(self._reply_directory(message), "reply about the directory")
             case DirectoryAck():
-                self._start_task(self._set_directory_version(message.version), "version of the directory")
+                self._start_task(self._set_directory_version(message.version), "directory version of a worker")
             case WorkerHello():
                 pass  # handled in _on_message
 
@@ -211,26 +215,26 @@ class WorkerSession:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("What worker %d had asked for failed.", self.worker, exc_info=error)
 
-    def _add_request(self, remote_request: RemoteRequest) -> asyncio.Task[None]:
-        admit_request = remote_request.admit_request
-        self._requests[admit_request.number] = remote_request
+    def _add_request(self, worker_request: WorkerRequest) -> asyncio.Task[None]:
+        admit_request = worker_request.admit_request
+        self._requests[admit_request.number] = worker_request
         self._pending_reports.setdefault(
             (admit_request.request_id, admit_request.arrived_s), _PendingReport()
         ).active_requests += 1
-        return self._start_task(self._serve(remote_request), f"request {admit_request.request_id}")
+        return self._start_task(self._serve(worker_request), f"request {admit_request.request_id}")
 
-    async def _serve(self, remote_request: RemoteRequest) -> None:
+    async def _serve(self, worker_request: WorkerRequest) -> None:
         try:
-            await remote_request.run()
+            await worker_request.run()
         finally:
-            self._remove_request(remote_request)
+            self._remove_request(worker_request)
 
-    def _remove_request(self, remote_request: RemoteRequest) -> None:
-        admit_request = remote_request.admit_request
+    def _remove_request(self, worker_request: WorkerRequest) -> None:
+        admit_request = worker_request.admit_request
         del self._requests[admit_request.number]
         pending_report = self._pending_reports[admit_request.request_id, admit_request.arrived_s]
         pending_report.active_requests -= 1
-        pending_report.spans += remote_request.spans
+        pending_report.spans += worker_request.spans
         if pending_report.request_ended is not None:
             self._report_end(pending_report.request_ended)
 
@@ -245,7 +249,7 @@ class WorkerSession:
         try:
             self.controller.refresher.check()
             # Most queries come again and again while nothing has changed.
-            unchanged = query.since == self.controller.make_snapshot().directory
+            unchanged = query.since == self.controller.make_snapshot().directory_version
             changes = (
                 DirectoryChanges(query.since) if unchanged else await self.controller.directory.changes(query.since)
             )
@@ -272,18 +276,18 @@ class WorkerSession:
 
     def _on_disconnect(self) -> None:
         """Handles the end of the connection or of the worker: cancels all of its requests."""
-        self._pending_workers.on_disconnect(self)
+        self._worker_sessions.on_disconnect(self)
         if self._controller is not None:
             self._controller.sessions.discard(self)
         if self._requests:
             _log.warning("Worker %d (pid %d) is gone, with %d requests.", self.worker, self.pid, len(self._requests))
         for task in self.tasks:
             task.cancel()
-        self._start_task(self._set_directory_version(self._directory_version), "end of a line")
+        self._start_task(self._set_directory_version(self._directory_version), "end of a worker connection")
 
 
-class PendingWorkers:
-    """Accepts worker connections, with or without an open controller.
+class WorkerSessions:
+    """The sessions of all workers, with or without an open controller.
 
     Attributes:
         sessions: The sessions of workers that are connected and have sent their `WorkerHello`.
@@ -363,14 +367,14 @@ class ControllerServer:
         self.make_snapshot = make_snapshot
         self.clock = clock
         self.sessions: set[WorkerSession] = set()
-        self.carried_leases: Collection[str] = ()
-        """Leases that the ledger has carried over from a controller that is dead."""
+        self.surviving_leases: Collection[str] = ()
+        """Leases of a dead controller that the ledger has carried over."""
         self._last_snapshot: ControllerSnapshot | None = None
 
     @property
     def flow_controller(self) -> LocalFlowController:
         """The flow controller of the configuration in force."""
-        assert self._flow_controller is not None, "nobody decides yet"
+        assert self._flow_controller is not None, "no configuration is in force yet"
         return self._flow_controller
 
     def reconfigure(self, flow_controller: LocalFlowController, observers: Sequence[RequestObserver]) -> None:
@@ -382,27 +386,26 @@ class ControllerServer:
         """The connected workers, as pairs of number and process id."""
         return sorted((session.worker, session.pid) for session in self.sessions if session.pid)
 
-    async def open(self, pending_workers: PendingWorkers, carried_leases: Collection[str]) -> None:
+    async def open(self, worker_sessions: WorkerSessions, surviving_leases: Collection[str]) -> None:
         """Serves the workers that wait, and those that connect from now on.
 
         Grants of a dead controller whose requests go on are granted again before any worker is asked what it wants:
-        first those
-        of requests that run, then those of requests that wait, in the order of arrival.
+        first those of requests that run, then those of requests that wait, in the order of arrival.
 
         Args:
-            pending_workers: Has the sessions of the workers.
-            carried_leases: Leases that the ledger has carried over.
+            worker_sessions: The sessions of the workers.
+            surviving_leases: Leases of a dead controller that the ledger has carried over.
         """
-        self.carried_leases = carried_leases
+        self.surviving_leases = surviving_leases
         resumptions = sorted(
-            ((resume_grant, session) for session in pending_workers.sessions for resume_grant in session.resume_grants),
-            key=lambda resumption: (not resumption[0].replica, resumption[0].asks.arrived_s),
+            ((resume_grant, session) for session in worker_sessions.sessions for resume_grant in session.resume_grants),
+            key=lambda resumption: (not resumption[0].replica, resumption[0].admit_request.arrived_s),
         )
         for resume_grant, session in resumptions:
             await session.resume(self, resume_grant)
         if resumptions:
             _log.warning("%d requests of a controller that is dead go on with this one.", len(resumptions))
-        pending_workers.attach_controller(self)
+        worker_sessions.attach_controller(self)
 
     def send_snapshots(self) -> None:
         """Sends the changed snapshot to every worker."""
@@ -410,7 +413,7 @@ class ControllerServer:
         for session in self.sessions:
             session.send_snapshot(snapshot)
 
-    def check_changes(self) -> None:
+    def send_snapshots_if_changed(self) -> None:
         """Sends the snapshot to every worker if it has changed."""
         if self.sessions and self.make_snapshot() != self._last_snapshot:
             self.send_snapshots()
@@ -423,7 +426,7 @@ class ControllerServer:
         """
         await self.refresher.load()
         self.send_snapshots()
-        version = self.make_snapshot().directory
+        version = self.make_snapshot().directory_version
         acks = [asyncio.ensure_future(session.wait_directory_version(version)) for session in self.sessions]
         if acks:
             await asyncio.wait(acks, timeout=_DIRECTORY_ACK_TIMEOUT_S)
@@ -444,13 +447,13 @@ _LIVENESS_INTERVAL_S = 0.1
 
 
 @asynccontextmanager
-async def accept_workers(path: Path) -> AsyncIterator[PendingWorkers]:
+async def accept_workers(path: Path) -> AsyncIterator[WorkerSessions]:
     """Accepts worker connections at a Unix socket for as long as the block lasts."""
-    pending_workers = PendingWorkers()
+    worker_sessions = WorkerSessions()
     loop = asyncio.get_running_loop()
-    server = await loop.create_unix_server(lambda: WorkerSession(pending_workers).connection, str(path))
+    server = await loop.create_unix_server(lambda: WorkerSession(worker_sessions).connection, str(path))
     try:
-        yield pending_workers
+        yield worker_sessions
     finally:
         server.close()
 

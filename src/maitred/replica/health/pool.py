@@ -1,37 +1,32 @@
 """Health of a pool: ejects outliers, and ignores ejections if no other replica is available."""
 
 import math
-from collections.abc import Iterable
 
 from maitred.replica.health.breaker import BreakerAttempt, BreakerState
 from maitred.replica.health.config import OutlierConfig
-from maitred.replica.health.health import ReplicaAvailability, ReplicaHealth
 from maitred.replica.health.outliers import find_outliers
+from maitred.replica.health.replica import ReplicaAvailability, ReplicaHealth
 
 
 class PoolHealth:
     """Health of all replicas of a pool.
 
-    At most `share` of the present replicas is ejected, and at least one replica with a closed breaker remains. If all
-    others fail or go away afterwards, ejections no longer count: a slow answer is better than none (Envoy's panic
+    At most `share` of the replicas in service is ejected, and at least one replica with a closed breaker remains. If
+    all others fail or go away afterwards, ejections no longer count: a slow answer is better than none (Envoy's panic
     mode).
 
     Args:
         config: The settings.
-        members: The replicas of the pool.
     """
 
-    def __init__(self, config: OutlierConfig, members: Iterable[ReplicaHealth]) -> None:
+    def __init__(self, config: OutlierConfig) -> None:
         self._config = config
-        self._replicas = {member.name: member for member in members}
+        self._replicas: dict[str, ReplicaHealth] = {}
         self._next_comparison_s = float("-inf")
 
     def reconfigure(self, config: OutlierConfig) -> None:
         """Applies new settings, which take effect at the next comparison."""
         self._config = config
-
-    def __getitem__(self, name: str) -> ReplicaHealth:
-        return self._replicas[name]
 
     def add(self, member: ReplicaHealth) -> None:
         """Adds a replica to the pool."""
@@ -46,21 +41,14 @@ class PoolHealth:
         return not any(member.availability(now_s).is_available for member in self._replicas.values())
 
     def availability(self, name: str, now_s: float) -> ReplicaAvailability:
-        """Returns the availability of one replica, with panic mode taken into account."""
+        """Returns the availability of one replica, with panic mode taken into account.
+
+        No replica of the pool is available only if each one is out of service or its breaker allows no request.
+        """
         availability = self._replicas[name].availability(now_s)
         if availability.is_available or not self.in_panic_mode(now_s):
             return availability
         return self._replicas[name].availability(now_s, ignore_ejection=True)
-
-    def availabilities(self, now_s: float) -> dict[str, ReplicaAvailability]:
-        """Returns the availability of every replica.
-
-        No replica is available only if each one is absent or its breaker allows no request.
-        """
-        in_panic_mode = self.in_panic_mode(now_s)
-        return {
-            name: member.availability(now_s, ignore_ejection=in_panic_mode) for name, member in self._replicas.items()
-        }
 
     def start_attempt(self, name: str, now_s: float) -> BreakerAttempt | None:
         """Starts an attempt at one replica (see `ReplicaHealth.start_attempt`); applies panic mode."""
@@ -72,22 +60,22 @@ class PoolHealth:
         if now_s < self._next_comparison_s:
             return []
         self._next_comparison_s = now_s + self._config.every_s
-        present = [replica for replica in self._replicas.values() if not replica.is_absent]
+        in_service = [replica for replica in self._replicas.values() if not replica.is_out_of_service]
         candidates = {
             replica.name: replica
-            for replica in present
+            for replica in in_service
             if not replica.is_ejected(now_s) and replica.breaker.state(now_s) is BreakerState.CLOSED
         }
-        max_new_ejections = math.floor(self._config.share * len(present) + 1e-9) - sum(
-            replica.is_ejected(now_s) for replica in present
+        max_new_ejections = math.floor(self._config.share * len(in_service) + 1e-9) - sum(
+            replica.is_ejected(now_s) for replica in in_service
         )
         outliers = find_outliers(
-            {name: replica.recent_sums(now_s) for name, replica in candidates.items()}, self._config
+            {name: replica.recent_stats(now_s) for name, replica in candidates.items()}, self._config
         )
         new_ejections = outliers[: max(0, min(max_new_ejections, len(candidates) - 1))]
-        for outlier in new_ejections:
-            candidates[outlier.name].eject(now_s, outlier.reason)
+        for name in new_ejections:
+            candidates[name].eject(now_s)
         for member in candidates.values():
-            if all(member.name != outlier.name for outlier in outliers):
+            if member.name not in outliers:
                 member.forgive_ejection()
-        return [outlier.name for outlier in new_ejections]
+        return new_ejections

@@ -1,10 +1,9 @@
 """The worker's end of the connection to the controller: it sends messages and hands each reply to its request.
 
 A connection that ends is opened again, for as long as that takes. A request that needs the controller meanwhile waits
-for
-a moment and is then rejected with a `Retry-After`; a request that the controller has admitted before goes on. The next
-controller first receives a `WorkerHello` with every grant that has not been settled: those of requests that still run,
-and those of requests that have ended since.
+for a moment and is then rejected with a `Retry-After`; a request that the controller has admitted before goes on. The
+next controller first receives a `WorkerHello` with every grant that has not been settled: those of requests that still
+run, and those of requests that have ended since.
 """
 
 import asyncio
@@ -44,17 +43,19 @@ _FLUSH_INTERVAL_S = 0.25
 
 For a stream of 20 tokens a second the controller receives 4 messages a second.
 """
-_REPORT_DELAY_S = 0.025
-"""How long the report of a request's end waits for other messages to be sent with."""
-_MAX_PENDING_REPORTS = 10_000
-"""Most reports of ended requests that are kept while there is no controller. Their usage is not lost:
-`_unsettled_grants` keeps it."""
+_DELAY_S = 0.025
+"""How long a message of `send_soon` waits for other messages to be sent with."""
+_MAX_DELAYED_MESSAGES = 10_000
+"""Most messages of `send_soon` that are kept while there is no controller.
+
+They report ended requests, whose usage is not lost: `ControllerClient._ended_grants` keeps it.
+"""
 
 
 class RequestListener(Protocol):
     """A request of this worker that receives messages from the controller.
 
-    A Protocol, because `RemoteDispatch`, which implements it, imports this module.
+    A Protocol, because `RemoteAdmission`, which implements it, imports this module.
     """
 
     def on_message(self, message: ToWorker) -> None:
@@ -65,8 +66,8 @@ class RequestListener(Protocol):
         """Handles the loss of the connection to the controller."""
         ...
 
-    def resume_message(self) -> ResumeGrant | None:
-        """Returns the grant for a new controller; None: the request has no grant."""
+    def take_resume_grant(self) -> ResumeGrant | None:
+        """Takes the grant for a new controller, which gets the tokens until now with it; None: there is no grant."""
         ...
 
     @property
@@ -103,11 +104,11 @@ class ControllerClient:
         self._numbers = itertools.count(1)
         self._listeners: dict[int, RequestListener] = {}
         self._pending_replies: dict[int, asyncio.Future[ToWorker]] = {}
-        self._unsettled_grants: list[ResumeGrant] = []
+        self._ended_grants: list[ResumeGrant] = []
         """Grants whose requests have ended while there was no controller."""
-        self._abandoned_ids: list[str] = []
-        """Ids of requests that have ended without a reply to their `AdmitRequest`."""
-        self._pending_reports: deque[msgspec.Struct] = deque(maxlen=_MAX_PENDING_REPORTS)
+        self._unanswered_ids: list[str] = []
+        """Ids of requests that have ended without a reply to their `AdmitRequest`, while there was no controller."""
+        self._delayed_messages: deque[msgspec.Struct] = deque(maxlen=_MAX_DELAYED_MESSAGES)
         self._flushables: list[Flushable] = []
 
     @property
@@ -130,7 +131,7 @@ class ControllerClient:
             self._connection = connection
             listeners = self._listeners.values()
             resume_grants = [
-                resume_grant for listener in listeners if (resume_grant := listener.resume_message()) is not None
+                resume_grant for listener in listeners if (resume_grant := listener.take_resume_grant()) is not None
             ]
             unanswered_ids = [
                 request_id for listener in listeners if (request_id := listener.unanswered_id) is not None
@@ -139,15 +140,15 @@ class ControllerClient:
                 WorkerHello(
                     self._worker,
                     self._pid,
-                    [*self._unsettled_grants, *resume_grants],
-                    [*self._abandoned_ids, *unanswered_ids],
+                    [*self._ended_grants, *resume_grants],
+                    [*self._unanswered_ids, *unanswered_ids],
                 )
             )
-            self._send_reports()
+            self._send_delayed()
             try:
                 await self._disconnected.wait()
             finally:
-                self._send_reports()
+                self._send_delayed()
                 connection.close()
 
     async def wait_connected(self, *, has_grant: bool = False) -> None:
@@ -168,22 +169,22 @@ class ControllerClient:
     def send(self, message: msgspec.Struct) -> None:
         """Sends a message; drops it while the controller is away."""
         if self._connection is not None:
-            self._send_reports()
+            self._send_delayed()
             self._connection.send(message)
 
-    def report(self, message: msgspec.Struct) -> None:
+    def send_soon(self, message: msgspec.Struct) -> None:
         """Queues a message that can wait for a moment, or for the next controller.
 
         The message is sent together with the next one that cannot wait, so that a busy controller is not woken for it.
         """
-        if not self._pending_reports and self._connection is not None:
-            asyncio.get_running_loop().call_later(_REPORT_DELAY_S, self._send_reports)
-        self._pending_reports.append(message)
+        if not self._delayed_messages and self._connection is not None:
+            asyncio.get_running_loop().call_later(_DELAY_S, self._send_delayed)
+        self._delayed_messages.append(message)
 
-    def _send_reports(self) -> None:
+    def _send_delayed(self) -> None:
         if (connection := self._connection) is not None:
-            while self._pending_reports:
-                connection.send(self._pending_reports.popleft())
+            while self._delayed_messages:
+                connection.send(self._delayed_messages.popleft())
 
     def schedule_flush(self, flushable: Flushable) -> None:
         """Schedules `flush` of this request within `_FLUSH_INTERVAL_S`, together with other requests."""
@@ -196,13 +197,13 @@ class ControllerClient:
         for flushable in flushables:
             flushable.flush()
 
-    def settle_later(self, resume_grant: ResumeGrant) -> None:
+    def keep_ended_grant(self, resume_grant: ResumeGrant) -> None:
         """Keeps the grant of an ended request; the next `WorkerHello` has it settled."""
-        self._unsettled_grants.append(resume_grant)
+        self._ended_grants.append(resume_grant)
 
-    def abandon(self, request_id: str) -> None:
+    def keep_unanswered_id(self, request_id: str) -> None:
         """Keeps the id of a request that ended without a reply; the next `WorkerHello` reports it."""
-        self._abandoned_ids.append(request_id)
+        self._unanswered_ids.append(request_id)
 
     def register(self, listener: RequestListener) -> int:
         """Registers a request for messages; returns the number under which the controller knows it."""
@@ -244,8 +245,8 @@ class ControllerClient:
     def _on_message(self, message: ToWorker) -> None:
         match message:
             case ControllerSnapshot():
-                self._unsettled_grants.clear()  # the new controller has settled them
-                self._abandoned_ids.clear()
+                self._ended_grants.clear()  # the new controller has settled them
+                self._unanswered_ids.clear()
                 self._connected.set()
                 self._on_snapshot(message)
             case DirectoryReply() | RateLimitReply():

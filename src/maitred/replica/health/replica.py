@@ -1,6 +1,6 @@
 """Health of one replica: its circuit breaker, its ejection as an outlier, and its slow start.
 
-    availability: not absent, and allowed by the circuit breaker, and not ejected
+    availability: in service, and allowed by the circuit breaker, and not ejected
     weight: slow start since the breaker closed or the ejection ended, whichever is later
 
 The sender of a request checks `availability`, calls `start_attempt`, then `on_first_token`, then `on_end`.
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt, BreakerState, CircuitBreaker
 from maitred.replica.health.config import HealthConfig
-from maitred.replica.health.window import OutcomeWindow, WindowSums
+from maitred.replica.health.window import OutcomeWindow, WindowStats
 
 _NEVER_S = float("-inf")
 
@@ -23,13 +23,12 @@ class ReplicaAvailability(Struct, frozen=True):
     is_available: bool
     weight: float
     """Weight in [0, 1]; it is 0 if and only if the replica is not available."""
-    is_probe: bool = False
-    """Whether the next request is the probe of the half-open circuit breaker."""
-    reason: str = ""
-    """Why it is not available: the rest of a sentence that starts with the replica's name; else empty."""
+    is_trial: bool = False
+    """Whether the next request is the trial of the half-open circuit breaker."""
 
 
 _FULLY_AVAILABLE = ReplicaAvailability(True, 1.0)
+_UNAVAILABLE = ReplicaAvailability(False, 0.0)
 
 
 class ReplicaHealth:
@@ -39,8 +38,8 @@ class ReplicaHealth:
         name: Name of the replica.
         config: The settings.
         draw: Returns a uniformly distributed random number from [0, 1).
-        is_absent: Returns whether the replica is out of use for a reason other than failed requests: it is down, or
-            drained by an operator.
+        is_out_of_service: Returns whether the replica is out of service for a reason other than failed requests: it
+            is down, or drained by an operator.
 
     Attributes:
         name: Name of the replica.
@@ -49,16 +48,19 @@ class ReplicaHealth:
     """
 
     def __init__(
-        self, name: str, config: HealthConfig, draw: Callable[[], float], is_absent: Callable[[], bool] = lambda: False
+        self,
+        name: str,
+        config: HealthConfig,
+        draw: Callable[[], float],
+        is_out_of_service: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self.ejections = 0
-        self._is_absent = is_absent
+        self._is_out_of_service = is_out_of_service
         self._config = config
         self._outcomes = OutcomeWindow(config.breaker.window_s)
         self.breaker = CircuitBreaker(config.breaker, self._outcomes, draw)
         self._ejected_until_s = _NEVER_S
-        self._ejection_cause = ""
 
     def reconfigure(self, config: HealthConfig) -> None:
         """Applies new settings; the recorded outcomes are kept."""
@@ -79,30 +81,22 @@ class ReplicaHealth:
         if (
             breaker.is_closed
             and now_s - max(breaker.closed_since_s, self._ejected_until_s) >= slow_start_s
-            and not self.is_absent
+            and not self.is_out_of_service
         ):
             return _FULLY_AVAILABLE  # the common case
-        reason = "is away." if self.is_absent else self._unavailable_reason(now_s, ignore_ejection)
-        if reason:
-            return ReplicaAvailability(False, 0.0, reason=reason)
+        if self.is_out_of_service or not breaker.allows_request(now_s):
+            return _UNAVAILABLE
+        if self.is_ejected(now_s) and not ignore_ejection:
+            return _UNAVAILABLE
         if breaker.state(now_s) is BreakerState.HALF_OPEN:
-            return ReplicaAvailability(True, config.slow_start_least, is_probe=True)
+            return ReplicaAvailability(True, config.slow_start_least, is_trial=True)
         recovered_s = max(breaker.closed_since_s, min(self._ejected_until_s, now_s))
         return ReplicaAvailability(True, slow_start_weight(now_s - recovered_s, slow_start_s, config.slow_start_least))
 
     @property
-    def is_absent(self) -> bool:
-        """Whether the replica is out of use for a reason other than failed requests."""
-        return self._is_absent()
-
-    def _unavailable_reason(self, now_s: float, ignore_ejection: bool) -> str:
-        if not self.breaker.allows_request(now_s):
-            if remaining_s := self.breaker.remaining_s(now_s):
-                return f"is left alone for {remaining_s:.1f} s more, because {self.breaker.cause}."
-            return f"is being tried with one request, because {self.breaker.cause}."
-        if self.is_ejected(now_s) and not ignore_ejection:
-            return f"is left out for {self._ejected_until_s - now_s:.1f} s more, because {self._ejection_cause}."
-        return ""
+    def is_out_of_service(self) -> bool:
+        """Whether the replica is out of service for a reason other than failed requests."""
+        return self._is_out_of_service()
 
     def is_ejected(self, now_s: float) -> bool:
         """Returns whether the replica is ejected as an outlier."""
@@ -113,24 +107,16 @@ class ReplicaHealth:
     def start_attempt(self, now_s: float, *, ignore_ejection: bool = False) -> BreakerAttempt | None:
         """Starts an attempt, which must be passed to `on_end`; returns None if the request may not be sent.
 
-        It ignores `is_absent`: a request that was already dispatched is sent, and fails
-        if the replica is down.
+        It ignores `is_out_of_service`: a request that was already dispatched is sent, and fails if the replica is down.
         """
         if self.is_ejected(now_s) and not ignore_ejection:
             return None
         return self.breaker.start_attempt(now_s)
 
-    def on_first_token(self, attempt: BreakerAttempt, now_s: float, *, expected_s: float = 1.0) -> None:
-        """Records the first token of an attempt, and its latency.
-
-        Args:
-            attempt: The attempt.
-            now_s: Now.
-            expected_s: Predicted time to first token, by which the latency is divided. With the ratio, a replica that
-                gets longer prompts does not look slow.
-        """
+    def on_first_token(self, attempt: BreakerAttempt, now_s: float) -> None:
+        """Records the first token of an attempt, and its latency."""
         if not attempt.has_ended:
-            self._outcomes.record_latency(now_s, (now_s - attempt.started_s) / expected_s)
+            self._outcomes.record_latency(now_s, now_s - attempt.started_s)
             self.breaker.on_first_token(attempt, now_s)
 
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome, now_s: float) -> None:
@@ -139,16 +125,15 @@ class ReplicaHealth:
 
     # --- outlier detection; see `PoolHealth` ---
 
-    def recent_sums(self, now_s: float) -> WindowSums:
-        """Returns the sums of the outcome window."""
-        return self._outcomes.sums(now_s)
+    def recent_stats(self, now_s: float) -> WindowStats:
+        """Returns the statistics of the outcome window."""
+        return self._outcomes.stats(now_s)
 
-    def eject(self, now_s: float, cause: str) -> None:
+    def eject(self, now_s: float) -> None:
         """Ejects the replica; each further ejection lasts longer, up to a limit."""
         outliers = self._config.outliers
         self.ejections += 1
         self._ejected_until_s = now_s + min(outliers.base_s * self.ejections, outliers.most_s)
-        self._ejection_cause = cause
         self._outcomes.clear()  # after the ejection, only new outcomes count
 
     def forgive_ejection(self) -> None:
