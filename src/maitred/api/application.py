@@ -61,7 +61,7 @@ def build_app(
     identity: Authenticator,
     in_flight: InFlightLimiter,
     observers: Sequence[RequestObserver],
-    standing: Callable[[RequestContext], Awaitable[RateLimitStatus | None]],
+    rate_limit_status: Callable[[RequestContext], Awaitable[RateLimitStatus | None]],
     clock: Clock,
     *,
     answers: AnswerStore | None = None,
@@ -76,7 +76,7 @@ def build_app(
         identity: Identifies the caller of a request.
         in_flight: Limits the requests in flight; its owner drains it.
         observers: Observers that get every ended request.
-        standing: Returns how far a caller's limits are used; see `GatewayApp`.
+        rate_limit_status: Returns how far a caller's limits are used; see `GatewayApp`.
         clock: Clock for the times in request contexts.
         answers: Stores the responses of requests with an ``Idempotency-Key``; None: they are kept in memory.
         retry_budget: Decides which refused requests may be retried; None: a budget with the configured settings.
@@ -84,13 +84,13 @@ def build_app(
     """
     if answers is None:
         answers = MemoryIdempotencyStore(IdempotencyConfig(), clock)
-    idempotency = Idempotency(answers, standing, heartbeat_s=config.heartbeat_s)
+    idempotency = Idempotency(answers, rate_limit_status, heartbeat_s=config.heartbeat_s)
     return GatewayApp(
         RouteTable(map(idempotency.guard, routes)),
         identity,
         in_flight,
         observers,
-        rate_limit_status=standing,
+        rate_limit_status=rate_limit_status,
         retries=RetryAdvisor(retry_budget or RetryBudget(config.retry_share, config.retry_allowance), clock),
         begin=begin,
         max_body_bytes=config.max_body_bytes,

@@ -144,7 +144,7 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         identity=access.identity,
         in_flight=parts.in_flight,
         observers=watching,
-        standing=pipeline.rate_limit_status,
+        rate_limit_status=pipeline.rate_limit_status,
         clock=clock,
         answers=parts.idempotency_store,
         retry_budget=parts.retry_budget,
